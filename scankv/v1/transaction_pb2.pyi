@@ -118,13 +118,10 @@ class BeginTransactionResponse(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
-    COORDINATOR_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """Names the transaction in all other calls; a client that knows it can take part. Empty if the id was committed
     already.
     """
-    coordinator: _builtins.int
-    """The worker process of the server that knows all of that commit, if it is not the one that answers. Not for clients."""
     @_builtins.property
     def committed(self) -> Global___CommitTransactionResponse:
         """The commit of that id, if there was one."""
@@ -134,15 +131,12 @@ class BeginTransactionResponse(_message.Message):
         *,
         token: _builtins.str = ...,
         committed: Global___CommitTransactionResponse | None = ...,
-        coordinator: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "committed", b"committed", "coordinator", b"coordinator"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "committed", b"committed", "coordinator", b"coordinator", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__coordinator: _TypeAlias = _typing.Literal["coordinator"]  # noqa: Y015
-    _WhichOneofArgType__coordinator: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__coordinator) -> _WhichOneofReturnType__coordinator | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeginTransactionResponse: _TypeAlias = BeginTransactionResponse  # noqa: Y015
 

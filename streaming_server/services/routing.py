@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from scankv.model.errors import LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost, Unavailable
+from scankv.model.errors import LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost
 from scankv.v1 import admin_pb2, lock_pb2, scan_pb2, snapshot_pb2, table_pb2, transaction_pb2, worker_pb2
 from streaming_server.engine.transactions.open_transaction import transaction_lost
 from streaming_server.services.errors import end_with
-from streaming_server.services.forwarding import RETRY_SECONDS, Workers, end_as, is_absent, reason_of
+from streaming_server.services.forwarding import Workers, end_as, is_absent, reason_of
 from streaming_server.services.merged_answers import merge_lists, merge_metrics, merge_stats, merge_transactions
 from streaming_server.services.permissions import NamedTable, permission_of
 from streaming_server.services.worker import LOCATE, place_in
@@ -298,17 +298,11 @@ class _BeginAtAll(_All):
         found = await self.ask_all(self.to_all(request.SerializeToString()), context, seconds=seconds)
         answers, errors = _divide(found)
         begun = [transaction_pb2.BeginTransactionResponse.FromString(each) for each in answers.values()]
-        commits = [each for each in begun if each.HasField("committed")]
-        # The others have a share of it.
-        committed = next((each for each in commits if not each.HasField("coordinator")), None)
+        committed = next((each for each in begun if each.HasField("committed")), None)
         refused = {number: error for number, error in errors.items() if not is_absent(error)}
         if refused or (committed is None and errors and (request.id or not begun)):
             await _abort(self, request.common_token, answers, context)
             await _end_with_first(context, refused or errors, "a part of the tables")
-        if commits and committed is None:
-            # The coordinator is just recovering its part of the commit.
-            await _abort(self, request.common_token, answers, context)
-            await end_with(context, Unavailable("the id is being committed: try again", retry_after=RETRY_SECONDS))
         if committed is not None:
             await _abort(self, request.common_token, answers, context)
             return committed.SerializeToString()

@@ -73,8 +73,6 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             response.token = begun.token
         else:
             response.committed.CopyFrom(_commit_response(begun))
-            if begun.coordinator is not None:
-                response.coordinator = begun.coordinator
         return response
 
     async def GetForUpdate(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scankv.model.errors import ScanKvError, TransactionConflict, TransactionLost, Unavailable
+from scankv.model.errors import ScanKvError, TransactionCommitted, TransactionConflict, TransactionLost, Unavailable
+from streaming_server.engine.transactions.open_transaction import OpenTransaction
 from streaming_server.storage.files.frames import write_at
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.direct_workers import direct_workers, lose
@@ -151,3 +152,20 @@ async def test_a_late_request_to_prepare_undoes_no_later_attempt(tmp_path: Path,
                 await commit
         expected: set[int | None] = {2} if is_decided else set()
         assert [await workers.scores(number) for number in range(3)] == [expected, expected, {1}]
+
+
+async def test_only_the_coordinator_remembers_the_id_of_a_commit(tmp_path: Path) -> None:
+    """Otherwise another worker might name a commit that its coordinator has forgotten."""
+    async with direct_workers(tmp_path / "data", 2) as workers:
+        begun = await workers.begin_again("job:1")
+        await workers.stage(begun[0].token, 2, 0, 1)
+        committed = await workers.commit(begun[0].token, 1)
+        assert set(committed.log_offsets) == set(workers.names)
+        first, second = await workers.begin_again("job:1")
+        assert first == committed
+        assert isinstance(second, OpenTransaction)
+        # The token is remembered everywhere, for calls that are repeated.
+        assert await workers.commit(begun[0].token, 1) == committed
+        await workers.tables[1].transactions.abort(second.token)
+        with pytest.raises(TransactionCommitted):
+            await workers.tables[1].transactions.begin(second.options, begun[0].token)

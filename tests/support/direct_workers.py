@@ -61,13 +61,19 @@ class DirectWorkers:
         """Returns the table of a worker."""
         return self.tables[number].table(self.names[number])
 
-    async def begin(self, *, finds_conflicts: bool = False, id_: str = "", ttl: float = 60) -> str:
+    async def begin(self, *, finds_conflicts: bool = False) -> str:
         """Begins a transaction at all workers, and returns its token."""
-        token = os.urandom(16).hex()
-        for tables in self.tables:
-            options = TransactionOptions(id=id_, attempt=token, finds_conflicts=finds_conflicts, ttl=ttl)
-            assert isinstance(await tables.transactions.begin(options, token), OpenTransaction)
+        begun = await self.begin_again("", finds_conflicts=finds_conflicts)
+        (token,) = {each.token for each in begun if isinstance(each, OpenTransaction)}
         return token
+
+    async def begin_again(
+        self, id_: str, *, finds_conflicts: bool = False
+    ) -> list[OpenTransaction | CommittedTransaction]:
+        """Begins a transaction with an id at all workers, and returns their answers."""
+        token = os.urandom(16).hex()
+        options = TransactionOptions(id=id_, attempt=token, finds_conflicts=finds_conflicts, ttl=60)
+        return [await tables.transactions.begin(options, token) for tables in self.tables]
 
     async def stage(self, token: str, value: int, *workers: int, part: str = "main") -> None:
         """Sets the scores of all players in the tables of some workers, with one request for each from number 0 on."""

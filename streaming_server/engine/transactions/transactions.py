@@ -307,6 +307,7 @@ class Transactions:
         Raises:
             InvalidRequest: The id or the time to live is not allowed.
             TooManyTransactions: The limit of open transactions is reached.
+            TransactionCommitted: The call is late: the transaction is committed, and another worker knows its id.
         """
         options.check()
         self.check_log()
@@ -320,6 +321,7 @@ class Transactions:
             if committed is not None:
                 return committed
             self.check_not_stuck("", options.id)
+        self._check_not_committed(token)
         if len(self._open) >= self._limits.open:
             raise TooManyTransactions(
                 f"there are {len(self._open)} open transactions, which is the limit: commit or abort some, or raise "
@@ -369,13 +371,16 @@ class Transactions:
         self.check_log()
         transaction = self._open.get(token)
         if transaction is None:
-            if self._committed.find(token, "") is not None:
-                raise TransactionCommitted("the transaction is committed: begin another one")
+            self._check_not_committed(token)
             self.check_not_stuck(token, "")
             raise transaction_lost(token)
         transaction.check_open()
         transaction.renew()
         return transaction
+
+    def _check_not_committed(self, token: str) -> None:
+        if self._committed.find(token, "") is not None:
+            raise TransactionCommitted("the transaction is committed: begin another one")
 
     async def commit(
         self, token: str, id_: str, sizes: Sequence[tuple[str, int]], others: Sequence[int] = ()

@@ -116,6 +116,8 @@ class Decision:
     def to_committed(self, log_offsets: Mapping[str, Mapping[int, int]]) -> CommittedTransaction:
         """Returns the record of the applied transaction, with the answer to its commit.
 
+        Only the coordinator remembers the id, so that no share is remembered by it for longer.
+
         Args:
             log_offsets: The offsets after the transaction here. Those of other workers are added.
         """
@@ -128,7 +130,7 @@ class Decision:
         return CommittedTransaction(
             number=self.number,
             token=self.token,
-            id=self.id,
+            id=self.id if self.coordinator is None else "",
             micros=self.micros,
             served_micros=self.served_micros,
             rows=rows,
