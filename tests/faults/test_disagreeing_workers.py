@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,9 +15,11 @@ from scankv.model.errors import ScanKvError, TransactionCommitted, TransactionCo
 from streaming_server.engine.transactions.open_transaction import OpenTransaction
 from streaming_server.storage.files.frames import write_at
 from streaming_server.storage.transactions.transaction_log import TransactionLog
-from tests.support.direct_workers import direct_workers, lose
+from tests.support.direct_workers import DirectWorkers, direct_workers, lose
+from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from streaming_server.engine.transactions.two_phase import ShareRequest
@@ -23,29 +27,42 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio
 
 
-class FailingSyncs:
-    """Makes the syncs of the transaction log of one worker fail, until `heal`."""
+class SyncsOfLog:
+    """The syncs of the transaction log of one worker.
+
+    Attributes:
+        before: Called before each of them.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, worker: int) -> None:
-        self.are_failing = False
+        self.before: Callable[[], object] = work
 
         def write(path: Path, *arguments: Any, sync: bool) -> None:
-            if sync and self.are_failing and path.parent.parent.name == str(worker):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if sync and path.parent.parent.name == str(worker):
+                self.before()
             write_at(path, *arguments, sync=sync)
 
         monkeypatch.setattr(f"{TransactionLog.__module__}.write_at", write)
 
 
+def work() -> None:
+    """Lets a sync work."""
+
+
+def fail() -> None:
+    """Fails a sync."""
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
 async def test_a_refused_commit_ends_although_another_one_cannot_be_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    syncs = FailingSyncs(monkeypatch, 0)
+    syncs = SyncsOfLog(monkeypatch, 0)
     async with direct_workers(tmp_path / "data", 3) as workers:
         refused = await workers.begin(finds_conflicts=True)
         await workers.stage(refused, 2, 0, 1, 2)
         await workers.put(2, 1)
-        syncs.are_failing = True
+        syncs.before = fail
         with pytest.raises(ScanKvError, match="not known yet"):
             await workers.commit(await workers.begin())
         with pytest.raises(TransactionConflict):
@@ -53,25 +70,25 @@ async def test_a_refused_commit_ends_although_another_one_cannot_be_logged(
         # What worker 1 has prepared is undone, and the transaction is open.
         assert [await asyncio.wait_for(workers.scores(number), 10) for number in range(3)] == [set(), set(), {1}]
         await workers.tables[0].transactions.abort(refused)
-        syncs.are_failing = False
+        syncs.before = work
 
 
 async def test_a_share_is_applied_once_the_log_of_its_worker_can_be_synced_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    syncs = FailingSyncs(monkeypatch, 1)
+    syncs = SyncsOfLog(monkeypatch, 1)
     async with direct_workers(tmp_path / "data", 2) as workers:
         token = await workers.begin()
         await workers.stage(token, 2, 0, 1)
 
         async def fail_syncs(method: str, *_: object) -> None:
-            syncs.are_failing = method == "conclude"
+            syncs.before = fail if method == "conclude" else work
 
         workers.before = fail_syncs
         with pytest.raises(Unavailable, match="is committed, and has yet to be applied by worker 1"):
             await workers.commit(token, 1)
         workers.before = None
-        syncs.are_failing = False
+        syncs.before = work
         for tables in reversed(workers.tables):
             await tables.transactions.retry()
         assert [await workers.scores(number) for number in range(2)] == [{2}, {2}]
@@ -82,15 +99,15 @@ async def test_a_share_is_applied_once_the_log_of_its_worker_can_be_synced_again
 async def test_a_commit_is_refused_at_once_while_the_log_of_a_share_cannot_be_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    syncs = FailingSyncs(monkeypatch, 1)
+    syncs = SyncsOfLog(monkeypatch, 1)
     async with direct_workers(tmp_path / "data", 2) as workers:
         token = await workers.begin()
         await workers.stage(token, 2, 0, 1)
-        syncs.are_failing = True
+        syncs.before = fail
         for _ in range(2):
             with pytest.raises(ScanKvError, match="not known yet"):
                 await asyncio.wait_for(workers.commit(token, 1), 10)
-        syncs.are_failing = False
+        syncs.before = work
         await workers.tables[1].transactions.retry()
         assert (await workers.commit(token, 1)).rows == 24
         assert [await workers.scores(number) for number in range(2)] == [{2}, {2}]
@@ -169,3 +186,42 @@ async def test_only_the_coordinator_remembers_the_id_of_a_commit(tmp_path: Path)
         await workers.tables[1].transactions.abort(second.token)
         with pytest.raises(TransactionCommitted):
             await workers.tables[1].transactions.begin(second.options, begun[0].token)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_decision_that_a_crash_left_is_durable_before_another_worker_applies_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Otherwise a failure of the power could undo it at the coordinator alone."""
+    crashed = tmp_path / "crashed"
+    syncs = SyncsOfLog(monkeypatch, 0)
+    async with direct_workers(tmp_path / "data", 2) as workers:
+        token = await workers.begin()
+        await workers.stage(token, 2, 0, 1)
+        # The decision is written, and not synced.
+        syncs.before = lambda: crashed.exists() or shutil.copytree(tmp_path / "data", crashed)
+        await workers.commit(token, 1)
+    done: list[str] = []
+
+    async def note(method: str, *_: object) -> None:
+        done.append(method)
+
+    def sync() -> None:
+        if fails and "fail" not in done:
+            done.append("fail")
+            fail()
+        done.append("sync")
+
+    syncs.before = sync
+    async with direct_workers(crashed, 2, before=note) as workers:
+        await await_until(partial(has_scores, workers, {2}), "the transaction is applied")
+    assert done.index("sync") < done.index("conclude")
+    assert ("fail" in done) == fails
+
+
+async def has_scores(workers: DirectWorkers, expected: set[int | None]) -> bool:
+    """Whether all players have these scores at all workers, and no bucket is blocked."""
+    try:
+        return all([await workers.scores(number) == expected for number in range(len(workers.tables))])
+    except Unavailable:
+        return False

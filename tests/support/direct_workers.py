@@ -135,14 +135,16 @@ class DirectPeers:
 
 
 @asynccontextmanager
-async def direct_workers(data: Path, count: int) -> AsyncIterator[DirectWorkers]:
+async def direct_workers(
+    data: Path, count: int, before: Callable[..., Awaitable[None]] | None = None
+) -> AsyncIterator[DirectWorkers]:
     """Starts the workers of a server, and creates a table for each unless it exists."""
     with closing(DataDirectory(data)) as directory:
         if directory.workers != count:
             divide_log(directory, count, ServerClock())
         config = ServerConfig(data=data, block_cache_bytes=1 << 20, storage_threads=2)
         names = [name for (name,) in names_of_workers(count, "game")]
-        workers = DirectWorkers([], names)
+        workers = DirectWorkers([], names, before=before)
         try:
             for number in range(count):
                 tables = Tables(config, placement=Placement(number, count), lock=os.dup(directory.lock))

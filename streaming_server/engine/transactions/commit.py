@@ -374,14 +374,23 @@ class CommitCoordinator:
         committed = self._record_progress(decision, rolling, unreadable)
         return self._record_told(decision.token, await self._tell(decision)) if decision.untold else committed
 
-    def doubt(self, decision: Decision) -> None:
-        """Blocks the buckets of a share that was prepared before a restart, until its coordinator answers."""
+    async def sync_log(self) -> Exception | None:
+        """Makes the log durable that a start has found. Returns why that failed, until `settle`.
+
+        Rule: a crash may have kept the last decision from becoming durable. No bucket and no other worker may have its
+        changes before it is.
+        """
+        try:
+            async with self._log:
+                await self._executor.run(self._decisions.flush)
+        except (ScanKvError, OSError) as error:
+            return error
+        return None
+
+    def block(self, decision: Decision, error: Exception) -> None:
+        """Blocks the buckets of a decision or a share that a start has found, and that cannot be applied yet."""
         tables, _ = self._tables_of(decision)
-        self._block_all(
-            decision,
-            _buckets_of(decision, tables),
-            Unavailable(f"worker {decision.coordinator} of the server decides, and has not answered yet"),
-        )
+        self._block_all(decision, _buckets_of(decision, tables), error)
 
     async def ask_in_doubt(self) -> list[str]:
         """Asks for the outcomes of shares in doubt, and returns the tokens of those that are undone.

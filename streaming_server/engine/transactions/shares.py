@@ -156,13 +156,15 @@ class TransactionShares:
         Once all shares of an attempt are applied, no worker asks about it: one that asks has a share of another one.
         """
         self._transactions.check_log()
+        if self._decisions.is_uncertain:
+            return CommitOutcome.UNDECIDED
         decision = self._decisions.unfinished.get(token)
         if decision is not None and decision.attempt == attempt:
             return decision.micros
         transaction = self._transactions.find(token)
         agreement = None if transaction is None else transaction.agreement
         is_running = agreement is not None and agreement.attempt == attempt
-        return CommitOutcome.UNDECIDED if is_running or self._decisions.is_uncertain else CommitOutcome.UNDONE
+        return CommitOutcome.UNDECIDED if is_running else CommitOutcome.UNDONE
 
 
 def _sizes_of(transaction: OpenTransaction | None) -> dict[str, int]:

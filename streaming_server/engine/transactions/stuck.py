@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.storage.transactions.decisions import Decision
 
 RETRY_SECONDS: Final = 5.0
 """The pause between two attempts to apply a stuck transaction."""
@@ -67,6 +68,11 @@ def why_untold(failures: Mapping[int, ScanKvError]) -> ScanKvError:
     workers = ", ".join(map(str, sorted(failures)))
     what = f"the transaction is committed, and has yet to be applied by worker {workers} of the server"
     return retried_error(Unavailable, what, next(iter(failures.values())))
+
+
+def in_doubt(decision: Decision) -> ScanKvError:
+    """Returns the error for a share that was prepared before a restart, until its coordinator answers."""
+    return Unavailable(f"worker {decision.coordinator} of the server decides, and has not answered yet")
 
 
 def retried_kind(error: BaseException) -> type[DiskFull | DiskFailed | Unavailable]:

@@ -32,7 +32,7 @@ from streaming_server.engine.transactions.open_transaction import (
 )
 from streaming_server.engine.transactions.request_staging import RequestStaging
 from streaming_server.engine.transactions.shares import TransactionShares
-from streaming_server.engine.transactions.stuck import RETRY_SECONDS
+from streaming_server.engine.transactions.stuck import RETRY_SECONDS, in_doubt
 from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
 from streaming_server.engine.transactions.two_phase import Coordination, Participation, result_of
 from streaming_server.storage.transactions.decisions import Decisions
@@ -225,14 +225,18 @@ class Transactions:
                 await self._recover_staged(StagingDirectory(self._root, token))
             except Exception:
                 _log.exception("the staged rows of the transaction %s cannot be loaded; they stay on disk", token)
+        failure = await self._coordinator.sync_log()
         for decision in list(self._decisions.unfinished.values()):
+            if failure is not None:
+                self._coordinator.block(decision, failure)
+                continue
             _log.info("applying the transaction %s, which was committed before the last stop", decision.token)
             committed = await self._coordinator.roll_forward(decision)
             if committed is not None:
                 await self._conclude(committed)
         for decision in list(self._decisions.prepared.values()):
             _log.info("the transaction %s was being committed: worker %s knows", decision.token, decision.coordinator)
-            self._coordinator.doubt(decision)
+            self._coordinator.block(decision, in_doubt(decision))
         self._committed.forget(self._clock.service_micros())
         await self._shorten_log()
 
