@@ -358,7 +358,7 @@ class _CommitAtCoordinator(_All):
             # A worker that does not answer may have the rest.
             await _end_with_first(context, errors, "a part of the tables")
         # A worker that has lost the transaction has lost requests, too, or has let another one have its id.
-        is_lost = any(not place.is_open for place in places.values()) and (self.request.id or not stated)
+        is_lost = any(not place.is_open for place in places.values()) and (self.request.id or not is_complete)
         if is_lost or not any(place.is_open for place in places.values()):
             await end_with(context, transaction_lost(self.request.token))
 

@@ -15,7 +15,7 @@ from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal_of
-from tests.support.workers import names_of_workers
+from tests.support.workers import kill_worker, names_of_workers, wait_for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -271,3 +271,16 @@ def test_a_commit_and_an_abort_need_the_rights_for_the_tables_of_all_workers(tmp
             wire.channel.close()
         assert [rows_in(table) for table in tables] == [{}, {}]
         assert transaction.commit().rows == 2
+
+
+def test_a_commit_says_that_a_worker_has_lost_the_transaction_with_its_locks(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--workers", "2") as server, sync.connect(server.url) as client:
+        tables = [client.create_table(name, SCHEMA, primary_key=["k"]) for (name,) in names_of_workers(2, "locked")]
+        transaction = client.transaction(lock="keys")
+        for table in tables:
+            transaction.upsert(table, [{"k": 1, "v": 1}])
+        kill_worker(server, 1)
+        wait_for_worker(server, 1)
+        with pytest.raises(TransactionLost):
+            transaction.commit()
+        assert [rows_in(table) for table in tables] == [{}, {}]
