@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scankv.model.errors import ScanKvError, TransactionCommitted, TransactionConflict, TransactionLost, Unavailable
+from scankv.model.errors import (
+    DiskFull,
+    ScanKvError,
+    TransactionCommitted,
+    TransactionConflict,
+    TransactionLost,
+    Unavailable,
+)
+from scankv.model.limits import MIN_LEASE_SECONDS
 from streaming_server.engine.transactions.open_transaction import OpenTransaction
+from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.storage.files.frames import write_at
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.direct_workers import DirectWorkers, direct_workers, lose
@@ -22,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.transactions.transactions import Transactions
     from streaming_server.engine.transactions.two_phase import ShareRequest
 
 pytestmark = pytest.mark.asyncio
@@ -225,3 +236,67 @@ async def has_scores(workers: DirectWorkers, expected: set[int | None]) -> bool:
         return all([await workers.scores(number) == expected for number in range(len(workers.tables))])
     except Unavailable:
         return False
+
+
+async def test_a_share_does_not_expire_while_its_coordinator_commits(tmp_path: Path) -> None:
+    async with direct_workers(tmp_path / "data", 3) as workers:
+        token = await workers.begin(ttl=MIN_LEASE_SECONDS)
+        await workers.stage(token, 2, 0, 1, 2)
+        may_go_on, has_come = asyncio.Event(), asyncio.Event()
+
+        async def wait(method: str, worker: int, *_: object) -> None:
+            if (method, worker) == ("prepare", 1):
+                has_come.set()
+                await may_go_on.wait()
+
+        workers.before = wait
+        commit = asyncio.create_task(workers.commit(token, 1, 2))
+        await has_come.wait()
+        idle = await workers.begin(ttl=2 * MIN_LEASE_SECONDS)
+        staged = workers.tables[2].transactions
+        await await_until(partial(has_expired, staged, idle), "a later transaction has expired")
+        may_go_on.set()
+        assert (await commit).rows == 36
+
+
+async def has_expired(transactions: Transactions, token: str) -> bool:
+    return transactions.find(token) is None
+
+
+async def test_a_commit_that_is_applied_by_another_task_is_to_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with direct_workers(tmp_path / "data", 2) as workers:
+        token = await workers.begin()
+        await workers.stage(token, 2, 0, 1)
+        module = "streaming_server.engine.transactions.roll_forward.apply_rows"
+
+        def full(live: LiveBucket, *arguments: Any) -> Any:
+            if live.table == workers.names[0]:
+                raise DiskFull("the disk is full")
+            return apply_rows(live, *arguments)
+
+        monkeypatch.setattr(module, full)
+        told: list[str] = []
+        may_tell = asyncio.Event()
+
+        async def hold_the_first(method: str, *_: object) -> None:
+            if method == "conclude":
+                told.append(method)
+                if len(told) == 1:
+                    await may_tell.wait()
+
+        workers.before = hold_the_first
+        commit = asyncio.create_task(workers.commit(token, 1))
+        await await_until(partial(is_stuck, workers.tables[0].transactions), "the transaction is stuck")
+        monkeypatch.undo()
+        await workers.tables[0].transactions.retry()
+        may_tell.set()
+        with pytest.raises(Unavailable, match="is applied now"):
+            await commit
+        assert (await workers.commit(token, 1)).rows == 24
+        assert [await workers.scores(number) for number in range(2)] == [{2}, {2}]
+
+
+async def is_stuck(transactions: Transactions) -> bool:
+    return bool(transactions.stuck)

@@ -61,18 +61,18 @@ class DirectWorkers:
         """Returns the table of a worker."""
         return self.tables[number].table(self.names[number])
 
-    async def begin(self, *, finds_conflicts: bool = False) -> str:
+    async def begin(self, *, finds_conflicts: bool = False, ttl: float = 60) -> str:
         """Begins a transaction at all workers, and returns its token."""
-        begun = await self.begin_again("", finds_conflicts=finds_conflicts)
+        begun = await self.begin_again("", finds_conflicts=finds_conflicts, ttl=ttl)
         (token,) = {each.token for each in begun if isinstance(each, OpenTransaction)}
         return token
 
     async def begin_again(
-        self, id_: str, *, finds_conflicts: bool = False
+        self, id_: str, *, finds_conflicts: bool = False, ttl: float = 60
     ) -> list[OpenTransaction | CommittedTransaction]:
         """Begins a transaction with an id at all workers, and returns their answers."""
         token = os.urandom(16).hex()
-        options = TransactionOptions(id=id_, attempt=token, finds_conflicts=finds_conflicts, ttl=60)
+        options = TransactionOptions(id=id_, attempt=token, finds_conflicts=finds_conflicts, ttl=ttl)
         return [await tables.transactions.begin(options, token) for tables in self.tables]
 
     async def stage(self, token: str, value: int, *workers: int, part: str = "main") -> None:

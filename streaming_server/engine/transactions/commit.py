@@ -23,6 +23,7 @@ from streaming_server.engine.transactions.staged_rows import find_repeated_keys
 from streaming_server.engine.transactions.stuck import (
     OUTCOME_UNKNOWN,
     retried_error,
+    retried_in_the_meantime,
     retried_kind,
     why_blocked,
     why_stuck,
@@ -225,7 +226,7 @@ class CommitCoordinator:
         self.stats.rows += decision.rows
         self.stats.longest_micros = max(self.stats.longest_micros, micros)
         if committed is None:
-            raise copy(self.stuck[decision.token])
+            raise copy(self.stuck.get(decision.token) or retried_in_the_meantime())
         return committed
 
     async def _agree_and_decide(

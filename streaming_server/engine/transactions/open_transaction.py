@@ -121,8 +121,8 @@ class OpenTransaction:
 
     @property
     def remaining(self) -> float:
-        """For how many more seconds it lives without a call; negative if it has expired."""
-        return self.expires - self.clock.monotonic()
+        """For how many more seconds it lives without a call; negative if it has expired. A commit keeps it alive."""
+        return self.options.ttl if self.commit is not None else self.expires - self.clock.monotonic()
 
     @property
     def size(self) -> int:

@@ -75,6 +75,11 @@ def in_doubt(decision: Decision) -> ScanKvError:
     return Unavailable(f"worker {decision.coordinator} of the server decides, and has not answered yet")
 
 
+def retried_in_the_meantime() -> ScanKvError:
+    """Returns the error for the caller of a stuck transaction that another task has applied since."""
+    return Unavailable("the transaction could not be applied at once, and is applied now: try again", retry_after=0.1)
+
+
 def retried_kind(error: BaseException) -> type[DiskFull | DiskFailed | Unavailable]:
     """Returns the error class for a retried failure: `DiskFull` or `DiskFailed` where the disk is the cause."""
     if isinstance(error, DiskFull):

@@ -197,8 +197,8 @@ class Decisions:
     Rule: no transaction is decided before the log durably says which earlier decisions were applied, and where. So a
     bucket needs to remember its progress for at most one decision, and may forget it for all others.
 
-    Not thread-safe, except that the event loop may call `record_done` and `record_applied` concurrently with the other
-    methods.
+    Not thread-safe, except that the event loop may call `record_done`, `record_applied` and `undo` while another method
+    runs.
 
     Attributes:
         epoch: Identifies the log: greater than the epoch of any earlier log in the same data directory.
@@ -362,8 +362,8 @@ class Decisions:
             DiskFull, OSError: The log is unchanged.
         """
         head = {"log": {"epoch": self.epoch, "next": self._next}}
-        open_ = [{"decided": decision.to_json()} for decision in self.unfinished.values()]
-        open_ += [{"prepared": decision.to_json()} for decision in self.prepared.values()]
+        open_ = [{"decided": decision.to_json()} for decision in list(self.unfinished.values())]
+        open_ += [{"prepared": decision.to_json()} for decision in list(self.prepared.values())]
         self._log.rewrite([head, *({"done": each.to_json()} for each in remembered), *open_])
         self._kept_bytes = self._log.size
 
