@@ -423,12 +423,11 @@ class ServerConfig:
                 f"of at most {_text(RANGES['port'][1] - self.workers)}",
                 option="port",
             )
-        if self.workers > 1 and self.backup_location:
+        if self.workers > 1 and self.backup_location and self.archive_every_seconds:
             raise UsageError(
-                "workers and backup_location exclude each other so far, because a backup is of one instant of all "
-                "tables: start the server with one worker, or create backups of a stopped server by copying its data "
-                "directory",
-                option="workers",
+                "several workers create backups, but do not archive so far what is written between them: also give "
+                "archive_every_seconds = 0, or start the server with one worker",
+                option="archive_every_seconds",
             )
         if 0 < self.max_caller_bytes_per_second < MIN_BYTES_PER_SECOND:
             raise UsageError(

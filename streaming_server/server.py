@@ -229,7 +229,9 @@ class Server:
         self._waiting = WaitingCalls(self.config.max_waiting_calls)
         self._health = HealthService()
         if self._workers is not None:
-            self._shares = self._tables.transactions.set_peers(OtherWorkers(self._workers))
+            peers = OtherWorkers(self._workers)
+            self._shares = self._tables.transactions.set_peers(peers)
+            self._tables.backups.set_peers(peers)
         self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=worker is not None))
         self._forwarded = ForwardedPeers("" if worker is None else worker.peer_key)
         self._principals = RequestPrincipals()
@@ -406,7 +408,7 @@ class Server:
         transactions = TransactionService(self._tables, is_worker=self._worker is not None)
         transaction_pb2_grpc.add_TransactionServiceServicer_to_server(transactions, server)
         if self._workers is not None:
-            worker_service = WorkerService(self._shares, self._workers)
+            worker_service = WorkerService(self._shares, self._tables.backups, self._workers)
             worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker_service, server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)
         partition_pb2_grpc.add_PartitionServiceServicer_to_server(PartitionService(self._tables), server)

@@ -288,3 +288,118 @@ class GetTransactionOutcomeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__micros) -> _WhichOneofReturnType__micros | None: ...
 
 Global___GetTransactionOutcomeResponse: _TypeAlias = GetTransactionOutcomeResponse  # noqa: Y015
+
+@_typing.final
+class FlushForBackupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushForBackupRequest: _TypeAlias = FlushForBackupRequest  # noqa: Y015
+
+@_typing.final
+class FlushForBackupResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushForBackupResponse: _TypeAlias = FlushForBackupResponse  # noqa: Y015
+
+@_typing.final
+class BeginBackupPartRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CUT_ID_FIELD_NUMBER: _builtins.int
+    cut_id: _builtins.str
+    """Identifies the attempt."""
+    def __init__(
+        self,
+        *,
+        cut_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut_id", b"cut_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginBackupPartRequest: _TypeAlias = BeginBackupPartRequest  # noqa: Y015
+
+@_typing.final
+class BeginBackupPartResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MICROS_FIELD_NUMBER: _builtins.int
+    micros: _builtins.int
+    """The earliest instant that the backup may have."""
+    def __init__(
+        self,
+        *,
+        micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["micros", b"micros"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginBackupPartResponse: _TypeAlias = BeginBackupPartResponse  # noqa: Y015
+
+@_typing.final
+class FinishBackupPartRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CUT_ID_FIELD_NUMBER: _builtins.int
+    MICROS_FIELD_NUMBER: _builtins.int
+    cut_id: _builtins.str
+    micros: _builtins.int
+    """The instant. Absent: the backup is given up."""
+    def __init__(
+        self,
+        *,
+        cut_id: _builtins.str = ...,
+        micros: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_micros", b"_micros", "micros", b"micros"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_micros", b"_micros", "cut_id", b"cut_id", "micros", b"micros"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__micros: _TypeAlias = _typing.Literal["micros"]  # noqa: Y015
+    _WhichOneofArgType__micros: _TypeAlias = _typing.Literal["_micros", b"_micros"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__micros) -> _WhichOneofReturnType__micros | None: ...
+
+Global___FinishBackupPartRequest: _TypeAlias = FinishBackupPartRequest  # noqa: Y015
+
+@_typing.final
+class FinishBackupPartResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    manifest: _builtins.bytes
+    """The manifest of the worker's tables, as JSON."""
+    def __init__(
+        self,
+        *,
+        manifest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishBackupPartResponse: _TypeAlias = FinishBackupPartResponse  # noqa: Y015

@@ -59,6 +59,21 @@ class WorkerServiceStub:
                 request_serializer=scankv_dot_v1_dot_worker__pb2.GetTransactionOutcomeRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_worker__pb2.GetTransactionOutcomeResponse.FromString,
                 _registered_method=True)
+        self.FlushForBackup = channel.unary_unary(
+                '/scankv.v1.WorkerService/FlushForBackup',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.FlushForBackupRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.FlushForBackupResponse.FromString,
+                _registered_method=True)
+        self.BeginBackupPart = channel.unary_unary(
+                '/scankv.v1.WorkerService/BeginBackupPart',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.BeginBackupPartRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.BeginBackupPartResponse.FromString,
+                _registered_method=True)
+        self.FinishBackupPart = channel.unary_unary(
+                '/scankv.v1.WorkerService/FinishBackupPart',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.FinishBackupPartRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.FinishBackupPartResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -98,6 +113,27 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FlushForBackup(self, request, context):
+        """Flushes the buckets of the worker, so that the pause for a backup is short.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BeginBackupPart(self, request, context):
+        """Pauses all writers of the worker, for a backup that another one creates. The pause ends by itself after some seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishBackupPart(self, request, context):
+        """Takes the instant of the backup, ends the pause, and stores all tables of the worker. Returns when they are stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -120,6 +156,21 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.GetTransactionOutcome,
                     request_deserializer=scankv_dot_v1_dot_worker__pb2.GetTransactionOutcomeRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_worker__pb2.GetTransactionOutcomeResponse.SerializeToString,
+            ),
+            'FlushForBackup': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushForBackup,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.FlushForBackupRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.FlushForBackupResponse.SerializeToString,
+            ),
+            'BeginBackupPart': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginBackupPart,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.BeginBackupPartRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.BeginBackupPartResponse.SerializeToString,
+            ),
+            'FinishBackupPart': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishBackupPart,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.FinishBackupPartRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.FinishBackupPartResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -235,6 +286,87 @@ class WorkerService:
             '/scankv.v1.WorkerService/GetTransactionOutcome',
             scankv_dot_v1_dot_worker__pb2.GetTransactionOutcomeRequest.SerializeToString,
             scankv_dot_v1_dot_worker__pb2.GetTransactionOutcomeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushForBackup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.WorkerService/FlushForBackup',
+            scankv_dot_v1_dot_worker__pb2.FlushForBackupRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.FlushForBackupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginBackupPart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.WorkerService/BeginBackupPart',
+            scankv_dot_v1_dot_worker__pb2.BeginBackupPartRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.BeginBackupPartResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishBackupPart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.WorkerService/FinishBackupPart',
+            scankv_dot_v1_dot_worker__pb2.FinishBackupPartRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.FinishBackupPartResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,12 @@ class WorkerServiceStub:
     """Applies a prepared share, or undoes it. Returns when it is applied. Repeating the call is safe."""
     GetTransactionOutcome: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetTransactionOutcomeRequest, _worker_pb2.GetTransactionOutcomeResponse]
     """Asks the coordinator for the outcome of an attempt to commit."""
+    FlushForBackup: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FlushForBackupRequest, _worker_pb2.FlushForBackupResponse]
+    """Flushes the buckets of the worker, so that the pause for a backup is short."""
+    BeginBackupPart: _grpc.UnaryUnaryMultiCallable[_worker_pb2.BeginBackupPartRequest, _worker_pb2.BeginBackupPartResponse]
+    """Pauses all writers of the worker, for a backup that another one creates. The pause ends by itself after some seconds."""
+    FinishBackupPart: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FinishBackupPartRequest, _worker_pb2.FinishBackupPartResponse]
+    """Takes the instant of the backup, ends the pause, and stores all tables of the worker. Returns when they are stored."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -69,6 +75,12 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Applies a prepared share, or undoes it. Returns when it is applied. Repeating the call is safe."""
     GetTransactionOutcome: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetTransactionOutcomeRequest, _worker_pb2.GetTransactionOutcomeResponse]  # type: ignore[assignment]
     """Asks the coordinator for the outcome of an attempt to commit."""
+    FlushForBackup: _aio.UnaryUnaryMultiCallable[_worker_pb2.FlushForBackupRequest, _worker_pb2.FlushForBackupResponse]  # type: ignore[assignment]
+    """Flushes the buckets of the worker, so that the pause for a backup is short."""
+    BeginBackupPart: _aio.UnaryUnaryMultiCallable[_worker_pb2.BeginBackupPartRequest, _worker_pb2.BeginBackupPartResponse]  # type: ignore[assignment]
+    """Pauses all writers of the worker, for a backup that another one creates. The pause ends by itself after some seconds."""
+    FinishBackupPart: _aio.UnaryUnaryMultiCallable[_worker_pb2.FinishBackupPartRequest, _worker_pb2.FinishBackupPartResponse]  # type: ignore[assignment]
+    """Takes the instant of the backup, ends the pause, and stores all tables of the worker. Returns when they are stored."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """What the worker processes of one server ask each other. Not for clients: a call without the secret of the workers ends
@@ -111,5 +123,29 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.GetTransactionOutcomeResponse, _abc.Awaitable[_worker_pb2.GetTransactionOutcomeResponse]]:
         """Asks the coordinator for the outcome of an attempt to commit."""
+
+    @_abc_1.abstractmethod
+    def FlushForBackup(
+        self,
+        request: _worker_pb2.FlushForBackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.FlushForBackupResponse, _abc.Awaitable[_worker_pb2.FlushForBackupResponse]]:
+        """Flushes the buckets of the worker, so that the pause for a backup is short."""
+
+    @_abc_1.abstractmethod
+    def BeginBackupPart(
+        self,
+        request: _worker_pb2.BeginBackupPartRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.BeginBackupPartResponse, _abc.Awaitable[_worker_pb2.BeginBackupPartResponse]]:
+        """Pauses all writers of the worker, for a backup that another one creates. The pause ends by itself after some seconds."""
+
+    @_abc_1.abstractmethod
+    def FinishBackupPart(
+        self,
+        request: _worker_pb2.FinishBackupPartRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.FinishBackupPartResponse, _abc.Awaitable[_worker_pb2.FinishBackupPartResponse]]:
+        """Takes the instant of the backup, ends the pause, and stores all tables of the worker. Returns when they are stored."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -79,6 +79,9 @@ _BY_ID: Final = frozenset(
 )
 """Calls that name something by an id alone. A worker that does not know the id returns an error or does nothing."""
 
+_OF_FIRST: Final = frozenset({"BackupService/CreateBackup", "BackupService/GetBackupStatus"})
+"""Calls that the first worker answers, which creates the backups."""
+
 _RELEASES: Final = frozenset({"LockService/ReleaseColumnLock", "SnapshotService/ReleaseSnapshot"})
 """Those of them that succeed if a worker does not know the id."""
 
@@ -123,7 +126,14 @@ class Router:
             if _is_answered_anywhere(request):
                 return None
             owner = self.workers.placement.owner_of(table)
-            return None if owner == self.workers.placement.number else Forward(self.workers, owner, method, data, table)
+            return (
+                None
+                if owner == self.workers.placement.number
+                else Forward(self.workers, owner, method, data, f'the table "{table}"')
+            )
+        if name in _OF_FIRST:
+            alone = self.workers.placement.number == 0
+            return None if alone else Forward(self.workers, 0, method, data, "the backups")
         if name in _MERGED:
             return _Gather(self.workers, method, data)
         if name in _BY_ID:
@@ -157,19 +167,19 @@ def _is_answered_anywhere(request: Message) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Has the owner of a table answer a call."""
+    """Has one worker answer a call, because of what it owns."""
 
     workers: Workers
     owner: int
     method: str
     data: bytes
-    table: str
+    what: str
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
         try:
             return await self.workers.ask(self.owner, self.method, self.data, context.time_remaining())
         except grpc.aio.AioRpcError as error:
-            await end_as(context, error, self.owner, f'the table "{self.table}"')
+            await end_as(context, error, self.owner, self.what)
 
     async def stream(self, context: Context[Any, Any], unread: UnreadAnswers) -> None:
         """Relays the stream of the owner."""
@@ -178,7 +188,7 @@ class Forward:
         except ScanStalled as error:
             await end_with(context, error)
         except grpc.aio.AioRpcError as error:
-            await end_as(context, error, self.owner, f'the table "{self.table}"')
+            await end_as(context, error, self.owner, self.what)
 
 
 @dataclass(frozen=True, slots=True)

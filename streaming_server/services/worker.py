@@ -1,8 +1,9 @@
-"""`WorkerService`: what the workers of a server ask each other about transactions. Also how they ask it."""
+"""`WorkerService`: what the workers of a server ask each other, and how they ask it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
@@ -10,20 +11,23 @@ import grpc
 from scankv.model.errors import PermissionDenied, ScanKvError
 from scankv.v1 import transaction_pb2, worker_pb2, worker_pb2_grpc
 from streaming_server.current_call import CALL_METADATA
+from streaming_server.engine.backups.backup_cut import MAX_PAUSE_SECONDS
 from streaming_server.engine.transactions.two_phase import (
     CommitOutcome,
     PreparedShare,
     ShareRequest,
     TransactionPlace,
 )
-from streaming_server.services.errors import map_write_errors
+from streaming_server.services.errors import map_errors, map_write_errors
 from streaming_server.services.forwarding import Workers, error_of
+from streaming_server.storage.backup.backup_manifest import BackupManifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from google.protobuf.message import Message
 
+    from streaming_server.engine.backups.backups import Backups
     from streaming_server.engine.transactions.shares import TransactionShares
     from streaming_server.engine.transactions.two_phase import LogOffsetsOfTables
 
@@ -46,11 +50,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     Args:
         shares: The shares that this worker has of transactions.
+        backups: The backups of this worker.
         workers: The workers of the server.
     """
 
-    def __init__(self, shares: TransactionShares, workers: Workers) -> None:
+    def __init__(self, shares: TransactionShares, backups: Backups, workers: Workers) -> None:
         self._shares = shares
+        self._backups = backups
         self._workers = workers
 
     def _check_caller(self) -> None:
@@ -131,9 +137,40 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             return worker_pb2.GetTransactionOutcomeResponse(micros=found)
         return worker_pb2.GetTransactionOutcomeResponse(may_commit=found is CommitOutcome.UNDECIDED)
 
+    async def FlushForBackup(
+        self,
+        request: worker_pb2.FlushForBackupRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.FlushForBackupRequest, worker_pb2.FlushForBackupResponse],
+    ) -> worker_pb2.FlushForBackupResponse:
+        async with map_errors(request, context):
+            self._check_caller()
+            await self._backups.flush()
+        return worker_pb2.FlushForBackupResponse()
+
+    async def BeginBackupPart(
+        self,
+        request: worker_pb2.BeginBackupPartRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.BeginBackupPartRequest, worker_pb2.BeginBackupPartResponse],
+    ) -> worker_pb2.BeginBackupPartResponse:
+        async with map_errors(request, context):
+            self._check_caller()
+            micros = await self._backups.begin_part(request.cut_id)
+        return worker_pb2.BeginBackupPartResponse(micros=micros)
+
+    async def FinishBackupPart(
+        self,
+        request: worker_pb2.FinishBackupPartRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.FinishBackupPartRequest, worker_pb2.FinishBackupPartResponse],
+    ) -> worker_pb2.FinishBackupPartResponse:
+        async with map_errors(request, context):
+            self._check_caller()
+            micros = request.micros if request.HasField("micros") else None
+            part = await self._backups.finish_part(request.cut_id, micros)
+        return worker_pb2.FinishBackupPartResponse(manifest=json.dumps(part.to_json()).encode())
+
 
 class OtherWorkers:
-    """The other workers, as the transactions of this one call them: see `two_phase.Peers`."""
+    """The other workers, as transactions and backups of this one call them: see `two_phase.Peers`, `BackupPeers`."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -184,8 +221,7 @@ class OtherWorkers:
 
     async def remaining(self, token: str) -> float:
         """Returns for how many more seconds a transaction lives elsewhere. A worker that does not answer counts."""
-        others = [number for number in range(len(self._workers)) if number != self.number]
-        found = await asyncio.gather(*(self._remaining_at(number, token) for number in others))
+        found = await asyncio.gather(*(self._remaining_at(number, token) for number in self.others))
         return max(found, default=0.0)
 
     async def _remaining_at(self, worker: int, token: str) -> float:
@@ -201,8 +237,32 @@ class OtherWorkers:
             return _ANSWER_SECONDS
         return answer.remaining_millis / 1000
 
+    @property
+    def others(self) -> list[int]:
+        """The numbers of the other workers, ascending."""
+        return [number for number in range(len(self._workers)) if number != self.number]
+
+    async def flush(self, worker: int) -> None:
+        """Has a worker flush its buckets for a backup."""
+        message = worker_pb2.FlushForBackupRequest()
+        await self._ask(worker, "FlushForBackup", message, worker_pb2.FlushForBackupResponse, _SHARE_SECONDS)
+
+    async def begin_part(self, worker: int, cut_id: str) -> int:
+        """Pauses the writers of a worker for a backup."""
+        message = worker_pb2.BeginBackupPartRequest(cut_id=cut_id)
+        answer = await self._ask(
+            worker, "BeginBackupPart", message, worker_pb2.BeginBackupPartResponse, MAX_PAUSE_SECONDS
+        )
+        return answer.micros
+
+    async def finish_part(self, worker: int, cut_id: str, micros: int | None) -> BackupManifest:
+        """Has a worker store its tables, which may take long."""
+        message = worker_pb2.FinishBackupPartRequest(cut_id=cut_id, micros=micros)
+        answer = await self._ask(worker, "FinishBackupPart", message, worker_pb2.FinishBackupPartResponse, None)
+        return BackupManifest.from_json(json.loads(answer.manifest))
+
     async def _ask(
-        self, worker: int, method: str, request: Message, response: type[_Response], seconds: float
+        self, worker: int, method: str, request: Message, response: type[_Response], seconds: float | None
     ) -> _Response:
         data = request.SerializeToString()
         try:

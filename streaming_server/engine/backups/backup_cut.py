@@ -18,7 +18,7 @@ from streaming_server.storage.rocks.store import RocksStore, is_complete
 from streaming_server.storage.tables.consumers import ConsumerDirectory, ConsumerRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_PAUSE_SECONDS: Final = 10.0
 """For how long a backup may pause writers. Each bucket takes about 2 ms."""
 
-_ATTEMPTS: Final = 3
+CUT_ATTEMPTS: Final = 3
 _FLUSHES_AT_ONCE: Final = 2
 
 _log: Final = logging.getLogger(__name__)
@@ -93,6 +93,9 @@ class CutTaker:
         transactions: The transactions of the server.
         left_out: Why tables are left out, by name. It grows.
         before: The marks of the buckets in the backup before, by incarnation and number.
+        agree: Returns the instant, given the earliest possible one, while all writers of this process are paused.
+            Other worker processes may pause theirs meanwhile. None: it is the earliest one.
+        attempts: How often to try.
 
     Rule: a table that cannot be copied is left out, and does not keep the others from being copied.
     """
@@ -105,7 +108,11 @@ class CutTaker:
         transactions: Transactions,
         left_out: dict[str, str],
         before: Mapping[tuple[str, int], WriteMark],
+        agree: Callable[[int], Awaitable[int]] | None = None,
+        attempts: int = CUT_ATTEMPTS,
     ) -> None:
+        self._agree = agree
+        self._attempts = attempts
         self._root = self._copies = root
         self._executor = executor
         self._clock = clock
@@ -120,8 +127,8 @@ class CutTaker:
             Unavailable: Writers would have been paused for too long.
             DiskFull, OSError: The copies cannot be made.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
-            await self._flush(self._usable(tables))
+        for attempt in range(1, self._attempts + 1):
+            await self.flush(self._usable(tables))
             # A directory of its own, because an attempt that was given up has left copies.
             self._copies = self._root / str(attempt)
             try:
@@ -144,7 +151,7 @@ class CutTaker:
                 usable.append(table)
         return usable
 
-    async def _flush(self, tables: Sequence[LiveTable]) -> None:
+    async def flush(self, tables: Sequence[LiveTable]) -> None:
         """Flushes the open buckets, and then those that were written to in between, so that few writes remain."""
         places = asyncio.Semaphore(_FLUSHES_AT_ONCE)
 
@@ -176,6 +183,8 @@ class CutTaker:
         # From here on, because waiting for one mutex pauses the writers of the buckets before it.
         async with asyncio.timeout(MAX_PAUSE_SECONDS), lock_mutexes(buckets):
             micros, times = self._clock.commit_micros(), self._clock.times()
+            if self._agree is not None:
+                micros = await self._agree(micros)
             # Here, so that exactly the commits are remembered whose rows the copies have.
             committed = self._transactions.remembered()
             cut = [await self._copy(table) for table in tables]

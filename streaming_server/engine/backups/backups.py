@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import BackupFailed, ScanKvError, ServerDraining, UsageError
-from streaming_server.engine.backups.backup_cut import BackupCut, CutTable, complete_states
+from streaming_server.engine.backups.backup_cut import CUT_ATTEMPTS, BackupCut, CutTable, complete_states
+from streaming_server.engine.backups.divided_backup import BackupPart, OtherParts, join_parts
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, newest_manifest
 from streaming_server.storage.backup.backup_store import BackupStore, instant_id
@@ -21,11 +22,12 @@ from streaming_server.storage.backup.claims import Claim
 from streaming_server.storage.backup.prune import prune
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
+    from streaming_server.engine.backups.divided_backup import BackupPeers
     from streaming_server.engine.bucket.live_bucket import WriteMark
     from streaming_server.storage.rocks.store import RocksResources
     from streaming_server.storage.tables.data_directory import DataDirectory
@@ -77,7 +79,11 @@ class Backups:
         resources: Shared by all buckets of the process.
         clock: The clock of the server.
         cut: Takes the instant of all tables: see `CutTaker`. Given a directory for copies, where to say which tables
-            are left out, and the marks of the buckets in the backup before.
+            are left out, the marks of the buckets in the backup before, how to agree on the instant, and how often to
+            try.
+        flush: Flushes the buckets of all tables.
+
+    If the server has several worker processes, the first one creates backups, of which each makes its part.
 
     Attributes:
         failed: How many backups have failed since the start.
@@ -91,7 +97,8 @@ class Backups:
         directory: DataDirectory,
         resources: RocksResources,
         clock: ServerClock,
-        cut: Callable[[Path, dict[str, str], Mapping[tuple[str, int], WriteMark]], Awaitable[BackupCut]],
+        cut: Callable[..., Awaitable[BackupCut]],
+        flush: Callable[[], Awaitable[None]],
     ) -> None:
         self._location = config.backup_location
         self._every = config.backup_every_seconds
@@ -100,12 +107,15 @@ class Backups:
         self._resources = resources
         self._clock = clock
         self._cut = cut
+        self._flush = flush
         self._progress = BackupProgress(left_out={})
         self.failed = 0
         self._writer: BackupWriter | None = None
         self._running: asyncio.Task[None] | None = None
         self._closing = False
         self._next_try = 0.0
+        self._peers: BackupPeers | None = None
+        self._part: BackupPart | None = None
         # Of the newest backup, if this process has created it.
         self._marks: tuple[str, dict[tuple[str, int], WriteMark]] = "", {}
         self._looking = Background(partial(repeat, min(_LOOK_SECONDS, self._every or _LOOK_SECONDS), self._look))
@@ -117,17 +127,24 @@ class Backups:
             return self._progress
         return replace(self._progress, done_bytes=writer.done_bytes, new_bytes=writer.new_bytes)
 
+    def set_peers(self, peers: BackupPeers) -> None:
+        """Sets the other workers of the server."""
+        self._peers = peers
+
     def start(self) -> None:
         """Starts the schedule, if there is one. It runs until `close`."""
-        if self._location and self._every:
+        if self._location and self._every and (self._peers is None or self._peers.number == 0):
             self._looking.start()
 
     async def close(self) -> None:
         """Ends a running backup, and returns once it has ended."""
         self._closing = True
         await self._looking.close()
-        if self._running is not None:
-            await asyncio.wait([self._running])
+        running = [
+            task for task in (self._running, None if self._part is None else self._part.task) if task is not None
+        ]
+        if running:
+            await asyncio.wait(running)
 
     def create(self) -> int:
         """Begins to create a backup, and returns its number; `progress` says how far it is.
@@ -173,30 +190,97 @@ class Backups:
         else:
             for name, why in manifest.left_out.items():
                 _log.error("the backup %s lacks the table %s: %s", manifest.backup_id, name, why)
-            self._progress = replace(self.progress, is_running=False, completed_micros=manifest.micros)
+            self._progress = replace(
+                self.progress,
+                is_running=False,
+                completed_micros=manifest.micros,
+                # With the parts of other workers.
+                tables=len(manifest.tables),
+                left_out=dict(manifest.left_out),
+                new_bytes=manifest.new_bytes,
+                done_bytes=manifest.bytes,
+                total_bytes=manifest.bytes,
+            )
         finally:
             self._writer = None
+
+    def _check_running(self) -> None:
+        if self._closing:
+            raise ServerDraining("the server is shutting down, which has ended the backup: create it again")
 
     async def _create(self) -> BackupManifest:
         began = self._clock.monotonic()
         store = await asyncio.to_thread(_open_store, self._location, self._directory.path)
-        root = self._directory.trash / f"backup-{uuid.uuid4().hex}"
         claim = Claim(store, "create", against="prune", clock=self._clock.monotonic)
+        others = OtherParts(self._peers)
+
+        def check() -> None:
+            self._check_running()
+            claim.renew()
+
         try:
             await asyncio.to_thread(claim.take)
-            before = await asyncio.to_thread(newest_manifest, store)
-            await asyncio.to_thread(root.mkdir)
+            await others.flush()
+            manifest = await self._make_part(store, check, others.agree, CUT_ATTEMPTS)
+            manifest = join_parts([manifest, *await others.wait(lambda: asyncio.to_thread(check))])
+            manifest = replace(manifest, seconds=round(self._clock.monotonic() - began, 3))
+            check()
+            await asyncio.to_thread(complete, store, manifest, claim)
+        finally:
+            await others.close()
+            await asyncio.to_thread(_release, claim)
+        if self._keep and not manifest.left_out:
+            # A backup that lacks a table must not displace the last one that has it.
+            await asyncio.to_thread(self._prune, store)
+        return manifest
 
-            def check() -> None:
-                if self._closing:
-                    raise ServerDraining("the server is shutting down, which has ended the backup: create it again")
-                claim.renew()
+    async def flush(self) -> None:
+        """Flushes the buckets of this worker, so that the pause of a backup that another one creates is short."""
+        await self._flush()
 
+    async def begin_part(self, cut_id: str) -> int:
+        """Pauses all writers of this worker, for a backup that another one creates, until `finish_part`.
+
+        Returns the earliest instant that the backup may have. The pause ends by itself after some seconds.
+        """
+        if self._part is not None:
+            self._part.give_up()
+        store = await asyncio.to_thread(_open_store, self._location, self._directory.path)
+        self._part = BackupPart(cut_id, lambda agree: self._make_part(store, self._check_running, agree, 1))
+        return await self._part.begin()
+
+    async def finish_part(self, cut_id: str, micros: int | None) -> BackupManifest:
+        """Takes the instant, and stores all tables of this worker. Returns its part of the manifest.
+
+        Args:
+            cut_id: As for `begin_part`.
+            micros: The instant. None: the backup is given up.
+
+        Raises:
+            BackupFailed: The backup was given up, or the pause has ended.
+            ScanKvError: The part cannot be made.
+        """
+        if self._part is None or self._part.cut_id != cut_id:
+            raise BackupFailed("this worker takes part in another backup, or has been started again: try again")
+        return await self._part.finish(micros)
+
+    async def _make_part(
+        self,
+        store: BackupStore,
+        check: Callable[[], None],
+        agree: Callable[[int], Awaitable[int]],
+        attempts: int,
+    ) -> BackupManifest:
+        """Stores the tables of this process. Returns the manifest for them, which is not stored."""
+        root = self._directory.trash / f"backup-{uuid.uuid4().hex}"
+        before = await asyncio.to_thread(newest_manifest, store)
+        await asyncio.to_thread(root.mkdir)
+        try:
             writer = await asyncio.to_thread(BackupWriter, store, before, check)
             left_out: dict[str, str] = {}
             newest, marks = self._marks
             can_reuse = before is not None and before.backup_id == newest and writer.has_objects(before)
-            cut = await self._cut(root, left_out, marks if can_reuse else {})
+            cut = await self._cut(root, left_out, marks if can_reuse else {}, agree, attempts)
             backup_id = instant_id(cut.micros)
             total = await asyncio.to_thread(files_bytes, [table.path for table in cut.tables])
             if before is not None:
@@ -206,21 +290,6 @@ class Backups:
                 self._progress, backup_id=backup_id, total_bytes=total, tables=len(cut.tables), left_out=left_out
             )
             tables = [await asyncio.to_thread(self._store_table, each, writer, before, left_out) for each in cut.tables]
-            manifest = BackupManifest(
-                backup_id=backup_id,
-                micros=cut.micros,
-                pause_micros=cut.pause_micros,
-                seconds=round(self._clock.monotonic() - began, 3),
-                directory_format=self._directory.format,
-                times=cut.times,
-                epoch=cut.epoch,
-                committed=tuple(each.to_json() for each in cut.committed),
-                tables=tuple(each for each in tables if each is not None),
-                left_out=left_out,
-                new_bytes=writer.new_bytes,
-            )
-            check()
-            await asyncio.to_thread(complete, store, manifest, claim)
             self._marks = (
                 backup_id,
                 {
@@ -230,12 +299,21 @@ class Backups:
                     for number, mark in table.marks.items()
                 },
             )
+            return BackupManifest(
+                backup_id=backup_id,
+                micros=cut.micros,
+                pause_micros=cut.pause_micros,
+                seconds=0.0,
+                directory_format=self._directory.format,
+                times=cut.times,
+                epoch=cut.epoch,
+                committed=tuple(each.to_json() for each in cut.committed),
+                tables=tuple(each for each in tables if each is not None),
+                left_out=left_out,
+                new_bytes=writer.new_bytes,
+            )
         finally:
-            await asyncio.to_thread(_clean_up, claim, root)
-        if self._keep and not manifest.left_out:
-            # A backup that lacks a table must not displace the last one that has it.
-            await asyncio.to_thread(self._prune, store)
-        return manifest
+            await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
 
     def _store_table(
         self, cut: CutTable, writer: BackupWriter, before: BackupManifest | None, left_out: dict[str, str]
@@ -292,8 +370,7 @@ def complete(store: BackupStore, manifest: BackupManifest, claim: Claim) -> None
     store.write_manifest(manifest.backup_id, manifest.to_json())
 
 
-def _clean_up(claim: Claim, root: Path) -> None:
-    shutil.rmtree(root, ignore_errors=True)
+def _release(claim: Claim) -> None:
     with suppress(ScanKvError):
         claim.release()
 

@@ -69,7 +69,7 @@ from streaming_server.storage.tables.data_directory import (
 from streaming_server.storage.tables.placement import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -163,7 +163,7 @@ class Tables:
                 self._load(definition)
             self._transaction_limits = transaction_limits(config)
             self.transactions = self._read_transactions(self._directory.transactions)
-            self.backups = Backups(config, self._directory, self._resources, self.clock, self._cut)
+            self.backups = Backups(config, self._directory, self._resources, self.clock, self._cut, self._flush)
             self.archive = Archive(
                 config,
                 self._directory,
@@ -561,13 +561,23 @@ class Tables:
         """Returns all tables that can be used. Opens them, but none of their buckets."""
         return [self.table(each.name) for each in self.definitions()]
 
+    async def _flush(self) -> None:
+        """Flushes the buckets of all tables, as far as they can be."""
+        cutter = CutTaker(self._directory.trash, self._executor, self.clock, self.transactions, {}, {})
+        await cutter.flush(self._all_tables())
+
     async def _cut(
-        self, root: Path, left_out: dict[str, str], before: Mapping[tuple[str, int], WriteMark]
+        self,
+        root: Path,
+        left_out: dict[str, str],
+        before: Mapping[tuple[str, int], WriteMark],
+        agree: Callable[[int], Awaitable[int]],
+        attempts: int,
     ) -> BackupCut:
         """Takes one instant of all tables for a backup: see `CutTaker`."""
         async with self._ddl:
             left_out.update(self._catalog.unusable)
-            cutter = CutTaker(root, self._executor, self.clock, self.transactions, left_out, before)
+            cutter = CutTaker(root, self._executor, self.clock, self.transactions, left_out, before, agree, attempts)
             return await cutter.take(self._all_tables())
 
     @property

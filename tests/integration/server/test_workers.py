@@ -17,9 +17,8 @@ import pytest
 
 from aio_client import StartFrom, StopAt, connect, sync
 from aio_client.testing import FaultProxy
-from scankv.model.errors import ScanNotFound, TableExists, TableNotFound, UsageError
+from scankv.model.errors import ScanNotFound, TableExists, TableNotFound
 from scankv.v1 import lookup_pb2, scan_pb2, table_pb2
-from streaming_server.config import load_config
 from streaming_server.services.forwarding import FORWARDED, OF_SERVER
 from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
@@ -303,11 +302,6 @@ def test_a_taken_port_and_a_locked_directory_are_named(divided: ServerProcess) -
         between = serve("--data", str(divided.data_dir.with_name("third")), "--port", str(busy - 1))
     assert between.returncode == 4
     assert f"127.0.0.1:{busy}" in between.stderr
-
-
-def test_workers_and_backups_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match="backup_location"):
-        load_config({"data": "d", "workers": 2, "backup_location": "b"})
 
 
 def test_a_frozen_worker_does_not_keep_the_tables_of_others_from_being_served(

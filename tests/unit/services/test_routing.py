@@ -16,8 +16,6 @@ from streaming_server.services.permissions import PERMISSIONS, NamedTable
 from streaming_server.storage.tables.placement import ALONE, Placement
 
 PREFIX = "scankv.v1."
-ALONE_AT_ONE = {"BackupService/CreateBackup", "BackupService/GetBackupStatus"}
-"""Calls that any worker answers by itself: backups are refused as long as the server has several workers."""
 OF_TRANSACTIONS = {
     "TransactionService/BeginTransaction",
     "TransactionService/CommitTransaction",
@@ -35,7 +33,7 @@ def test_every_call_has_a_route(method: str) -> None:
         assert is_merged is all(scope.may_be_empty for scope in by_table), "an empty table stands for all of them"
         assert not is_found
     else:
-        assert [is_merged, is_found, method in OF_TRANSACTIONS, method in ALONE_AT_ONE].count(True) == 1
+        assert [is_merged, is_found, method in OF_TRANSACTIONS, method in routing._OF_FIRST].count(True) == 1
 
 
 @given(st.integers(2, 16))
