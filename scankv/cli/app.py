@@ -41,6 +41,7 @@ _LOCATIONS: Final = {
     "tail": "tail.tail",
     "alter": "tables.alter",
     "drop": "tables.drop",
+    "publish": "publish.publish",
     "tables": "inspect.tables",
     "describe": "inspect.describe",
     "stats": "inspect.stats",

@@ -58,6 +58,10 @@
     │   ├── ScanStalled
     │   ├── ScanTooLong
     │   └── ScanInterrupted
+    ├── LakeError                a table in an open format could not be read or written
+    │   ├── LakeUnavailable
+    │   ├── LakeConflict
+    │   └── LakeDamaged
     ├── UsageError               the caller used the client library wrongly
     └── ProtocolViolation        the other side violated the protocol
 
@@ -798,6 +802,52 @@ class ScanInterrupted(ConnectionFailed):
 
     code = "ABORTED"
     reason = "SCAN_INTERRUPTED"
+
+
+class LakeError(ScanKvError):
+    """A table in an open format, which `scankv publish` keeps, could not be read or written.
+
+    The published table is as it was, or has the complete next version. The server is not concerned.
+
+    What to do:
+        As the message says.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "LAKE_FAILED"
+
+
+class LakeUnavailable(LakeError):
+    """The location of a published table does not answer, refuses access, or has no space.
+
+    What to do:
+        See to the location as the message says, and repeat the command: it continues with the last complete version.
+    """
+
+    code = "UNAVAILABLE"
+    reason = "LAKE_UNAVAILABLE"
+
+
+class LakeConflict(LakeError):
+    """Another program has committed to the published table since its last version was read. Nothing was committed.
+
+    What to do:
+        Let one program publish each table. Repeat the command to continue with the new version.
+    """
+
+    code = "ABORTED"
+    reason = "LAKE_CONFLICT"
+
+
+class LakeDamaged(LakeError):
+    """The location has a table that cannot be read, or that was not published from this table.
+
+    What to do:
+        Choose another location, or remove the table there and publish again.
+    """
+
+    code = "DATA_LOSS"
+    reason = "LAKE_DAMAGED"
 
 
 class UsageError(ScanKvError):

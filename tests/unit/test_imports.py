@@ -20,6 +20,7 @@ PACKAGES = {
     "scankv.v1": set(),
     "scankv.model": {"scankv.v1"},
     "scankv.formats": {"scankv.model", "aio_client"},
+    "scankv.lake": {"scankv.model", "aio_client"},
     "streaming_server": {"scankv.v1", "scankv.model"},
     "aio_client": {"scankv.v1", "scankv.model"},
     "spark_bridge": {"scankv.model", "aio_client"},
@@ -29,6 +30,7 @@ PACKAGES = {
         "scankv.v1",
         "scankv.model",
         "scankv.formats",
+        "scankv.lake",
         "streaming_server",
         "aio_client",
         "spark_bridge",
@@ -133,6 +135,8 @@ PLACES = {
     "uvicorn": ("http_gateway",),
     "h11": ("http_gateway",),
     "jinja2": ("http_gateway",),
+    "deltalake": ("scankv/lake/delta",),
+    "obstore": ("scankv/lake/location.py",),
     "rich": ("scankv",),
     "typer": ("scankv",),
     # Its `__init__` needs a module that no longer exists; only its data file is used.
@@ -146,7 +150,7 @@ PLACES = {
 INPUT_OUTPUT = {"anyio", "asyncio", "http", "multiprocessing", "socket", "subprocess", "threading", "urllib"}
 
 # Heavy and optional: imported on use, so that `import scankv` needs none of them.
-ON_USE = {"duckdb", "pandas", "polars"}
+ON_USE = {"deltalake", "duckdb", "obstore", "pandas", "polars"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,6 +315,9 @@ def test_the_rules_name_every_package_that_ships() -> None:
         ),
         ("scankv/model/tables/schema.py", "import asyncio", "scankv.model is without I/O"),
         ("streaming_server/config.py", "import rich.table", "rich.table belongs in scankv"),
+        ("scankv/lake/publisher.py", "import streaming_server.server", "scankv.lake must not import"),
+        ("scankv/lake/delta/delta_table.py", "import deltalake", "deltalake is imported on use"),
+        ("scankv/lake/publisher.py", "def f():\n    import deltalake", "deltalake belongs in scankv/lake/delta"),
         ("scankv/cli/scan.py", "def f():\n    import pyspark.sql", "pyspark.sql belongs in spark_bridge"),
         ("spark_bridge/reader.py", "from streaming_server import server", "must not import streaming_server.server"),
         ("spark_bridge/reader.py", "from scankv.v1 import scan_pb2", "spark_bridge must not import scankv.v1"),

@@ -1,0 +1,80 @@
+"""`publish`: keeps a copy of a table in an open format, for programs that read files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.filesize import decimal
+
+from scankv.cli.connecting import PROFILE
+from scankv.cli.options import TableName, Url
+from scankv.cli.outcome import run_async
+
+if TYPE_CHECKING:
+    from scankv.lake.publisher import PublishReport
+
+
+class LakeFormat(StrEnum):
+    """Open formats of a published table."""
+
+    DELTA = "delta"
+
+
+def publish(
+    table: TableName,
+    uri: Annotated[
+        str,
+        typer.Argument(
+            metavar="URI", help="A directory, or a URI such as s3://bucket/tables/scores.", show_default=False
+        ),
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Publish once, which is the default.")] = False,
+    format_: Annotated[LakeFormat, typer.Option("--format", help="The format.")] = LakeFormat.DELTA,
+    full: Annotated[bool, typer.Option("--full", help="Write all rows again, whatever has changed.")] = False,
+    partitions: Annotated[
+        bool, typer.Option("--partitions/--no-partitions", help="Keep the partitions of the table.")
+    ] = True,
+    keep_days: Annotated[
+        float,
+        typer.Option(min=0, metavar="DAYS", help="How long files remain for readers of earlier versions."),
+    ] = 7,
+    json_: Annotated[bool, typer.Option("--json", help="Print a JSON object for each version.")] = False,
+    url: Url = None,
+) -> None:
+    """Publish a table in an open format, such as Delta Lake: all buckets as of one instant, as one version.
+
+    Files whose rows have not changed since the last version are kept.
+    """
+    # Imported on use: the list of commands must not wait for it.
+    from aio_client import connect
+    from scankv.lake.formats import open_lake_table
+    from scankv.lake.publisher import PublishOptions, publish_once
+
+    lake = open_lake_table(uri, format_.value, keep_days * 86_400)
+    options = PublishOptions(is_full=full, partitioned=partitions)
+
+    async def run() -> None:
+        async with connect(url, profile=PROFILE.get()) as client:
+            _show(await publish_once(client, table, lake, options), as_json=json_)
+
+    run_async(run())
+
+
+def _show(report: PublishReport, *, as_json: bool) -> None:
+    if as_json:
+        values: dict[str, Any] = asdict(report) | {"log_offsets": json.loads(report.log_offsets.to_json())}
+        typer.echo(json.dumps(values))
+        return
+    if report.mode == "unchanged":
+        typer.echo(f"{report.table}: nothing has changed since version {report.version}")
+        return
+    why = "" if report.reason is None else f"; all rows, because {report.reason}"
+    typer.echo(
+        f"{report.table}: version {report.version} as of {report.view_time[:19]} UTC, {report.rows:,} rows in "
+        f"{report.files_added:,} files written ({decimal(report.bytes)}), {report.files_kept:,} files kept, in "
+        f"{report.seconds:.1f} s{why}"
+    )

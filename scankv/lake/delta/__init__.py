@@ -1,0 +1,1 @@
+"""Delta Lake: tables as Parquet files with a log of JSON files."""

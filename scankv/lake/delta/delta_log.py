@@ -1,0 +1,145 @@
+"""Reads the log of a Delta table: the latest checkpoint, and the commits after it.
+
+The form of the log: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from scankv.model.errors import LakeDamaged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from scankv.lake.location import LakeLocation
+
+LOG: Final = "_delta_log"
+_COMMIT: Final = re.compile(r"(\d{20})\.json")
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_ACTIONS: Final = ("protocol", "metaData", "add", "remove")
+_MAPS: Final = ("partitionValues", "tags", "configuration", "options")
+
+Action = dict[str, Any]
+
+
+def commit_path(version: int) -> str:
+    """Returns the file of a commit."""
+    return f"{LOG}/{version:020}.json"
+
+
+@dataclass(slots=True)
+class DeltaLog:
+    """What the log says as of a version.
+
+    Attributes:
+        version: The latest commit; -1 before the first one.
+        checkpoint: The version of the checkpoint from which the log was read; -1: none.
+        protocol: The versions and features that a reader and a writer must know.
+        metadata: The schema, the partition columns and the properties of the table.
+        adds: The files of the table, by their path.
+        removes: Files that were removed, by their path. Checkpoints leave out old ones.
+    """
+
+    version: int = -1
+    checkpoint: int = -1
+    protocol: Action = field(default_factory=dict)
+    metadata: Action = field(default_factory=dict)
+    adds: dict[str, Action] = field(default_factory=dict)
+    removes: dict[str, Action] = field(default_factory=dict)
+
+    def apply(self, actions: Iterable[Action]) -> None:
+        """Applies the actions of one commit, or of a checkpoint.
+
+        The files that a commit removes are applied first, because a commit that masks rows removes and adds one path.
+        """
+        found = list(actions)
+        for action in found:
+            if remove := action.get("remove"):
+                self.adds.pop(remove["path"], None)
+                self.removes[remove["path"]] = remove
+        for action in found:
+            if add := action.get("add"):
+                self.removes.pop(add["path"], None)
+                self.adds[add["path"]] = add
+            self.protocol = action.get("protocol") or self.protocol
+            self.metadata = action.get("metaData") or self.metadata
+
+
+def read_log(location: LakeLocation) -> DeltaLog | None:
+    """Reads the log of the table at a location. None: it has no log.
+
+    Raises:
+        LakeDamaged: A commit is missing or cannot be read.
+        LakeUnavailable: The location does not answer.
+    """
+    names = [stored.path.rpartition("/")[2] for stored in location.list(LOG)]
+    commits = sorted(int(match[1]) for name in names if (match := _COMMIT.fullmatch(name)))
+    checkpoints = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    if not commits and not checkpoints:
+        return None
+    log = DeltaLog()
+    if checkpoints:
+        log.version = log.checkpoint = max(checkpoints)
+        log.apply(_read_checkpoint(location, log.checkpoint))
+    for version in commits:
+        if version <= log.version:
+            continue
+        if version != log.version + 1:
+            raise _damaged(location, f"{commit_path(log.version + 1)} is missing")
+        log.apply(_read_commit(location, version))
+        log.version = version
+    if not log.metadata or not log.protocol:
+        raise _damaged(location, "no commit has the metadata of the table")
+    return log
+
+
+def _read_commit(location: LakeLocation, version: int) -> list[Action]:
+    path = commit_path(version)
+    content = location.read(path)
+    try:
+        if content is None:
+            raise ValueError("it is gone")
+        actions = [json.loads(line) for line in content.splitlines() if line.strip()]
+        if not all(isinstance(action, dict) for action in actions):
+            raise ValueError("a line is not an object")
+        return actions
+    except ValueError as error:
+        raise _damaged(location, f"{path}: {error}") from error
+
+
+def _read_checkpoint(location: LakeLocation, version: int) -> list[Action]:
+    path = f"{LOG}/{version:020}.checkpoint.parquet"
+    content = location.read(path)
+    try:
+        if content is None:
+            raise ValueError("it is gone")
+        table = parquet.read_table(pa.BufferReader(content), columns=list(_ACTIONS))
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise _damaged(location, f"{path}: {error}") from error
+    return [
+        {name: _with_maps(action) for name, action in row.items() if action is not None} for row in table.to_pylist()
+    ]
+
+
+def _with_maps(action: Action) -> Action:
+    """Returns an action of a checkpoint as a commit has it: maps are dictionaries, and what is null is left out."""
+    found = {}
+    for name, value in action.items():
+        if isinstance(value, dict):
+            found[name] = _with_maps(value)
+        elif value is not None:
+            found[name] = dict(value) if name in _MAPS else value
+    return found
+
+
+def _damaged(location: LakeLocation, what: str) -> LakeDamaged:
+    return LakeDamaged(
+        f"the Delta table in {location} cannot be read: {what}; restore the file, or remove the table and publish again"
+    )

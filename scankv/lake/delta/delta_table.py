@@ -1,0 +1,192 @@
+"""`DeltaLakeTable`: a published table as a Delta table, whose commits we write, each as one conditional put."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from urllib.parse import quote, unquote
+
+from scankv.lake.delta.delta_log import LOG, DeltaLog, commit_path, read_log
+from scankv.lake.delta.delta_stats import partition_values, statistics_json
+from scankv.lake.delta.delta_types import delta_schema, has_times_without_zone, schema_json
+from scankv.lake.lake_table import DataFile, LakeState, LakeTable, LakeVersion
+from scankv.lake.location import is_temporary, require_package
+from scankv.model.errors import LakeDamaged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from scankv.lake.delta.delta_log import Action
+    from scankv.lake.lake_table import LakeChange
+    from scankv.lake.location import LakeLocation
+
+_OURS: Final = re.compile(r"scankv-\d{5}-[0-9a-f]{32}\.parquet")
+_CHECKPOINT_COMMITS: Final = 20
+_NO_ZONE_FEATURE: Final = "timestampNtz"
+_FEATURES: Final = {_NO_ZONE_FEATURE, "appendOnly", "invariants"}
+"""The table features with which we know how to write. Another program may have added others."""
+
+
+class DeltaLakeTable(LakeTable):
+    """A published table as a Delta table. See `LakeTable`.
+
+    A commit is one JSON file of the log, which is created only if no file has its name. `deltalake` itself would commit
+    again after the version of another publisher, and cannot write deletion vectors.
+    """
+
+    format: ClassVar[str] = "delta"
+
+    def __init__(self, location: LakeLocation, keep_seconds: float) -> None:
+        super().__init__(location, keep_seconds)
+        require_package("deltalake")
+
+    def file_schema(self, schema: pa.Schema, primary_key: Sequence[str], partition_by: Sequence[str]) -> pa.Schema:
+        """Returns the columns with the types of Delta Lake."""
+        return delta_schema(schema)
+
+    @property
+    def stores_partitions(self) -> bool:
+        """Data files lack the partition columns: readers take them from the log."""
+        return False
+
+    def load(self) -> LakeVersion | None:
+        """Reads the latest version from the log."""
+        log = read_log(self.location)
+        if log is None:
+            return None
+        unknown = set(log.protocol.get("writerFeatures", ())) - _FEATURES
+        if unknown:
+            raise LakeDamaged(
+                f"the Delta table in {self.location} has the table feature {min(unknown)}, with which ScanKV cannot "
+                "write: choose another location, or remove the table there and publish again"
+            )
+        state = LakeState.of_properties(log.metadata.get("configuration", {}), str(self.location))
+        files = [_data_file(add) for add in log.adds.values()]
+        known = [file for file in files if file is not None]
+        return LakeVersion(
+            version=log.version, state=state, files=tuple(known), foreign=len(known) < len(files), stored=log
+        )
+
+    def commit(self, base: LakeVersion | None, change: LakeChange) -> int:
+        """Creates the file of the next commit, unless it exists."""
+        log = DeltaLog() if base is None else base.stored
+        millis = int(time.time() * 1000)
+        version = log.version + 1
+        lines = [json.dumps(action) for action in self._actions(log, change, millis)]
+        self.location.create_if_absent(commit_path(version), "\n".join(lines).encode())
+        if version - log.checkpoint >= _CHECKPOINT_COMMITS:
+            self._write_checkpoint(version)
+        return version
+
+    def expire(self, orphan_seconds: float) -> int:
+        """Deletes data files that no version of the last `keep_seconds` has."""
+        log = read_log(self.location)
+        if log is None:
+            return 0
+        now = time.time()
+        deleted = 0
+        for stored in [*self.location.list(), *self.location.list(LOG)]:
+            if stored.changed_at is None or now - stored.changed_at.timestamp() < orphan_seconds:
+                continue
+            removed = log.removes.get(quote(stored.path))
+            is_kept = removed is not None and now - removed["deletionTimestamp"] / 1000 < self.keep_seconds
+            is_ours = _OURS.fullmatch(stored.path) or is_temporary(stored.path)
+            if is_ours and not is_kept and quote(stored.path) not in log.adds:
+                self.location.delete(stored.path)
+                deleted += 1
+        return deleted
+
+    def _write_checkpoint(self, version: int) -> None:
+        """Writes a checkpoint, so that readers need not read all commits. Without it, they are slower."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        with suppress(DeltaError, OSError):
+            options = self.location.object_store_options("aws_")
+            DeltaTable(self.location.root_uri, version=version, storage_options=options).create_checkpoint()
+
+    def _actions(self, log: DeltaLog, change: LakeChange, millis: int) -> list[Action]:
+        removed = log.adds.values() if change.is_full else [log.adds[quote(file.path)] for file in change.removed]
+        properties = change.state.to_properties()
+        protocol = _protocol(log.protocol, change.schema)
+        return [
+            {
+                "commitInfo": {
+                    "timestamp": millis,
+                    "operation": "WRITE",
+                    "operationParameters": {"mode": "Overwrite"},
+                    "engineInfo": "ScanKV",
+                    **properties,
+                }
+            },
+            *([] if protocol == log.protocol else [{"protocol": protocol}]),
+            {"metaData": self._metadata(log, change, properties, millis)},
+            *({"remove": _remove(add, millis)} for add in removed),
+            *({"add": _add(file, change, millis)} for file in change.added),
+        ]
+
+    def _metadata(self, log: DeltaLog, change: LakeChange, properties: dict[str, str], millis: int) -> Action:
+        kept = f"interval {int(self.keep_seconds)} seconds"
+        return {
+            # The commit that creates the table names it.
+            "id": log.metadata.get("id", change.state.commit_id),
+            "name": change.state.table,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps(schema_json(change.schema)),
+            "partitionColumns": list(change.state.partition_by),
+            "configuration": {
+                "delta.deletedFileRetentionDuration": kept,
+                "delta.logRetentionDuration": kept,
+                **properties,
+            },
+            "createdTime": log.metadata.get("createdTime", millis),
+        }
+
+
+def _protocol(before: Action, schema: pa.Schema) -> Action:
+    """Returns the protocol of a table: the oldest one that is enough, and never an older one than before."""
+    features = set(before.get("writerFeatures", ()))
+    if has_times_without_zone(schema):
+        features.add(_NO_ZONE_FEATURE)
+    if not features:
+        return before or {"minReaderVersion": 1, "minWriterVersion": 2}
+    readers = sorted(features & {_NO_ZONE_FEATURE})
+    return {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": readers, "writerFeatures": sorted(features)}
+
+
+def _data_file(add: Action) -> DataFile | None:
+    try:
+        rows = json.loads(add["stats"])["numRecords"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return DataFile.of_tags(
+        add.get("tags") or {}, path=unquote(add["path"]), rows=rows, size_bytes=add["size"], stored=add
+    )
+
+
+def _add(file: DataFile, change: LakeChange, millis: int) -> dict[str, Any]:
+    return {
+        "path": quote(file.path),
+        "partitionValues": partition_values(file, change.state.partition_by),
+        "size": file.size_bytes,
+        "modificationTime": millis,
+        "dataChange": True,
+        "stats": statistics_json(file, change.schema),
+        "tags": file.to_tags(),
+    }
+
+
+def _remove(add: Action, millis: int) -> dict[str, Any]:
+    return {
+        "path": add["path"],
+        "deletionTimestamp": millis,
+        "dataChange": True,
+        "extendedFileMetadata": True,
+        "partitionValues": add.get("partitionValues", {}),
+        "size": add["size"],
+    }

@@ -1,0 +1,319 @@
+"""Publishes a table: a pass reads what has changed since the last version, writes it, and commits the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
+
+from aio_client import PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated
+from scankv.lake.lake_table import LakeChange, LakeState
+from scankv.lake.plan import BucketPlan, find_obstacle, schemas_in_use
+from scankv.lake.table_view import pin_view
+from scankv.lake.writer import FILE_ROWS, LakeWriter
+from scankv.model.errors import LakeConflict, LakeDamaged, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from aio_client import Client, LogOffsets
+    from scankv.lake.lake_table import DataFile, LakeTable, LakeVersion
+    from scankv.lake.plan import Replacement
+    from scankv.lake.table_view import TableView
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ORPHAN_SECONDS: Final = 86_400
+"""How old a data file must be that no version has before it is deleted. No pass takes as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReport:
+    """What a pass has done.
+
+    Attributes:
+        table: The table.
+        version: The version that shows the table now.
+        mode: `full`: all rows were written. `changes`: files with changed rows. `unchanged`: nothing was committed.
+        reason: Why all rows were written. None: they were not.
+        rows: How many rows were written.
+        files_added: How many files were written.
+        files_removed: How many files they replace.
+        files_kept: How many files stayed as they were.
+        bytes: The size of the written files.
+        seconds: How long the pass took.
+        view_time: The instant of the version, in UTC, as ISO 8601.
+        log_offsets: The log offsets of the version.
+    """
+
+    table: str
+    version: int
+    mode: Literal["full", "changes", "unchanged"]
+    reason: str | None = None
+    rows: int = 0
+    files_added: int = 0
+    files_removed: int = 0
+    files_kept: int = 0
+    bytes: int = 0
+    seconds: float
+    view_time: str
+    log_offsets: LogOffsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishOptions:
+    """How a table is published.
+
+    Attributes:
+        is_full: Whether to write all rows, whatever has changed.
+        partitioned: Whether the published table has the partitions of the table.
+        file_rows: How many rows a complete data file has.
+    """
+
+    is_full: bool = False
+    partitioned: bool = True
+    file_rows: int = FILE_ROWS
+
+
+async def publish_once(
+    client: Client, table: str, lake: LakeTable, options: PublishOptions | None = None
+) -> PublishReport:
+    """Publishes as `publish`, then deletes the files that only versions older than `keep_seconds` need."""
+    report = await publish(client, table, lake, options)
+    await asyncio.to_thread(lake.expire, ORPHAN_SECONDS)
+    return report
+
+
+async def publish(client: Client, table: str, lake: LakeTable, options: PublishOptions | None = None) -> PublishReport:
+    """Makes a published table show a table as of now: all buckets at one instant. Commits at most one version.
+
+    What was published last is read from the published table, and the commit succeeds only if no other commit came in
+    between. So a publisher may be killed at any moment, and several of them cannot commit the same changes.
+
+    Args:
+        client: A client of the server.
+        table: The table, as `database.table`.
+        lake: The published table.
+        options: How to publish. Default: `PublishOptions()`.
+
+    Raises:
+        UsageError: The format cannot hold a column or a value. Nothing was committed.
+        LakeDamaged: The location has another table. Nothing was committed.
+        LakeConflict: Another publisher has committed in the meantime. Nothing was committed.
+        LakeUnavailable: The location does not answer, or is full. If it failed during the commit, the next pass finds
+            out whether the commit has succeeded.
+        ScanKvError: As for snapshots, scans and streams of changes.
+    """
+    # One thread, so that whatever was started has ended before what it wrote is deleted.
+    with ThreadPoolExecutor(1, "publish") as thread:
+        return await _Pass(client, table, lake, options or PublishOptions(), thread).run()
+
+
+class _Pass:
+    """One pass of a publisher."""
+
+    def __init__(
+        self, client: Client, name: str, lake: LakeTable, options: PublishOptions, thread: ThreadPoolExecutor
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._lake = lake
+        self._options = options
+        self._thread = thread
+
+    async def run(self) -> PublishReport:
+        started = time.monotonic()
+        base = await self._in_thread(self._lake.load)
+        if base is not None and base.state.table != self._name:
+            raise LakeDamaged(
+                f"{self._lake.location} was published from table {base.state.table}, not {self._name}: choose another "
+                "location"
+            )
+        async with pin_view(self._client, self._name) as view:
+            schema = self._lake.file_schema(view.snapshot.schema, view.table.primary_key, self._partition_by(view))
+            reason = self._why_full(base, view, schema)
+            if base is not None and reason is None and _is_unchanged(base, view):
+                return self._report(base.version, base.state, started, mode="unchanged", files_kept=len(base.files))
+            plan: Sequence[Replacement] = ()
+            if base is not None and reason is None and view.has_key:
+                plan, reason = await self._plan_changes(base, view)
+            return await self._write_and_commit(base, view, schema, plan, reason, started)
+
+    def _partition_by(self, view: TableView) -> list[str]:
+        return view.table.partition_by if self._options.partitioned else []
+
+    def _why_full(self, base: LakeVersion | None, view: TableView, schema: pa.Schema) -> str | None:
+        """Returns why all rows are to be written. None: what has changed may be enough."""
+        if base is None:
+            return "the table was not published before"
+        if self._options.is_full:
+            return "it was asked for"
+        if base.state.log_offsets.table_incarnation != view.snapshot.log_offsets.table_incarnation:
+            return "the table was dropped and created again"
+        if view.changelog == "none":
+            return 'the table has no changelog (changelog="none")'
+        if view.expires_silently:
+            return 'rows expire without a change (ttl_changes="none")'
+        if view.expiry != base.state.expiry:
+            return "the options by which rows expire were changed"
+        if base.foreign:
+            return "another program has replaced files of the published table"
+        if base.state.partition_by != tuple(self._partition_by(view)):
+            return "the partition columns are others"
+        columns = view.columns(schema)
+        obstacles = (find_obstacle(each, columns, view.null_columns) for each in base.state.schemas.values())
+        return next((obstacle for obstacle in obstacles if obstacle is not None), None)
+
+    async def _plan_changes(self, base: LakeVersion, view: TableView) -> tuple[list[Replacement], str | None]:
+        """Returns what is to be replaced, or why all rows are to be written."""
+        buckets = range(view.table.buckets)
+        plans = {bucket: BucketPlan(bucket, [f for f in base.files if f.bucket == bucket]) for bucket in buckets}
+        try:
+            await view.add_changes(plans, base.state.log_offsets)
+        except (PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated) as error:
+            return [], f"the changes since the last version are not known: {error.message}"
+        return [each for plan in plans.values() for each in plan.replacements(self._options.file_rows)], None
+
+    async def _write_and_commit(
+        self,
+        base: LakeVersion | None,
+        view: TableView,
+        schema: pa.Schema,
+        plan: Sequence[Replacement],
+        reason: str | None,
+        started: float,
+    ) -> PublishReport:
+        writer = LakeWriter(
+            self._lake.location,
+            schema,
+            schema_id=view.snapshot.schema_id,
+            partition_by=self._partition_by(view),
+            stores_partitions=self._lake.stores_partitions,
+            key_at=view.key_at,
+            file_rows=self._options.file_rows,
+        )
+        try:
+            if not view.has_key:
+                await self._write_appended(writer, view, None if reason or base is None else base.state.log_offsets)
+            elif reason is not None:
+                await self._write_all(writer, view)
+            else:
+                await self._write_ranges(writer, view, plan)
+        except BaseException:
+            self._thread.submit(writer.abandon)
+            raise
+        removed = () if base is None else base.files if reason else [file for each in plan for file in each.files]
+        kept = [] if base is None else _without(base.files, removed)
+        state = self._state(view, schema, base, kept)
+        change = LakeChange(
+            state=state,
+            schema=schema,
+            primary_key=view.table.primary_key,
+            removed=removed,
+            added=writer.files,
+            is_full=reason is not None,
+        )
+        try:
+            version = await self._in_thread(self._lake.commit, base, change)
+        except (LakeConflict, UsageError):
+            # After any other error the commit may have succeeded.
+            self._thread.submit(writer.abandon)
+            raise
+        return self._report(
+            version,
+            state,
+            started,
+            mode="changes" if reason is None else "full",
+            reason=reason,
+            rows=writer.rows,
+            files_added=len(writer.files),
+            files_removed=len(removed),
+            files_kept=len(kept),
+            bytes_=sum(file.size_bytes for file in writer.files),
+        )
+
+    async def _write_all(self, writer: LakeWriter, view: TableView) -> None:
+        async with view.scan().stream() as stream:
+            async for rows in stream:
+                bucket = stream.bucket
+                assert bucket is not None
+                await self._in_thread(writer.write, bucket, rows)
+        await self._in_thread(writer.end_range)
+
+    async def _write_ranges(self, writer: LakeWriter, view: TableView, plan: Sequence[Replacement]) -> None:
+        for each in plan:
+            async with view.scan(each.bucket, each.keys).stream() as stream:
+                async for rows in stream:
+                    await self._in_thread(writer.write, each.bucket, rows)
+            await self._in_thread(writer.end_range)
+
+    async def _write_appended(self, writer: LakeWriter, view: TableView, since: LogOffsets | None) -> None:
+        for bucket in range(view.table.buckets):
+            async with view.appended(bucket, since).stream() as stream:
+                async for rows in stream:
+                    await self._in_thread(writer.write, bucket, rows)
+            await self._in_thread(writer.end_range)
+
+    def _state(
+        self, view: TableView, schema: pa.Schema, base: LakeVersion | None, kept: Sequence[DataFile]
+    ) -> LakeState:
+        snapshot = view.snapshot
+        schemas = {} if base is None else schemas_in_use(base.state.schemas, kept)
+        return LakeState(
+            table=self._name,
+            log_offsets=snapshot.log_offsets,
+            view_time=snapshot.taken_at.isoformat(),
+            schema_id=snapshot.schema_id,
+            expiry=view.expiry,
+            partition_by=tuple(self._partition_by(view)),
+            schemas={**schemas, snapshot.schema_id: view.columns(schema)},
+            commit_id=str(uuid.uuid4()),
+        )
+
+    def _report(
+        self,
+        version: int,
+        state: LakeState,
+        started: float,
+        *,
+        mode: Literal["full", "changes", "unchanged"],
+        reason: str | None = None,
+        rows: int = 0,
+        files_added: int = 0,
+        files_removed: int = 0,
+        files_kept: int = 0,
+        bytes_: int = 0,
+    ) -> PublishReport:
+        return PublishReport(
+            table=self._name,
+            version=version,
+            mode=mode,
+            reason=reason,
+            rows=rows,
+            files_added=files_added,
+            files_removed=files_removed,
+            files_kept=files_kept,
+            bytes=bytes_,
+            seconds=time.monotonic() - started,
+            view_time=state.view_time,
+            log_offsets=state.log_offsets,
+        )
+
+    async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
+
+
+def _is_unchanged(base: LakeVersion, view: TableView) -> bool:
+    snapshot = view.snapshot
+    return dict(base.state.log_offsets) == dict(snapshot.log_offsets) and base.state.schema_id == snapshot.schema_id
+
+
+def _without(files: Sequence[DataFile], removed: Sequence[DataFile]) -> list[DataFile]:
+    paths = {file.path for file in removed}
+    return [file for file in files if file.path not in paths]

@@ -1,0 +1,186 @@
+"""A live table at one instant, as a publisher reads it: its columns, its rows, and what has changed before."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from aio_client import LogOffsets, RangeNotTracked, SnapshotNotTaken, StartFrom, StopAt
+from scankv.lake.lake_table import LakeColumn
+from scankv.model.keys.key_codec import KeyCodec
+from scankv.model.tables.columns import CHANGE_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from aio_client import ClearedRange, Client, Scan, Snapshot, Table
+    from scankv.lake.plan import BucketPlan
+    from scankv.model.keys.key_range import KeyRange
+
+_TTL_SECONDS: Final = 600
+_CHUNK_ROWS: Final = 65_536
+_MOST_PINS: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableView:
+    """A live table at one instant of all buckets, which is pinned. Immutable.
+
+    Attributes:
+        client: The client, open.
+        table: The table.
+        snapshot: The pinned snapshot.
+        column_ids: The permanent ids of the columns. None if the table has no changelog, which knows them.
+        null_columns: The ids of the columns in which rows are null that were written before the column was added.
+    """
+
+    client: Client
+    table: Table
+    snapshot: Snapshot
+    column_ids: tuple[int, ...] | None
+    null_columns: frozenset[int]
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the table has a primary key."""
+        return bool(self.table.primary_key)
+
+    @property
+    def changelog(self) -> str:
+        """The option `changelog` of the table."""
+        return self.table.options.get("changelog", "full")
+
+    @property
+    def expiry(self) -> str:
+        """The options by which rows expire, as text. Empty: rows do not expire."""
+        options = self.table.options
+        names = ("ttl_seconds", "ttl_column", "ttl_changes")
+        return "" if "ttl_seconds" not in options else " ".join(f"{name}={options.get(name, '')}" for name in names)
+
+    @property
+    def expires_silently(self) -> bool:
+        """Whether rows expire without a change in the changelog."""
+        return bool(self.expiry) and self.table.options.get("ttl_changes") == "none"
+
+    def columns(self, file_schema: pa.Schema) -> tuple[LakeColumn, ...]:
+        """Returns the columns with the types of the data files."""
+        ids = self.column_ids or range(len(file_schema))
+        return tuple(LakeColumn(id_, field.name, str(field.type)) for id_, field in zip(ids, file_schema, strict=True))
+
+    def key_at(self, rows: pa.RecordBatch, index: int) -> bytes:
+        """Returns the encoded key of one of the rows; without a primary key, its log offset."""
+        if not self.has_key:
+            offset: int = rows.column("_log_offset")[index].as_py()
+            return offset.to_bytes(8, "big")
+        (key,) = self._encode(rows.slice(index, 1))
+        return key
+
+    def scan(self, bucket: int | None = None, keys: KeyRange | None = None) -> Scan:
+        """Returns a scan of the rows of the view: all of them, or those of a range of keys of a bucket.
+
+        Rows that have expired are left out only if the changelog will not have their removal.
+        """
+        scan = self.table.scan().at(self.snapshot, changes_follow=not self.expires_silently)
+        scan = scan.with_chunk(rows=_CHUNK_ROWS)
+        if bucket is None:
+            return scan
+        return self.client.scan(replace(scan.spec, buckets=(bucket,), key_range=keys))
+
+    def appended(self, bucket: int, since: LogOffsets | None) -> Scan:
+        """Returns a scan of the rows that were appended to a bucket since some offsets. None: of all its rows."""
+        stop = {bucket: self.snapshot.log_offsets[bucket]}
+        if since is not None:
+            return self._changes({bucket: since[bucket]}, stop)
+        return self.table.changes(StartFrom.EARLIEST, StopAt.offsets(stop)).with_buckets(bucket)
+
+    async def add_changes(self, plans: Mapping[int, BucketPlan], since: LogOffsets) -> None:
+        """Adds all keys that have changed between some offsets and the view to the plans of their buckets.
+
+        Raises:
+            PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated: The changes are not known.
+        """
+        position = dict(since)
+        while True:
+            try:
+                return await self._add_changes(plans, position, self.snapshot.log_offsets)
+            except RangeNotTracked as error:
+                bucket, offset = int(error.details["bucket"]), int(error.details["offset"])
+                await self._add_changes(plans, {bucket: position[bucket]}, {bucket: offset})
+                for cleared in await self._cleared_at(bucket, offset):
+                    plans[bucket].add_range(cleared.start, cleared.end)
+                    position[bucket] = offset + 1
+                if position[bucket] <= offset:
+                    raise
+
+    async def _add_changes(
+        self, plans: Mapping[int, BucketPlan], start: Mapping[int, int], stop: Mapping[int, int]
+    ) -> None:
+        """Adds the changed keys of the buckets of `start`."""
+        scan = self._changes(start, stop, columns=self.table.primary_key)
+        if self.changelog != "input":
+            scan = scan.with_catch_up("net", lag_threshold=1)
+        async for rows in scan.stream():
+            plans[rows.column("_bucket")[0].as_py()].add_keys(sorted(set(self._encode(rows))))
+
+    async def _cleared_at(self, bucket: int, offset: int) -> list[ClearedRange]:
+        """Returns the range of keys whose rows were deleted at an offset. Empty: something else is recorded there."""
+        found: list[ClearedRange] = []
+        stream = self._changes({bucket: offset}, {bucket: offset + 1}, columns=[]).with_untracked("rescan").stream()
+        stream.on_cleared(found.append)
+        async with stream:
+            async for _ in stream:
+                if found:
+                    break
+        return [cleared for cleared in found if cleared.offset == offset]
+
+    def _changes(self, start: Mapping[int, int], stop: Mapping[int, int], columns: Sequence[str] | None = None) -> Scan:
+        offsets = LogOffsets.of(start, self.snapshot.log_offsets.table_incarnation)
+        scan = self.table.changes(StartFrom.offsets(offsets), StopAt.offsets(stop), columns=columns)
+        return scan.with_buckets(*start)
+
+    def _encode(self, rows: pa.RecordBatch) -> list[bytes]:
+        names = self.table.primary_key
+        codec = KeyCodec([self.snapshot.schema.field(name).type for name in names], names)
+        keys: list[bytes] = codec.encode([rows.column(name) for name in names]).to_pylist()
+        return keys
+
+
+@asynccontextmanager
+async def pin_view(client: Client, name: str) -> AsyncIterator[TableView]:
+    """Pins a table as of now for the length of the block.
+
+    Raises:
+        SnapshotNotTaken: The columns of the table changed with every attempt.
+        TableNotFound, TooManySnapshots: As for `Table.snapshot`.
+    """
+    for _ in range(_MOST_PINS):
+        table = await client.table(name)
+        async with table.snapshot(ttl=_TTL_SECONDS) as snapshot:
+            view = await _describe(client, table, snapshot)
+            if view is not None:
+                yield view
+                return
+    raise SnapshotNotTaken(f"the columns of table {name} changed with every attempt to read it: try again", table=name)
+
+
+async def _describe(client: Client, table: Table, snapshot: Snapshot) -> TableView | None:
+    """Returns the view of a snapshot. None: the columns of the table have changed since."""
+    if table.options.get("changelog") == "none":
+        is_current = table.schema == snapshot.schema
+        nothing: frozenset[int] = frozenset()
+        return (
+            TableView(client=client, table=table, snapshot=snapshot, column_ids=None, null_columns=nothing)
+            if is_current
+            else None
+        )
+    async with table.changes(StartFrom.LATEST, StopAt.LATEST).stream() as stream:
+        schema, ids, defaults = stream.schema, stream.column_ids, stream.initial_defaults
+    columns = list(schema)[len(CHANGE_COLUMNS) :]
+    same = [(field.name, field.type) for field in columns] == [(field.name, field.type) for field in snapshot.schema]
+    if not same or table.schema.names != snapshot.schema.names:
+        return None
+    nulls = frozenset(id_ for id_, field in zip(ids, columns, strict=True) if field.name not in defaults)
+    return TableView(client=client, table=table, snapshot=snapshot, column_ids=ids, null_columns=nulls)

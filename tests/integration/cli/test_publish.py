@@ -1,0 +1,42 @@
+"""`scankv publish` keeps a table in an open format."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tests.support.lake_readers import read_delta
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.command_line import CommandLine
+
+
+def test_a_table_is_published_once(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    uri = str(tmp_path / "published")
+    first = scankv("publish", scores, uri, "--once").text
+    assert re.fullmatch(
+        rf"{scores}: version 0 as of \S+ UTC, 3 rows in [12] files written \([\d.,]+ \w+\), 0 files kept, in [\d.]+ s; "
+        r"all rows, because the table was not published before\n",
+        first,
+    )
+    assert sorted(read_delta(uri)["player"].to_pylist()) == ["ann", "bob", "cem"]
+    assert scankv("publish", scores, uri).text == f"{scores}: nothing has changed since version 0\n"
+
+
+def test_versions_are_printed_as_json(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    uri = str(tmp_path / "published")
+    scankv("publish", scores, uri)
+    scankv("put", scores, "player=dan", "score=1")
+    report = scankv("publish", scores, uri, "--json").json
+    assert (report["version"], report["mode"], report["reason"]) == (1, "changes", None)
+    assert report["rows"] >= 1
+    assert set(report["log_offsets"]["log_offsets"]) == {"0", "1"}
+
+
+def test_what_cannot_be_published_is_an_error(scankv: CommandLine, table: str, tmp_path: Path) -> None:
+    scankv("create", table, "--schema", "at time64[us], n int64", "--key", "n")
+    message = scankv.fails("publish", table, str(tmp_path / "published"))
+    assert 'column "at" cannot be published' in message
+    assert not (tmp_path / "published").exists()
