@@ -278,16 +278,12 @@ class LakeTable(ABC):
     def file_schema(self, schema: pa.Schema, primary_key: Sequence[str], partition_by: Sequence[str]) -> pa.Schema:
         """Returns the columns that the format shows for the columns of a table, in their order.
 
-        Their types are those of the data files. Partition columns are included, even if the data files lack them.
+        The data files have exactly these columns, with these types. Partition columns are among them: not every reader
+        takes their values from elsewhere.
 
         Raises:
             UsageError: The format cannot hold a column. The message names the column, and says what to do.
         """
-
-    @property
-    @abstractmethod
-    def stores_partitions(self) -> bool:
-        """Whether data files contain the partition columns."""
 
     @abstractmethod
     def load(self) -> LakeVersion | None:

@@ -194,7 +194,6 @@ class _Pass:
             schema,
             schema_id=view.snapshot.schema_id,
             partition_by=self._partition_by(view),
-            stores_partitions=self._lake.stores_partitions,
             key_at=view.key_at,
             file_rows=self._options.file_rows,
         )
@@ -255,9 +254,17 @@ class _Pass:
 
     async def _write_appended(self, writer: LakeWriter, view: TableView, since: LogOffsets | None) -> None:
         for bucket in range(view.table.buckets):
-            async with view.appended(bucket, since).stream() as stream:
-                async for rows in stream:
-                    await self._in_thread(writer.write, bucket, rows)
+            try:
+                async with view.appended(bucket, since).stream() as stream:
+                    async for rows in stream:
+                        await self._in_thread(writer.write, bucket, rows)
+            except PositionExpired as error:
+                raise PositionExpired(
+                    f"retention has removed rows of table {self._name} that were not published: with --full, the "
+                    "published table gets the rows that the table still has, and no others",
+                    table=self._name,
+                    bucket=bucket,
+                ) from error
             await self._in_thread(writer.end_range)
 
     def _state(

@@ -39,10 +39,9 @@ class LakeWriter:
 
     Args:
         location: Where the files are written.
-        schema: The columns of the published table, with the types of the files.
+        schema: The columns of the files.
         schema_id: The schema version of the table.
         partition_by: The partition columns.
-        stores_partitions: Whether the files contain them.
         key_at: Returns the encoded key of a row of a batch by its index.
         file_rows: How many rows a complete file has.
 
@@ -58,7 +57,6 @@ class LakeWriter:
         *,
         schema_id: int,
         partition_by: Sequence[str],
-        stores_partitions: bool,
         key_at: Callable[[pa.RecordBatch, int], bytes],
         file_rows: int = FILE_ROWS,
     ) -> None:
@@ -68,8 +66,6 @@ class LakeWriter:
         self._schema = schema
         self._schema_id = schema_id
         self._partition_by = list(partition_by)
-        left_out = set() if stores_partitions else set(partition_by)
-        self._file_schema = pa.schema([field for field in schema if field.name not in left_out])
         self._key_at = key_at
         self._file_rows = file_rows
         self._open: _OpenFile | None = None
@@ -88,12 +84,12 @@ class LakeWriter:
                     self.end_range()
                 if self._open is None:
                     path = file_name(bucket)
-                    self._open = _OpenFile(self._location, path, self._file_schema, bucket, partition, self._file_rows)
+                    self._open = _OpenFile(self._location, path, self._schema, bucket, partition, self._file_rows)
                 taken = part.slice(0, self._open.rows_left)
                 part = part.slice(taken.num_rows)
-                columns = [self._cast(taken, name) for name in self._file_schema.names]
+                columns = [self._cast(taken, name) for name in self._schema.names]
                 ends = self._key_at(taken, 0), self._key_at(taken, taken.num_rows - 1)
-                self._open.add(pa.RecordBatch.from_arrays(columns, schema=self._file_schema), ends)
+                self._open.add(pa.RecordBatch.from_arrays(columns, schema=self._schema), ends)
 
     def end_range(self) -> None:
         """Completes the current file: the next rows belong to another range of keys."""

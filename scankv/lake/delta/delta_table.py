@@ -49,11 +49,6 @@ class DeltaLakeTable(LakeTable):
         """Returns the columns with the types of Delta Lake."""
         return delta_schema(schema)
 
-    @property
-    def stores_partitions(self) -> bool:
-        """Data files lack the partition columns: readers take them from the log."""
-        return False
-
     def load(self) -> LakeVersion | None:
         """Reads the latest version from the log."""
         log = read_log(self.location)
