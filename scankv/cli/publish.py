@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,10 +13,12 @@ from rich.filesize import decimal
 
 from scankv.cli.connecting import PROFILE
 from scankv.cli.options import TableName, Url
-from scankv.cli.outcome import run_async
+from scankv.cli.outcome import complain, run_async
+from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     from scankv.lake.publisher import PublishReport
+    from scankv.model.errors import ScanKvError
 
 
 class LakeFormat(StrEnum):
@@ -33,6 +36,10 @@ def publish(
         ),
     ],
     once: Annotated[bool, typer.Option("--once", help="Publish once, which is the default.")] = False,
+    every: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="SECONDS", help="Publish again after so many seconds, until Ctrl-C or SIGTERM."),
+    ] = None,
     format_: Annotated[LakeFormat, typer.Option("--format", help="The format.")] = LakeFormat.DELTA,
     full: Annotated[bool, typer.Option("--full", help="Write all rows again, whatever has changed.")] = False,
     partitions: Annotated[
@@ -52,14 +59,28 @@ def publish(
     # Imported on use: the list of commands must not wait for it.
     from aio_client import connect
     from scankv.lake.formats import open_lake_table
-    from scankv.lake.publisher import PublishOptions, publish_once
+    from scankv.lake.publisher import PublishOptions, publish_every, publish_once
 
+    if once and every is not None:
+        raise UsageError("--once and --every exclude each other: give one of them")
     lake = open_lake_table(uri, format_.value, keep_days * 86_400)
     options = PublishOptions(is_full=full, partitioned=partitions)
 
     async def run() -> None:
         async with connect(url, profile=PROFILE.get()) as client:
-            _show(await publish_once(client, table, lake, options), as_json=json_)
+            if every is None:
+                _show(await publish_once(client, table, lake, options), as_json=json_)
+            else:
+                await publish_every(
+                    client, table, lake, every, options=options, on_report=on_report, on_failure=on_failure
+                )
+
+    def on_report(report: PublishReport) -> None:
+        if report.mode != "unchanged":
+            _show(report, as_json=json_)
+
+    def on_failure(error: ScanKvError) -> None:
+        complain(f"{error.message} (next try in {every:g} s)")
 
     run_async(run())
 
@@ -68,13 +89,13 @@ def _show(report: PublishReport, *, as_json: bool) -> None:
     if as_json:
         values: dict[str, Any] = asdict(report) | {"log_offsets": json.loads(report.log_offsets.to_json())}
         typer.echo(json.dumps(values))
-        return
-    if report.mode == "unchanged":
+    elif report.mode == "unchanged":
         typer.echo(f"{report.table}: nothing has changed since version {report.version}")
-        return
-    why = "" if report.reason is None else f"; all rows, because {report.reason}"
-    typer.echo(
-        f"{report.table}: version {report.version} as of {report.view_time[:19]} UTC, {report.rows:,} rows in "
-        f"{report.files_added:,} files written ({decimal(report.bytes)}), {report.files_kept:,} files kept, in "
-        f"{report.seconds:.1f} s{why}"
-    )
+    else:
+        why = "" if report.reason is None else f"; all rows, because {report.reason}"
+        typer.echo(
+            f"{report.table}: version {report.version} as of {report.view_time[:19]} UTC, {report.rows:,} rows in "
+            f"{report.files_added:,} files written ({decimal(report.bytes)}), {report.files_kept:,} files kept, in "
+            f"{report.seconds:.1f} s{why}"
+        )
+    sys.stdout.flush()  # a reader of a pipe sees each version when it is committed

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
 from typing import TYPE_CHECKING
 
+from scankv.cli.outcome import TERMINATED
 from tests.support.lake_readers import read_delta
 
 if TYPE_CHECKING:
@@ -33,6 +36,37 @@ def test_versions_are_printed_as_json(scankv: CommandLine, scores: str, tmp_path
     assert (report["version"], report["mode"], report["reason"]) == (1, "changes", None)
     assert report["rows"] >= 1
     assert set(report["log_offsets"]["log_offsets"]) == {"0", "1"}
+
+
+def test_versions_follow_the_table_until_sigterm(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    uri = str(tmp_path / "published")
+    with scankv.start("publish", scores, uri, "--every", "0.1", "--json") as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["version"] == 0
+        scankv("put", scores, "player=dan", "score=1")
+        assert json.loads(process.stdout.readline())["version"] == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == TERMINATED
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert sorted(read_delta(uri)["player"].to_pylist()) == ["ann", "bob", "cem", "dan"]
+
+
+def test_a_publisher_survives_what_ends_by_itself(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.write_text("in the way")
+    with scankv.start("publish", scores, str(place / "published"), "--every", "0.1", "--json") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert b"cannot be" in process.stderr.readline()
+        place.unlink()
+        assert json.loads(process.stdout.readline())["version"] == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == TERMINATED
+
+
+def test_once_and_every_exclude_each_other(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    assert "exclude" in scankv.fails("publish", scores, str(tmp_path / "published"), "--once", "--every", "1")
 
 
 def test_what_cannot_be_published_is_an_error(scankv: CommandLine, table: str, tmp_path: Path) -> None:
