@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
 
 
+class Deletes(StrEnum):
+    """What happens to changed rows in published files."""
+
+    FILES = "files"
+    VECTORS = "vectors"
+
+
 class LakeFormat(StrEnum):
     """Open formats of a published table."""
 
@@ -45,6 +52,12 @@ def publish(
     partitions: Annotated[
         bool, typer.Option("--partitions/--no-partitions", help="Keep the partitions of the table.")
     ] = True,
+    deletes: Annotated[
+        Deletes,
+        typer.Option(
+            help="Replace files with changed rows, or mask the rows with deletion vectors, if all readers know them."
+        ),
+    ] = Deletes.FILES,
     keep_days: Annotated[
         float,
         typer.Option(min=0, metavar="DAYS", help="How long files remain for readers of earlier versions."),
@@ -64,7 +77,7 @@ def publish(
     if once and every is not None:
         raise UsageError("--once and --every exclude each other: give one of them")
     lake = open_lake_table(uri, format_.value, keep_days * 86_400)
-    options = PublishOptions(is_full=full, partitioned=partitions)
+    options = PublishOptions(is_full=full, partitioned=partitions, masks=deletes is Deletes.VECTORS)
 
     async def run() -> None:
         async with connect(url, profile=PROFILE.get()) as client:

@@ -204,7 +204,7 @@ class LakeVersion:
         version: The number that the format gives it, which grows with each commit.
         state: Which rows it shows.
         files: Its data files.
-        foreign: Whether another program has replaced data files since, so that `files` is not complete.
+        foreign: Whether another program has changed the data files since, so that they do not show what `state` says.
         stored: What the format needs to commit after it; opaque.
     """
 

@@ -22,18 +22,20 @@ from aio_client import (
     TooManySnapshots,
 )
 from scankv.lake.lake_table import LakeChange, LakeState
+from scankv.lake.masking import FileMasker
 from scankv.lake.plan import BucketPlan, find_obstacle, schemas_in_use
 from scankv.lake.table_view import pin_view
 from scankv.lake.writer import FILE_ROWS, LakeWriter
 from scankv.model.errors import LakeConflict, LakeDamaged, LakeUnavailable, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
     from aio_client import Client, LogOffsets
-    from scankv.lake.lake_table import DataFile, LakeTable, LakeVersion
+    from scankv.lake.lake_table import DataFile, LakeTable, LakeVersion, MaskedFile
+    from scankv.lake.masking import MaskPlan
     from scankv.lake.plan import Replacement
     from scankv.lake.table_view import TableView
     from scankv.model.errors import ScanKvError
@@ -44,6 +46,8 @@ R = TypeVar("R")
 ORPHAN_SECONDS: Final = 86_400
 """How old a data file must be that no version has before it is deleted. No pass takes as long."""
 
+_MOST_MASKED_BYTES: Final = 256 << 20
+"""How many bytes of changed rows are collected in memory, to be masked. With more, files are replaced."""
 _EXPIRE_SECONDS: Final = 3600
 _PASSING: Final = (
     ConnectionFailed,
@@ -98,11 +102,14 @@ class PublishOptions:
     Attributes:
         is_full: Whether to write all rows, whatever has changed.
         partitioned: Whether the published table has the partitions of the table.
+        masks: Whether changed rows are masked where they are, if the format can do that, and written to new files.
+            Otherwise files with changed rows are replaced.
         file_rows: How many rows a complete data file has.
     """
 
     is_full: bool = False
     partitioned: bool = True
+    masks: bool = False
     file_rows: int = FILE_ROWS
 
 
@@ -209,10 +216,10 @@ class _Pass:
             reason = self._why_full(base, view, schema)
             if base is not None and reason is None and _is_unchanged(base, view):
                 return self._report(base.version, base.state, started, mode="unchanged", files_kept=len(base.files))
-            plan: Sequence[Replacement] = ()
+            work = _PassPlan(reason=reason)
             if base is not None and reason is None and view.has_key:
-                plan, reason = await self._plan_changes(base, view)
-            return await self._write_and_commit(base, view, schema, plan, reason, started)
+                work = await self._plan_changes(base, view)
+            return await self._write_and_commit(base, view, schema, work, started)
 
     def _partition_by(self, view: TableView) -> list[str]:
         return view.table.partition_by if self._options.partitioned else []
@@ -232,32 +239,53 @@ class _Pass:
         if view.expiry != base.state.expiry:
             return "the options by which rows expire were changed"
         if base.foreign:
-            return "another program has replaced files of the published table"
+            return "another program has changed the files of the published table"
         if base.state.partition_by != tuple(self._partition_by(view)):
             return "the partition columns are others"
         columns = view.columns(schema)
         obstacles = (find_obstacle(each, columns, view.null_columns) for each in base.state.schemas.values())
         return next((obstacle for obstacle in obstacles if obstacle is not None), None)
 
-    async def _plan_changes(self, base: LakeVersion, view: TableView) -> tuple[list[Replacement], str | None]:
-        """Returns what is to be replaced, or why all rows are to be written."""
-        buckets = range(view.table.buckets)
-        plans = {bucket: BucketPlan(bucket, [f for f in base.files if f.bucket == bucket]) for bucket in buckets}
+    async def _plan_changes(self, base: LakeVersion, view: TableView) -> _PassPlan:
+        """Returns what is to be masked or replaced, or why all rows are to be written."""
+        files = {bucket: [f for f in base.files if f.bucket == bucket] for bucket in range(view.table.buckets)}
         try:
+            if self._options.masks and self._lake.can_mask and base.state.schema_id == view.snapshot.schema_id:
+                masks = await self._plan_masks(base, view, files)
+                if masks is not None:
+                    return _PassPlan(masks=masks)
+            plans = {bucket: BucketPlan(bucket, files[bucket]) for bucket in files}
             await view.add_changes(plans, base.state.log_offsets)
         except (PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated) as error:
-            return [], f"the changes since the last version are not known: {error.message}"
-        return [each for plan in plans.values() for each in plan.replacements(self._options.file_rows)], None
+            return _PassPlan(reason=f"the changes since the last version are not known: {error.message}")
+        file_rows = self._options.file_rows
+        return _PassPlan(replacements=[each for plan in plans.values() for each in plan.replacements(file_rows)])
+
+    async def _plan_masks(
+        self, base: LakeVersion, view: TableView, files: Mapping[int, Sequence[DataFile]]
+    ) -> dict[int, MaskPlan] | None:
+        """Returns what to do with the files of each bucket. None: files with changed rows are to be replaced."""
+        if view.changelog == "input":  # which does not have the rows as they are after the changes
+            return None
+        try:
+            changes = await view.collect_changes(base.state.log_offsets, _MOST_MASKED_BYTES)
+        except RangeNotTracked:  # perhaps a deleted range, whose files can be replaced
+            return None
+        if changes is None:
+            return None
+        table = view.table
+        masker = FileMasker(self._lake, view.snapshot.schema, table.primary_key, view.encode, self._options.file_rows)
+        return {bucket: await self._in_thread(masker.plan, files[bucket], changes[bucket].finish()) for bucket in files}
 
     async def _write_and_commit(
         self,
         base: LakeVersion | None,
         view: TableView,
         schema: pa.Schema,
-        plan: Sequence[Replacement],
-        reason: str | None,
+        work: _PassPlan,
         started: float,
     ) -> PublishReport:
+        reason = work.reason
         writer = LakeWriter(
             self._lake.location,
             schema,
@@ -271,12 +299,14 @@ class _Pass:
                 await self._write_appended(writer, view, None if reason or base is None else base.state.log_offsets)
             elif reason is not None:
                 await self._write_all(writer, view)
+            elif work.masks is not None:
+                await self._in_thread(_write_rows, writer, work.masks)
             else:
-                await self._write_ranges(writer, view, plan)
+                await self._write_ranges(writer, view, work.replacements)
         except BaseException:
             self._thread.submit(writer.abandon)
             raise
-        removed = () if base is None else base.files if reason else [file for each in plan for file in each.files]
+        removed = () if base is None else base.files if reason else work.removed
         kept = [] if base is None else _without(base.files, removed)
         state = self._state(view, schema, base, kept)
         change = LakeChange(
@@ -286,6 +316,7 @@ class _Pass:
             removed=removed,
             added=writer.files,
             is_full=reason is not None,
+            masked=work.masked,
         )
         try:
             version = await self._in_thread(self._lake.commit, base, change)
@@ -383,6 +414,38 @@ class _Pass:
 
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PassPlan:
+    """What a pass is to write.
+
+    Attributes:
+        reason: Why all rows are to be written. None: the other attributes say what.
+        replacements: Ranges of keys to read from the table, and the files that they replace.
+        masks: For each bucket, which files are masked, and which rows are written. None: files are replaced.
+    """
+
+    reason: str | None = None
+    replacements: Sequence[Replacement] = ()
+    masks: Mapping[int, MaskPlan] | None = None
+
+    @property
+    def removed(self) -> list[DataFile]:
+        masks = () if self.masks is None else self.masks.values()
+        replaced = [file for each in self.replacements for file in each.files]
+        return [*replaced, *(file for plan in masks for file in plan.removed)]
+
+    @property
+    def masked(self) -> list[MaskedFile]:
+        return [file for plan in (self.masks or {}).values() for file in plan.masked]
+
+
+def _write_rows(writer: LakeWriter, masks: Mapping[int, MaskPlan]) -> None:
+    for bucket, plan in masks.items():
+        for rows in plan.rows.to_batches():
+            writer.write(bucket, rows)
+        writer.end_range()
 
 
 def _is_unchanged(base: LakeVersion, view: TableView) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aio_client import LogOffsets, RangeNotTracked, SnapshotNotTaken, StartFrom, StopAt
 from scankv.lake.lake_table import LakeColumn
+from scankv.lake.masking import ChangedRows
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.tables.columns import CHANGE_COLUMNS
 
@@ -75,7 +76,7 @@ class TableView:
         if not self.has_key:
             offset: int = rows.column("_log_offset")[index].as_py()
             return offset.to_bytes(8, "big")
-        (key,) = self._encode(rows.slice(index, 1))
+        key: bytes = self.encode(rows.slice(index, 1))[0].as_py()
         return key
 
     def scan(self, bucket: int | None = None, keys: KeyRange | None = None) -> Scan:
@@ -115,6 +116,27 @@ class TableView:
                 if position[bucket] <= offset:
                     raise
 
+    async def collect_changes(self, since: LogOffsets, most_bytes: int) -> dict[int, ChangedRows] | None:
+        """Returns the changes of each bucket between some offsets and the view, with the rows of the view.
+
+        Returns:
+            None if the rows take more than `most_bytes`, or the columns were changed in between.
+
+        Raises:
+            PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated: The changes are not known.
+        """
+        schema = self.snapshot.schema
+        columns = [(field.name, field.type) for field in schema]
+        found = {bucket: ChangedRows(schema, self.encode) for bucket in since}
+        scan = self._changes(since, self.snapshot.log_offsets).with_catch_up("net", lag_threshold=1)
+        async for rows in scan.stream():
+            if [(field.name, field.type) for field in rows.schema][len(CHANGE_COLUMNS) :] != columns:
+                return None
+            found[rows.column("_bucket")[0].as_py()].add(rows)
+            if sum(each.bytes for each in found.values()) > most_bytes:
+                return None
+        return found
+
     async def _add_changes(
         self, plans: Mapping[int, BucketPlan], start: Mapping[int, int], stop: Mapping[int, int]
     ) -> None:
@@ -123,7 +145,7 @@ class TableView:
         if self.changelog != "input":
             scan = scan.with_catch_up("net", lag_threshold=1)
         async for rows in scan.stream():
-            plans[rows.column("_bucket")[0].as_py()].add_keys(sorted(set(self._encode(rows))))
+            plans[rows.column("_bucket")[0].as_py()].add_keys(sorted(set(self.encode(rows).to_pylist())))
 
     async def _cleared_at(self, bucket: int, offset: int) -> list[ClearedRange]:
         """Returns the range of keys whose rows were deleted at an offset. Empty: something else is recorded there."""
@@ -141,11 +163,11 @@ class TableView:
         scan = self.table.changes(StartFrom.offsets(offsets), StopAt.offsets(stop), columns=columns)
         return scan.with_buckets(*start)
 
-    def _encode(self, rows: pa.RecordBatch) -> list[bytes]:
+    def encode(self, rows: pa.RecordBatch) -> pa.BinaryArray:
+        """Returns the encoded keys of rows."""
         names = self.table.primary_key
         codec = KeyCodec([self.snapshot.schema.field(name).type for name in names], names)
-        keys: list[bytes] = codec.encode([rows.column(name) for name in names]).to_pylist()
-        return keys
+        return codec.encode([rows.column(name) for name in names])
 
 
 @asynccontextmanager

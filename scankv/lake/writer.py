@@ -85,6 +85,7 @@ class LakeWriter:
                 if self._open is None:
                     path = file_name(bucket)
                     self._open = _OpenFile(self._location, path, self._schema, bucket, partition, self._file_rows)
+                    self._open.start()
                 taken = part.slice(0, self._open.rows_left)
                 part = part.slice(taken.num_rows)
                 columns = [self._cast(taken, name) for name in self._schema.names]
@@ -146,12 +147,17 @@ class _OpenFile:
         self._schema = schema
         self._location = location
         self._exit = ExitStack()
-        self._stream = self._exit.enter_context(location.create(path))
-        footers: list[parquet.FileMetaData] = []
-        self._footers = footers
-        self._writer = parquet.ParquetWriter(
-            self._stream, schema, compression="zstd", store_schema=False, metadata_collector=footers
-        )
+        self._footers: list[parquet.FileMetaData] = []
+        self._stream: pa.NativeFile = None
+        self._writer: parquet.ParquetWriter = None
+
+    def start(self) -> None:
+        """Creates the file."""
+        self._stream = self._exit.enter_context(self._location.create(self.path))
+        with self._location.translate_errors("written"):
+            self._writer = parquet.ParquetWriter(
+                self._stream, self._schema, compression="zstd", store_schema=False, metadata_collector=self._footers
+            )
 
     @property
     def rows_left(self) -> int:
@@ -198,9 +204,10 @@ class _OpenFile:
 
     def abandon(self) -> None:
         """Closes the incomplete file."""
-        with suppress(LakeError, OSError):  # why it is abandoned may be that nothing can be written
-            self._writer.close()
-            self._exit.close()
+        for part in (self._writer, self._exit):
+            with suppress(LakeError, OSError):  # why it is abandoned may be that nothing can be written
+                if part is not None:
+                    part.close()
 
     def _flush(self) -> None:
         if self._pending:

@@ -34,6 +34,12 @@ def commit_path(version: int) -> str:
     return f"{LOG}/{version:020}.json"
 
 
+def identity(file: Action) -> tuple[str, str]:
+    """Identifies a file together with its deletion vector: with another vector, it is another file of the log."""
+    vector = file.get("deletionVector") or {}
+    return file["path"], f"{vector.get('storageType')}{vector.get('pathOrInlineDv')}@{vector.get('offset')}"
+
+
 @dataclass(slots=True)
 class DeltaLog:
     """What the log says as of a version.
@@ -43,31 +49,32 @@ class DeltaLog:
         checkpoint: The version of the checkpoint from which the log was read; -1: none.
         protocol: The versions and features that a reader and a writer must know.
         metadata: The schema, the partition columns and the properties of the table.
-        adds: The files of the table, by their path.
-        removes: Files that were removed, by their path. Checkpoints leave out old ones.
+        adds: The files of the table, by their identity.
+        removes: Files that were removed, by their identity. Checkpoints leave out old ones.
+        files_version: The latest commit that has added or removed files; at most this one.
     """
 
     version: int = -1
     checkpoint: int = -1
     protocol: Action = field(default_factory=dict)
     metadata: Action = field(default_factory=dict)
-    adds: dict[str, Action] = field(default_factory=dict)
-    removes: dict[str, Action] = field(default_factory=dict)
+    adds: dict[tuple[str, str], Action] = field(default_factory=dict)
+    removes: dict[tuple[str, str], Action] = field(default_factory=dict)
+    files_version: int = -1
 
-    def apply(self, actions: Iterable[Action]) -> None:
-        """Applies the actions of one commit, or of a checkpoint.
-
-        The files that a commit removes are applied first, because a commit that masks rows removes and adds one path.
-        """
+    def apply(self, version: int, actions: Iterable[Action]) -> None:
+        """Applies the actions of the next commit, or of a checkpoint."""
         found = list(actions)
+        self.version = version
+        if any("add" in action or "remove" in action for action in found):
+            self.files_version = version
         for action in found:
             if remove := action.get("remove"):
-                self.adds.pop(remove["path"], None)
-                self.removes[remove["path"]] = remove
-        for action in found:
+                self.adds.pop(identity(remove), None)
+                self.removes[identity(remove)] = remove
             if add := action.get("add"):
-                self.removes.pop(add["path"], None)
-                self.adds[add["path"]] = add
+                self.removes.pop(identity(add), None)
+                self.adds[identity(add)] = add
             self.protocol = action.get("protocol") or self.protocol
             self.metadata = action.get("metaData") or self.metadata
 
@@ -86,15 +93,14 @@ def read_log(location: LakeLocation) -> DeltaLog | None:
         return None
     log = DeltaLog()
     if checkpoints:
-        log.version = log.checkpoint = max(checkpoints)
-        log.apply(_read_checkpoint(location, log.checkpoint))
+        log.checkpoint = max(checkpoints)
+        log.apply(log.checkpoint, _read_checkpoint(location, log.checkpoint))
     for version in commits:
         if version <= log.version:
             continue
         if version != log.version + 1:
             raise _damaged(location, f"{commit_path(log.version + 1)} is missing")
-        log.apply(_read_commit(location, version))
-        log.version = version
+        log.apply(version, _read_commit(location, version))
     if not log.metadata or not log.protocol:
         raise _damaged(location, "no commit has the metadata of the table")
     return log

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote, unquote
 
+from scankv.lake.delta.deletion_vectors import DIRECTORY, read_vector, vector_path, write_vectors
 from scankv.lake.delta.delta_log import LOG, DeltaLog, commit_path, read_log
 from scankv.lake.delta.delta_stats import partition_values, statistics_json
 from scankv.lake.delta.delta_types import delta_schema, has_times_without_zone, schema_json
@@ -20,15 +21,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
+    from pyroaring import BitMap
 
     from scankv.lake.delta.delta_log import Action
     from scankv.lake.lake_table import LakeChange
     from scankv.lake.location import LakeLocation
 
-_OURS: Final = re.compile(r"scankv-\d{5}-[0-9a-f]{32}\.parquet")
+_OURS: Final = re.compile(rf"scankv-\d{{5}}-[0-9a-f]{{32}}\.parquet|{DIRECTORY}/deletion_vector_[0-9a-f-]{{36}}\.bin")
 _CHECKPOINT_COMMITS: Final = 20
+_VERSION: Final = "scankv.version"
+"""The property with the number of our last commit, by which we notice that another program has changed files since."""
+
 _NO_ZONE_FEATURE: Final = "timestampNtz"
-_FEATURES: Final = {_NO_ZONE_FEATURE, "appendOnly", "invariants"}
+_VECTORS_FEATURE: Final = "deletionVectors"
+_FEATURES: Final = {_NO_ZONE_FEATURE, _VECTORS_FEATURE, "appendOnly", "invariants"}
 """The table features with which we know how to write. Another program may have added others."""
 
 
@@ -40,6 +46,7 @@ class DeltaLakeTable(LakeTable):
     """
 
     format: ClassVar[str] = "delta"
+    can_mask: ClassVar[bool] = True
 
     def __init__(self, location: LakeLocation, keep_seconds: float) -> None:
         super().__init__(location, keep_seconds)
@@ -60,12 +67,12 @@ class DeltaLakeTable(LakeTable):
                 f"the Delta table in {self.location} has the table feature {min(unknown)}, with which ScanKV cannot "
                 "write: choose another location, or remove the table there and publish again"
             )
-        state = LakeState.of_properties(log.metadata.get("configuration", {}), str(self.location))
+        properties = log.metadata.get("configuration", {})
+        state = LakeState.of_properties(properties, str(self.location))
         files = [_data_file(add) for add in log.adds.values()]
-        known = [file for file in files if file is not None]
-        return LakeVersion(
-            version=log.version, state=state, files=tuple(known), foreign=len(known) < len(files), stored=log
-        )
+        known = tuple(file for file in files if file is not None)
+        foreign = len(known) < len(files) or log.files_version > int(properties.get(_VERSION, -1))
+        return LakeVersion(version=log.version, state=state, files=known, foreign=foreign, stored=log)
 
     def commit(self, base: LakeVersion | None, change: LakeChange) -> int:
         """Creates the file of the next commit, unless it exists."""
@@ -78,20 +85,23 @@ class DeltaLakeTable(LakeTable):
             self._write_checkpoint(version)
         return version
 
+    def masked_positions(self, file: DataFile) -> BitMap:
+        """Reads the deletion vector of a file."""
+        return read_vector(self.location, file.stored["deletionVector"])
+
     def expire(self, orphan_seconds: float) -> int:
-        """Deletes data files that no version of the last `keep_seconds` has."""
+        """Deletes data files and deletion vectors that no version of the last `keep_seconds` has."""
         log = read_log(self.location)
         if log is None:
             return 0
         now = time.time()
+        recent = [each for each in log.removes.values() if now - each["deletionTimestamp"] / 1000 < self.keep_seconds]
+        kept = {path for each in (*log.adds.values(), *recent) for path in _paths_of(each)}
         deleted = 0
-        for stored in [*self.location.list(), *self.location.list(LOG)]:
-            if stored.changed_at is None or now - stored.changed_at.timestamp() < orphan_seconds:
-                continue
-            removed = log.removes.get(quote(stored.path))
-            is_kept = removed is not None and now - removed["deletionTimestamp"] / 1000 < self.keep_seconds
+        for stored in (each for directory in ("", DIRECTORY, LOG) for each in self.location.list(directory)):
+            is_old = stored.changed_at is not None and now - stored.changed_at.timestamp() >= orphan_seconds
             is_ours = _OURS.fullmatch(stored.path) or is_temporary(stored.path)
-            if is_ours and not is_kept and quote(stored.path) not in log.adds:
+            if is_old and is_ours and stored.path not in kept:
                 self.location.delete(stored.path)
                 deleted += 1
         return deleted
@@ -106,9 +116,10 @@ class DeltaLakeTable(LakeTable):
             DeltaTable(self.location.root_uri, version=version, storage_options=options).create_checkpoint()
 
     def _actions(self, log: DeltaLog, change: LakeChange, millis: int) -> list[Action]:
-        removed = log.adds.values() if change.is_full else [log.adds[quote(file.path)] for file in change.removed]
+        removed = log.adds.values() if change.is_full else [file.stored for file in change.removed]
+        vectors = write_vectors(self.location, [each.positions for each in change.masked])
         properties = change.state.to_properties()
-        protocol = _protocol(log.protocol, change.schema)
+        protocol = _protocol(log.protocol, change)
         return [
             {
                 "commitInfo": {
@@ -122,10 +133,13 @@ class DeltaLakeTable(LakeTable):
             *([] if protocol == log.protocol else [{"protocol": protocol}]),
             {"metaData": self._metadata(log, change, properties, millis)},
             *({"remove": _remove(add, millis)} for add in removed),
+            *({"remove": _remove(each.file.stored, millis)} for each in change.masked),
+            *({"add": _mask(each.file.stored, vector)} for each, vector in zip(change.masked, vectors, strict=True)),
             *({"add": _add(file, change, millis)} for file in change.added),
         ]
 
     def _metadata(self, log: DeltaLog, change: LakeChange, properties: dict[str, str], millis: int) -> Action:
+        features = _protocol(log.protocol, change).get("writerFeatures", ())
         kept = f"interval {int(self.keep_seconds)} seconds"
         return {
             # The commit that creates the table names it.
@@ -137,20 +151,24 @@ class DeltaLakeTable(LakeTable):
             "configuration": {
                 "delta.deletedFileRetentionDuration": kept,
                 "delta.logRetentionDuration": kept,
+                **({"delta.enableDeletionVectors": "true"} if _VECTORS_FEATURE in features else {}),
                 **properties,
+                _VERSION: str(log.version + 1),
             },
             "createdTime": log.metadata.get("createdTime", millis),
         }
 
 
-def _protocol(before: Action, schema: pa.Schema) -> Action:
+def _protocol(before: Action, change: LakeChange) -> Action:
     """Returns the protocol of a table: the oldest one that is enough, and never an older one than before."""
     features = set(before.get("writerFeatures", ()))
-    if has_times_without_zone(schema):
+    if has_times_without_zone(change.schema):
         features.add(_NO_ZONE_FEATURE)
+    if change.masked:
+        features.add(_VECTORS_FEATURE)
     if not features:
         return before or {"minReaderVersion": 1, "minWriterVersion": 2}
-    readers = sorted(features & {_NO_ZONE_FEATURE})
+    readers = sorted(features & {_NO_ZONE_FEATURE, _VECTORS_FEATURE})
     return {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": readers, "writerFeatures": sorted(features)}
 
 
@@ -159,8 +177,14 @@ def _data_file(add: Action) -> DataFile | None:
         rows = json.loads(add["stats"])["numRecords"]
     except (KeyError, TypeError, ValueError):
         return None
+    vector = add.get("deletionVector")
     return DataFile.of_tags(
-        add.get("tags") or {}, path=unquote(add["path"]), rows=rows, size_bytes=add["size"], stored=add
+        add.get("tags") or {},
+        path=unquote(add["path"]),
+        rows=rows,
+        size_bytes=add["size"],
+        masked_rows=vector["cardinality"] if vector else 0,
+        stored=add,
     )
 
 
@@ -176,6 +200,19 @@ def _add(file: DataFile, change: LakeChange, millis: int) -> dict[str, Any]:
     }
 
 
+def _mask(add: Action, vector: dict[str, Any]) -> dict[str, Any]:
+    """Returns a file with another deletion vector. Its bounds may be those of masked rows."""
+    statistics = json.loads(add["stats"]) | {"tightBounds": False}
+    return {**add, "stats": json.dumps(statistics), "deletionVector": vector}
+
+
+def _paths_of(file: Action) -> list[str]:
+    """Returns the files of a location that a file of the log consists of."""
+    vector = file.get("deletionVector")
+    path = vector_path(vector) if vector else None
+    return [unquote(file["path"]), *([] if path is None else [path])]
+
+
 def _remove(add: Action, millis: int) -> dict[str, Any]:
     return {
         "path": add["path"],
@@ -184,4 +221,5 @@ def _remove(add: Action, millis: int) -> dict[str, Any]:
         "extendedFileMetadata": True,
         "partitionValues": add.get("partitionValues", {}),
         "size": add["size"],
+        **({"deletionVector": add["deletionVector"]} if add.get("deletionVector") else {}),
     }

@@ -204,10 +204,17 @@ async def test_a_table_of_another_program_is_left_alone(client: Client, name: st
     assert deltalake.DeltaTable(uri).version() == 0
 
 
-async def test_files_that_another_program_has_joined_are_replaced(client: Client, name: str, uri: str) -> None:
+@pytest.mark.parametrize("change", ["compact", "delete some", "delete all"])
+async def test_files_that_another_program_has_changed_are_replaced(
+    client: Client, name: str, uri: str, change: str
+) -> None:
     await create(client, name)
     await publish_and_compare(client, name, uri)
-    deltalake.DeltaTable(uri).optimize.compact()
+    foreign = deltalake.DeltaTable(uri)
+    if change == "compact":
+        foreign.optimize.compact()
+    else:
+        foreign.delete("player < 10" if change == "delete some" else None)
     report = await publish_and_compare(client, name, uri)
     assert report.mode == "full"
     assert report.reason is not None
