@@ -28,6 +28,7 @@ from benchmarks.workloads import (
     pin,
     predicate,
     projection,
+    publish,
     scan,
     shares,
     tail,
@@ -87,8 +88,9 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "consumers": consumers.run,
     "one-row-commits": one_row_commits.run,
     "net": net.run,
+    "publish": publish.run,
     "spark": _spark,
 }
 
-ON_REQUEST: Final = frozenset({"dashboards", "leaderboard", "consumers", "one-row-commits", "net", "spark"})
+ON_REQUEST: Final = frozenset({"dashboards", "leaderboard", "consumers", "one-row-commits", "net", "publish", "spark"})
 """Benchmarks that take long or need Java or Streamlit. They run only if the command line names them."""

@@ -69,14 +69,29 @@ class ChangedRows:
         self._rows.append(kept)
         self.bytes += kept.nbytes
 
+    def compact(self) -> None:
+        """Drops all changes but the last one of each key."""
+        if not self._rows:
+            return
+        last = dict(zip(self._keys, range(len(self._keys)), strict=True))
+        places = list(last.values())
+        rows = self._joined().take(pa.array(places, pa.int64())).combine_chunks()
+        self._keys = list(last)
+        self._gone = [self._gone[place] for place in places]
+        self._rows = rows.to_batches()
+        self.bytes = rows.nbytes
+
     def finish(self) -> NetRows:
         """Returns the net changes."""
         last = dict(zip(self._keys, range(len(self._keys)), strict=True))
         keys = sorted(last)
         places = [place for key in keys if not self._gone[place := last[key]]]
-        fields = [field.with_nullable(True) for field in self._schema]
-        rows = pa.Table.from_batches([each.cast(pa.schema(fields)) for each in self._rows], pa.schema(fields))
-        return NetRows(pa.array(keys, pa.binary()), rows.take(pa.array(places, pa.int64())))
+        return NetRows(pa.array(keys, pa.binary()), self._joined().take(pa.array(places, pa.int64())))
+
+    def _joined(self) -> pa.Table:
+        # The rows of a change may be nullable where those of the table are not.
+        schema = pa.schema([field.with_nullable(True) for field in self._schema])
+        return pa.Table.from_batches([each.cast(schema) for each in self._rows], schema)
 
 
 @dataclass(frozen=True, slots=True)

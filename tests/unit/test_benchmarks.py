@@ -140,6 +140,10 @@ def test_what_takes_long_is_measured_where_it_is_named(tmp_path: Path) -> None:
         "consumers_memory",
         "dashboards",
         "net_memory",
+        "publish_clustered",
+        "publish_files",
+        "publish_server",
+        "publish_vectors",
         "segments_vs_scan",
     }
 
