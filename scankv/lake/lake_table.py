@@ -52,6 +52,7 @@ class DataFile:
             eight bytes, big-endian.
         last_key: The encoded key of the last row.
         schema_id: The schema version of the table when the file was written.
+        partition_id: Identifies the partition of the rows. Empty: the table is not partitioned.
         masked_rows: How many of the rows do not belong to the table any more, although the file contains them.
         partition: The values of the partition columns as Python values, in their order. Only of a file that was just
             written.
@@ -67,6 +68,7 @@ class DataFile:
     first_key: bytes
     last_key: bytes
     schema_id: int
+    partition_id: str = ""
     masked_rows: int = 0
     partition: tuple[object, ...] = field(default=(), compare=False)
     footer: parquet.FileMetaData | None = field(default=None, compare=False, repr=False)
@@ -80,6 +82,7 @@ class DataFile:
             _PREFIX + "first_key": self.first_key.hex(),
             _PREFIX + "last_key": self.last_key.hex(),
             _PREFIX + "schema_id": str(self.schema_id),
+            _PREFIX + "partition_id": self.partition_id,
         }
 
     @classmethod
@@ -103,6 +106,7 @@ class DataFile:
                 first_key=bytes.fromhex(tags[_PREFIX + "first_key"]),
                 last_key=bytes.fromhex(tags[_PREFIX + "last_key"]),
                 schema_id=int(tags[_PREFIX + "schema_id"]),
+                partition_id=tags[_PREFIX + "partition_id"],
                 masked_rows=masked_rows,
                 stored=stored,
             )

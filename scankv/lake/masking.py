@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
 
+from scankv.lake.data_files import read_columns
 from scankv.lake.lake_table import DataFile, MaskedFile
-from scankv.model.errors import LakeDamaged, LakeUnavailable
+from scankv.lake.plan import MOST_SMALL_FILES, SMALL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _MOST_MASKED_SHARE: Final = 0.25
 """Of the rows of a file. A file with more is written again without them."""
-_SMALL_SHARE: Final = 8
-_MOST_SMALL_FILES: Final = 8
 _MOST_JOINED_ROWS: Final = 1 << 20
 """The most rows that are sorted in memory to write files again."""
 
@@ -161,8 +159,8 @@ class FileMasker:
     def _to_join(self, files: Sequence[DataFile], left: dict[str, int]) -> list[DataFile]:
         """Returns the files to write again: those with many masked rows, and small ones if there are many."""
         worn = [file for file in files if left[file.path] < file.rows * (1 - _MOST_MASKED_SHARE)]
-        small = [file for file in files if file not in worn and left[file.path] * _SMALL_SHARE < self._file_rows]
-        chosen = [*worn, *(small if len(small) >= _MOST_SMALL_FILES else ())]
+        small = [file for file in files if file not in worn and left[file.path] * SMALL_SHARE < self._file_rows]
+        chosen = [*worn, *(small if len(small) >= MOST_SMALL_FILES else ())]
         joined: list[DataFile] = []
         budget = max(_MOST_JOINED_ROWS, self._file_rows)
         for file in chosen:
@@ -197,27 +195,7 @@ class FileMasker:
         return self._read_columns(file, self._schema.names).filter(pa.array(kept))
 
     def _read_columns(self, file: DataFile, names: Sequence[str]) -> pa.Table:
-        """Returns columns of a file with the types of the table. Columns that the file lacks are null."""
-        try:
-            with self._lake.location.open_input(file.path) as stream:
-                opened = parquet.ParquetFile(stream)
-                known = set(opened.schema_arrow.names)
-                table = opened.read([name for name in names if name in known])
-        except (FileNotFoundError, pa.ArrowInvalid) as error:
-            raise LakeDamaged(
-                f"{file.path} of the table in {self._lake.location} cannot be read ({error}): publish with --full"
-            ) from error
-        except OSError as error:
-            raise LakeUnavailable(
-                f"{file.path} in {self._lake.location} cannot be read ({error}): try again"
-            ) from error
-        columns = [
-            table.column(name).cast(self._schema.field(name).type)
-            if name in known
-            else pa.nulls(table.num_rows, self._schema.field(name).type)
-            for name in names
-        ]
-        return pa.table(columns, schema=pa.schema([self._schema.field(name) for name in names]))
+        return read_columns(self._lake.location, file, pa.schema([self._schema.field(name) for name in names]))
 
     def _sorted(self, tables: Sequence[pa.Table]) -> pa.Table:
         table = pa.concat_tables(tables).combine_chunks()

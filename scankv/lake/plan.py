@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from scankv.model.keys.key_range import KeyRange
 
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from scankv.lake.lake_table import DataFile, LakeColumn
+
+
+SMALL_SHARE: Final = 8
+"""A file is small if it has less than one in so many rows of a complete one."""
+MOST_SMALL_FILES: Final = 8
+"""So many small files side by side are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,8 @@ class BucketPlan:
         """Returns what is to be replaced, in ascending order.
 
         A file is replaced if one of its keys has changed. New keys after a file with less than half of `file_rows` are
-        added to it, so that rows which arrive in key order do not leave a small file each time.
+        added to it, so that rows which arrive in key order do not leave a small file each time. Many small files side
+        by side are joined.
 
         Args:
             file_rows: How many rows a complete file has.
@@ -93,12 +100,25 @@ class BucketPlan:
         for number, group in enumerate(self._groups):
             if taken[2 * number + 2] and group.rows < file_rows // 2:
                 taken[2 * number + 1] = True
+        for run in self._small_runs(file_rows):
+            for number in run:
+                taken[2 * number + 1] = True
         for number in range(1, len(self._groups)):
             # Rows of two neighbours are cut into files again, so that small ones are joined.
             if taken[2 * number - 1] and taken[2 * number + 1]:
                 taken[2 * number] = True
         runs = groupby(enumerate(taken), key=lambda each: each[1])
         return [self._replacement([segment for segment, _ in run]) for is_taken, run in runs if is_taken]
+
+    def _small_runs(self, file_rows: int) -> list[list[int]]:
+        """Returns the groups to join: many small ones side by side, of one partition."""
+
+        def kind(number: int) -> str | None:
+            group = self._groups[number]
+            return group.files[0].partition_id if group.rows < file_rows // SMALL_SHARE else None
+
+        runs = [(name, list(run)) for name, run in groupby(range(len(self._groups)), kind)]
+        return [run for name, run in runs if name is not None and len(run) >= MOST_SMALL_FILES]
 
     def _replacement(self, segments: list[int]) -> Replacement:
         after = segments[-1] + 1
@@ -152,3 +172,19 @@ def schemas_in_use(
     """Returns the schemas with which some data files were written."""
     used = {file.schema_id for file in files}
     return {schema_id: columns for schema_id, columns in schemas.items() if schema_id in used}
+
+
+def small_appended_files(files: Iterable[DataFile], file_rows: int) -> list[list[DataFile]]:
+    """Returns the files of a bucket to join, each list to one file: small ones side by side, if they are many.
+
+    Args:
+        files: The files of a bucket of a table without a key, in any order.
+        file_rows: How many rows a complete file has.
+    """
+    joined: list[list[DataFile]] = [[]]
+    for file in sorted(files, key=lambda file: file.first_key):
+        if file.rows >= file_rows // SMALL_SHARE or sum(each.rows for each in joined[-1]) + file.rows > file_rows:
+            joined.append([])
+        if file.rows < file_rows // SMALL_SHARE:
+            joined[-1].append(file)
+    return [run for run in joined if len(run) >= MOST_SMALL_FILES]

@@ -21,9 +21,10 @@ from aio_client import (
     TooManyScans,
     TooManySnapshots,
 )
+from scankv.lake.data_files import read_columns
 from scankv.lake.lake_table import LakeChange, LakeState
 from scankv.lake.masking import FileMasker
-from scankv.lake.plan import BucketPlan, find_obstacle, schemas_in_use
+from scankv.lake.plan import BucketPlan, find_obstacle, schemas_in_use, small_appended_files
 from scankv.lake.table_view import pin_view
 from scankv.lake.writer import FILE_ROWS, LakeWriter
 from scankv.model.errors import LakeConflict, LakeDamaged, LakeUnavailable, UsageError
@@ -217,8 +218,8 @@ class _Pass:
             if base is not None and reason is None and _is_unchanged(base, view):
                 return self._report(base.version, base.state, started, mode="unchanged", files_kept=len(base.files))
             work = _PassPlan(reason=reason)
-            if base is not None and reason is None and view.has_key:
-                work = await self._plan_changes(base, view)
+            if base is not None and reason is None:
+                work = await self._plan_changes(base, view) if view.has_key else self._plan_joins(base, view)
             return await self._write_and_commit(base, view, schema, work, started)
 
     def _partition_by(self, view: TableView) -> list[str]:
@@ -245,6 +246,13 @@ class _Pass:
         columns = view.columns(schema)
         obstacles = (find_obstacle(each, columns, view.null_columns) for each in base.state.schemas.values())
         return next((obstacle for obstacle in obstacles if obstacle is not None), None)
+
+    def _plan_joins(self, base: LakeVersion, view: TableView) -> _PassPlan:
+        """Returns the files of a table without a key that are joined."""
+        files = {bucket: [f for f in base.files if f.bucket == bucket] for bucket in range(view.table.buckets)}
+        return _PassPlan(
+            joined=[run for each in files.values() for run in small_appended_files(each, self._options.file_rows)]
+        )
 
     async def _plan_changes(self, base: LakeVersion, view: TableView) -> _PassPlan:
         """Returns what is to be masked or replaced, or why all rows are to be written."""
@@ -296,6 +304,7 @@ class _Pass:
         )
         try:
             if not view.has_key:
+                await self._in_thread(self._join, writer, view, work.joined)
                 await self._write_appended(writer, view, None if reason or base is None else base.state.log_offsets)
             elif reason is not None:
                 await self._write_all(writer, view)
@@ -352,12 +361,19 @@ class _Pass:
                     await self._in_thread(writer.write, each.bucket, rows)
             await self._in_thread(writer.end_range)
 
+    def _join(self, writer: LakeWriter, view: TableView, joined: Sequence[Sequence[DataFile]]) -> None:
+        for run in joined:
+            for file in run:
+                for rows in read_columns(self._lake.location, file, view.snapshot.schema).to_batches():
+                    writer.write(file.bucket, rows, (run[0].first_key, run[-1].last_key))
+            writer.end_range()
+
     async def _write_appended(self, writer: LakeWriter, view: TableView, since: LogOffsets | None) -> None:
         for bucket in range(view.table.buckets):
             try:
                 async with view.appended(bucket, since).stream() as stream:
                     async for rows in stream:
-                        await self._in_thread(writer.write, bucket, rows)
+                        await self._in_thread(writer.write, bucket, view.conform(rows, stream))
             except PositionExpired as error:
                 raise PositionExpired(
                     f"retention has removed rows of table {self._name} that were not published: with --full, the "
@@ -423,17 +439,20 @@ class _PassPlan:
     Attributes:
         reason: Why all rows are to be written. None: the other attributes say what.
         replacements: Ranges of keys to read from the table, and the files that they replace.
+        joined: Files of a table without a key, each list of which becomes one file.
         masks: For each bucket, which files are masked, and which rows are written. None: files are replaced.
     """
 
     reason: str | None = None
     replacements: Sequence[Replacement] = ()
+    joined: Sequence[Sequence[DataFile]] = ()
     masks: Mapping[int, MaskPlan] | None = None
 
     @property
     def removed(self) -> list[DataFile]:
         masks = () if self.masks is None else self.masks.values()
         replaced = [file for each in self.replacements for file in each.files]
+        replaced += [file for run in self.joined for file in run]
         return [*replaced, *(file for plan in masks for file in plan.removed)]
 
     @property

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+
 from aio_client import LogOffsets, RangeNotTracked, SnapshotNotTaken, StartFrom, StopAt
 from scankv.lake.lake_table import LakeColumn
 from scankv.lake.masking import ChangedRows
@@ -15,9 +17,7 @@ from scankv.model.tables.columns import CHANGE_COLUMNS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    import pyarrow as pa
-
-    from aio_client import ClearedRange, Client, Scan, Snapshot, Table
+    from aio_client import ClearedRange, Client, Scan, ScanStream, Snapshot, Table
     from scankv.lake.plan import BucketPlan
     from scankv.model.keys.key_range import KeyRange
 
@@ -96,6 +96,24 @@ class TableView:
         if since is not None:
             return self._changes({bucket: since[bucket]}, stop)
         return self.table.changes(StartFrom.EARLIEST, StopAt.offsets(stop)).with_buckets(bucket)
+
+    def conform(self, rows: pa.RecordBatch, stream: ScanStream) -> pa.RecordBatch:
+        """Returns rows of a stream of changes with the columns of the view after those of the change.
+
+        A stream that passes a change of the columns returns earlier rows with the columns that they had then.
+        """
+        fields = [rows.schema.field(name) for name in CHANGE_COLUMNS]
+        arrays = list(rows.columns)[: len(fields)]
+        assert self.column_ids is not None
+        for id_, field in zip(self.column_ids, self.snapshot.schema, strict=True):
+            fields.append(field.with_nullable(True))
+            if id_ in stream.column_ids:
+                arrays.append(rows.column(len(CHANGE_COLUMNS) + stream.column_ids.index(id_)).cast(field.type))
+            elif field.name in stream.initial_defaults:
+                arrays.append(pa.repeat(stream.initial_defaults[field.name], rows.num_rows))
+            else:
+                arrays.append(pa.nulls(rows.num_rows, field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     async def add_changes(self, plans: Mapping[int, BucketPlan], since: LogOffsets) -> None:
         """Adds all keys that have changed between some offsets and the view to the plans of their buckets.

@@ -70,8 +70,13 @@ class LakeWriter:
         self._file_rows = file_rows
         self._open: _OpenFile | None = None
 
-    def write(self, bucket: int, rows: pa.RecordBatch) -> None:
+    def write(self, bucket: int, rows: pa.RecordBatch, ends: tuple[bytes, bytes] | None = None) -> None:
         """Writes rows of a bucket, which come after all rows that were written since `end_range`.
+
+        Args:
+            bucket: The bucket.
+            rows: The rows, with at least the columns of the files.
+            ends: The keys of the first and the last row of the file. None: they are those of the rows.
 
         Raises:
             UsageError: A value does not fit into the column of the format.
@@ -89,8 +94,8 @@ class LakeWriter:
                 taken = part.slice(0, self._open.rows_left)
                 part = part.slice(taken.num_rows)
                 columns = [self._cast(taken, name) for name in self._schema.names]
-                ends = self._key_at(taken, 0), self._key_at(taken, taken.num_rows - 1)
-                self._open.add(pa.RecordBatch.from_arrays(columns, schema=self._schema), ends)
+                keys = ends or (self._key_at(taken, 0), self._key_at(taken, taken.num_rows - 1))
+                self._open.add(pa.RecordBatch.from_arrays(columns, schema=self._schema), keys)
 
     def end_range(self) -> None:
         """Completes the current file: the next rows belong to another range of keys."""
@@ -197,6 +202,7 @@ class _OpenFile:
             first_key=self._first_key,
             last_key=self._last_key,
             schema_id=schema_id,
+            partition_id=", ".join(map(str, self._partition)),
             partition=self._partition,
             footer=self._footers[0],
             nan_columns=frozenset(self._nan_columns),

@@ -267,6 +267,37 @@ async def test_rows_that_expire_are_published_until_they_are_removed(client: Cli
     assert report.reason == 'rows expire without a change (ttl_changes="none")'
 
 
+async def test_small_files_of_appended_rows_are_joined(client: Client, name: str, uri: str) -> None:
+    table = await create_log(client, name)
+    options = PublishOptions(file_rows=100)
+    for number in range(40):
+        await table.append(ids(range(number, number + 3)))
+        await publish(client, name, open_lake_table(uri), options)
+        if number == 20:
+            await client.alter_table(name, add_columns=pa.schema([("note", pa.string())]))
+    assert len(deltalake.DeltaTable(uri).file_uris()) <= 20
+    expected = sorted((row["id"], row["value"]) for row in await table.scan().to_pylist())
+    assert sorted((row["id"], row["value"]) for row in read_delta(uri).to_pylist()) == expected
+
+
+async def test_rows_appended_before_and_after_a_change_of_columns_are_published(
+    client: Client, name: str, uri: str
+) -> None:
+    table = await create_log(client, name)
+    await table.append(ids(range(5)))
+    await publish(client, name, open_lake_table(uri), SMALL)
+    await table.append(ids(range(5, 9)))
+    added = pa.schema([("note", pa.string()), ("n", pa.int32())])
+    table = await client.alter_table(name, add_columns=added)
+    await table.append([{"id": 10, "value": 1, "note": "x", "n": 7}])
+    table = await client.alter_table(name, rename_columns={"n": "m"}, column_types={"n": pa.int64()})
+    await table.append([{"id": 11, "value": 1, "note": "y", "m": 8}])
+    report = await publish(client, name, open_lake_table(uri), SMALL)
+    assert (report.mode, report.rows) == ("changes", 6)
+    expected = sorted_by(await table.scan().to_arrow(), ["id"])
+    assert sorted_by(read_delta(uri).select(table.schema.names), ["id"]) == expected
+
+
 async def create_log(client: Client, name: str) -> Table:
     return await client.create_table(name, SCHEMA, primary_key=[], buckets=2)
 

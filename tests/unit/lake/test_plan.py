@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.lake.lake_table import DataFile, LakeColumn
-from scankv.lake.plan import BucketPlan, find_obstacle
+from scankv.lake.plan import BucketPlan, find_obstacle, small_appended_files
 from scankv.model.keys.key_range import KeyRange
 from tests.support.examples import examples
 
@@ -76,6 +77,28 @@ def test_the_first_and_the_last_key_of_a_bucket_are_covered() -> None:
 def test_overlapping_files_are_replaced_together() -> None:
     files = [data_file(10, 30), data_file(15, 20), data_file(40, 49)]
     assert replaced(files, 16) == [(KeyRange(key(10), key(30) + b"\0"), ["10-30", "15-20"])]
+
+
+def test_many_small_files_side_by_side_are_joined() -> None:
+    files = [data_file(10 * number, 10 * number + 9, rows=1) for number in range(1, 9)]
+    assert replaced(files[:7], 200, file_rows=1) == [(KeyRange(key(79) + b"\0", None), [])]
+    ((keys, paths),) = replaced(files, 200, file_rows=16)
+    assert keys == KeyRange(key(10), None)
+    assert len(paths) == 8
+
+
+def test_small_files_of_different_partitions_are_not_joined() -> None:
+    files = [replace(data_file(10 * n, 10 * n + 9, rows=1), partition_id=str(n % 2)) for n in range(1, 17)]
+    assert [paths for _, paths in replaced(files, 11, file_rows=16)] == [["10-19"]]
+
+
+def test_small_appended_files_are_joined_up_to_a_complete_one() -> None:
+    files = [data_file(number, number, rows=2) for number in range(40)]
+    runs = small_appended_files(reversed(files), 30)
+    assert [len(run) for run in runs] == [15, 15, 10]
+    assert [file for run in runs for file in run] == files
+    assert small_appended_files(files[:7], 30) == []
+    assert small_appended_files([data_file(number, number, rows=3) for number in range(40)], 30) == []
 
 
 def test_a_deleted_range_replaces_the_files_with_its_keys() -> None:
