@@ -52,6 +52,10 @@ def publish(
     partitions: Annotated[
         bool, typer.Option("--partitions/--no-partitions", help="Keep the partitions of the table.")
     ] = True,
+    changes: Annotated[
+        bool,
+        typer.Option("--changes", help="Publish the changes of the table, to which each version adds, not its rows."),
+    ] = False,
     deletes: Annotated[
         Deletes,
         typer.Option(
@@ -77,7 +81,12 @@ def publish(
     if once and every is not None:
         raise UsageError("--once and --every exclude each other: give one of them")
     lake = open_lake_table(uri, format_.value, keep_days * 86_400)
-    options = PublishOptions(is_full=full, partitioned=partitions, masks=deletes is Deletes.VECTORS)
+    options = PublishOptions(
+        is_full=full,
+        partitioned=partitions,
+        content="changes" if changes else "rows",
+        masks=deletes is Deletes.VECTORS,
+    )
 
     async def run() -> None:
         async with connect(url, profile=PROFILE.get()) as client:

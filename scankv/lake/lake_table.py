@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import LakeDamaged, ScanKvError
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from scankv.lake.location import LakeLocation
 
 _PREFIX: Final = "scankv."
+Content: TypeAlias = Literal["rows", "changes"]
+"""What a published table shows: the rows of a table, or its changes with their row kinds and log offsets."""
+
 FORMAT_VERSION: Final = "1"
 """The form of the properties and tags. A reader refuses others."""
 
@@ -120,6 +123,7 @@ class LakeState:
 
     Attributes:
         table: The table, as `database.table`.
+        content: What the version shows.
         log_offsets: For each bucket, the offset of the first change that the version does not show, with the
             incarnation of the table.
         view_time: The instant of the version by the server's clock, in UTC, as ISO 8601.
@@ -131,6 +135,7 @@ class LakeState:
     """
 
     table: str
+    content: Content
     log_offsets: LogOffsets
     view_time: str
     schema_id: int
@@ -153,6 +158,7 @@ class LakeState:
         return {
             _PREFIX + "format": FORMAT_VERSION,
             _PREFIX + "table": self.table,
+            _PREFIX + "content": self.content,
             _PREFIX + "log_offsets": self.log_offsets.to_json(),
             _PREFIX + "view_time": self.view_time,
             _PREFIX + "schema_id": str(self.schema_id),
@@ -185,6 +191,7 @@ class LakeState:
             schemas = json.loads(properties[_PREFIX + "schemas"])
             return cls(
                 table=properties[_PREFIX + "table"],
+                content="rows" if properties[_PREFIX + "content"] == "rows" else "changes",
                 log_offsets=LogOffsets.from_json(properties[_PREFIX + "log_offsets"]),
                 view_time=properties[_PREFIX + "view_time"],
                 schema_id=int(properties[_PREFIX + "schema_id"]),
@@ -240,7 +247,7 @@ class LakeChange:
     Attributes:
         state: Which rows the table shows then.
         schema: Its columns, as `LakeTable.file_schema` returns them.
-        primary_key: The names of the key columns, in key order.
+        primary_key: The names of the key columns, in key order. Empty: rows are only appended.
         removed: Data files of the version before that do not belong to the table any more. A full publish removes all
             files of that version, also those of other programs.
         added: New data files, which are complete and durable.

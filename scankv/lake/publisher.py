@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from aio_client import Client, LogOffsets
-    from scankv.lake.lake_table import DataFile, LakeTable, LakeVersion, MaskedFile
+    from scankv.lake.lake_table import Content, DataFile, LakeTable, LakeVersion, MaskedFile
     from scankv.lake.masking import MaskPlan
     from scankv.lake.plan import Replacement
     from scankv.lake.table_view import TableView
@@ -103,6 +103,7 @@ class PublishOptions:
     Attributes:
         is_full: Whether to write all rows, whatever has changed.
         partitioned: Whether the published table has the partitions of the table.
+        content: What is published: the rows of the table, or its changes, to which each pass adds.
         masks: Whether changed rows are masked where they are, if the format can do that, and written to new files.
             Otherwise files with changed rows are replaced.
         file_rows: How many rows a complete data file has.
@@ -110,6 +111,7 @@ class PublishOptions:
 
     is_full: bool = False
     partitioned: bool = True
+    content: Content = "rows"
     masks: bool = False
     file_rows: int = FILE_ROWS
 
@@ -207,23 +209,34 @@ class _Pass:
     async def run(self) -> PublishReport:
         started = time.monotonic()
         base = await self._in_thread(self._lake.load)
-        if base is not None and base.state.table != self._name:
-            raise LakeDamaged(
-                f"{self._lake.location} was published from table {base.state.table}, not {self._name}: choose another "
-                "location"
-            )
-        async with pin_view(self._client, self._name) as view:
-            schema = self._lake.file_schema(view.snapshot.schema, view.table.primary_key, self._partition_by(view))
+        if base is not None:
+            self._check_is_same(base.state)
+        async with pin_view(self._client, self._name, self._options.content) as view:
+            schema = self._lake.file_schema(view.row_schema, view.primary_key, self._partition_by(view))
             reason = self._why_full(base, view, schema)
+            if reason is not None and base is not None and view.content == "changes" and not self._options.is_full:
+                raise UsageError(
+                    f"the changes of table {self._name} cannot be added to those that were published, because "
+                    f"{reason}: choose another location, or give --full, which drops published changes that the table "
+                    "has not kept"
+                )
             if base is not None and reason is None and _is_unchanged(base, view):
                 return self._report(base.version, base.state, started, mode="unchanged", files_kept=len(base.files))
             work = _PassPlan(reason=reason)
             if base is not None and reason is None:
-                work = await self._plan_changes(base, view) if view.has_key else self._plan_joins(base, view)
+                work = self._plan_joins(base, view) if view.appends else await self._plan_changes(base, view)
             return await self._write_and_commit(base, view, schema, work, started)
 
+    def _check_is_same(self, state: LakeState) -> None:
+        """Raises LakeDamaged if something else was published before."""
+        if (state.table, state.content) != (self._name, self._options.content):
+            raise LakeDamaged(
+                f"{self._lake.location} was published from the {state.content} of table {state.table}, not from the "
+                f"{self._options.content} of {self._name}: choose another location"
+            )
+
     def _partition_by(self, view: TableView) -> list[str]:
-        return view.table.partition_by if self._options.partitioned else []
+        return view.table.partition_by if self._options.partitioned and view.content == "rows" else []
 
     def _why_full(self, base: LakeVersion | None, view: TableView, schema: pa.Schema) -> str | None:
         """Returns why all rows are to be written. None: what has changed may be enough."""
@@ -235,16 +248,18 @@ class _Pass:
             return "the table was dropped and created again"
         if view.changelog == "none":
             return 'the table has no changelog (changelog="none")'
-        if view.expires_silently:
+        if view.expires_silently and not view.appends:
             return 'rows expire without a change (ttl_changes="none")'
-        if view.expiry != base.state.expiry:
+        if view.expiry != base.state.expiry and not view.appends:
             return "the options by which rows expire were changed"
         if base.foreign:
             return "another program has changed the files of the published table"
         if base.state.partition_by != tuple(self._partition_by(view)):
             return "the partition columns are others"
         columns = view.columns(schema)
-        obstacles = (find_obstacle(each, columns, view.null_columns) for each in base.state.schemas.values())
+        # A change that was recorded before a column was added has no value there.
+        nulls = view.null_columns if view.content == "rows" else {column.id for column in columns}
+        obstacles = (find_obstacle(each, columns, nulls) for each in base.state.schemas.values())
         return next((obstacle for obstacle in obstacles if obstacle is not None), None)
 
     def _plan_joins(self, base: LakeVersion, view: TableView) -> _PassPlan:
@@ -303,7 +318,7 @@ class _Pass:
             file_rows=self._options.file_rows,
         )
         try:
-            if not view.has_key:
+            if view.appends:
                 await self._in_thread(self._join, writer, view, work.joined)
                 await self._write_appended(writer, view, None if reason or base is None else base.state.log_offsets)
             elif reason is not None:
@@ -321,7 +336,7 @@ class _Pass:
         change = LakeChange(
             state=state,
             schema=schema,
-            primary_key=view.table.primary_key,
+            primary_key=view.primary_key,
             removed=removed,
             added=writer.files,
             is_full=reason is not None,
@@ -364,7 +379,7 @@ class _Pass:
     def _join(self, writer: LakeWriter, view: TableView, joined: Sequence[Sequence[DataFile]]) -> None:
         for run in joined:
             for file in run:
-                for rows in read_columns(self._lake.location, file, view.snapshot.schema).to_batches():
+                for rows in read_columns(self._lake.location, file, view.row_schema).to_batches():
                     writer.write(file.bucket, rows, (run[0].first_key, run[-1].last_key))
             writer.end_range()
 
@@ -376,8 +391,8 @@ class _Pass:
                         await self._in_thread(writer.write, bucket, view.conform(rows, stream))
             except PositionExpired as error:
                 raise PositionExpired(
-                    f"retention has removed rows of table {self._name} that were not published: with --full, the "
-                    "published table gets the rows that the table still has, and no others",
+                    f"retention has removed {view.content} of table {self._name} that were not published: with --full, "
+                    f"the published table gets the {view.content} that the table still has, and no others",
                     table=self._name,
                     bucket=bucket,
                 ) from error
@@ -390,6 +405,7 @@ class _Pass:
         schemas = {} if base is None else schemas_in_use(base.state.schemas, kept)
         return LakeState(
             table=self._name,
+            content=view.content,
             log_offsets=snapshot.log_offsets,
             view_time=snapshot.taken_at.isoformat(),
             schema_id=snapshot.schema_id,

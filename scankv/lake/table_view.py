@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aio_client import LogOffsets, RangeNotTracked, SnapshotNotTaken, StartFrom, StopAt
-from scankv.lake.lake_table import LakeColumn
+from scankv.lake.lake_table import Content, LakeColumn
 from scankv.lake.masking import ChangedRows
+from scankv.model.changes.change_columns import CHANGE_FIELDS
+from scankv.model.errors import UsageError
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.tables.columns import CHANGE_COLUMNS
 
@@ -36,6 +38,7 @@ class TableView:
         snapshot: The pinned snapshot.
         column_ids: The permanent ids of the columns. None if the table has no changelog, which knows them.
         null_columns: The ids of the columns in which rows are null that were written before the column was added.
+        content: What is published: the rows of the table, or its changes.
     """
 
     client: Client
@@ -43,11 +46,25 @@ class TableView:
     snapshot: Snapshot
     column_ids: tuple[int, ...] | None
     null_columns: frozenset[int]
+    content: Content
 
     @property
-    def has_key(self) -> bool:
-        """Whether the table has a primary key."""
-        return bool(self.table.primary_key)
+    def appends(self) -> bool:
+        """Whether what is published only grows: changes, or the rows of a table without a primary key."""
+        return self.content == "changes" or not self.table.primary_key
+
+    @property
+    def primary_key(self) -> list[str]:
+        """The names of the columns that identify a published row. Empty if it only grows."""
+        return [] if self.appends else self.table.primary_key
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """The columns of the published rows, with the types of the table."""
+        columns = list(self.snapshot.schema)
+        if self.content == "rows":
+            return self.snapshot.schema
+        return pa.schema([*CHANGE_FIELDS, *(field.with_nullable(True) for field in columns)])
 
     @property
     def changelog(self) -> str:
@@ -68,12 +85,14 @@ class TableView:
 
     def columns(self, file_schema: pa.Schema) -> tuple[LakeColumn, ...]:
         """Returns the columns with the types of the data files."""
-        ids = self.column_ids or range(len(file_schema))
+        ids = self.column_ids or tuple(range(len(self.snapshot.schema)))
+        if self.content == "changes":
+            ids = (*(-1 - place for place in range(len(CHANGE_FIELDS))), *ids)
         return tuple(LakeColumn(id_, field.name, str(field.type)) for id_, field in zip(ids, file_schema, strict=True))
 
     def key_at(self, rows: pa.RecordBatch, index: int) -> bytes:
-        """Returns the encoded key of one of the rows; without a primary key, its log offset."""
-        if not self.has_key:
+        """Returns the encoded key of one of the rows; if they are appended, its log offset."""
+        if self.appends:
             offset: int = rows.column("_log_offset")[index].as_py()
             return offset.to_bytes(8, "big")
         key: bytes = self.encode(rows.slice(index, 1))[0].as_py()
@@ -190,8 +209,13 @@ class TableView:
 
 
 @asynccontextmanager
-async def pin_view(client: Client, name: str) -> AsyncIterator[TableView]:
+async def pin_view(client: Client, name: str, content: Content = "rows") -> AsyncIterator[TableView]:
     """Pins a table as of now for the length of the block.
+
+    Args:
+        client: The client, open.
+        name: The table.
+        content: What is published.
 
     Raises:
         SnapshotNotTaken: The columns of the table changed with every attempt.
@@ -200,22 +224,23 @@ async def pin_view(client: Client, name: str) -> AsyncIterator[TableView]:
     for _ in range(_MOST_PINS):
         table = await client.table(name)
         async with table.snapshot(ttl=_TTL_SECONDS) as snapshot:
-            view = await _describe(client, table, snapshot)
+            view = await _describe(client, table, snapshot, content)
             if view is not None:
                 yield view
                 return
     raise SnapshotNotTaken(f"the columns of table {name} changed with every attempt to read it: try again", table=name)
 
 
-async def _describe(client: Client, table: Table, snapshot: Snapshot) -> TableView | None:
+async def _describe(client: Client, table: Table, snapshot: Snapshot, content: Content) -> TableView | None:
     """Returns the view of a snapshot. None: the columns of the table have changed since."""
     if table.options.get("changelog") == "none":
-        is_current = table.schema == snapshot.schema
-        nothing: frozenset[int] = frozenset()
-        return (
-            TableView(client=client, table=table, snapshot=snapshot, column_ids=None, null_columns=nothing)
-            if is_current
-            else None
+        if content == "changes":
+            raise UsageError(f'table {table.name} has no changelog (changelog="none"), so no changes to publish')
+        if table.schema != snapshot.schema:
+            return None
+        ids, nulls = None, frozenset[int]()
+        return TableView(
+            client=client, table=table, snapshot=snapshot, column_ids=ids, null_columns=nulls, content=content
         )
     async with table.changes(StartFrom.LATEST, StopAt.LATEST).stream() as stream:
         schema, ids, defaults = stream.schema, stream.column_ids, stream.initial_defaults
@@ -224,4 +249,4 @@ async def _describe(client: Client, table: Table, snapshot: Snapshot) -> TableVi
     if not same or table.schema.names != snapshot.schema.names:
         return None
     nulls = frozenset(id_ for id_, field in zip(ids, columns, strict=True) if field.name not in defaults)
-    return TableView(client=client, table=table, snapshot=snapshot, column_ids=ids, null_columns=nulls)
+    return TableView(client=client, table=table, snapshot=snapshot, column_ids=ids, null_columns=nulls, content=content)

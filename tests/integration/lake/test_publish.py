@@ -192,7 +192,7 @@ async def test_another_table_is_not_published_over_it(client: Client, name: str,
     await create(client, name)
     await create(client, f"{name}_other")
     await publish_and_compare(client, name, uri)
-    with pytest.raises(LakeDamaged, match="was published from table"):
+    with pytest.raises(LakeDamaged, match="was published from the rows of table"):
         await publish(client, f"{name}_other", open_lake_table(uri))
 
 
