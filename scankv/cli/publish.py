@@ -76,7 +76,8 @@ def publish(
     # Imported on use: the list of commands must not wait for it.
     from aio_client import connect
     from scankv.lake.formats import open_lake_table
-    from scankv.lake.publisher import PublishOptions, publish_every, publish_once
+    from scankv.lake.publisher import PublishOptions
+    from scankv.lake.schedule import publish_every, publish_once
 
     if once and every is not None:
         raise UsageError("--once and --every exclude each other: give one of them")

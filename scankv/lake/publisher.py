@@ -6,28 +6,17 @@ import asyncio
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, NoReturn, ParamSpec, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
 
-from aio_client import (
-    ConnectionFailed,
-    PositionExpired,
-    PositionOutOfRange,
-    RangeNotTracked,
-    ServerBusy,
-    SnapshotLost,
-    SnapshotNotTaken,
-    TableRecreated,
-    TooManyScans,
-    TooManySnapshots,
-)
+from aio_client import PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated
 from scankv.lake.data_files import read_columns
 from scankv.lake.lake_table import LakeChange, LakeState
 from scankv.lake.masking import FileMasker
 from scankv.lake.plan import BucketPlan, find_obstacle, schemas_in_use, small_appended_files
 from scankv.lake.table_view import pin_view
 from scankv.lake.writer import FILE_ROWS, LakeWriter
-from scankv.model.errors import LakeConflict, LakeDamaged, LakeUnavailable, UsageError
+from scankv.model.errors import LakeConflict, LakeDamaged, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,28 +28,12 @@ if TYPE_CHECKING:
     from scankv.lake.masking import MaskPlan
     from scankv.lake.plan import Replacement
     from scankv.lake.table_view import TableView
-    from scankv.model.errors import ScanKvError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ORPHAN_SECONDS: Final = 86_400
-"""How old a data file must be that no version has before it is deleted. No pass takes as long."""
-
 _MOST_MASKED_BYTES: Final = 256 << 20
 """How many bytes of changed rows are collected in memory, to be masked. With more, files are replaced."""
-_EXPIRE_SECONDS: Final = 3600
-_PASSING: Final = (
-    ConnectionFailed,
-    LakeConflict,
-    LakeUnavailable,
-    ServerBusy,
-    SnapshotLost,
-    SnapshotNotTaken,
-    TooManyScans,
-    TooManySnapshots,
-)
-"""Failures that end by themselves, or when somebody has seen to the disk or the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,59 +87,6 @@ class PublishOptions:
     content: Content = "rows"
     masks: bool = False
     file_rows: int = FILE_ROWS
-
-
-async def publish_once(
-    client: Client, table: str, lake: LakeTable, options: PublishOptions | None = None
-) -> PublishReport:
-    """Publishes as `publish`, then deletes the files that only versions older than `keep_seconds` need."""
-    report = await publish(client, table, lake, options)
-    await asyncio.to_thread(lake.expire, ORPHAN_SECONDS)
-    return report
-
-
-async def publish_every(
-    client: Client,
-    table: str,
-    lake: LakeTable,
-    seconds: float,
-    *,
-    options: PublishOptions | None = None,
-    on_report: Callable[[PublishReport], None],
-    on_failure: Callable[[ScanKvError], None],
-) -> NoReturn:
-    """Publishes until it is cancelled, and deletes the files that no version needs every hour.
-
-    Failures that end by themselves are reported, and the next pass is at its time: the server or the location does not
-    answer, or another publisher has committed.
-
-    Args:
-        client: A client of the server.
-        table: The table, as `database.table`.
-        lake: The published table.
-        seconds: The time between the starts of two passes. A pass that takes longer is followed by the next at once.
-        options: How to publish. All rows are written at most once because of `is_full`.
-        on_report: Called after each pass.
-        on_failure: Called with such a failure.
-
-    Raises:
-        ScanKvError: Any other failure, as for `publish`.
-    """
-    options = options or PublishOptions()
-    due = time.monotonic()
-    expires = due
-    while True:
-        try:
-            on_report(await publish(client, table, lake, options))
-            options = replace(options, is_full=False)
-            if time.monotonic() >= expires:
-                await asyncio.to_thread(lake.expire, ORPHAN_SECONDS)
-                expires = time.monotonic() + _EXPIRE_SECONDS
-        except _PASSING as error:
-            on_failure(error)
-        now = time.monotonic()
-        due = max(due + seconds, now)
-        await asyncio.sleep(due - now)
 
 
 async def publish(client: Client, table: str, lake: LakeTable, options: PublishOptions | None = None) -> PublishReport:
@@ -308,6 +228,7 @@ class _Pass:
         work: _PassPlan,
         started: float,
     ) -> PublishReport:
+        """Writes what a pass has planned, and commits it. Deletes what it wrote if it certainly did not commit."""
         reason = work.reason
         writer = LakeWriter(
             self._lake.location,
@@ -318,15 +239,7 @@ class _Pass:
             file_rows=self._options.file_rows,
         )
         try:
-            if view.appends:
-                await self._in_thread(self._join, writer, view, work.joined)
-                await self._write_appended(writer, view, None if reason or base is None else base.state.log_offsets)
-            elif reason is not None:
-                await self._write_all(writer, view)
-            elif work.masks is not None:
-                await self._in_thread(_write_rows, writer, work.masks)
-            else:
-                await self._write_ranges(writer, view, work.replacements)
+            await self._write(writer, base, view, work)
         except BaseException:
             self._thread.submit(writer.abandon)
             raise
@@ -360,6 +273,18 @@ class _Pass:
             files_kept=len(kept),
             bytes_=sum(file.size_bytes for file in writer.files),
         )
+
+    async def _write(self, writer: LakeWriter, base: LakeVersion | None, view: TableView, work: _PassPlan) -> None:
+        if view.appends:
+            since = None if base is None or work.reason is not None else base.state.log_offsets
+            await self._in_thread(self._join, writer, view, work.joined)
+            await self._write_appended(writer, view, since)
+        elif work.reason is not None:
+            await self._write_all(writer, view)
+        elif work.masks is not None:
+            await self._in_thread(_write_rows, writer, work.masks)
+        else:
+            await self._write_ranges(writer, view, work.replacements)
 
     async def _write_all(self, writer: LakeWriter, view: TableView) -> None:
         async with view.scan().stream() as stream:
