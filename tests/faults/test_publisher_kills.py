@@ -11,15 +11,17 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from aio_client import LakeConflict, LakeUnavailable, LogOffsets, connect
+from aio_client import ConnectionFailed, LakeConflict, LakeUnavailable, LogOffsets, StartFrom, StopAt, connect
 from scankv.lake.formats import open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
+from scankv.lake.schedule import publish_every
 from tests.support.dying_publisher import publish_and_die
 from tests.support.lake_readers import live_rows, read_delta, sorted_rows
 from tests.support.small_disk import small_disk
 
 if TYPE_CHECKING:
-    from aio_client import Client, Table
+    from aio_client import Client, ScanKvError, Table
+    from scankv.lake.publisher import PublishReport
     from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.asyncio
@@ -105,6 +107,75 @@ async def test_publishers_at_once_commit_each_change_once(shared_server: ServerP
     offsets = offsets_of_versions(uri)
     assert commits == len(offsets) == 15
     assert_ascending(offsets)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+async def test_versions_beside_a_writer_show_the_table_at_their_offsets(
+    shared_server: ServerProcess, tmp_path: Path, masks: bool
+) -> None:
+    name, uri = f"lake.written{masks}", str(tmp_path / "published")
+    written = asyncio.Event()
+    async with connect(shared_server.url) as client:
+        table = await create(client, name)
+
+        async def write() -> None:
+            for number in itertools.count():
+                await table.upsert([{"id": number * 7 % 300, "value": number}, {"id": number % 11, "value": number}])
+                await table.delete([number * 5 % 300])
+                written.set()
+
+        writer = asyncio.create_task(write())
+        for _ in range(8):
+            written.clear()
+            await written.wait()
+            await publish(client, name, open_lake_table(uri), PublishOptions(file_rows=50, masks=masks))
+        writer.cancel()
+        await asyncio.wait([writer])
+        final = await live_rows(table)
+        for version in range(deltalake.DeltaTable(uri).version() + 1):
+            properties = deltalake.DeltaTable(uri, version=version).metadata().configuration
+            offsets = LogOffsets.from_json(properties["scankv.log_offsets"])
+            rows = {row["id"]: row for row in read_delta(uri, version).to_pylist()}
+            for change in await table.changes(StartFrom.offsets(offsets), StopAt.LATEST).to_pylist():
+                row = {column: change[column] for column in SCHEMA.names}
+                if change["_change_type"] in ("-U", "-D"):
+                    assert rows.pop(row["id"]) == row
+                else:
+                    assert row["id"] not in rows
+                    rows[row["id"]] = row
+            assert sorted(rows.values(), key=lambda row: row["id"]) == final
+    assert_ascending(offsets_of_versions(uri))
+
+
+async def test_publishing_continues_after_the_server_was_killed(server: ServerProcess, tmp_path: Path) -> None:
+    name, uri = "lake.restarted", str(tmp_path / "published")
+    reports: asyncio.Queue[PublishReport] = asyncio.Queue()
+    failures: asyncio.Queue[ScanKvError] = asyncio.Queue()
+    async with connect(server.url, operation_timeout=1) as client:
+        table = await create(client, name)
+        publishing = asyncio.create_task(
+            publish_every(
+                client,
+                name,
+                open_lake_table(uri),
+                0.05,
+                options=SMALL,
+                on_report=reports.put_nowait,
+                on_failure=failures.put_nowait,
+            )
+        )
+        assert (await reports.get()).version == 0
+        server.kill()
+        assert isinstance(await failures.get(), ConnectionFailed)
+        server.restart()
+        await table.upsert([{"id": 5, "value": 5}])
+        while (await reports.get()).version == 0:
+            pass
+        publishing.cancel()
+        await asyncio.wait([publishing])
+        await publish(client, name, open_lake_table(uri), SMALL)
+        assert published(uri) == await live_rows(table)
+    assert_ascending(offsets_of_versions(uri))
 
 
 async def test_a_full_location_is_reported_and_publishing_continues_with_space(

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 import deltalake
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -53,6 +54,16 @@ async def test_the_first_version_has_all_rows(client: Client, name: str, uri: st
     report = await publish_and_compare(client, name, uri)
     assert (report.version, report.mode, report.rows, report.files_removed) == (0, "full", 1000, 0)
     assert report.log_offsets == await table.log_offsets()
+
+
+async def test_duckdb_reads_a_version_as_arrow_data(client: Client, name: str, uri: str) -> None:
+    table = await create(client, name)
+    await publish_and_compare(client, name, uri)
+    await table.upsert(rows_of(range(10, 30), score=5))
+    await publish_and_compare(client, name, uri, PublishOptions(file_rows=50, masks=True))
+    published = read_delta(uri)
+    found = duckdb.from_arrow(published).aggregate("count(*), sum(score), max(player)").fetchall()
+    assert found == [(1000, 1080, 999)]
 
 
 async def test_an_empty_table_is_published(client: Client, name: str, uri: str) -> None:
