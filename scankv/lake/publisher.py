@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
 
 from aio_client import PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated
@@ -19,13 +19,13 @@ from scankv.lake.writer import FILE_ROWS, LakeWriter
 from scankv.model.errors import LakeConflict, LakeDamaged, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
     from aio_client import Client, LogOffsets
     from scankv.lake.lake_table import Content, DataFile, LakeTable, LakeVersion, MaskedFile
-    from scankv.lake.masking import MaskPlan
+    from scankv.lake.masking import ChangedRows
     from scankv.lake.plan import Replacement
     from scankv.lake.table_view import TableView
 
@@ -194,9 +194,9 @@ class _Pass:
         files = {bucket: [f for f in base.files if f.bucket == bucket] for bucket in range(view.table.buckets)}
         try:
             if self._options.masks and self._lake.can_mask and base.state.schema_id == view.snapshot.schema_id:
-                masks = await self._plan_masks(base, view, files)
-                if masks is not None:
-                    return _PassPlan(masks=masks)
+                changes = await self._collect_changes(base, view)
+                if changes is not None:
+                    return _PassPlan(changes=changes)
             plans = {bucket: BucketPlan(bucket, files[bucket]) for bucket in files}
             await view.add_changes(plans, base.state.log_offsets)
         except (PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated) as error:
@@ -204,21 +204,14 @@ class _Pass:
         file_rows = self._options.file_rows
         return _PassPlan(replacements=[each for plan in plans.values() for each in plan.replacements(file_rows)])
 
-    async def _plan_masks(
-        self, base: LakeVersion, view: TableView, files: Mapping[int, Sequence[DataFile]]
-    ) -> dict[int, MaskPlan] | None:
-        """Returns what to do with the files of each bucket. None: files with changed rows are to be replaced."""
+    async def _collect_changes(self, base: LakeVersion, view: TableView) -> dict[int, ChangedRows] | None:
+        """Returns the changed rows of each bucket, to be masked. None: files with changed rows are to be replaced."""
         if view.changelog == "input":  # which does not have the rows as they are after the changes
             return None
         try:
-            changes = await view.collect_changes(base.state.log_offsets, _MOST_MASKED_BYTES)
+            return await view.collect_changes(base.state.log_offsets, _MOST_MASKED_BYTES)
         except RangeNotTracked:  # perhaps a deleted range, whose files can be replaced
             return None
-        if changes is None:
-            return None
-        table = view.table
-        masker = FileMasker(self._lake, view.snapshot.schema, table.primary_key, view.encode, self._options.file_rows)
-        return {bucket: await self._in_thread(masker.plan, files[bucket], changes[bucket].finish()) for bucket in files}
 
     async def _write_and_commit(
         self,
@@ -281,8 +274,9 @@ class _Pass:
             await self._write_appended(writer, view, since)
         elif work.reason is not None:
             await self._write_all(writer, view)
-        elif work.masks is not None:
-            await self._in_thread(_write_rows, writer, work.masks)
+        elif work.changes is not None:
+            assert base is not None
+            await self._in_thread(self._mask, writer, base, view, work)
         else:
             await self._write_ranges(writer, view, work.replacements)
 
@@ -300,6 +294,19 @@ class _Pass:
                 async for rows in stream:
                     await self._in_thread(writer.write, each.bucket, rows)
             await self._in_thread(writer.end_range)
+
+    def _mask(self, writer: LakeWriter, base: LakeVersion, view: TableView, work: _PassPlan) -> None:
+        """Masks changed rows and writes those that they have become, one bucket after the other, to save memory."""
+        changes = work.changes or {}
+        schema, key, file_rows = view.snapshot.schema, view.primary_key, self._options.file_rows
+        masker = FileMasker(self._lake, schema, key, view.encode, file_rows)
+        for bucket in sorted(changes):
+            plan = masker.plan([file for file in base.files if file.bucket == bucket], changes.pop(bucket).finish())
+            for rows in plan.rows.to_batches():
+                writer.write(bucket, rows)
+            writer.end_range()
+            work.removed += plan.removed
+            work.masked += plan.masked
 
     def _join(self, writer: LakeWriter, view: TableView, joined: Sequence[Sequence[DataFile]]) -> None:
         for run in joined:
@@ -373,39 +380,29 @@ class _Pass:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _PassPlan:
-    """What a pass is to write.
+    """What a pass is to write, and what becomes of the files of the version before.
 
     Attributes:
         reason: Why all rows are to be written. None: the other attributes say what.
         replacements: Ranges of keys to read from the table, and the files that they replace.
         joined: Files of a table without a key, each list of which becomes one file.
-        masks: For each bucket, which files are masked, and which rows are written. None: files are replaced.
+        changes: The changed rows of each bucket, which are masked in their files. None: files are replaced.
+        removed: The files that go.
+        masked: The files that remain with masked rows.
     """
 
     reason: str | None = None
     replacements: Sequence[Replacement] = ()
     joined: Sequence[Sequence[DataFile]] = ()
-    masks: Mapping[int, MaskPlan] | None = None
+    changes: dict[int, ChangedRows] | None = None
+    removed: list[DataFile] = field(default_factory=list)
+    masked: list[MaskedFile] = field(default_factory=list)
 
-    @property
-    def removed(self) -> list[DataFile]:
-        masks = () if self.masks is None else self.masks.values()
-        replaced = [file for each in self.replacements for file in each.files]
-        replaced += [file for run in self.joined for file in run]
-        return [*replaced, *(file for plan in masks for file in plan.removed)]
-
-    @property
-    def masked(self) -> list[MaskedFile]:
-        return [file for plan in (self.masks or {}).values() for file in plan.masked]
-
-
-def _write_rows(writer: LakeWriter, masks: Mapping[int, MaskPlan]) -> None:
-    for bucket, plan in masks.items():
-        for rows in plan.rows.to_batches():
-            writer.write(bucket, rows)
-        writer.end_range()
+    def __post_init__(self) -> None:
+        self.removed += [file for each in self.replacements for file in each.files]
+        self.removed += [file for run in self.joined for file in run]
 
 
 def _is_unchanged(base: LakeVersion, view: TableView) -> bool:
