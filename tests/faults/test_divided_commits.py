@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import suppress
 from functools import partial
 from itertools import count, cycle
@@ -76,18 +77,20 @@ def steps(*moments: str) -> Iterator[Iterator[str]]:
 
 
 @at_steps
-def test_the_commit_goes_on_when_a_worker_dies_at_any_step(tmp_path: Path, every: bool) -> None:
+@pytest.mark.parametrize("how", ["", "-frozen"])
+def test_the_commit_goes_on_when_a_worker_dies_or_freezes_at_any_step(tmp_path: Path, every: bool, how: str) -> None:
     armed = tmp_path / "points"
+    settings = ("--workers", str(WORKERS), "--set", "worker_timeout_seconds=5")
     kills = 0
     with (
-        ServerProcess(tmp_path / "data", "--workers", str(WORKERS), wrapper=crashing_workers(armed)) as server,
+        ServerProcess(tmp_path / "data", *settings, wrapper=crashing_workers(armed)) as server,
         sync.connect(server.url, operation_timeout=60) as client,
     ):
         ledger = DividedLedger(client)
         for points in steps("before", "after") if every else [iter(SOME)]:
             for point in points:
                 transaction = ledger.stage(client, point, 6)
-                armed.write_text(point)
+                armed.write_text(f"{point}{how}")
                 # It is repeated while the worker starts again.
                 transaction.commit()
                 ledger.check(client, point, 6)
@@ -101,15 +104,16 @@ def test_the_commit_goes_on_when_a_worker_dies_at_any_step(tmp_path: Path, every
 
 
 @at_steps
-def test_a_transaction_is_whole_when_the_server_dies_at_any_step_and_has_another_number_of_workers(
-    tmp_path: Path, every: bool
+@pytest.mark.parametrize("how", ["all", "drain"])
+def test_a_transaction_is_whole_when_the_server_ends_at_any_step_and_has_another_number_of_workers(
+    tmp_path: Path, every: bool, how: str
 ) -> None:
     armed, data = tmp_path / "points", tmp_path / "data"
     numbers = cycle(["1", "3", "2"])
     kills = 0
     with ServerProcess(data, "--workers", str(WORKERS)) as server, sync.connect(server.url) as client:
         ledger = DividedLedger(client)
-    for points in steps("before-all", "after-all") if every else [iter([f"{point}-all" for point in SOME[:2]])]:
+    for points in steps(f"before-{how}", f"after-{how}") if every else [iter([f"{point}-{how}" for point in SOME[:2]])]:
         for point in points:
             with (
                 ServerProcess(data, "--workers", str(WORKERS), wrapper=crashing_workers(armed)) as server,
@@ -124,6 +128,7 @@ def test_a_transaction_is_whole_when_the_server_dies_at_any_step_and_has_another
                     ledger.check(client, point, 6)
                     break
                 wait_until(partial(has_ended, server.process.pid), "the processes ended")
+                assert server.process.wait() == (0 if how == "drain" else -signal.SIGKILL)
             kills += 1
             with ServerProcess(data, "--workers", next(numbers)) as server, sync.connect(server.url) as client:
                 ledger.check(client, point, 6)

@@ -3,6 +3,7 @@
 `ServerProcess(data, "--workers", "2", wrapper=crashing_workers(points))` starts it; writing a point such as
 `1 append 2 before` into the file `points` arms it: worker 1 dies before it appends its second record from then on to
 its transaction log, and removes the file right before. With `before-all` and `after-all`, its supervisor dies, too.
+With `-frozen` in place of `-all`, the worker freezes instead; with `-drain`, it continues while the server is stopped.
 
 - `append N`: around the Nth record of the transaction log.
 - `write N`: around the Nth WriteBatch of any bucket.
@@ -27,6 +28,11 @@ from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.crashing_server import Crash
 
 _WORKER = "streaming_server.worker_process"
+_SIGNALS = {
+    "all": [(os.getppid, signal.SIGKILL), (os.getpid, signal.SIGKILL)],
+    "frozen": [(os.getpid, signal.SIGSTOP)],
+    "drain": [(os.getppid, signal.SIGTERM)],
+}
 
 
 def crashing_workers(points: Path) -> tuple[str, ...]:
@@ -53,10 +59,12 @@ class WorkerCrash(Crash):
         return (kind, int(number), moment) if int(worker) == self.number else None
 
     def _end_at(self, place: tuple[str, int, str], point: tuple[str, int, str] | None) -> None:
-        if point is not None and point[2].endswith("-all") and (*place[:2], f"{place[2]}-all") == point:
-            self._points.unlink()
-            os.kill(os.getppid(), signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+        if point is not None:
+            moment, _, how = point[2].partition("-")
+            if how and (*point[:2], moment) == place:
+                self._points.unlink()
+                for pid, number in _SIGNALS[how]:
+                    os.kill(pid(), number)
         super()._end_at(place, point)
 
     def around_async(self, cls: type, method: str, what: str) -> None:
