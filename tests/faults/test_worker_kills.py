@@ -104,24 +104,70 @@ class OwnedTableWriter:
         self.acknowledged, self.in_doubt = found, {}
 
 
+@dataclass
+class TransactionWriter:
+    """Writes the same rows to a table of each worker, each time with one transaction.
+
+    Attributes:
+        acknowledged: The value of each key after the last acknowledged commit.
+        in_doubt: The values of a key whose commit was not acknowledged.
+    """
+
+    tables: list[str]
+    acknowledged: dict[int, int] = field(default_factory=dict)
+    in_doubt: dict[int, set[int]] = field(default_factory=dict)
+    writes: int = 0
+
+    async def write_until(self, client: Client, stop: asyncio.Event, rng: random.Random) -> None:
+        """Writes until the event is set. Failures of connections leave a commit in doubt."""
+        tables = [await client.table(name) for name in self.tables]
+        while not stop.is_set():
+            self.writes += 1
+            key, value = rng.randrange(20), self.writes
+            try:
+                async with client.transaction(id=f"both:{value}") as tx:
+                    for table in rng.sample(tables, len(tables)):
+                        await tx.upsert(table, [{"k": key, "v": value}])
+                    await tx.commit()
+            except (ConnectionFailed, TransactionLost):
+                self.in_doubt.setdefault(key, set()).add(value)
+            else:
+                self.acknowledged[key] = value
+
+    async def check(self, client: Client) -> None:
+        """Compares the tables with each other, and with what was acknowledged, and continues with what they have."""
+        found = []
+        for name in self.tables:
+            rows = (await (await client.table(name)).scan().to_arrow()).to_pylist()
+            found.append({row["k"]: row["v"] for row in rows})
+        assert all(each == found[0] for each in found), found
+        for key in found[0].keys() | self.acknowledged.keys():
+            known = self.acknowledged.get(key)
+            later = {value for value in self.in_doubt.get(key, set()) if known is None or value > known}
+            assert found[0].get(key) in {known, *later}, (key, found[0].get(key), known, later)
+        self.acknowledged, self.in_doubt = found[0], {}
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.soak)])
 async def test_every_acknowledged_write_survives_kills_of_any_process(divided: ServerProcess, kills: int) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     writers = [OwnedTableWriter(name) for (name,) in names_of_workers(WORKERS)]
+    both = TransactionWriter([name for (name,) in names_of_workers(WORKERS, "both")])
+    all_writers: list[OwnedTableWriter | TransactionWriter] = [*writers, both]
     try:
         async with connect(divided.url, operation_timeout=20) as client:
-            for writer in writers:
-                await client.create_table(writer.table, SCHEMA, primary_key=["k"], buckets=2)
+            for name in (*(writer.table for writer in writers), *both.tables):
+                await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
         for _ in range(kills):
             async with connect(divided.url, operation_timeout=20) as client:
-                for writer in writers:
-                    await writer.check(client)
+                for each in all_writers:
+                    await each.check(client)
                 stop = asyncio.Event()
                 async with asyncio.TaskGroup() as group:
-                    for writer in writers:
-                        group.create_task(writer.write_until(client, stop, random.Random(rng.random())))
+                    for each in all_writers:
+                        group.create_task(each.write_until(client, stop, random.Random(rng.random())))
                     before = {writer.table: writer.writes for writer in writers}
                     await _until_more_writes(before, writers)
                     await asyncio.sleep(rng.uniform(0, 0.3))
@@ -138,8 +184,9 @@ async def test_every_acknowledged_write_survives_kills_of_any_process(divided: S
             if victim is None:
                 await asyncio.to_thread(divided.restart)
         async with connect(divided.url) as client:
-            for writer in writers:
-                await writer.check(client)
+            for each in all_writers:
+                await each.check(client)
+        assert both.writes > kills
         assert divided.stop() == 0
     except BaseException as error:
         error.add_note(f"seed {seed}")
