@@ -300,3 +300,25 @@ async def test_a_commit_that_is_applied_by_another_task_is_to_be_repeated(
 
 async def is_stuck(transactions: Transactions) -> bool:
     return bool(transactions.stuck)
+
+
+async def test_a_transaction_can_be_aborted_whose_share_was_in_doubt(tmp_path: Path) -> None:
+    crashed = tmp_path / "crashed"
+
+    async def crash(method: str, worker: int, *_: object) -> None:
+        if (method, worker) == ("prepare", 2):
+            await asyncio.to_thread(shutil.copytree, tmp_path / "data", crashed)
+
+    async with direct_workers(tmp_path / "data", 3, before=crash) as workers:
+        token = await workers.begin()
+        await workers.stage(token, 2, 0, 1, 2)
+        await workers.commit(token, 1, 2)
+    async with direct_workers(crashed, 3, before=lose) as workers:
+        assert [bool(tables.transactions.stuck) for tables in workers.tables] == [False, True, False]
+        with pytest.raises(Unavailable, match="worker 0 of the server decides"):
+            await workers.tables[1].transactions.abort(token)
+        workers.before = None
+        for tables in workers.tables:
+            await tables.transactions.abort(token)
+        assert await has_scores(workers, set())
+        assert not any(tables.transactions.open for tables in workers.tables)

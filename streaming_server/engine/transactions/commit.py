@@ -342,7 +342,8 @@ class CommitCoordinator:
 
     def _block_all(self, decision: Decision, buckets: Sequence[LiveBucket], error: BaseException) -> None:
         """Blocks the buckets of a decision that is uncertain, or whose progress is unknown."""
-        _log.error("the transaction %s may be committed, and is not applied", decision.token, exc_info=error)
+        trace = None if isinstance(error, ScanKvError) else error
+        _log.error("the transaction %s may be committed, and is not applied: %s", decision.token, error, exc_info=trace)
         self.stuck[decision.token] = retried_error(retried_kind(error), OUTCOME_UNKNOWN, error)
         for live in buckets:
             live.block(retried_error(Unavailable, f"{live.location}: {OUTCOME_UNKNOWN}", error))

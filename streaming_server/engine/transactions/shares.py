@@ -85,7 +85,7 @@ class TransactionShares:
             ScanKvError: Why the transaction is not open.
         """
         token = request.token
-        await asyncio.shield(self._tasks.start(self._transactions.end_doubts()))
+        await self._transactions.end_doubts()
         self._transactions.check_not_stuck(token, "")
         transaction = self._transactions.find(token)
         if transaction is not None and transaction.commit is not None:

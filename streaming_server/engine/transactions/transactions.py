@@ -500,7 +500,7 @@ class Transactions:
             for token in await self._coordinator.settle(self._committed):
                 if (undecided := self._open.get(token)) is not None:
                     self._open_again(undecided)
-        await self.end_doubts()
+        await self._end_doubts()
         done = await self._coordinator.retry(dropped)
         if not done:
             await self._coordinator.tidy_up()
@@ -511,7 +511,13 @@ class Transactions:
             await self._conclude(committed)
 
     async def end_doubts(self) -> None:
-        """Asks for the outcomes of shares in doubt, and reopens the transactions of those that are undone."""
+        """Asks for the outcomes of shares in doubt, and reopens the transactions of those that are undone.
+
+        Runs to completion, even when the caller cancels.
+        """
+        await asyncio.shield(self._tasks.start(self._end_doubts()))
+
+    async def _end_doubts(self) -> None:
         for token in await self._coordinator.ask_in_doubt():
             await self.reopen(token)
 
@@ -562,8 +568,14 @@ class Transactions:
 
         Raises:
             TransactionCommitted: The transaction is committed, or being committed.
+            Unavailable: A share of it is in doubt.
         """
         self.check_log()
+        if token in self._decisions.prepared:
+            # Its coordinator may have given the commit up.
+            await self.end_doubts()
+            if token in self._decisions.prepared:
+                self.check_not_stuck(token, "")
         transaction = self._open.get(token)
         is_committed = self._committed.find(token, "") is not None or any(each.token == token for each in self.decided)
         if is_committed or (transaction is not None and transaction.commit is not None):
