@@ -105,7 +105,7 @@ class OwnedTableWriter:
 
 
 @dataclass
-class TransactionWriter:
+class DividedTableWriter:
     """Writes the same rows to a table of each worker, each time with one transaction.
 
     Attributes:
@@ -154,8 +154,8 @@ async def test_every_acknowledged_write_survives_kills_of_any_process(divided: S
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     writers = [OwnedTableWriter(name) for (name,) in names_of_workers(WORKERS)]
-    both = TransactionWriter([name for (name,) in names_of_workers(WORKERS, "both")])
-    all_writers: list[OwnedTableWriter | TransactionWriter] = [*writers, both]
+    both = DividedTableWriter([name for (name,) in names_of_workers(WORKERS, "both")])
+    all_writers: list[OwnedTableWriter | DividedTableWriter] = [*writers, both]
     try:
         async with connect(divided.url, operation_timeout=20) as client:
             for name in (*(writer.table for writer in writers), *both.tables):
