@@ -13,10 +13,10 @@ from aio_client._scan.consumers import ConsumerMethods
 from aio_client._scan.table_scans import ScanMethods
 from aio_client._table.description import TableDescription
 from aio_client._table.handle import TableHandle
+from scankv.v1 import table_pb2
 
 if TYPE_CHECKING:
     from aio_client._transport.transport import Transport
-    from scankv.v1 import table_pb2
 
 
 class Table(
@@ -48,3 +48,9 @@ class Table(
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} of {self._handle.transport.address}>"
+
+
+async def open_table(transport: Transport, name: str) -> Table:
+    """Returns a table by its name, over a connection to its owner. Raises TableNotFound."""
+    request = table_pb2.GetTableRequest(name=name)
+    return Table(transport, (await transport.call(lambda: transport.services.tables.GetTable, request)).table)

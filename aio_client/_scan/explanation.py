@@ -39,8 +39,9 @@ class ScanExplanation:
         ordered: Whether the rows of all buckets are returned in one order, not only those of each bucket.
         reverse: Whether the order is descending.
         limit: The most rows returned. None: no limit.
-        read_path: What the rows are read from: `columnar`, the columnar base of each bucket that has one, or `rocksdb`.
-        read_path_reason: Why the server reads from there, in words.
+        read_path: What the rows are read from: `columnar`, the columnar base of each bucket that has one, `rocksdb`, or
+            `lake`, the files of the published table and what has changed since.
+        read_path_reason: Why the rows are read from there, in words.
         partitions_read: How many partitions of a partitioned table are read. None: the table is not partitioned.
         partitions: How many partitions the buckets have. None: the table is not partitioned.
         by_offset: Whether the rows of a bucket are in the order of their log offsets, because the table has no primary
@@ -65,7 +66,7 @@ class ScanExplanation:
     ordered: bool
     reverse: bool
     limit: int | None
-    read_path: Literal["columnar", "rocksdb"]
+    read_path: Literal["columnar", "rocksdb", "lake"]
     read_path_reason: str
     partitions_read: int | None
     partitions: int | None

@@ -30,6 +30,7 @@ _READ_PATHS: Final = {
     "auto": scan_pb2.READ_PATH_UNSPECIFIED,
     "rocksdb": scan_pb2.READ_PATH_ROCKSDB,
     "columnar": scan_pb2.READ_PATH_COLUMNAR,
+    "lake": scan_pb2.READ_PATH_UNSPECIFIED,
 }
 
 

@@ -57,7 +57,12 @@ class Scan(ScanBuilder):
         Raises:
             UsageError: The scan reads the changelog without `with_row_kind`.
         """
-        return ScanStream(self._transport, self._readable(), self._table)
+        spec = self._readable()
+        if spec.read_path == "lake":
+            from scankv.lake.union.union_stream import UnionStream
+
+            return UnionStream(self._transport, spec, self._table)
+        return ScanStream(self._transport, spec, self._table)
 
     def stream_sync(self) -> BlockingStream:
         """Returns a stream of the rows for code that blocks: `for rows in scan.stream_sync()`.
@@ -98,7 +103,8 @@ class Scan(ScanBuilder):
     async def explain(self) -> ScanExplanation:
         """Returns how the server would answer the scan: which buckets and keys it would read, and what it would decode.
 
-        The server reads no rows. `print(await scan.explain())` shows the explanation. A scan with a resume token is
+        The server reads no rows, except for `read_path("lake")`: what has changed since the table was published.
+        `print(await scan.explain())` shows the explanation. A scan with a resume token is
         explained from its beginning.
 
         Raises:
@@ -108,6 +114,10 @@ class Scan(ScanBuilder):
         explanation = await explain(self._transport, scan_request(self._spec))
         if self._spec.buckets == ():
             return replace(explanation, buckets=(), ranges=(), points=0, first_points=())
+        if self._spec.read_path == "lake":
+            from scankv.lake.union.union_stream import explain_union
+
+            return await explain_union(self._transport, self._spec, explanation)
         return explanation
 
     async def to_arrow(self) -> pa.Table:

@@ -290,19 +290,31 @@ class ScanBuilder(ChangesBuilder):
         """Returns the rows of each bucket in descending key order. A second call restores ascending order."""
         return self._with(reverse=not self._spec.reverse)
 
-    def read_path(self, read_path: Literal["auto", "rocksdb", "columnar"]) -> Self:
-        """Chooses what the rows are read from. The rows and their order are the same for all choices.
+    def read_path(self, read_path: Literal["auto", "rocksdb", "columnar", "lake"], lake: str | None = None) -> Self:
+        """Chooses what the rows are read from. The rows and their order are the same for all choices but `"lake"`.
+
+        With `"lake"`, the client reads the files that `scankv publish` has written, and from the server only what has
+        changed since: all as of one instant, that of the snapshot or of the start of the scan. The rows come bucket by
+        bucket: first those of the files, in key order within each file, then those that have changed. So a `limit` may
+        return other rows than without the lake.
+
+        The server is read alone, as with `"auto"`, where the published table cannot be used: it does not exist or
+        answer, is damaged, or shows another incarnation of the table; or what has changed since is not in the changelog
+        any more, or is more than a quarter of the rows. So are tables whose rows expire, tables without a key or
+        without rows in their changelog, and scans with `ordered` or `reverse`. `stream.lake_fallback` and `explain` say
+        why. Needs `pip install "scankv[lake]"`.
 
         Args:
             read_path: `"rocksdb"` reads RocksDB row by row. `"columnar"` reads the columnar base of each bucket and its
                 delta, which is many times faster; it needs a table with the option `columnar_base`. `"auto"`, the
                 default, lets the server choose; `explain` says what it chooses and why. A pinned snapshot has the bases
                 that existed when it was taken.
+            lake: With `"lake"`, where the table is published: a directory, or a URI such as `s3://bucket/scores`.
 
         Raises:
-            UsageError: `read_path` has another value.
+            UsageError: `read_path` has another value, or `lake` is missing or given for another one.
         """
-        return self._with(read_path=read_path)
+        return self._with(read_path=read_path, lake=lake)
 
     def isolation(self, isolation: Isolation) -> Self:
         """Chooses whether the scan waits until what it returns is durable.

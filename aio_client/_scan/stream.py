@@ -281,6 +281,14 @@ class ScanStream:
         return "table" if self._progress.spec.snapshot_id is None else "pinned"
 
     @property
+    def lake_fallback(self) -> str | None:
+        """Of a scan with `read_path("lake", ...)`: why it reads the server alone. None: it reads the published table.
+
+        Known once the scan has started; None for every other scan.
+        """
+        return None
+
+    @property
     def resume_token(self) -> bytes | None:
         """The token that continues after the last batch that was returned, for `scan.resume_from(token)`. Opaque.
 

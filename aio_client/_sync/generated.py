@@ -1720,8 +1720,8 @@ class Scan(BlockingScan):
     def explain(self) -> ScanExplanation:
         """Returns how the server would answer the scan: which buckets and keys it would read, and what it would decode.
 
-        The server reads no rows. `print(scan.explain())` shows the explanation. A scan with a resume token is explained
-        from its beginning.
+        The server reads no rows, except for `read_path("lake")`: what has changed since the table was published.
+        `print(scan.explain())` shows the explanation. A scan with a resume token is explained from its beginning.
 
         Raises:
             SchemaMismatch: A column does not exist, or a value of `where` is not of its column's type.

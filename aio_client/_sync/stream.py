@@ -327,6 +327,14 @@ class ScanStream:
         return self._stream.consistency
 
     @property
+    def lake_fallback(self) -> str | None:
+        """Of a scan with `read_path("lake", ...)`: why it reads the server alone. None: it reads the published table.
+
+        Known once the scan has started; None for every other scan.
+        """
+        return self._stream.lake_fallback
+
+    @property
     def resume_token(self) -> bytes | None:
         """The token that continues after the last batch that was returned, for `scan.resume_from(token)`. Opaque.
 

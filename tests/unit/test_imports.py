@@ -21,9 +21,11 @@ PACKAGES = {
     "scankv.model": {"scankv.v1"},
     "scankv.formats": {"scankv.model", "aio_client"},
     "scankv.lake": {"scankv.model", "aio_client"},
+    "scankv.lake.union": {"scankv.model", "scankv.lake", "aio_client"},
     "streaming_server": {"scankv.v1", "scankv.model"},
-    "aio_client": {"scankv.v1", "scankv.model"},
-    "spark_bridge": {"scankv.model", "aio_client"},
+    # On use, for scans with `read_path("lake")`.
+    "aio_client": {"scankv.v1", "scankv.model", "scankv.lake.union"},
+    "spark_bridge": {"scankv.model", "aio_client", "scankv.lake", "scankv.lake.union"},
     "pyspark_scankv": {"spark_bridge"},
     "http_gateway": {"scankv.v1", "scankv.model", "scankv.formats", "aio_client"},
     "scankv": {
@@ -31,6 +33,7 @@ PACKAGES = {
         "scankv.model",
         "scankv.formats",
         "scankv.lake",
+        "scankv.lake.union",
         "streaming_server",
         "aio_client",
         "spark_bridge",

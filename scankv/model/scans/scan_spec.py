@@ -41,7 +41,7 @@ class Resume(enum.StrEnum):
     which are in `stream.resumptions`."""
 
 
-READ_PATHS: Final = ("auto", "rocksdb", "columnar")
+READ_PATHS: Final = ("auto", "rocksdb", "columnar", "lake")
 """The values of `read_path`."""
 
 
@@ -60,7 +60,8 @@ class ScanSpec:
         snapshot_id: The pinned snapshot to read. None: the live table.
         key_range: The encoded keys to read. None: all.
         reverse: Whether each bucket is read in descending key order.
-        read_path: What the rows are read from: `auto`, `rocksdb` or `columnar`.
+        read_path: What the rows are read from: `auto`, `rocksdb`, `columnar` or `lake`.
+        lake: With the read path `lake`, where the table is published.
         isolation: Whether the scan waits until what it returns is durable: `read_committed` or `read_latest`.
         ordered: Whether the rows of all buckets together are returned in key order.
         resume: Whether the scan continues by itself after an interruption. None: only a scan of a pinned snapshot or
@@ -88,6 +89,7 @@ class ScanSpec:
     key_range: KeyRange | None = None
     reverse: bool = False
     read_path: str = "auto"
+    lake: str | None = None
     isolation: Isolation = "read_committed"
     ordered: bool = False
     changes_follow: bool = False
@@ -132,6 +134,12 @@ class ScanSpec:
         if self.read_path not in READ_PATHS:
             raise UsageError(
                 f"read_path must be {' or '.join(map(repr, READ_PATHS))}, not {self.read_path!r}", option="read_path"
+            )
+        if (self.read_path == "lake") != (isinstance(self.lake, str) and bool(self.lake)):
+            raise UsageError(
+                f'read_path "lake" needs the location of the published table, and no other read_path has one: '
+                f"{self.read_path!r} was given with {self.lake!r}",
+                option="read_path",
             )
         check_isolation(self.isolation, snapshot_id=self.snapshot_id)
         if self.resume is not None and not isinstance(self.resume, Resume):

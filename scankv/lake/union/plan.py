@@ -1,0 +1,235 @@
+"""Plans a union read: which published version, what has changed since, or why the server has to be read alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from aio_client import (
+    PositionExpired,
+    PositionOutOfRange,
+    RangeNotTracked,
+    StartFrom,
+    StopAt,
+    TableRecreated,
+)
+from aio_client._client.table import open_table
+from aio_client._scan.stream import ScanStream
+from scankv.lake.formats import open_lake_table
+from scankv.lake.union.fresh_rows import FreshChanges, key_codec
+from scankv.lake.union.published_rows import PublishedRows, UnionColumn
+from scankv.model.errors import LakeError
+from scankv.model.expressions.binding import bind, columns_of
+from scankv.model.tables.columns import CHANGE_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aio_client import LogOffsets, Table
+    from aio_client._scan.progress import ScanProgress
+    from aio_client._transport.transport import Transport
+    from scankv.lake.lake_table import DataFile, LakeTable, LakeVersion
+    from scankv.lake.union.fresh_rows import FreshRows
+    from scankv.model.expressions.binding import BoundPredicate
+    from scankv.model.scans.scan_spec import ScanSpec
+
+MOST_CHANGED_SHARE: Final = 0.25
+"""Of the published rows. With more changes, reading the server alone is about as fast."""
+_ALWAYS_CHANGES: Final = 65_536
+_MOST_BYTES: Final = 256 << 20
+
+
+class ServerAloneError(Exception):
+    """Why the server has to be read alone; its text is for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnionPlan:
+    """A union read: everything it needs from the server has arrived. Immutable.
+
+    Attributes:
+        spec: The scan.
+        version: The published version.
+        published: Reads the files of the version.
+        progress: The progress of a scan without rows, whose header names the instant and the columns of the answer.
+        columns: The columns that are read, by name: those of the answer, of the predicate and of the key.
+        fresh: What has changed between the version and the instant.
+        where: The predicate of the scan. None: all rows match.
+    """
+
+    spec: ScanSpec
+    version: LakeVersion
+    published: PublishedRows
+    progress: ScanProgress = field(repr=False)
+    columns: Mapping[str, UnionColumn] = field(repr=False)
+    fresh: FreshRows = field(repr=False)
+    where: BoundPredicate | None = field(repr=False)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the answer."""
+        return self.progress.schema
+
+    @property
+    def buckets(self) -> list[int]:
+        """The buckets to read, in order."""
+        return sorted(self.version.state.log_offsets if self.spec.buckets is None else self.spec.buckets)
+
+    def files(self, bucket: int) -> list[DataFile]:
+        """Returns the files of a bucket that may have keys of the scan, in the order of their keys."""
+        keys = self.spec.key_range
+        files = [file for file in self.version.files if file.bucket == bucket]
+        if keys is not None:
+            files = [
+                file
+                for file in files
+                if (keys.start is None or file.last_key >= keys.start)
+                and (keys.end is None or file.first_key < keys.end)
+            ]
+        return sorted(files, key=lambda file: file.first_key)
+
+    def describe(self) -> str:
+        """Returns what is read from where, in words."""
+        state, changed = self.version.state, sum(len(each.keys) for each in self.fresh.keys.values())
+        return (
+            f"version {self.version.version:,} in {self.published.lake.location}, which shows the table as of "
+            f"{state.view_time}, without {changed:,} keys that have changed since, and {self.fresh.rows.num_rows:,} "
+            "rows from the server"
+        )
+
+
+async def plan_union(transport: Transport, spec: ScanSpec) -> UnionPlan:
+    """Plans a union read as of now, or as of the snapshot of the scan. Reads the changes since the latest version.
+
+    All buckets are of one instant: that of a scan without rows, which also has the server check the columns and the
+    predicate. The changes up to its log offsets lead from the published version to that instant.
+
+    Raises:
+        ServerAloneError: The published table cannot be used.
+        UsageError: The location cannot be used.
+        ScanKvError: As when the scan starts.
+    """
+    _check_spec(spec)
+    lake, version = await _load(spec)
+    table = await open_table(transport, spec.table)
+    _check_table(table)
+    header = ScanStream(transport, replace(spec, read_path="auto", lake=None, limit=0))
+    async with header:
+        async for _ in header:
+            raise AssertionError("a scan with limit 0 has returned rows")
+    start, stop = _offsets(version, header.log_offsets, spec)
+    columns, fresh = await _read_changes(table, spec, header.schema, start, stop, _most_changes(version))
+    schema = pa.schema([column.field for column in columns.values()])
+    return UnionPlan(
+        spec=spec,
+        version=version,
+        published=PublishedRows(lake=lake, state=version.state, codec=key_codec(schema, table.primary_key)),
+        progress=header._progress,
+        columns=columns,
+        fresh=fresh,
+        where=None if spec.where is None else bind(spec.where, schema),
+    )
+
+
+def _check_spec(spec: ScanSpec) -> None:
+    """Raises ServerAloneError if the server has to answer the scan, whatever was published."""
+    for is_asked, why in (
+        (spec.ordered or spec.reverse, "the server sorts the rows"),
+        (spec.resume_token is not None, "the scan continues from a resume token"),
+        (spec.if_changed_since is not None, "the server knows whether the table has changed"),
+        (spec.buckets == (), "no bucket is read"),
+    ):
+        if is_asked:
+            raise ServerAloneError(why)
+
+
+async def _load(spec: ScanSpec) -> tuple[LakeTable, LakeVersion]:
+    assert spec.lake is not None
+    lake = open_lake_table(spec.lake)
+    try:
+        version = await asyncio.to_thread(lake.load)
+    except LakeError as error:
+        raise ServerAloneError(error.message) from error
+    if version is None:
+        raise ServerAloneError(f"nothing was published in {lake.location}")
+    if version.state.table != spec.table:
+        raise ServerAloneError(f"{lake.location} was published from table {version.state.table}")
+    if version.foreign:
+        raise ServerAloneError(f"another program has changed the files in {lake.location}")
+    if any(column.id < 1 for columns in version.state.schemas.values() for column in columns):
+        raise ServerAloneError("the table had no changelog when it was published")
+    return lake, version
+
+
+def _check_table(table: Table) -> None:
+    """Raises ServerAloneError if the changes of the table do not say which rows it has now."""
+    changelog = table.options.get("changelog", "full")
+    if not table.primary_key:
+        raise ServerAloneError("the table has no primary key")
+    if changelog in ("none", "input"):
+        raise ServerAloneError(f'the changelog of the table does not have its rows (changelog="{changelog}")')
+    if "ttl_seconds" in table.options or "partition_ttl" in table.options:
+        raise ServerAloneError("rows of the table expire")
+
+
+def _offsets(version: LakeVersion, stop: LogOffsets, spec: ScanSpec) -> tuple[LogOffsets, LogOffsets]:
+    """Returns where the changes start and stop, for each bucket of the scan."""
+    start = version.state.log_offsets
+    if start.table_incarnation != stop.table_incarnation:
+        raise ServerAloneError("the table was dropped and created again after it was published")
+    buckets = stop if spec.buckets is None else spec.buckets
+    if any(bucket not in start or start[bucket] > stop[bucket] for bucket in buckets):
+        raise ServerAloneError("the published version is newer than the instant of the scan")
+    return start.of_buckets(buckets), stop.of_buckets(buckets)
+
+
+def _most_changes(version: LakeVersion) -> int:
+    rows = sum(file.rows - file.masked_rows for file in version.files)
+    return max(_ALWAYS_CHANGES, int(rows * MOST_CHANGED_SHARE))
+
+
+async def _read_changes(
+    table: Table,
+    spec: ScanSpec,
+    answer: pa.Schema,
+    start: LogOffsets,
+    stop: LogOffsets,
+    most: int,
+) -> tuple[dict[str, UnionColumn], FreshRows]:
+    """Returns the columns to read, and the net changes."""
+    schema = table.schema
+    asked = schema.names if spec.columns is None else spec.columns
+    tested = () if spec.where is None else columns_of(spec.where, schema)
+    names = list(dict.fromkeys((*asked, *tested, *table.primary_key)))
+    if any(each.name not in schema.names or schema.field(each.name).type != each.type for each in answer):
+        raise ServerAloneError("the columns of the table changed while the read was planned")
+    scan = table.changes(StartFrom.offsets(start), StopAt.offsets(stop), columns=names).with_buckets(*start)
+    try:
+        async with scan.stream() as stream:
+            columns = _columns(stream, names, schema)
+            net = FreshChanges(pa.schema([each.field for each in columns.values()]), table.primary_key)
+            async for changes in stream:
+                if changes.schema.names != stream.schema.names or changes.schema.types != stream.schema.types:
+                    raise ServerAloneError("the columns of the table changed while the read was planned")
+                net.add(changes)
+                if net.changes > most or net.bytes > _MOST_BYTES:
+                    raise ServerAloneError(
+                        f"too much has changed since the table was published: more than {most:,} times, or 256 MiB"
+                    )
+    except (PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated) as error:
+        raise ServerAloneError(f"the changes since the table was published are not known: {error.message}") from error
+    return columns, await asyncio.to_thread(net.finish)
+
+
+def _columns(stream: ScanStream, names: Sequence[str], schema: pa.Schema) -> dict[str, UnionColumn]:
+    defaults = stream.initial_defaults
+    fields = list(stream.schema)[len(CHANGE_COLUMNS) :]
+    if [(each.name, each.type) for each in fields] != [(name, schema.field(name).type) for name in names]:
+        raise ServerAloneError("the columns of the table changed while the read was planned")
+    return {
+        each.name: UnionColumn(id_, schema.field(each.name), defaults.get(each.name))
+        for id_, each in zip(stream.column_ids, fields, strict=True)
+    }

@@ -1,0 +1,49 @@
+"""Whatever happens to a table and its published files, a union read has the rows of a live scan of the same view."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aio_client import connect
+from scankv.lake.publisher import PublishOptions
+from tests.model.lake_history import KEY
+from tests.model.union_history import UnionHistory
+from tests.support.examples import FACTOR, seeds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.asyncio
+
+_VECTORS = "vectors, "
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "vectors, upsert": {"changelog": "upsert"},
+    "vectors, partitions": {"partition_by": KEY[:1]},
+}
+
+
+@seeds(2)
+@pytest.mark.parametrize("options", _OPTIONS)
+async def test_a_union_read_has_the_rows_of_a_live_scan_of_the_same_view(
+    server: ServerProcess, tmp_path: Path, options: str, seed: int
+) -> None:
+    random = Random(f"union {options} {seed}")
+    async with connect(server.url) as client:
+        publishing = PublishOptions(file_rows=random.choice([5, 20, 1000]), masks=options.startswith(_VECTORS))
+        history = UnionHistory(client, "lake.union", str(tmp_path / "published"), random, publishing)
+        await history.create(buckets=random.randrange(1, 4), **_OPTIONS[options])
+        await history.read()
+        for number in range(40 * (1 if FACTOR == 1 else 5)):
+            await (history.rename_or_widen() if random.random() < 0.05 else history.step())
+            await history.read()
+            if number % 15 == 14:
+                server.kill()
+                server.restart()
+                await history.read()
+    assert history.fallbacks[None] > 10, history.fallbacks

@@ -1,0 +1,60 @@
+"""A random history of a published table, of which union reads are compared with the live table all the time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tests.model.lake_history import KEY, LakeHistory
+from tests.support.lake_readers import sorted_rows
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from aio_client import Client
+    from scankv.lake.publisher import PublishOptions
+
+_PREDICATES = [None, "id < 30", "day > DATE '2026-11-02' and id in (1, 5, 17, 33)", "not (id > 10 and id < 50)"]
+
+
+class UnionHistory(LakeHistory):
+    """A history of a table with union reads.
+
+    Attributes:
+        fallbacks: How often the server was read alone, by the reason. None: how often it was not.
+    """
+
+    def __init__(self, client: Client, name: str, uri: str, random: Random, options: PublishOptions) -> None:
+        super().__init__(client, name, uri, random, options)
+        self.fallbacks: dict[str | None, int] = {}
+
+    async def read(self) -> None:
+        """Compares a union read with a live scan of the same pinned view, while the table may change."""
+        random = self._random
+        where = random.choice(_PREDICATES)
+        others = [each for each in self._table.schema.names if each not in KEY]
+        columns = [*random.sample(others, random.randrange(len(others) + 1)), *KEY]
+        async with self._table.snapshot() as pinned:
+            if random.random() < 0.3:
+                await self._upsert()
+            scan = self._table.scan(columns, where=where).at(pinned)
+            async with scan.read_path("lake", self._uri).stream() as stream:
+                batches = [rows async for rows in stream]
+                reason, offsets = stream.lake_fallback, stream.log_offsets
+            found = pa.Table.from_batches(batches, stream.schema)
+            expected = await scan.to_arrow()
+            assert found.schema == expected.schema
+            assert offsets == pinned.log_offsets
+            assert sorted_rows(found, KEY) == sorted_rows(expected, KEY), (reason, where, columns)
+        self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+
+    async def rename_or_widen(self) -> None:
+        """Gives a column another name or a wider type."""
+        schema = self._table.schema
+        if self._random.random() < 0.5 and "value" in schema.names and schema.field("value").type == pa.int32():
+            await self._client.alter_table(self._name, column_types={"value": pa.int64()})
+        else:
+            before, after = ("text", "label") if "text" in schema.names else ("label", "text")
+            await self._client.alter_table(self._name, rename_columns={before: after})
+        self._table = await self._client.table(self._name)
