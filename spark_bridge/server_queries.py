@@ -94,7 +94,7 @@ def top_n(
     with sync.connect(url, profile=profile, token=token, tls=tls) as client:
         found = client.table(table)
         best = found.top_n(n, by, spark_predicate(found, where), columns=columns, descending=descending)
-        return _dataframe(spark, best)
+        return local_dataframe(spark, best)
 
 
 def aggregate(
@@ -132,7 +132,7 @@ def aggregate(
 
     with sync.connect(url, profile=profile, token=token, tls=tls) as client:
         found = client.table(table)
-        return _dataframe(spark, found.aggregate(functions, spark_predicate(found, where), group_by=group_by))
+        return local_dataframe(spark, found.aggregate(functions, spark_predicate(found, where), group_by=group_by))
 
 
 def tables(
@@ -179,10 +179,12 @@ def tables(
         (each.name, format_schema(each.schema), each.primary_key, each.buckets, list(each.options.items()))
         for each in found
     ]
-    return _dataframe(spark, pa.Table.from_pylist([dict(zip(names.names, row, strict=True)) for row in rows], names))
+    return local_dataframe(
+        spark, pa.Table.from_pylist([dict(zip(names.names, row, strict=True)) for row in rows], names)
+    )
 
 
-def _dataframe(spark: SparkSession, rows: pa.Table) -> DataFrame:
+def local_dataframe(spark: SparkSession, rows: pa.Table) -> DataFrame:
     """Returns a small table as a DataFrame with the types that the data source would use."""
     import pyarrow as pa
 

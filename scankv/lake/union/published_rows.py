@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from scankv.lake.union.fresh_rows import encode_keys
 from scankv.model.errors import LakeDamaged, LakeUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -90,6 +91,11 @@ class PublishedRows:
             raise self._damaged(file, f"{len(positions):,} rows are masked instead of {file.masked_rows:,}")
         return np.array(positions, np.uint32)
 
+    def file_schema(self, file: DataFile) -> pa.Schema:
+        """Returns the columns that a file has. Raises as `read`."""
+        with self._open(file) as opened:
+            return opened.schema_arrow
+
     def within(self, rows: pa.RecordBatch, key_range: KeyRange | None) -> pa.RecordBatch:
         """Returns the rows of a range of keys. None: all of them."""
         if key_range is None:
@@ -110,18 +116,8 @@ class PublishedRows:
     def _read_columns(self, file: DataFile, columns: Mapping[str, UnionColumn]) -> pa.RecordBatch:
         sources = self.sources(file, columns)
         wanted = [name for name in sources.values() if name is not None]
-        try:
-            with self.lake.location.open_input(file.path) as stream:
-                found = parquet.ParquetFile(stream).read(wanted)
-        except FileNotFoundError as error:
-            raise LakeUnavailable(
-                f"{file.path} of the table in {self.lake.location} is gone, because the version that has it has "
-                "expired: read again, which takes the latest version"
-            ) from error
-        except pa.ArrowInvalid as error:
-            raise self._damaged(file, str(error)) from error
-        except OSError as error:
-            raise LakeUnavailable(f"{file.path} in {self.lake.location} cannot be read ({error}): try again") from error
+        with self._open(file) as opened:
+            found = opened.read(wanted)
         if found.num_rows != file.rows or set(wanted) - set(found.column_names):
             raise self._damaged(file, f"it has {found.num_rows:,} rows of {file.rows:,}, or lacks columns")
         found = found.combine_chunks()
@@ -135,6 +131,21 @@ class PublishedRows:
                 arrays.append(_only_chunk(found[source].cast(type_)))
         fields = [column.field.with_nullable(True) for column in columns.values()]
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    @contextmanager
+    def _open(self, file: DataFile) -> Iterator[parquet.ParquetFile]:
+        try:
+            with self.lake.location.open_input(file.path) as stream:
+                yield parquet.ParquetFile(stream)
+        except FileNotFoundError as error:
+            raise LakeUnavailable(
+                f"{file.path} of the table in {self.lake.location} is gone, because the version that has it has "
+                "expired: read again, which takes the latest version"
+            ) from error
+        except pa.ArrowInvalid as error:
+            raise self._damaged(file, str(error)) from error
+        except OSError as error:
+            raise LakeUnavailable(f"{file.path} in {self.lake.location} cannot be read ({error}): try again") from error
 
     def _damaged(self, file: DataFile, what: str) -> LakeDamaged:
         return LakeDamaged(

@@ -1,0 +1,194 @@
+"""`table`: a published table as a DataFrame, whose files Spark reads itself, with what has changed since."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from scankv.model.errors import LakeError
+from spark_bridge.dataframe import scan_dataframe
+from spark_bridge.server_queries import local_dataframe
+from spark_bridge.types import spark_schema
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from aio_client import Snapshot, Tls, TokenEnv, TokenFile, sync
+    from scankv.lake.lake_table import DataFile
+    from scankv.lake.union.plan import UnionPlan
+
+_log: Final = logging.getLogger(__name__)
+_MOST_BROADCAST_BYTES: Final = 64 << 20
+_GLOB: Final = frozenset("*?[]{}\\")
+
+
+def table(
+    spark: SparkSession,
+    url: str | None,
+    table: str,
+    *,
+    lake: str,
+    columns: Sequence[str] | None = None,
+    snapshot: Snapshot | sync.Snapshot | str | None = None,
+    profile: str | None = None,
+    token: os.PathLike[str] | TokenFile | TokenEnv | None = None,
+    tls: bool | Tls | None = None,
+) -> DataFrame:
+    """Returns a table as a DataFrame, of which Spark reads the published files itself, in parallel.
+
+    The server sends only what has changed since `scankv publish` wrote the files; this call reads it and keeps it in
+    memory, at most 256 MiB. All queries on the DataFrame see the table as of one instant: that of the snapshot, or of
+    this call. They need no server, so retries and later stages cannot see another instant. Spark selects columns and
+    evaluates filters in the files, as with any Parquet.
+
+    Where the published table cannot be used, as `scan.read_path` says, the result is that of `scan_dataframe`, and a
+    warning is logged with the reason. Then each query sees the instant of the query, or that of the snapshot.
+
+    Args:
+        spark: The session. Spark Connect works, too.
+        url: The server, `host:port`. None: as for `scankv.connect` in this process.
+        table: `database.table`.
+        lake: Where the table is published: a directory that this process and all executors have, or a URI such as
+            `s3://bucket/tables/scores`, which Spark reads as `s3a://`.
+        columns: The columns to read, in this order. Default: all.
+        snapshot: A pinned snapshot to read, or its id. Default: as of now.
+        profile: As for `scankv.connect`; read in this process.
+        token: As for `scan_dataframe`.
+        tls: As for `scan_dataframe`.
+
+    Returns:
+        A DataFrame with the selected columns, in the types of the data source. The order of its rows is not defined.
+        Its queries fail once the files of the version have been deleted, which `scankv publish` does `--keep-days`
+        after they were replaced.
+
+    Raises:
+        ScanKvError: An argument is wrong, the server cannot be reached, or a column has no Spark type.
+    """
+    from aio_client import sync
+    from aio_client._transport.tokens import token_source
+    from scankv.lake.union.plan import ServerAloneError, plan_union
+
+    with sync.connect(url, profile=profile, token=token_source(token), tls=tls) as client:
+        scan = client.table(table).scan(columns).read_path("lake", lake)
+        scan = scan if snapshot is None else scan.at(snapshot)
+        try:
+            plan = client._runner.call(plan_union, client._runner.client._transport, scan.spec)
+            return _UnionFrame(spark, plan).build()
+        except (ServerAloneError, LakeError) as error:
+            _log.warning("table %s is read from the server, and not from the files in %s: %s", table, lake, error)
+    return scan_dataframe(spark, url, table, columns=columns, snapshot=snapshot, profile=profile, token=token, tls=tls)
+
+
+class _UnionFrame:
+    """Builds the DataFrame of a union read."""
+
+    def __init__(self, spark: SparkSession, plan: UnionPlan) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._schema = spark_schema(plan.schema)
+        self._key = plan.published.codec.names
+
+    def build(self) -> DataFrame:
+        """Returns the DataFrame. Raises ServerAloneError if Spark cannot read the files as rows of the table."""
+        from pyspark.sql import functions as F  # as Spark's documentation does
+
+        fresh = local_dataframe(self._spark, self._plan.fresh.rows.select(self._schema.names))
+        published = self._published()
+        if published is None:
+            return fresh
+        changed = self._plan.fresh.changed
+        if changed.num_rows:
+            keys = local_dataframe(self._spark, changed.rename_columns([f"_key_{name}" for name in self._key]))
+            keys = F.broadcast(keys) if changed.nbytes <= _MOST_BROADCAST_BYTES else keys
+            same = [published[_quoted(name)] == keys[_quoted(f"_key_{name}")] for name in self._key]
+            published = published.join(keys, same, "left_anti")
+        return published.select(*map(_quoted, self._schema.names)).union(fresh)
+
+    def _published(self) -> DataFrame | None:
+        """Returns the rows of the files without masked ones, with the columns of the answer and of the key."""
+        found = None
+        for files in self._groups():
+            rows = self._read(files)
+            found = rows if found is None else found.union(rows)
+        return found
+
+    def _groups(self) -> Iterator[list[DataFile]]:
+        """Yields files that Spark can read together: all have the same columns, and masked rows or not."""
+        groups = defaultdict(list)
+        for file in (file for bucket in self._plan.buckets for file in self._plan.files(bucket)):
+            sources = self._plan.published.sources(file, self._plan.columns)
+            groups[(tuple(sources.values()), bool(file.masked_rows))].append(file)
+        yield from groups.values()
+
+    def _read(self, files: Sequence[DataFile]) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        types = self._types_in(files[0])
+        read = self._spark.read.schema(types).options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
+        rows = read.parquet(*(_spark_path(self._plan.published.lake.location.root_uri, file.path) for file in files))
+        if files[0].masked_rows:
+            masked = local_dataframe(self._spark, self._masked(files))
+            place = [F.col("_metadata.file_name") == masked["file"], F.col("_metadata.row_index") == masked["row"]]
+            rows = rows.join(masked, place, "left_anti")
+        return rows.select(*self._selected(files[0], types))
+
+    def _masked(self, files: Sequence[DataFile]) -> pa.Table:
+        """Returns the file and the position of each masked row."""
+        parts = []
+        for file in files:
+            rows = pa.array(self._plan.published.masked_positions(file), pa.int64())
+            names = pa.repeat(file.path.rpartition("/")[2], len(rows))
+            parts.append(pa.table({"file": names, "row": rows}))
+        return pa.concat_tables(parts)
+
+    def _types_in(self, file: DataFile) -> StructType:
+        """Returns the columns of a file that are read, with Spark's types."""
+        found = self._plan.published.file_schema(file)
+        names = self._plan.published.sources(file, self._plan.columns).values()
+        return spark_schema(pa.schema([found.field(name) for name in names if name is not None]))
+
+    def _selected(self, file: DataFile, types: StructType) -> list[Column]:
+        """Returns the columns of the answer and of the key, in the types of the table."""
+        from pyspark.sql import functions as F
+
+        from scankv.lake.union.plan import ServerAloneError
+
+        selected = []
+        for name, source in self._plan.published.sources(file, self._plan.columns).items():
+            column = self._plan.columns[name]
+            (wanted,) = spark_schema(pa.schema([column.field]))
+            if source is None:
+                value = None if column.default is None else column.default.as_py()
+                found = F.lit(value)
+            else:
+                found = F.col(_quoted(source))
+            is_same = source is not None and types[source].dataType == wanted.dataType
+            if not is_same and pat.is_nested(column.field.type):
+                raise ServerAloneError(f'column "{name}" has another nested type than in the files')
+            selected.append((found if is_same else found.cast(wanted.dataType)).alias(name))
+        return selected
+
+
+def _spark_path(root: str, path: str) -> str:
+    """Returns a file of a published table as Spark names it."""
+    from scankv.lake.union.plan import ServerAloneError
+
+    full = f"{root}/{path}"
+    if _GLOB & set(full):
+        raise ServerAloneError("the location has a character that Spark takes as a pattern")
+    if "://" not in full:
+        return f"file://{full}"
+    return f"s3a://{full.removeprefix('s3://')}" if full.startswith("s3://") else full
+
+
+def _quoted(name: str) -> str:
+    """Returns the name of a column as Spark reads it: a dot would be a field of a struct."""
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,172 @@
+"""A published table as a DataFrame: Spark reads the files, and the server only sends what has changed since."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import spark_bridge
+from aio_client import SnapshotLost, connect
+from scankv.lake.formats import open_lake_table
+from scankv.lake.publisher import PublishOptions, publish
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from aio_client import sync
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        ("score", pa.uint64()),
+        ("small", pa.uint8()),
+        ("team.name", pa.string()),
+        ("at", pa.timestamp("ms", "Europe/Berlin")),
+    ]
+)
+
+
+def rows_of(ids: range, score: int = 1) -> pa.Table:
+    count = len(ids)
+    columns: list[Any] = [ids, [score] * count, [200] * count, [f"t{each % 7}" for each in ids], [1000] * count]
+    return pa.table(dict(zip(SCHEMA.names, columns, strict=True)), SCHEMA)
+
+
+def publish_to(client: sync.Client, name: str, uri: str, *, masks: bool = False) -> None:
+    async def publish_once() -> None:
+        async with connect(client.config.address) as asynchronous:
+            await publish(asynchronous, name, open_lake_table(uri), PublishOptions(file_rows=300, masks=masks))
+
+    client._runner.call(publish_once)
+
+
+def plan_of(rows: DataFrame, capsys: pytest.CaptureFixture[str]) -> str:
+    rows.explain()
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def table(client: sync.Client, name: str) -> sync.Table:
+    table = client.create_table(name, SCHEMA, primary_key=["id"], buckets=2)
+    table.upsert(rows_of(range(1000)))
+    return table
+
+
+@pytest.mark.parametrize("masks", [False, True], ids=["files", "vectors"])
+def test_a_union_has_the_rows_and_the_types_of_the_data_source(
+    spark: SparkSession,
+    client: sync.Client,
+    table: sync.Table,
+    load: Callable[..., DataFrame],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    masks: bool,
+) -> None:
+    uri, url = str(tmp_path / "published table"), client.config.address
+    publish_to(client, table.name, uri)
+    if masks:
+        table.upsert(rows_of(range(0, 1000, 50), score=2))
+        table.delete([7])
+        publish_to(client, table.name, uri, masks=True)
+    table.upsert(rows_of(range(100, 130), score=2**64 - 1))
+    table.upsert(rows_of(range(2000, 2010)))
+    table.delete(list(range(500, 510)))
+    expected = load(table.name)
+    union = spark_bridge.table(spark, url, table.name, lake=uri)
+    assert [(each.name, each.dataType) for each in union.schema] == [
+        (each.name, each.dataType) for each in expected.schema
+    ]
+    rows = sorted(expected.collect())
+    assert sorted(union.collect()) == rows
+    plan = plan_of(union.select("score"), capsys)
+    assert "FileScan parquet" in plan
+    assert plan.count("LeftAnti") >= (2 if masks else 1)
+    # Later changes are not part of it.
+    table.delete(list(range(900)))
+    assert union.count() == len(rows)
+    few = spark_bridge.table(spark, url, table.name, lake=uri, columns=["team.name", "score"])
+    assert few.columns == ["team.name", "score"]
+    assert few.count() == table.count()
+
+
+def test_columns_are_found_by_their_ids(
+    spark: SparkSession, client: sync.Client, name: str, load: Callable[..., DataFrame], tmp_path: Path
+) -> None:
+    schema = pa.schema([("id", pa.int64()), ("value", pa.int32()), ("gone", pa.string())])
+    table = client.create_table(name, schema, primary_key=["id"])
+    table.upsert(pa.table({"id": range(10), "value": range(10), "gone": ["x"] * 10}, schema))
+    uri = str(tmp_path / "published")
+    publish_to(client, name, uri)
+    client.alter_table(
+        name,
+        drop_columns=["gone"],
+        rename_columns={"value": "points"},
+        column_types={"value": pa.int64()},
+        add_columns=pa.schema([("gone", pa.int64()), ("league", pa.string())]),
+        column_defaults={"league": "new"},
+    )
+    client.table(name).upsert([{"id": 2, "points": 2**40, "gone": 5, "league": "b"}])
+    union = spark_bridge.table(spark, client.config.address, name, lake=uri)
+    assert sorted(union.collect(), key=lambda row: row["id"]) == load(name).orderBy("id").collect()
+
+
+def test_the_server_is_read_where_the_lake_cannot_be_used(
+    spark: SparkSession,
+    client: sync.Client,
+    table: sync.Table,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    uri, url = str(tmp_path / "published"), client.config.address
+    with caplog.at_level(logging.WARNING):
+        rows = spark_bridge.table(spark, url, table.name, lake=uri, columns=["id"])
+    assert f"nothing was published in {uri}" in caplog.text
+    assert "FileScan parquet" not in plan_of(rows, capsys)
+    assert rows.count() == 1000
+    publish_to(client, table.name, uri)
+    for path in (tmp_path / "published").glob("*.parquet"):
+        path.write_bytes(b"PAR1")
+    with caplog.at_level(logging.WARNING):
+        assert spark_bridge.table(spark, url, table.name, lake=uri).count() == 1000
+    assert "cannot be used" in caplog.text
+    with pytest.raises(SnapshotLost):
+        spark_bridge.table(spark, url, table.name, lake=uri, snapshot="gone")
+
+
+def test_a_union_of_a_snapshot_needs_no_server_once_it_is_planned(
+    spark: SparkSession, name: str, tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "published")
+    with ServerProcess(tmp_path / "data") as server:
+        from aio_client import sync
+
+        with sync.connect(server.url) as client:
+            table = client.create_table(name, SCHEMA, primary_key=["id"], buckets=2)
+            table.upsert(rows_of(range(1000)))
+            publish_to(client, name, uri)
+            table.upsert(rows_of(range(900, 1100), score=5))
+            with table.snapshot() as pinned:
+                table.delete(list(range(500)))
+                union = spark_bridge.table(spark, server.url, name, lake=uri, snapshot=pinned)
+        server.kill()
+        assert union.groupBy("score").count().orderBy("score").collect() == [(1, 900), (5, 200)]
+        assert union.join(union.select("id"), "id").count() == 1100
+
+
+def test_a_file_that_is_gone_is_an_error(
+    spark: SparkSession, client: sync.Client, table: sync.Table, tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "published")
+    publish_to(client, table.name, uri)
+    union = spark_bridge.table(spark, client.config.address, table.name, lake=uri)
+    next((tmp_path / "published").glob("*.parquet")).unlink()
+    with pytest.raises(Exception, match=r"does not exist|FILE_NOT_EXIST"):
+        union.count()
