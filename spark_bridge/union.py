@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 _MOST_BROADCAST_BYTES: Final = 64 << 20
+_LISTING_THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _GLOB: Final = frozenset("*?[]{}\\")
 
 
@@ -98,42 +101,54 @@ class _UnionFrame:
 
     def build(self) -> DataFrame:
         """Returns the DataFrame. Raises ServerAloneError if Spark cannot read the files as rows of the table."""
-        from pyspark.sql import functions as F  # as Spark's documentation does
-
         fresh = local_dataframe(self._spark, self._plan.fresh.rows.select(self._schema.names))
         published = self._published()
-        if published is None:
-            return fresh
-        changed = self._plan.fresh.changed
-        if changed.num_rows:
-            keys = local_dataframe(self._spark, changed.rename_columns([f"_key_{name}" for name in self._key]))
-            keys = F.broadcast(keys) if changed.nbytes <= _MOST_BROADCAST_BYTES else keys
-            same = [published[_quoted(name)] == keys[_quoted(f"_key_{name}")] for name in self._key]
-            published = published.join(keys, same, "left_anti")
-        return published.select(*map(_quoted, self._schema.names)).union(fresh)
+        return fresh if published is None else published.select(*map(_quoted, self._schema.names)).union(fresh)
 
     def _published(self) -> DataFrame | None:
-        """Returns the rows of the files without masked ones, with the columns of the answer and of the key."""
+        """Returns the rows of the files that still count, with the columns of the answer and of the key."""
         found = None
         for files in self._groups():
             rows = self._read(files)
+            rows = self._without_changed(rows) if self._has_changed(files[0]) else rows
             found = rows if found is None else found.union(rows)
         return found
 
     def _groups(self) -> Iterator[list[DataFile]]:
-        """Yields files that Spark can read together: all have the same columns, and masked rows or not."""
+        """Yields files that Spark can read together, because the same columns and anti joins are needed."""
         groups = defaultdict(list)
         for file in (file for bucket in self._plan.buckets for file in self._plan.files(bucket)):
             sources = self._plan.published.sources(file, self._plan.columns)
-            groups[(tuple(sources.values()), bool(file.masked_rows))].append(file)
+            groups[(tuple(sources.values()), bool(file.masked_rows), self._has_changed(file))].append(file)
         yield from groups.values()
+
+    def _has_changed(self, file: DataFile) -> bool:
+        """Returns whether a key between the first and the last one of a file has changed."""
+        keys = self._plan.fresh.keys.get(file.bucket)
+        return keys is not None and len(keys.within(file.first_key, file.last_key)) > 0
+
+    def _without_changed(self, rows: DataFrame) -> DataFrame:
+        """Returns the rows whose keys have not changed."""
+        same = [rows[_quoted(name)] == self._changed[_quoted(f"_key_{name}")] for name in self._key]
+        return rows.join(self._changed, same, "left_anti")
+
+    @cached_property
+    def _changed(self) -> DataFrame:
+        """The changed keys, with other names of their columns."""
+        from pyspark.sql import functions as F
+
+        changed = self._plan.fresh.changed
+        keys = local_dataframe(self._spark, changed.rename_columns([f"_key_{name}" for name in self._key]))
+        return F.broadcast(keys) if changed.nbytes <= _MOST_BROADCAST_BYTES else keys
 
     def _read(self, files: Sequence[DataFile]) -> DataFrame:
         from pyspark.sql import functions as F
 
         types = self._types_in(files[0])
         read = self._spark.read.schema(types).options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
-        rows = read.parquet(*(_spark_path(self._plan.published.lake.location.root_uri, file.path) for file in files))
+        paths = [_spark_path(self._plan.published.lake.location.root_uri, file.path) for file in files]
+        with _listing_here(self._spark, paths):
+            rows = read.parquet(*paths)
         if files[0].masked_rows:
             masked = local_dataframe(self._spark, self._masked(files))
             place = [F.col("_metadata.file_name") == masked["file"], F.col("_metadata.row_index") == masked["row"]]
@@ -175,6 +190,21 @@ class _UnionFrame:
                 raise ServerAloneError(f'column "{name}" has another nested type than in the files')
             selected.append((found if is_same else found.cast(wanted.dataType)).alias(name))
         return selected
+
+
+@contextmanager
+def _listing_here(spark: SparkSession, paths: Sequence[str]) -> Iterator[None]:
+    """Makes Spark look up local files in its own process: a task for each of them takes many times as long."""
+    if not paths[0].startswith("file:"):
+        yield
+        return
+    before = spark.conf.get(_LISTING_THRESHOLD)
+    assert before is not None
+    spark.conf.set(_LISTING_THRESHOLD, str(max(int(before), len(paths))))
+    try:
+        yield
+    finally:
+        spark.conf.set(_LISTING_THRESHOLD, before)
 
 
 def _spark_path(root: str, path: str) -> str:

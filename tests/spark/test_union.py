@@ -42,7 +42,7 @@ def rows_of(ids: range, score: int = 1) -> pa.Table:
 def publish_to(client: sync.Client, name: str, uri: str, *, masks: bool = False) -> None:
     async def publish_once() -> None:
         async with connect(client.config.address) as asynchronous:
-            await publish(asynchronous, name, open_lake_table(uri), PublishOptions(file_rows=300, masks=masks))
+            await publish(asynchronous, name, open_lake_table(uri), PublishOptions(file_rows=25, masks=masks))
 
     client._runner.call(publish_once)
 
@@ -88,12 +88,30 @@ def test_a_union_has_the_rows_and_the_types_of_the_data_source(
     plan = plan_of(union.select("score"), capsys)
     assert "FileScan parquet" in plan
     assert plan.count("LeftAnti") >= (2 if masks else 1)
+    assert spark.conf.get("spark.sql.sources.parallelPartitionDiscovery.threshold") == "32"
     # Later changes are not part of it.
     table.delete(list(range(900)))
     assert union.count() == len(rows)
     few = spark_bridge.table(spark, url, table.name, lake=uri, columns=["team.name", "score"])
     assert few.columns == ["team.name", "score"]
     assert few.count() == table.count()
+
+
+def test_files_without_changed_keys_are_read_as_they_are(
+    spark: SparkSession,
+    client: sync.Client,
+    table: sync.Table,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    uri, url = str(tmp_path / "published"), client.config.address
+    publish_to(client, table.name, uri)
+    union = spark_bridge.table(spark, url, table.name, lake=uri)
+    assert "LeftAnti" not in plan_of(union, capsys)
+    table.upsert(rows_of(range(5000, 5010)))
+    union = spark_bridge.table(spark, url, table.name, lake=uri)
+    assert "LeftAnti" not in plan_of(union, capsys)
+    assert union.count() == 1010
 
 
 def test_columns_are_found_by_their_ids(

@@ -15,7 +15,7 @@ from scankv.lake.union.fresh_rows import encode_keys
 from scankv.model.errors import LakeDamaged, LakeUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -58,6 +58,7 @@ class PublishedRows:
         self,
         file: DataFile,
         columns: Mapping[str, UnionColumn],
+        needed: Collection[str],
         *,
         changed: ChangedKeys | None,
         key_range: KeyRange | None,
@@ -66,7 +67,8 @@ class PublishedRows:
 
         Args:
             file: The file.
-            columns: The columns to return, by name, and those of the key.
+            columns: The columns that the read knows, by name: also those of the key.
+            needed: The columns to return. Others may be returned, too.
             changed: The keys of its bucket whose published rows do not count.
             key_range: The keys to return. None: all.
 
@@ -74,12 +76,15 @@ class PublishedRows:
             LakeDamaged: The file has not the rows that the version says.
             LakeUnavailable: The location does not answer, or has not the file any more.
         """
+        gone = [] if changed is None else changed.within(file.first_key, file.last_key)
+        if not len(gone) and key_range is None:
+            # One column is enough to know how many rows there are.
+            columns = {name: columns[name] for name in needed} or dict([next(iter(columns.items()))])
         rows = self._read_columns(file, columns)
         kept = np.ones(file.rows, np.bool_)
         if file.masked_rows:
             kept[self.masked_positions(file)] = False
         rows = rows if kept.all() else rows.filter(pa.array(kept))
-        gone = [] if changed is None else changed.within(file.first_key, file.last_key)
         if len(gone):
             rows = rows.filter(pc.invert(pc.is_in(encode_keys(self.codec, rows), gone)))
         return self.within(rows, key_range)

@@ -134,14 +134,14 @@ def _rows_of(plan: UnionPlan, emitted: _Emitted) -> Iterator[pa.RecordBatch]:
 
 def _all_rows(plan: UnionPlan) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yields the bucket and the rows of each file, and after the files of a bucket its fresh rows."""
+    needed = [*plan.schema.names, *(() if plan.where is None else plan.where.columns)]
+    keys = plan.spec.key_range
     for bucket in plan.buckets:
         for file in plan.files(bucket):
-            rows = plan.published.read(
-                file, plan.columns, changed=plan.fresh.keys.get(bucket), key_range=plan.spec.key_range
-            )
+            rows = plan.published.read(file, plan.columns, needed, changed=plan.fresh.keys.get(bucket), key_range=keys)
             yield bucket, _answer(plan, rows)
         for rows in plan.fresh.of_bucket(bucket).to_batches():
-            yield bucket, _answer(plan, plan.published.within(rows, plan.spec.key_range))
+            yield bucket, _answer(plan, plan.published.within(rows, keys))
 
 
 def _answer(plan: UnionPlan, rows: pa.RecordBatch) -> pa.RecordBatch:
