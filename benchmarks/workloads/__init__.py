@@ -54,6 +54,12 @@ def _spark(bench: Bench) -> Result:
     return spark.run(bench)
 
 
+def _spark_union(bench: Bench) -> Result:
+    from benchmarks.workloads import spark_union
+
+    return spark_union.run(bench)
+
+
 WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "scan": scan.run,
     "tls": tls.run,
@@ -90,7 +96,10 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "net": net.run,
     "publish": publish.run,
     "spark": _spark,
+    "spark-union": _spark_union,
 }
 
-ON_REQUEST: Final = frozenset({"dashboards", "leaderboard", "consumers", "one-row-commits", "net", "publish", "spark"})
+ON_REQUEST: Final = frozenset(
+    {"dashboards", "leaderboard", "consumers", "one-row-commits", "net", "publish", "spark", "spark-union"}
+)
 """Benchmarks that take long or need Java or Streamlit. They run only if the command line names them."""
