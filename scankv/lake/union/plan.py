@@ -40,6 +40,7 @@ MOST_CHANGED_SHARE: Final = 0.25
 """Of the published rows. With more changes, reading the server alone is about as fast."""
 _ALWAYS_CHANGES: Final = 65_536
 _MOST_BYTES: Final = 256 << 20
+_OTHER_COLUMNS: Final = "the columns of the table were changed after the instant of the scan"
 
 
 class ServerAloneError(Exception):
@@ -121,7 +122,7 @@ async def plan_union(transport: Transport, spec: ScanSpec) -> UnionPlan:
         async for _ in header:
             raise AssertionError("a scan with limit 0 has returned rows")
     start, stop = _offsets(version, header.log_offsets, spec)
-    columns, fresh = await _read_changes(table, spec, header.schema, start, stop, _most_changes(version))
+    columns, fresh = await _read_changes(table, spec, header, start, stop, _most_changes(version))
     schema = pa.schema([column.field for column in columns.values()])
     return UnionPlan(
         spec=spec,
@@ -194,7 +195,7 @@ def _most_changes(version: LakeVersion) -> int:
 async def _read_changes(
     table: Table,
     spec: ScanSpec,
-    answer: pa.Schema,
+    header: ScanStream,
     start: LogOffsets,
     stop: LogOffsets,
     most: int,
@@ -204,16 +205,19 @@ async def _read_changes(
     asked = schema.names if spec.columns is None else spec.columns
     tested = () if spec.where is None else columns_of(spec.where, schema)
     names = list(dict.fromkeys((*asked, *tested, *table.primary_key)))
-    if any(each.name not in schema.names or schema.field(each.name).type != each.type for each in answer):
-        raise ServerAloneError("the columns of the table changed while the read was planned")
+    if any(each.name not in schema.names or schema.field(each.name).type != each.type for each in header.schema):
+        raise ServerAloneError(_OTHER_COLUMNS)
     scan = table.changes(StartFrom.offsets(start), StopAt.offsets(stop), columns=names).with_buckets(*start)
     try:
         async with scan.stream() as stream:
+            # With equal names and types, they may still be other columns.
+            if stream._header("schema_id").schema_id != header._header("schema_id").schema_id:
+                raise ServerAloneError(_OTHER_COLUMNS)
             columns = _columns(stream, names, schema)
             net = FreshChanges(pa.schema([each.field for each in columns.values()]), table.primary_key)
             async for changes in stream:
                 if changes.schema.names != stream.schema.names or changes.schema.types != stream.schema.types:
-                    raise ServerAloneError("the columns of the table changed while the read was planned")
+                    raise ServerAloneError(_OTHER_COLUMNS)
                 net.add(changes)
                 if net.changes > most or net.bytes > _MOST_BYTES:
                     raise ServerAloneError(
@@ -228,7 +232,7 @@ def _columns(stream: ScanStream, names: Sequence[str], schema: pa.Schema) -> dic
     defaults = stream.initial_defaults
     fields = list(stream.schema)[len(CHANGE_COLUMNS) :]
     if [(each.name, each.type) for each in fields] != [(name, schema.field(name).type) for name in names]:
-        raise ServerAloneError("the columns of the table changed while the read was planned")
+        raise ServerAloneError(_OTHER_COLUMNS)
     return {
         each.name: UnionColumn(id_, schema.field(each.name), defaults.get(each.name))
         for id_, each in zip(stream.column_ids, fields, strict=True)

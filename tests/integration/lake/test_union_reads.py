@@ -154,6 +154,23 @@ async def test_a_read_of_a_snapshot_is_as_of_the_snapshot(client: Client, name: 
         )
 
 
+async def test_a_snapshot_with_other_columns_under_the_same_names_is_read_from_the_server(
+    client: Client, name: str, uri: str
+) -> None:
+    table = await create(client, name)
+    await publish_to(client, name, uri)
+    async with table.snapshot() as pinned:
+        await client.alter_table(name, drop_columns=["score"])
+        table = await client.alter_table(name, add_columns=pa.schema([("score", pa.int64())]))
+        await compare(
+            table,
+            table.scan(["player", "score"]).at(pinned),
+            uri,
+            "the columns of the table were changed after the instant of the scan",
+        )
+    await compare(table, table.scan(), uri)
+
+
 async def test_explain_says_what_is_read_from_where(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     scan = table.scan().read_path("lake", uri)
