@@ -32,6 +32,7 @@ class LakeFormat(StrEnum):
     """Open formats of a published table."""
 
     DELTA = "delta"
+    PARQUET = "parquet"
 
 
 def publish(
@@ -81,6 +82,8 @@ def publish(
 
     if once and every is not None:
         raise UsageError("--once and --every exclude each other: give one of them")
+    if deletes is Deletes.VECTORS and format_ is not LakeFormat.DELTA:
+        raise UsageError("--deletes vectors needs --format delta: other formats replace files")
     lake = open_lake_table(uri, format_.value, keep_days * 86_400)
     options = PublishOptions(
         is_full=full,

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from scankv.lake.location import LakeLocation
-from scankv.model.errors import UsageError
+from scankv.model.errors import LakeDamaged, UsageError
 
 if TYPE_CHECKING:
     from scankv.lake.lake_table import LakeTable
 
-FORMATS: Final = ("delta",)
+FORMATS: Final = ("delta", "parquet")
+_MARKS: Final = {"delta": "_delta_log", "parquet": "_scankv"}
+"""A directory that each format has at its location, and no other one."""
+
 KEEP_SECONDS: Final = 7 * 86_400
 """How long the files of earlier versions remain unless the caller says otherwise."""
 
@@ -31,4 +34,24 @@ def open_lake_table(uri: str, format_: str = "delta", keep_seconds: float = KEEP
         from scankv.lake.delta.delta_table import DeltaLakeTable
 
         return DeltaLakeTable(location, keep_seconds)
+    if format_ == "parquet":
+        from scankv.lake.parquet.parquet_table import ParquetLakeTable
+
+        return ParquetLakeTable(location, keep_seconds)
     raise UsageError(f"format must be {' or '.join(map(repr, FORMATS))}, not {format_!r}", option="format")
+
+
+def check_unused(lake: LakeTable) -> None:
+    """Checks that no table of another format is at the location of a table that was not published before.
+
+    Two tables in one directory would delete the files of each other.
+
+    Raises:
+        LakeDamaged: Such a table exists.
+        LakeUnavailable: The location does not answer.
+    """
+    for format_, directory in _MARKS.items():
+        if format_ != lake.format and lake.location.list(directory):
+            raise LakeDamaged(
+                f'{lake.location} has a table in the format "{format_}", not "{lake.format}": choose another location'
+            )

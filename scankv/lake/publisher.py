@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
 
 from aio_client import PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated
 from scankv.lake.data_files import read_columns
+from scankv.lake.formats import check_unused
 from scankv.lake.lake_table import LakeChange, LakeState
 from scankv.lake.masking import FileMasker
 from scankv.lake.plan import BucketPlan, find_obstacle, schemas_in_use, small_appended_files
@@ -129,7 +130,9 @@ class _Pass:
     async def run(self) -> PublishReport:
         started = time.monotonic()
         base = await self._in_thread(self._lake.load)
-        if base is not None:
+        if base is None:
+            await self._in_thread(check_unused, self._lake)
+        else:
             self._check_is_same(base.state)
         async with pin_view(self._client, self._name, self._options.content) as view:
             schema = self._lake.file_schema(view.row_schema, view.primary_key, self._partition_by(view))

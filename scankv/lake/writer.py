@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from contextlib import ExitStack, suppress
 from itertools import pairwise
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 FILE_ROWS: Final = 65_536
 """How many rows a complete file has. Smaller files are read less when few rows change, larger ones list faster."""
+DATA_FILE: Final = re.compile(r"scankv-\d{5}-[0-9a-f]{32}\.parquet")
+"""The names of data files. Files with other names are not ours."""
+
 _FILE_BYTES: Final = 128 << 20
 _ROW_GROUP_BYTES: Final = 16 << 20
 

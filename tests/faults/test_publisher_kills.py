@@ -16,7 +16,7 @@ from scankv.lake.formats import open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
 from scankv.lake.schedule import publish_every
 from tests.support.dying_publisher import publish_and_die
-from tests.support.lake_readers import live_rows, read_delta, sorted_rows
+from tests.support.lake_readers import live_rows, read_delta, reader, sorted_rows
 from tests.support.small_disk import small_disk
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio
 SCHEMA = pa.schema([("id", pa.int64()), ("value", pa.int64())])
 SMALL = PublishOptions(file_rows=50)
+FORMATS = ["delta", "parquet"]
 
 
 async def create(client: Client, name: str) -> Table:
@@ -35,18 +36,20 @@ async def create(client: Client, name: str) -> Table:
     return table
 
 
-def published(uri: str) -> list[dict[str, Any]]:
-    return sorted_rows(read_delta(uri), ["id"])
+def published(format_: str, uri: str) -> list[dict[str, Any]]:
+    return sorted_rows(reader(format_, uri).read(), ["id"])
 
 
 def files_in(uri: str) -> set[str]:
     return {path.name for path in Path(uri).rglob("*") if path.is_file()}
 
 
-def offsets_of_versions(uri: str) -> list[dict[int, int]]:
+def offsets_of_versions(format_: str, uri: str) -> list[dict[int, int]]:
     """Returns the log offsets of all versions. Fails if one is missing."""
-    versions = range(deltalake.DeltaTable(uri).version() + 1)
-    properties = [deltalake.DeltaTable(uri, version=version).metadata().configuration for version in versions]
+    found = reader(format_, uri)
+    versions = found.versions()
+    assert versions == list(range(found.first_version, found.first_version + len(versions)))
+    properties = [found.properties(version) for version in versions]
     return [dict(LogOffsets.from_json(each["scankv.log_offsets"])) for each in properties]
 
 
@@ -57,54 +60,57 @@ def assert_ascending(offsets: list[dict[int, int]]) -> None:
         assert all(after[bucket] >= before[bucket] for bucket in before)
 
 
-@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize(("format_", "masks"), [*((format_, False) for format_ in FORMATS), ("delta", True)])
 async def test_a_kill_at_any_step_leaves_the_version_before_or_after(
-    shared_server: ServerProcess, tmp_path: Path, masks: bool
+    shared_server: ServerProcess, tmp_path: Path, format_: str, masks: bool
 ) -> None:
-    name, uri = f"lake.killed{masks}", str(tmp_path / "published")
+    name, uri = f"lake.killed_{format_}{masks}", str(tmp_path / "published")
     options: dict[str, Any] = {"file_rows": 50, "masks": masks}
     async with connect(shared_server.url) as client:
         table = await create(client, name)
-        await publish(client, name, open_lake_table(uri), SMALL)
+        await publish(client, name, open_lake_table(uri, format_), SMALL)
         before = await live_rows(table)
         for step in itertools.count():
             await table.upsert([{"id": step, "value": step + 1}, {"id": 300 + step, "value": 1}])
             after = await live_rows(table)
-            died = await asyncio.to_thread(publish_and_die, shared_server.url, name, uri, step, **options)
-            assert published(uri) in ((before, after) if died else (after,))
-            await publish(client, name, open_lake_table(uri), PublishOptions(**options))
-            assert published(uri) == after
+            died = await asyncio.to_thread(publish_and_die, shared_server.url, name, format_, uri, step, **options)
+            assert published(format_, uri) in ((before, after) if died else (after,))
+            await publish(client, name, open_lake_table(uri, format_), PublishOptions(**options))
+            assert published(format_, uri) == after
             before = after
             if not died:
                 break
     assert step >= 6, "the data files, the commit and their syncs are steps"
-    offsets = offsets_of_versions(uri)
+    offsets = offsets_of_versions(format_, uri)
     assert len(offsets) == step + 2
     assert_ascending(offsets)
     left = files_in(uri)
-    open_lake_table(uri, keep_seconds=3600).expire(orphan_seconds=0)
+    open_lake_table(uri, format_, keep_seconds=3600).expire(orphan_seconds=0)
     assert files_in(uri) < left, "the files of dead publishers are gone"
-    assert published(uri) == after
+    assert published(format_, uri) == after
     assert not any(name.startswith(".scankv-") for name in files_in(uri))
 
 
-async def test_publishers_at_once_commit_each_change_once(shared_server: ServerProcess, tmp_path: Path) -> None:
-    name, uri = "lake.competing", str(tmp_path / "published")
+@pytest.mark.parametrize("format_", FORMATS)
+async def test_publishers_at_once_commit_each_change_once(
+    shared_server: ServerProcess, tmp_path: Path, format_: str
+) -> None:
+    name, uri = f"lake.competing_{format_}", str(tmp_path / "published")
     commits = conflicts = 0
     async with connect(shared_server.url) as client:
         table = await create(client, name)
         for number in range(15):
             await table.upsert([{"id": number, "value": number + 1}])
-            passes = [publish(client, name, open_lake_table(uri), SMALL) for _ in range(3)]
+            passes = [publish(client, name, open_lake_table(uri, format_), SMALL) for _ in range(3)]
             for result in await asyncio.gather(*passes, return_exceptions=True):
                 if isinstance(result, LakeConflict):
                     conflicts += 1
                     continue
                 assert not isinstance(result, BaseException), result
                 commits += result.mode != "unchanged"
-            assert published(uri) == await live_rows(table)
+            assert published(format_, uri) == await live_rows(table)
     assert conflicts > 0
-    offsets = offsets_of_versions(uri)
+    offsets = offsets_of_versions(format_, uri)
     assert commits == len(offsets) == 15
     assert_ascending(offsets)
 
@@ -144,7 +150,7 @@ async def test_versions_beside_a_writer_show_the_table_at_their_offsets(
                     assert row["id"] not in rows
                     rows[row["id"]] = row
             assert sorted(rows.values(), key=lambda row: row["id"]) == final
-    assert_ascending(offsets_of_versions(uri))
+    assert_ascending(offsets_of_versions("delta", uri))
 
 
 async def test_publishing_continues_after_the_server_was_killed(server: ServerProcess, tmp_path: Path) -> None:
@@ -174,31 +180,32 @@ async def test_publishing_continues_after_the_server_was_killed(server: ServerPr
         publishing.cancel()
         await asyncio.wait([publishing])
         await publish(client, name, open_lake_table(uri), SMALL)
-        assert published(uri) == await live_rows(table)
-    assert_ascending(offsets_of_versions(uri))
+        assert published("delta", uri) == await live_rows(table)
+    assert_ascending(offsets_of_versions("delta", uri))
 
 
+@pytest.mark.parametrize("format_", FORMATS)
 async def test_a_full_location_is_reported_and_publishing_continues_with_space(
-    shared_server: ServerProcess, tmp_path: Path
+    shared_server: ServerProcess, tmp_path: Path, format_: str
 ) -> None:
-    name = "lake.full"
+    name = f"lake.full_{format_}"
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
         uri = str(disk.path / "published")
         async with connect(shared_server.url) as client:
             table = await create(client, name)
-            await publish(client, name, open_lake_table(uri), SMALL)
+            await publish(client, name, open_lake_table(uri, format_), SMALL)
             before = await live_rows(table)
             await table.upsert(pa.table({"id": list(range(200)), "value": [1] * 200}, SCHEMA))
             for spare_bytes in (0, 1 << 12, 1 << 13, 1 << 14):
                 with disk.full(spare_bytes):
                     try:
-                        await publish(client, name, open_lake_table(uri), SMALL)
+                        await publish(client, name, open_lake_table(uri, format_), SMALL)
                     except LakeUnavailable as error:
                         assert "see to its space" in error.message  # noqa: PT017  # with enough space, it succeeds
-                        assert published(uri) == before
+                        assert published(format_, uri) == before
                     else:
                         assert spare_bytes > 0
                         before = await live_rows(table)
-            await publish(client, name, open_lake_table(uri), SMALL)
-            assert published(uri) == await live_rows(table)
+            await publish(client, name, open_lake_table(uri, format_), SMALL)
+            assert published(format_, uri) == await live_rows(table)
             assert await table.count() == 200

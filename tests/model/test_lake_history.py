@@ -19,29 +19,30 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.asyncio
 
-# Table options; those that publish with deletion vectors have the prefix.
-_VECTORS = "vectors, "
 _OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "upsert": {"changelog": "upsert"},
     "bases": {"columnar_base": "eager"},
     "partitions": {"partition_by": KEY[:1]},
-    "vectors, plain": {},
-    "vectors, upsert": {"changelog": "upsert"},
-    "vectors, partitions": {"partition_by": KEY[:1]},
 }
+_VECTORS = "delta with vectors"
+_CASES = [
+    *(("delta", options) for options in _OPTIONS),
+    *((_VECTORS, options) for options in ("plain", "upsert", "partitions")),
+    *(("parquet", options) for options in ("plain", "partitions")),
+]
 
 
 @seeds(2)
-@pytest.mark.parametrize("options", _OPTIONS)
+@pytest.mark.parametrize(("format_", "options"), _CASES)
 async def test_each_version_shows_the_table_at_its_instant(
-    server: ServerProcess, tmp_path: Path, options: str, seed: int
+    server: ServerProcess, tmp_path: Path, format_: str, options: str, seed: int
 ) -> None:
-    random = Random(f"{options} {seed}")
+    random = Random(f"{format_} {options} {seed}")
     async with connect(server.url) as client:
-        masks = options.startswith(_VECTORS)
-        publishing = PublishOptions(file_rows=random.choice([1, 5, 20, 1000]), masks=masks)
-        history = LakeHistory(client, "lake.history", str(tmp_path / "published"), random, publishing)
+        publishing = PublishOptions(file_rows=random.choice([1, 5, 20, 1000]), masks=format_ == _VECTORS)
+        uri = str(tmp_path / "published")
+        history = LakeHistory(client, "lake.history", format_.split()[0], uri, random, publishing)
         await history.create(buckets=random.randrange(1, 4), **_OPTIONS[options])
         for number in range(40 * (1 if FACTOR == 1 else 5)):
             await history.step()

@@ -26,7 +26,8 @@ class UnionHistory(LakeHistory):
     """
 
     def __init__(self, client: Client, name: str, uri: str, random: Random, options: PublishOptions) -> None:
-        super().__init__(client, name, uri, random, options)
+        super().__init__(client, name, "delta", uri, random, options)
+        self._uri = uri
         self.fallbacks: dict[str | None, int] = {}
 
     async def read(self) -> None:

@@ -2,16 +2,97 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
+from pyarrow import parquet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aio_client import Table
+
+
+class LakeReader(ABC):
+    """Reads the versions of a published table on a local disk.
+
+    Attributes:
+        first_version: The number of the first version.
+    """
+
+    first_version: ClassVar[int] = 0
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    @abstractmethod
+    def versions(self) -> list[int]:
+        """Returns the numbers of all versions in ascending order."""
+
+    @abstractmethod
+    def read(self, version: int | None = None) -> pa.Table:
+        """Returns all rows of a version, by default of the latest."""
+
+    @abstractmethod
+    def properties(self, version: int) -> dict[str, str]:
+        """Returns what the publisher has stored with a version."""
+
+
+class DeltaReader(LakeReader):
+    """Reads a Delta table."""
+
+    def versions(self) -> list[int]:
+        return list(range(DeltaTable(self.uri).version() + 1))
+
+    def read(self, version: int | None = None) -> pa.Table:
+        return read_delta(self.uri, version)
+
+    def properties(self, version: int) -> dict[str, str]:
+        return DeltaTable(self.uri, version=version).metadata().configuration
+
+
+class ParquetReader(LakeReader):
+    """Reads Parquet files by their manifests."""
+
+    def versions(self) -> list[int]:
+        return sorted(int(path.stem) for path in Path(self.uri, "_scankv").glob("*.json"))
+
+    def read(self, version: int | None = None) -> pa.Table:
+        names = [column["name"] for column in self.manifest(version)["columns"]]
+        tables = []
+        for path in self.files(version):
+            table = parquet.read_table(path)
+            nulls = pa.nulls(len(table))
+            columns = [table[name] if name in table.schema.names else nulls for name in names]
+            tables.append(pa.table(columns, names))
+        empty = pa.table({name: pa.nulls(0) for name in names})
+        return pa.concat_tables([empty, *tables], promote_options="permissive")
+
+    def properties(self, version: int) -> dict[str, str]:
+        return dict(self.manifest(version)["properties"])
+
+    def files(self, version: int | None = None) -> list[str]:
+        """Returns the files of a version."""
+        return [f"{self.uri}/{file['path']}" for file in self.manifest(version)["files"]]
+
+    def manifest(self, version: int | None = None) -> dict[str, Any]:
+        """Returns the manifest of a version, by default of the latest."""
+        number = self.versions()[-1] if version is None else version
+        content: dict[str, Any] = json.loads(Path(self.uri, f"_scankv/{number:020}.json").read_bytes())
+        return content
+
+
+READERS: dict[str, type[LakeReader]] = {"delta": DeltaReader, "parquet": ParquetReader}
+
+
+def reader(format_: str, uri: str) -> LakeReader:
+    """Returns a reader of a format."""
+    return READERS[format_](uri)
 
 
 def read_delta(uri: str, version: int | None = None) -> pa.Table:

@@ -15,6 +15,7 @@ from scankv.lake.delta.delta_stats import partition_values, statistics_json
 from scankv.lake.delta.delta_types import delta_schema, has_times_without_zone, schema_json
 from scankv.lake.lake_table import DataFile, LakeState, LakeTable, LakeVersion
 from scankv.lake.location import is_temporary, require_package
+from scankv.lake.writer import DATA_FILE
 from scankv.model.errors import LakeDamaged
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from scankv.lake.lake_table import LakeChange
     from scankv.lake.location import LakeLocation
 
-_OURS: Final = re.compile(rf"scankv-\d{{5}}-[0-9a-f]{{32}}\.parquet|{DIRECTORY}/deletion_vector_[0-9a-f-]{{36}}\.bin")
+_OURS: Final = re.compile(rf"{DATA_FILE.pattern}|{DIRECTORY}/deletion_vector_[0-9a-f-]{{36}}\.bin")
 _CHECKPOINT_COMMITS: Final = 20
 _VERSION: Final = "scankv.version"
 """The property with the number of our last commit, by which we notice that another program has changed files since."""

@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from scankv.cli.outcome import TERMINATED
-from tests.support.lake_readers import read_delta
+from tests.support.lake_readers import ParquetReader, read_delta
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +67,13 @@ def test_a_publisher_survives_what_ends_by_itself(scankv: CommandLine, scores: s
 
 def test_once_and_every_exclude_each_other(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     assert "exclude" in scankv.fails("publish", scores, str(tmp_path / "published"), "--once", "--every", "1")
+
+
+def test_the_format_is_an_option(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    uri = str(tmp_path / "published")
+    scankv("publish", scores, uri, "--format", "parquet")
+    assert sorted(ParquetReader(uri).read()["player"].to_pylist()) == ["ann", "bob", "cem"]
+    assert "needs --format delta" in scankv.fails("publish", scores, uri, "--format", "parquet", "--deletes", "vectors")
 
 
 def test_what_cannot_be_published_is_an_error(scankv: CommandLine, table: str, tmp_path: Path) -> None:

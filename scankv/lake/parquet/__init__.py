@@ -1,0 +1,1 @@
+"""Plain Parquet files, with a manifest for each version."""
