@@ -1,9 +1,9 @@
 """Checks that the wheel contains every package and nothing else, and that it works outside the checkout.
 
 Builds the wheel and installs it into a new environment outside the checkout. After a bare install, the client and the
-command line must start. With the extra `server`, all modules must import, except those that need the extras `oidc` and
-`http`: they must import with these. Those of the Spark bridge are left out: PySpark has half a gigabyte, and the tests
-of the bridge import them.
+command line must start. With the extra `server`, all modules must import, except those that need the extras `oidc`,
+`lake` and `http`: they must import with these. Those of the Spark bridge are left out: PySpark has half a gigabyte, and
+the tests of the bridge import them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ with tempfile.TemporaryDirectory() as data, scankv.testing.ServerProcess(pathlib
 """
 HTTP_PACKAGES = ("http_gateway",)
 OIDC_MODULES = ("streaming_server.access.jwt_verifier", "streaming_server.access.signing_keys")
+LAKE_MODULES = ("scankv.lake.iceberg.durable_files", "scankv.lake.iceberg.snapshots")
 IMPORT_ALL = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 
 
@@ -61,12 +62,13 @@ def main() -> None:
         print(f"bare install: {len(bare)} modules import, the command line starts, the dashboard can be exported")
 
         install(python, f"{wheel}[server]")
-        rest = [
-            name for name in modules if not is_in(name, SPARK_PACKAGES + HTTP_PACKAGES) and name not in OIDC_MODULES
-        ]
+        others = {*OIDC_MODULES, *LAKE_MODULES}
+        rest = [name for name in modules if not is_in(name, SPARK_PACKAGES + HTTP_PACKAGES) and name not in others]
         run(python, "-I", "-c", IMPORT_ALL, *rest, cwd=outside)
         install(python, f"{wheel}[oidc]")
         run(python, "-I", "-c", IMPORT_ALL, *OIDC_MODULES, cwd=outside)
+        install(python, f"{wheel}[lake]")
+        run(python, "-I", "-c", IMPORT_ALL, *LAKE_MODULES, cwd=outside)
         install(python, f"{wheel}[http]")
         http = [name for name in modules if is_in(name, HTTP_PACKAGES)]
         run(python, "-I", "-c", IMPORT_ALL, *http, cwd=outside)

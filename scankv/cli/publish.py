@@ -33,6 +33,7 @@ class LakeFormat(StrEnum):
 
     DELTA = "delta"
     PARQUET = "parquet"
+    ICEBERG = "iceberg"
 
 
 def publish(
@@ -49,6 +50,14 @@ def publish(
         typer.Option(min=0.1, metavar="SECONDS", help="Publish again after so many seconds, until Ctrl-C or SIGTERM."),
     ] = None,
     format_: Annotated[LakeFormat, typer.Option("--format", help="The format.")] = LakeFormat.DELTA,
+    catalog: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:TABLE",
+            help="The catalog of an Iceberg table, from the configuration of pyiceberg, and its name there: "
+            "prod:game.scores. Default: a file beside the table.",
+        ),
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Write all rows again, whatever has changed.")] = False,
     partitions: Annotated[
         bool, typer.Option("--partitions/--no-partitions", help="Keep the partitions of the table.")
@@ -84,7 +93,7 @@ def publish(
         raise UsageError("--once and --every exclude each other: give one of them")
     if deletes is Deletes.VECTORS and format_ is not LakeFormat.DELTA:
         raise UsageError("--deletes vectors needs --format delta: other formats replace files")
-    lake = open_lake_table(uri, format_.value, keep_days * 86_400)
+    lake = open_lake_table(uri, format_.value, keep_days * 86_400, catalog)
     options = PublishOptions(
         is_full=full,
         partitioned=partitions,

@@ -10,25 +10,31 @@ from scankv.model.errors import LakeDamaged, UsageError
 if TYPE_CHECKING:
     from scankv.lake.lake_table import LakeTable
 
-FORMATS: Final = ("delta", "parquet")
-_MARKS: Final = {"delta": "_delta_log", "parquet": "_scankv"}
+FORMATS: Final = ("delta", "parquet", "iceberg")
+_MARKS: Final = {"delta": "_delta_log", "parquet": "_scankv", "iceberg": "metadata"}
 """A directory that each format has at its location, and no other one."""
 
 KEEP_SECONDS: Final = 7 * 86_400
 """How long the files of earlier versions remain unless the caller says otherwise."""
 
 
-def open_lake_table(uri: str, format_: str = "delta", keep_seconds: float = KEEP_SECONDS) -> LakeTable:
+def open_lake_table(
+    uri: str, format_: str = "delta", keep_seconds: float = KEEP_SECONDS, catalog: str | None = None
+) -> LakeTable:
     """Returns the published table at a location, which may not exist yet. Does not read it.
 
     Args:
         uri: A directory, or a URI such as `s3://bucket/tables/scores`.
         format_: One of `FORMATS`.
         keep_seconds: How long the files of earlier versions remain.
+        catalog: The catalog of an Iceberg table and its name there, as `prod:game.scores`, for a catalog of the
+            configuration of pyiceberg. None: a file beside the table is its catalog.
 
     Raises:
         UsageError: The format does not exist, or the location cannot be used.
     """
+    if catalog is not None and format_ != "iceberg":
+        raise UsageError(f'catalog needs the format "iceberg", not {format_!r}: leave it out', option="catalog")
     location = LakeLocation(uri)
     if format_ == "delta":
         from scankv.lake.delta.delta_table import DeltaLakeTable
@@ -38,6 +44,10 @@ def open_lake_table(uri: str, format_: str = "delta", keep_seconds: float = KEEP
         from scankv.lake.parquet.parquet_table import ParquetLakeTable
 
         return ParquetLakeTable(location, keep_seconds)
+    if format_ == "iceberg":
+        from scankv.lake.iceberg.iceberg_table import IcebergLakeTable
+
+        return IcebergLakeTable(location, keep_seconds, catalog)
     raise UsageError(f"format must be {' or '.join(map(repr, FORMATS))}, not {format_!r}", option="format")
 
 

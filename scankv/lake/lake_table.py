@@ -23,6 +23,9 @@ _PREFIX: Final = "scankv."
 Content: TypeAlias = Literal["rows", "changes"]
 """What a published table shows: the rows of a table, or its changes with their row kinds and log offsets."""
 
+FIELD_ID: Final = b"PARQUET:field_id"
+"""The metadata of a field with its id, which pyarrow stores in Parquet files."""
+
 FORMAT_VERSION: Final = "1"
 """The form of the properties and tags. A reader refuses others."""
 
@@ -274,12 +277,14 @@ class LakeTable(ABC):
     Attributes:
         format: The name of the format.
         can_mask: Whether single rows of a data file can be masked.
+        has_field_ids: Whether readers find columns in data files by their ids, not by their names.
         location: Where the table is. Data files are written there before they are committed.
         keep_seconds: How long data files remain after the commit that removed them, for readers of earlier versions.
     """
 
     format: ClassVar[str]
     can_mask: ClassVar[bool] = False
+    has_field_ids: ClassVar[bool] = False
 
     def __init__(self, location: LakeLocation, keep_seconds: float) -> None:
         self.location = location
@@ -291,6 +296,11 @@ class LakeTable(ABC):
 
         The data files have exactly these columns, with these types. Partition columns are among them: not every reader
         takes their values from elsewhere.
+
+        Args:
+            schema: The columns of the table, with their permanent ids in the metadata (`FIELD_ID`).
+            primary_key: The key columns.
+            partition_by: The partition columns.
 
         Raises:
             UsageError: The format cannot hold a column. The message names the column, and says what to do.

@@ -86,8 +86,8 @@ class LakeLocation:
             with self._files.open_output_stream(self._full(path)) as stream:
                 yield stream
             if self.local is not None:
-                _sync(self.local / path)
-                _sync((self.local / path).parent)
+                sync_file(self.local / path)
+                sync_file((self.local / path).parent)
 
     def create_if_absent(self, path: str, content: bytes) -> None:
         """Creates a file durably and completely, unless one with this name exists. One of several calls succeeds.
@@ -160,7 +160,7 @@ class LakeLocation:
                 stream.flush()
                 os.fsync(stream.fileno())
             os.link(part, path)
-            _sync(path.parent)
+            sync_file(path.parent)
         finally:
             part.unlink(missing_ok=True)
 
@@ -223,7 +223,8 @@ def _open(uri: str) -> tuple[fs.FileSystem, str]:
     return files, str(root).rstrip("/")
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Makes a file or a directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

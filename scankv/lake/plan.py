@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from scankv.lake.lake_table import DataFile, LakeColumn
 
 
+_WIDENED_BY_READERS: Final = {("int32", "int64"), ("float", "double")}
 SMALL_SHARE: Final = 8
 """A file is small if it has less than one in so many rows of a complete one."""
 MOST_SMALL_FILES: Final = 8
@@ -162,6 +163,31 @@ def find_obstacle(
         if before is not None and before.id != column.id:
             return f'column "{column.name}" replaces a column with the same name'
         if before is not None and before.type != column.type:
+            return f'column "{column.name}" was changed from {before.type} to {column.type}'
+    return None
+
+
+def find_obstacle_by_id(
+    written: Sequence[LakeColumn], columns: Sequence[LakeColumn], null_columns: Iterable[int]
+) -> str | None:
+    """Returns why data files with some columns do not show the rows of the table as it is now. None: they do.
+
+    A reader finds columns by their ids, takes a column that a file lacks as null, and widens numbers.
+
+    Args:
+        written: The columns of the files.
+        columns: The columns of the table.
+        null_columns: The ids of the columns in which rows are null that were written before the column was added.
+    """
+    if any(column.id < 0 for column in written):
+        return 'the table had no changelog (changelog="none") before, which knows the ids of columns'
+    by_id = {column.id: column for column in written}
+    nulls = set(null_columns)
+    for column in columns:
+        before = by_id.get(column.id)
+        if before is None and column.id not in nulls:
+            return f'column "{column.name}" was added with a default'
+        if before is not None and before.type != column.type and (before.type, column.type) not in _WIDENED_BY_READERS:
             return f'column "{column.name}" was changed from {before.type} to {column.type}'
     return None
 

@@ -14,7 +14,7 @@ from scankv.lake.data_files import read_columns
 from scankv.lake.formats import check_unused
 from scankv.lake.lake_table import LakeChange, LakeState
 from scankv.lake.masking import FileMasker
-from scankv.lake.plan import BucketPlan, find_obstacle, schemas_in_use, small_appended_files
+from scankv.lake.plan import BucketPlan, find_obstacle, find_obstacle_by_id, schemas_in_use, small_appended_files
 from scankv.lake.table_view import pin_view
 from scankv.lake.writer import FILE_ROWS, LakeWriter
 from scankv.model.errors import LakeConflict, LakeDamaged, UsageError
@@ -129,6 +129,10 @@ class _Pass:
 
     async def run(self) -> PublishReport:
         started = time.monotonic()
+        if self._lake.has_field_ids and self._options.content == "changes":
+            raise UsageError(
+                f"changes cannot be published as {self._lake.location}: choose the format delta or parquet"
+            )
         base = await self._in_thread(self._lake.load)
         if base is None:
             await self._in_thread(check_unused, self._lake)
@@ -182,12 +186,17 @@ class _Pass:
         columns = view.columns(schema)
         # A change that was recorded before a column was added has no value there.
         nulls = view.null_columns if view.content == "rows" else {column.id for column in columns}
-        obstacles = (find_obstacle(each, columns, nulls) for each in base.state.schemas.values())
+        find = find_obstacle_by_id if self._lake.has_field_ids else find_obstacle
+        obstacles = (find(each, columns, nulls) for each in base.state.schemas.values())
         return next((obstacle for obstacle in obstacles if obstacle is not None), None)
 
     def _plan_joins(self, base: LakeVersion, view: TableView) -> _PassPlan:
         """Returns the files of a table without a key that are joined."""
-        files = {bucket: [f for f in base.files if f.bucket == bucket] for bucket in range(view.table.buckets)}
+        files: dict[int, list[DataFile]] = {bucket: [] for bucket in range(view.table.buckets)}
+        for file in base.files:
+            # Files are read by the names of their columns.
+            if not self._lake.has_field_ids or file.schema_id == view.snapshot.schema_id:
+                files[file.bucket].append(file)
         return _PassPlan(
             joined=[run for each in files.values() for run in small_appended_files(each, self._options.file_rows)]
         )

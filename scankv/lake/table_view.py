@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aio_client import LogOffsets, RangeNotTracked, SnapshotNotTaken, StartFrom, StopAt
-from scankv.lake.lake_table import Content, LakeColumn
+from scankv.lake.lake_table import FIELD_ID, Content, LakeColumn
 from scankv.lake.masking import ChangedRows
 from scankv.model.changes.change_columns import CHANGE_FIELDS
 from scankv.model.errors import UsageError
@@ -60,11 +60,12 @@ class TableView:
 
     @property
     def row_schema(self) -> pa.Schema:
-        """The columns of the published rows, with the types of the table."""
+        """The columns of the published rows, with the types of the table; unless they are changes, with their ids."""
         columns = list(self.snapshot.schema)
-        if self.content == "rows":
-            return self.snapshot.schema
-        return pa.schema([*CHANGE_FIELDS, *(field.with_nullable(True) for field in columns)])
+        if self.content == "changes":
+            return pa.schema([*CHANGE_FIELDS, *(field.with_nullable(True) for field in columns)])
+        ids = self.column_ids or range(len(columns))
+        return pa.schema([field.with_metadata({FIELD_ID: str(id_)}) for id_, field in zip(ids, columns, strict=True)])
 
     @property
     def changelog(self) -> str:
@@ -84,8 +85,8 @@ class TableView:
         return bool(self.expiry) and self.table.options.get("ttl_changes") == "none"
 
     def columns(self, file_schema: pa.Schema) -> tuple[LakeColumn, ...]:
-        """Returns the columns with the types of the data files."""
-        ids = self.column_ids or tuple(range(len(self.snapshot.schema)))
+        """Returns the columns with the types of the data files. Their ids are negative if they are not known."""
+        ids = self.column_ids or tuple(range(-len(self.snapshot.schema), 0))
         if self.content == "changes":
             ids = (*(-1 - place for place in range(len(CHANGE_FIELDS))), *ids)
         return tuple(LakeColumn(id_, field.name, str(field.type)) for id_, field in zip(ids, file_schema, strict=True))

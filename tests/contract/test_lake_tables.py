@@ -9,7 +9,7 @@ import pytest
 
 from aio_client import LakeConflict, LogOffsets
 from scankv.lake.formats import FORMATS, open_lake_table
-from scankv.lake.lake_table import LakeChange, LakeColumn, LakeState
+from scankv.lake.lake_table import FIELD_ID, LakeChange, LakeColumn, LakeState
 from scankv.lake.writer import LakeWriter
 from scankv.model.keys.key_codec import KeyCodec
 
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
     from scankv.lake.lake_table import DataFile, LakeTable, LakeVersion
 
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.int64())])
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False, metadata={FIELD_ID: "1"}),
+        pa.field("value", pa.int64(), metadata={FIELD_ID: "2"}),
+    ]
+)
 COLUMNS = (LakeColumn(1, "id", "int64"), LakeColumn(2, "value", "int64"))
 CODEC = KeyCodec([pa.int64()])
 

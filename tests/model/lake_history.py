@@ -128,6 +128,10 @@ class LakeHistory:
         numbers = [name for name in self._table.schema.names if name.startswith("n")]
         if numbers and self._random.random() < 0.5:
             await self._client.alter_table(self._name, drop_columns=[self._random.choice(numbers)])
+        elif numbers and self._random.random() < 0.4:
+            new = {name: f"n{self._random.randrange(1, 5)}" for name in [self._random.choice(numbers)]}
+            if not set(new.values()) & set(self._table.schema.names):
+                await self._client.alter_table(self._name, rename_columns=new)
         else:
             self._added += 1
             # Sometimes a name that a dropped column had.

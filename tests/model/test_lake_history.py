@@ -30,6 +30,7 @@ _CASES = [
     *(("delta", options) for options in _OPTIONS),
     *((_VECTORS, options) for options in ("plain", "upsert", "partitions")),
     *(("parquet", options) for options in ("plain", "partitions")),
+    *(("iceberg", options) for options in ("plain", "upsert", "partitions")),
 ]
 
 

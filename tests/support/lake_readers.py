@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,9 +12,13 @@ import polars
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from pyarrow import parquet
+from pyiceberg.catalog.sql import SqlCatalog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from pyiceberg.table import Table as IcebergTable
+    from pyiceberg.table.snapshots import Snapshot
 
     from aio_client import Table
 
@@ -87,7 +92,38 @@ class ParquetReader(LakeReader):
         return content
 
 
-READERS: dict[str, type[LakeReader]] = {"delta": DeltaReader, "parquet": ParquetReader}
+class IcebergReader(LakeReader):
+    """Reads an Iceberg table with the catalog beside it."""
+
+    first_version = 1
+
+    def versions(self) -> list[int]:
+        with self.open() as table:
+            return [snapshot.sequence_number or 0 for snapshot in table.snapshots()]
+
+    def read(self, version: int | None = None) -> pa.Table:
+        with self.open() as table:
+            snapshot = table.current_snapshot() if version is None else self._snapshot(table, version)
+            return table.scan(snapshot_id=None if snapshot is None else snapshot.snapshot_id).to_arrow()
+
+    def properties(self, version: int) -> dict[str, str]:
+        with self.open() as table:
+            summary = self._snapshot(table, version).summary
+            return {} if summary is None else dict(summary.additional_properties)
+
+    @contextmanager
+    def open(self) -> Iterator[IcebergTable]:
+        """Opens the table."""
+        with closing(SqlCatalog("scankv", uri=f"sqlite:///{self.uri}/catalog.db")) as catalog:
+            yield catalog.load_table("scankv.published")
+
+    @staticmethod
+    def _snapshot(table: IcebergTable, version: int) -> Snapshot:
+        (snapshot,) = [each for each in table.snapshots() if each.sequence_number == version]
+        return snapshot
+
+
+READERS: dict[str, type[LakeReader]] = {"delta": DeltaReader, "parquet": ParquetReader, "iceberg": IcebergReader}
 
 
 def reader(format_: str, uri: str) -> LakeReader:

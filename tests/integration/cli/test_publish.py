@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from scankv.cli.outcome import TERMINATED
-from tests.support.lake_readers import ParquetReader, read_delta
+from tests.support.lake_readers import IcebergReader, ParquetReader, read_delta
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +73,11 @@ def test_the_format_is_an_option(scankv: CommandLine, scores: str, tmp_path: Pat
     uri = str(tmp_path / "published")
     scankv("publish", scores, uri, "--format", "parquet")
     assert sorted(ParquetReader(uri).read()["player"].to_pylist()) == ["ann", "bob", "cem"]
+    scankv("publish", scores, f"{uri}2", "--format", "iceberg")
+    assert len(IcebergReader(f"{uri}2").read()) == 3
+    catalog = ("--catalog", "missing:a.b")
+    assert "missing" in scankv.fails("publish", scores, f"{uri}3", "--format", "iceberg", *catalog)
+    assert 'needs the format "iceberg"' in scankv.fails("publish", scores, f"{uri}3", *catalog)
     assert "needs --format delta" in scankv.fails("publish", scores, uri, "--format", "parquet", "--deletes", "vectors")
 
 

@@ -1,0 +1,1 @@
+"""Apache Iceberg: tables as Parquet files with metadata, whose current version a catalog names."""
