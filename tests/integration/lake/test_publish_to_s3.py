@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import deltalake
 import pyarrow as pa
+import pyiceberg.catalog
 import pytest
+from pyarrow import fs, parquet
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.utils.config import Config
 
 from aio_client import LakeConflict, LakeUnavailable
 from scankv.lake.formats import open_lake_table
@@ -18,6 +24,7 @@ from tests.support.s3_server import CREDENTIALS, s3_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from aio_client import Client
 
@@ -49,6 +56,42 @@ async def test_versions_are_committed_to_an_object_store(client: Client, name: s
     options = {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://{address}", "AWS_ALLOW_HTTP": "true"}
     published = deltalake.DeltaTable(uri.partition("?")[0], storage_options=options)
     found = pa.table(deltalake.QueryBuilder().register("t", published).execute("select * from t"))
+    assert sorted_rows(found, ["id"]) == await live_rows(table)
+
+
+@pytest.mark.parametrize("format_", ["parquet", "iceberg"])
+async def test_other_formats_are_committed_to_an_object_store(
+    client: Client, name: str, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
+) -> None:
+    uri = bucket % name
+    catalog_uri = f"sqlite:///{tmp_path}/prod.db"
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", catalog_uri)
+    # pyiceberg reads its configuration when it is imported.
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+    table = await client.create_table(name, SCHEMA, primary_key=["id"], buckets=2)
+    await table.upsert(pa.table({"id": list(range(500)), "value": [1] * 500}, SCHEMA))
+    catalog = "prod:game.scores" if format_ == "iceberg" else None
+    lake = open_lake_table(uri, format_, keep_seconds=0, catalog=catalog)
+    for value in range(2, 5):
+        await publish(client, name, lake, PublishOptions(file_rows=50))
+        await table.upsert([{"id": value, "value": value}])
+    late, base = open_lake_table(uri, format_, catalog=catalog), lake.load()
+    assert (await publish(client, name, lake, PublishOptions(file_rows=50))).mode == "changes"
+    late.load = lambda: base  # type: ignore[method-assign]  # it has read the version before
+    with pytest.raises(LakeConflict):
+        await publish(client, name, late, PublishOptions(file_rows=50))
+    assert lake.expire(orphan_seconds=0) > 3
+    if format_ == "iceberg":
+        options = lake.location.object_store_options()
+        with closing(SqlCatalog("prod", uri=catalog_uri, **{"s3.endpoint": options["endpoint"]})) as prod:
+            found = prod.load_table("game.scores").scan().to_arrow()
+    else:
+        files, root = fs.FileSystem.from_uri(uri)
+        last = max(info.path for info in files.get_file_info(fs.FileSelector(f"{root}/_scankv")))
+        manifest = json.loads(files.open_input_stream(last).read())
+        paths = [f"{root}/{file['path']}" for file in manifest["files"]]
+        found = parquet.ParquetDataset(paths, filesystem=files).read()
     assert sorted_rows(found, ["id"]) == await live_rows(table)
 
 
