@@ -108,6 +108,7 @@ def translate_errors(location: LakeLocation) -> Iterator[None]:
 
     conflicts = (
         exceptions.CommitFailedException,
+        exceptions.NoSuchTableError,
         exceptions.TableAlreadyExistsError,
         exceptions.ValidationException,
     )

@@ -18,11 +18,12 @@ from scankv.lake.writer import DATA_FILE
 from scankv.model.errors import LakeConflict, LakeDamaged, LakeError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import CreateTableTransaction, Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
 
@@ -101,7 +102,7 @@ class IcebergLakeTable(LakeTable):
         try:
             with self._name.open(self.location) as catalog:
                 return self._commit(catalog, None if base is None else base.stored, change)
-        except LakeConflict:
+        except (LakeConflict, UsageError):
             with suppress(LakeError):  # `expire` deletes it later
                 self.location.delete(path)
             raise
@@ -112,22 +113,21 @@ class IcebergLakeTable(LakeTable):
             return 0
         with self._name.open(self.location) as catalog:
             table = catalog.load_table(self._name.identifier)
-            before = {path for each in table.snapshots() for path in self._metadata_of(table, each)}
             outdated = _outdated_snapshots(table, (time.time() - self.keep_seconds) * 1000)
+            expired = self._relative(_metadata_of(table, outdated))
             if outdated:
                 with suppress(LakeConflict), translate_errors(self.location):  # the next time, then
-                    table.maintenance.expire_snapshots().by_ids(outdated).commit()
+                    table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in outdated]).commit()
                 table = catalog.load_table(self._name.identifier)
-            kept = {path for each in table.snapshots() for path in self._metadata_of(table, each)}
-            data = {file.file_path for each in table.snapshots() for file in _files_of(table, each)}
-            lists = {_list_path(_commit_of(each)) for each in table.snapshots()}
-        kept |= {path.removeprefix(f"{table_root(self.location)}/") for path in data} | lists
+            kept = self._relative(_metadata_of(table, table.snapshots()) | _data_of(table, table.snapshots()))
+        # Only the next pass needs a list of files.
+        kept.add(_list_path(table.properties.get(_COMMIT_ID, "")))
         now = time.time()
         deleted = 0
         for stored in (*self.location.list(), *self.location.list(METADATA)):
             is_old = stored.changed_at is not None and now - stored.changed_at.timestamp() >= orphan_seconds
             is_ours = DATA_FILE.fullmatch(stored.path) or _LIST.fullmatch(stored.path) or is_temporary(stored.path)
-            if stored.path not in kept and ((is_old and is_ours) or stored.path in before):
+            if stored.path not in kept and ((is_old and is_ours) or stored.path in expired):
                 self.location.delete(stored.path)
                 deleted += 1
         return deleted
@@ -190,14 +190,12 @@ class IcebergLakeTable(LakeTable):
         root = table_root(self.location)
         gone = {f"{root}/{file.path}" for file in change.removed}
         snapshot = table.current_snapshot()
-        files = [] if snapshot is None else _files_of(table, snapshot)
+        files = [] if snapshot is None else _files_of(table, snapshot.manifests(table.io))
         return [file for file in files if change.is_full or file.file_path in gone]
 
-    def _metadata_of(self, table: Table, snapshot: Snapshot) -> list[str]:
-        """Returns the metadata files of a snapshot, relative to the location."""
-        root = f"{table_root(self.location)}/"
-        paths = [snapshot.manifest_list, *(manifest.manifest_path for manifest in snapshot.manifests(table.io))]
-        return [path.removeprefix(root) for path in paths]
+    def _relative(self, paths: Iterable[str]) -> set[str]:
+        """Returns paths relative to the location."""
+        return {path.removeprefix(f"{table_root(self.location)}/") for path in paths}
 
     def _read_list(self, commit_id: str) -> LakeManifest | None:
         """Reads the list of files of a commit. None: another program has deleted or damaged it."""
@@ -208,20 +206,33 @@ class IcebergLakeTable(LakeTable):
             return None
 
 
-def _files_of(table: Table, snapshot: Snapshot) -> list[IcebergFile]:
-    """Returns the data files of a snapshot."""
+def _metadata_of(table: Table, snapshots: Sequence[Snapshot]) -> set[str]:
+    """Returns the metadata files that snapshots consist of."""
+    manifests = {manifest.manifest_path for each in snapshots for manifest in each.manifests(table.io)}
+    return manifests | {each.manifest_list for each in snapshots}
+
+
+def _data_of(table: Table, snapshots: Sequence[Snapshot]) -> set[str]:
+    """Returns the data files of snapshots."""
+    # Snapshots share most of their manifests.
+    manifests = {manifest.manifest_path: manifest for each in snapshots for manifest in each.manifests(table.io)}
+    return {file.file_path for file in _files_of(table, manifests.values())}
+
+
+def _files_of(table: Table, manifests: Iterable[ManifestFile]) -> list[IcebergFile]:
+    """Returns the data files that manifests name."""
     from pyiceberg.manifest import DataFileContent
 
-    entries = (entry for manifest in snapshot.manifests(table.io) for entry in manifest.fetch_manifest_entry(table.io))
+    entries = (entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io))
     return [entry.data_file for entry in entries if entry.data_file.content == DataFileContent.DATA]
 
 
-def _outdated_snapshots(table: Table, since_millis: float) -> list[int]:
+def _outdated_snapshots(table: Table, since_millis: float) -> list[Snapshot]:
     """Returns the snapshots that were replaced before some time, except those that have a name."""
     snapshots = sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number or 0)
     named = {ref.snapshot_id for ref in table.metadata.refs.values()}
     return [
-        snapshot.snapshot_id
+        snapshot
         for snapshot, following in pairwise(snapshots)
         if following.timestamp_ms <= since_millis and snapshot.snapshot_id not in named
     ]

@@ -316,6 +316,8 @@ async def test_old_snapshots_expire(client: Client, name: str, uri: str, tmp_pat
     reader = IcebergReader(uri)
     foreign = tmp_path / "published/notes.parquet"
     foreign.write_bytes(b"")
+    # Only the next pass needs a list of files.
+    assert open_iceberg(uri, keep_seconds=3600).expire(orphan_seconds=0) == 2
     assert open_iceberg(uri, keep_seconds=3600).expire(orphan_seconds=0) == 0
     assert len(reader.read(1)) == 500
     assert open_iceberg(uri, keep_seconds=0).expire(orphan_seconds=0) > 20
