@@ -130,9 +130,7 @@ class _Pass:
     async def run(self) -> PublishReport:
         started = time.monotonic()
         if self._lake.has_field_ids and self._options.content == "changes":
-            raise UsageError(
-                f"changes cannot be published as {self._lake.location}: choose the format delta or parquet"
-            )
+            raise UsageError("changes are published as Delta tables or Parquet files: choose one of these formats")
         base = await self._in_thread(self._lake.load)
         if base is None:
             await self._in_thread(check_unused, self._lake)
