@@ -334,7 +334,7 @@ async def test_tables_of_others_are_left_alone(client: Client, name: str, uri: s
     await create(client, name)
     await create(client, f"{name}_other")
     await publish_and_compare(client, name, uri)
-    with pytest.raises(LakeDamaged, match="was published from table"):
+    with pytest.raises(LakeDamaged, match="was published from the rows of table"):
         await publish(client, f"{name}_other", open_iceberg(uri))
     foreign = tmp_path / "foreign"
     foreign.mkdir()
