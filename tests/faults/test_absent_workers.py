@@ -195,18 +195,3 @@ def test_a_transaction_that_has_only_read_is_committed_where_it_has_read(client:
     with client.transaction() as tx:
         assert tx.get_for_update(tables[number], ["v 3"]).num_rows == 1
         tx.commit()
-
-
-def test_a_commit_without_the_right_to_a_table_does_not_name_it(server: ServerProcess, client: Client) -> None:
-    tables = tables_of_workers(client, "unnamed")
-    with wire_to(tables[0]) as wire:
-        token = begin(wire)
-        for number, table in enumerate(tables):
-            client.transaction_part(token, f"part{number}").upsert(table, rows_of(1, "new"))
-        with pytest.raises(grpc.RpcError) as divided:
-            wire.transactions.CommitTransaction(
-                transaction_pb2.CommitTransactionRequest(token=token), timeout=BOUND_SECONDS
-            )
-        assert "unnamed." not in refusal_of(divided.value).message
-        wire.transactions.AbortTransaction(transaction_pb2.AbortTransactionRequest(token=token), timeout=BOUND_SECONDS)
-    assert [table.count() for table in tables] == [10, 10]

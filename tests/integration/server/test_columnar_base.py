@@ -235,7 +235,7 @@ async def test_what_has_no_base_is_refused_when_a_base_is_asked_for(client: Clie
     with pytest.raises(InvalidRequest, match='bucket 0 cannot be read with read_path "columnar": it has none yet'):
         await other.scan().read_path("columnar").to_arrow()
     assert (await other.scan().explain()).read_path_reason == "no bucket has a columnar base"
-    with pytest.raises(UsageError, match="read_path must be 'auto' or 'rocksdb' or 'columnar', not 'x'"):
+    with pytest.raises(UsageError, match="read_path must be 'auto' or 'rocksdb' or 'columnar' or 'lake', not 'x'"):
         table.scan().read_path("x")  # type: ignore[arg-type]  # that is the point
 
 
