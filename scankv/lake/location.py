@@ -73,7 +73,7 @@ class LakeLocation:
                 return None
 
     def open_input(self, path: str) -> pa.NativeFile:
-        """Opens a file for random access. Raises LakeUnavailable, also if the file does not exist."""
+        """Opens a file for random access. Raises LakeUnavailable, or FileNotFoundError if the file does not exist."""
         with self.translate_errors("read"):
             return self._files.open_input_file(self._full(path))
 
@@ -96,19 +96,22 @@ class LakeLocation:
             LakeConflict: The file exists, with another content.
             LakeUnavailable: The location does not answer. Whether the file was created may be unknown.
         """
-        try:
-            with self.translate_errors("written"):
+        with self.translate_errors("written"):
+            try:
                 if self.local is not None:
                     self._link(self.local / path, content)
                 else:
                     self._put(path, content)
-        except FileExistsError:
-            # A request that was repeated on the way can find its own file.
-            if self.read(path) != content:
-                raise LakeConflict(
-                    f"another program has committed {path} in {self} since the last version was read: nothing was "
-                    "committed; let one program publish each table"
-                ) from None
+            except FileExistsError:
+                is_new = False
+            else:
+                is_new = True
+        # A request that was repeated on the way can find its own file.
+        if not is_new and self.read(path) != content:
+            raise LakeConflict(
+                f"another program has committed {path} in {self} since the last version was read: nothing was "
+                "committed; let one program publish each table"
+            )
 
     def list(self, directory: str = "", *, recursive: bool = False) -> list[LakeFile]:
         """Returns the files of a directory, in no particular order. Empty if it does not exist."""
@@ -191,12 +194,12 @@ class LakeLocation:
 
     @contextmanager
     def translate_errors(self, what: str) -> Iterator[None]:
-        """Raises LakeUnavailable for whatever the location raises, except for a file that exists or does not exist."""
+        """Raises LakeUnavailable for whatever the location raises, except if a file to be "read" does not exist."""
         try:
             yield
-        except (FileNotFoundError, FileExistsError):
-            raise
         except (OSError, pa.ArrowException) as error:
+            if what == "read" and isinstance(error, FileNotFoundError):
+                raise
             reason = getattr(error, "strerror", None) or str(error)
             raise LakeUnavailable(
                 f"{self} cannot be {what} ({reason}): see to its space, its permissions and whether it can be reached, "

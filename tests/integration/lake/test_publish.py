@@ -305,3 +305,12 @@ async def test_the_properties_name_the_instant(client: Client, name: str, uri: s
     assert sum(each["num_records"] for each in statistics) == 1000
     assert all(each["min.player"] <= each["max.player"] for each in statistics)
     assert json.loads(deltalake.DeltaTable(uri).schema().to_json())["fields"][0]["nullable"] is False
+
+
+async def test_a_location_that_cannot_be_created_is_reported(client: Client, name: str, tmp_path: Path) -> None:
+    await create(client, name)
+    (tmp_path / "file").write_text("not a directory")
+    for uri in ("/proc/published", str(tmp_path / "file"), str(tmp_path / "file" / "below")):
+        with pytest.raises((LakeUnavailable, LakeDamaged)):
+            await publish(client, name, open_lake_table(uri))
+    assert (tmp_path / "file").read_text() == "not a directory"
