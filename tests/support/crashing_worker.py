@@ -8,7 +8,7 @@ With `-frozen` in place of `-all`, the worker freezes instead; with `-drain`, it
 - `append N`: around the Nth record of the transaction log.
 - `write N`: around the Nth WriteBatch of any bucket.
 - `ask N`: around the Nth request to another worker to prepare its share.
-- `tell N`: around the Nth time that another worker is told the decision, or that there is none.
+- `tell N`: around the Nth message to another worker that says whether the transaction is committed.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class CutTaker:
         transactions: The transactions of the server.
         left_out: Why tables are left out, by name. It grows.
         before: The marks of the buckets in the backup before, by incarnation and number.
-        agree: Returns the instant, given the earliest possible one, while all writers of this process are paused.
-            Other worker processes may pause theirs meanwhile. None: it is the earliest one.
+        agree: Given the earliest possible instant, returns the one to use. Called while the writers of this process
+            are paused; may pause those of other workers. None: the earliest one is used.
         attempts: How often to try.
 
     Rule: a table that cannot be copied is left out, and does not keep the others from being copied.

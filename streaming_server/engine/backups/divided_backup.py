@@ -94,7 +94,7 @@ class OtherParts:
         """Returns the parts, once all are made.
 
         Args:
-            check: Called again and again meanwhile. Raises if the backup must end.
+            check: Called repeatedly while waiting. Raises if the backup must end.
         """
         waiting = set(self._making)
         while waiting:
@@ -137,7 +137,7 @@ class BackupPart:
         self._paused: asyncio.Future[int] = loop.create_future()
         self._instant: asyncio.Future[int | None] = loop.create_future()
         self.task = asyncio.create_task(make(self._agree))
-        # Nobody may wait for it any more.
+        # Retrieves the error, since there may be no caller left to raise it to.
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _agree(self, micros: int) -> int:

@@ -1,4 +1,4 @@
-"""A transaction may use tables of several workers, and is one transaction for everybody."""
+"""A transaction over tables of several workers is atomic for all clients."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_requests_of_a_part_keep_their_order_at_every_worker(divided: ServerProc
 
 @pytest.mark.asyncio
 async def test_no_lookup_goes_back_from_a_transaction_to_before_it(divided: ServerProcess) -> None:
-    """Every commit raises both values. Whoever has read one of them new must not read the other one old."""
+    """Every commit raises all values. A client that has seen one new value must not see an old one afterwards."""
     async with connect(divided.url) as client:
         await create_tables(client, "causal")
         tables = [await client.table(name) for (name,) in names_of_workers(WORKERS, "causal")]
