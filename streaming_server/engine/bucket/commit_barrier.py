@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.storage.bucket.bucket import Bucket
 
 
 class CommitBarrier:
@@ -97,6 +98,10 @@ class BarrierMutex(asyncio.Lock):
                 return True
             self.release()
 
+    async def acquire_behind_barrier(self) -> None:
+        """Acquires the mutex whether or not a barrier is raised."""
+        await super().acquire()
+
     async def wait_for_barrier(self) -> None:
         """Returns once no barrier is raised. Another one may be raised right after."""
         while self.barrier is not None:
@@ -105,7 +110,7 @@ class BarrierMutex(asyncio.Lock):
     @asynccontextmanager
     async def bypass_barrier(self) -> AsyncIterator[None]:
         """Acquires the mutex whether or not a barrier is raised. For the transaction itself."""
-        await super().acquire()
+        await self.acquire_behind_barrier()
         try:
             yield
         finally:
@@ -196,16 +201,33 @@ async def lock_mutexes(buckets: Sequence[LiveBucket]) -> AsyncIterator[None]:
     All callers lock in this order, so they cannot deadlock. While this waits for the barrier of one bucket, it holds
     no mutex, so that readers of the other buckets need not wait.
     """
-    async with AsyncExitStack() as mutexes:
+    held: list[BarrierMutex] = []
+    try:
         while True:
             for live in buckets:
                 await live.mutex.wait_for_barrier()
             for live in buckets:
-                await mutexes.enter_async_context(live.mutex.bypass_barrier())
-            if all(live.mutex.barrier is None for live in buckets):
+                await live.mutex.acquire_behind_barrier()
+                held.append(live.mutex)
+            if all(mutex.barrier is None for mutex in held):
                 break
-            await mutexes.aclose()
+            _release(held)
         yield
+    finally:
+        _release(held)
+
+
+def _release(held: list[BarrierMutex]) -> None:
+    while held:
+        held.pop().release()
+
+
+async def open_locked(buckets: Sequence[LiveBucket]) -> list[Bucket]:
+    """Opens some buckets, whose mutexes are held, as `LiveBucket.open`. Raises the first error once all have ended."""
+    ready = [live.open_now() for live in buckets]
+    if None in ready:
+        return await all_ended(live.open() for live in buckets)
+    return [bucket for bucket in ready if bucket is not None]
 
 
 @asynccontextmanager
@@ -220,7 +242,7 @@ async def raise_barrier(buckets: Sequence[LiveBucket], *, delays_lookups: bool =
     """
     barrier = CommitBarrier(delays_lookups=delays_lookups)
     async with lock_mutexes(buckets):
-        opened = await all_ended(live.open() for live in buckets)
+        opened = await open_locked(buckets)
         for live, bucket in zip(buckets, opened, strict=True):
             live.raise_barrier(barrier, bucket)
     try:

@@ -145,13 +145,17 @@ class GroupCommit:
         if self.can_sync:
             self._running = asyncio.create_task(self._run())
 
+    def is_durable(self, offset: int) -> bool:
+        """Whether everything below a written offset is durable."""
+        return self._durable >= offset or self._paused
+
     async def wait(self, offset: int) -> None:
         """Returns once everything below a written offset is durable.
 
         A waiter shares the running sync only if that began after its write. Otherwise it shares the next one. After a
         failed sync, every wait fails with its error until the bucket is reopened.
         """
-        while self._durable < offset and not self._paused:
+        while not self.is_durable(offset):
             if self.failure is not None:
                 raise self.failure
             if self._running is None:

@@ -206,6 +206,16 @@ class LiveBucket:
         """How often the write-ahead log was synced since the bucket was first opened."""
         return self._commit.syncs if self._commit else 0
 
+    def open_now(self) -> Bucket | None:
+        """Returns the open bucket; None if `open` must do something before. Hold the mutex."""
+        bucket = self._bucket
+        if bucket is None or self._closed is not None or not self._is_settled or self._needs_repair:
+            return None
+        if self._opener.has_other_changelog(bucket) or self._opener.has_dropped_partitions(bucket):
+            return None
+        self.used = time.monotonic()
+        return bucket
+
     async def open(self) -> Bucket:
         """Returns the open bucket, and opens it first if necessary. Hold the mutex.
 
@@ -440,6 +450,10 @@ class LiveBucket:
                 "DATA_LOSS in %s (%s): %s [%s]", self.location, self._opener.path, error.message, error.__cause__
             )
         return error
+
+    def is_durable(self, offset: int) -> bool:
+        """Whether `wait_durable` would return at once."""
+        return self._commit is not None and self._commit.is_durable(offset)
 
     async def wait_durable(self, offset: int) -> None:
         """Returns once everything below a written offset is durable. Needs no mutex."""

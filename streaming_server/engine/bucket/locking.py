@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import DiskFailed, DiskFull, Unavailable
-from streaming_server.engine.bucket.commit_barrier import lock_latest, lock_mutexes
+from streaming_server.engine.bucket.commit_barrier import lock_latest, lock_mutexes, open_locked
 from streaming_server.engine.bucket.live_bucket import REPAIR_SECONDS, LiveBucket
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.storage.files.disk_space import details_of_cause
@@ -35,8 +35,7 @@ async def lock_buckets(
         DataLoss: A bucket is damaged.
     """
     async with lock_latest(buckets) if latest else lock_mutexes(buckets):
-        opened = await all_ended(live.open() for live in buckets)
-        yield list(zip(buckets, opened, strict=True))
+        yield list(zip(buckets, await open_locked(buckets), strict=True))
 
 
 async def wait_until_durable(buckets: Sequence[LiveBucket], states: Mapping[int, BucketState]) -> dict[int, int]:
@@ -63,7 +62,11 @@ async def wait_until_readable(buckets: Sequence[LiveBucket], offsets: Mapping[in
         Unavailable: The disk is full or fails, so the rows cannot be made durable before the bucket is reopened.
     """
     try:
-        await all_ended(buckets[number].wait_durable(offset) for number, offset in offsets.items())
+        await all_ended(
+            buckets[number].wait_durable(offset)
+            for number, offset in offsets.items()
+            if not buckets[number].is_durable(offset)
+        )
     except (DiskFull, DiskFailed) as error:
         raise Unavailable(
             f"the latest writes to these rows cannot be made durable: {error.message}",

@@ -161,14 +161,19 @@ def cursor_of(
     bases: Mapping[int, BaseView],
     *,
     reverse: bool = False,
+    late: bool = False,
 ) -> Cursor:
-    """Creates a cursor over some keys of a bucket, reading its base if it is among `bases`. Raises DataLoss."""
+    """Creates a cursor over some keys of a bucket, reading its base if it is among `bases`. Raises DataLoss.
+
+    With `late`, it is made when it is first read, where it can: see `RowReader.late_cursor`.
+    """
     if number in bases:
         base = bases[number]
         ordered = reversed(list(keys)) if reverse else keys
         cursors: list[Callable[[], Cursor]] = [partial(base.cursor, reader, one, reverse=reverse) for one in ordered]
         return cursors[0]() if len(cursors) == 1 else CursorChain(cursors)
-    return reader.cursor(bucket, keys, reverse=reverse)
+    make = reader.late_cursor if late else reader.cursor
+    return make(bucket, keys, reverse=reverse)
 
 
 async def merge_deltas(bases: Mapping[int, BaseView], run: Callable[[Callable[[], object]], Awaitable[object]]) -> None:

@@ -99,7 +99,9 @@ def open_scan(
     cursors: dict[int, Cursor] = {}
     try:
         for bucket, keys in left.items():
-            cursors[bucket] = cursor_of(reader, bucket, bucket_of(bucket), keys, bases, reverse=plan.reverse)
+            # Without an order, buckets are read one after another.
+            late = bool(cursors) and not plan.ordered
+            cursors[bucket] = cursor_of(reader, bucket, bucket_of(bucket), keys, bases, reverse=plan.reverse, late=late)
     except BaseException:
         for cursor in cursors.values():
             cursor.close()

@@ -25,7 +25,7 @@ from streaming_server.storage.rocks.dense_rows import get_dense_rows
 from streaming_server.storage.rocks.store import RocksResources, RocksStore, make_logs_durable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.segments import Segment
     from streaming_server.storage.files.disk_use import FamilyBytes
     from streaming_server.storage.rocks.store import RocksStats, StoreBatch
+    from streaming_server.storage.rocks.store_readers import StoreReader
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 
 _ALL_KEYS = KeyRange()
@@ -490,6 +491,10 @@ class Bucket:
         """Returns a cursor over the index entries in some ranges at this instant; in reverse order with `reverse`."""
         return EntryCursor(self._store, self._state.longest_row, ranges, reverse=reverse)
 
+    def promise(self, make: Callable[[], None]) -> StoreReader:
+        """Has a function called later, before the bucket is written to: see `StoreReaders.add`."""
+        return self._store.readers.add(make)
+
     def sync(self, offset: int) -> None:
         """Makes the changes before `offset`, all of them already applied, durable."""
         self.log.sync(offset)
@@ -532,7 +537,7 @@ class Bucket:
     @property
     def readers(self) -> int:
         """How many cursors read the bucket."""
-        return self._store.readers
+        return self._store.readers.count
 
     def checkpoint(self, path: Path) -> None:
         """Makes a copy of the bucket at this instant in the directory `path`, which must not exist, for `Checkpoint`.

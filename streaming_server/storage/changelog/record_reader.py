@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.log_span import LogSpan
     from streaming_server.storage.changelog.records import LogRecord
     from streaming_server.storage.rocks.store import RocksStore
+    from streaming_server.storage.rocks.store_readers import StoreReader
 
 
 class RecordReader:
@@ -46,21 +47,22 @@ class RecordReader:
         self._first = span.first if keys.start is None else span.count_before(keys.start)
         self._end = max(self._first, span.end if keys.end is None else span.count_before(keys.end))
         self._iterator: RdictIter | None = None
+        self._use: StoreReader | None = None
         self._is_placed = False
         if self._first == self._end:
             return
         # The iterator only borrows its options, so they are kept, and freed after it.
         self._options = scan_options(None if reverse else record_key(span.offset_of(self._end)))
-        try:
-            self._iterator = store.log.iter(self._options)
-        except Exception as error:
-            raise store.failure(error) from error
-        store.readers += 1
+        self._use = store.readers.add(self._create_iterator)
+
+    def _create_iterator(self) -> None:
+        self._iterator = self._store.log.iter(self._options)
 
     def read(self) -> LogRecord | None:
         """Returns the next record, without changes outside of the range; None at the proven end. Raises DataLoss."""
-        if self._first == self._end:
+        if self._first == self._end or self._use is None:
             return None
+        self._use.begin()
         assert self._iterator is not None
         stored: tuple[bytes, bytes] | None = None
         try:
@@ -110,7 +112,7 @@ class RecordReader:
 
     def close(self) -> None:
         """Frees the iterator, and with it the files that it pins. Closing twice is allowed."""
-        if self._iterator is not None:
-            self._store.readers -= 1
+        if self._use is not None:
+            self._use.close()
         self._iterator = None
         self._first = self._end

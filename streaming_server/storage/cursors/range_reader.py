@@ -13,6 +13,7 @@ import enum
 import time
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
@@ -26,7 +27,7 @@ from streaming_server.storage.rocks.store import scan_options
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from rocksdict import Rdict, RdictIter
+    from rocksdict import Rdict, RdictIter, ReadOptions
 
     from streaming_server.storage.rocks.store import RocksStore
 
@@ -138,19 +139,20 @@ class RangeReader(Generic[T]):
         self._checked: RdictIter | None = None
         self._prober: _GapProber | None = None
         # Iterators only borrow their options: never change them, and free them after the iterators, as last attribute.
-        self._options = [scan_options(key_range.end, max_skips=skips) for skips in (FAST_SKIPS, CHECKED_SKIPS)]
-        try:
-            if projection.fast is not None:
-                fast: Iterable[Any] = getattr(family, projection.fast)(
-                    backwards=reverse, from_key=None if reverse else key_range.start, read_opt=self._options[0]
-                )
-                self._fast = iter(fast)
-            self._checked = family.iter(self._options[1])
-            self._prober = _GapProber(family, longest)
-            self._range = KeyRange(key_range.start, self._prober.clip(key_range.end))
-        except Exception as error:
-            raise store.failure(error) from error
-        store.readers += 1
+        self._options: list[ReadOptions] = []
+        self._use = store.readers.add(partial(self._create_iterators, family, longest))
+
+    def _create_iterators(self, family: Rdict, longest: int) -> None:
+        start, end = self._range.start, self._range.end
+        self._options = [scan_options(end, max_skips=skips) for skips in (FAST_SKIPS, CHECKED_SKIPS)]
+        if self._projection.fast is not None:
+            fast: Iterable[Any] = getattr(family, self._projection.fast)(
+                backwards=self._reverse, from_key=None if self._reverse else start, read_opt=self._options[0]
+            )
+            self._fast = iter(fast)
+        self._checked = family.iter(self._options[1])
+        self._prober = _GapProber(family, longest)
+        self._range = KeyRange(start, self._prober.clip(end))
 
     def move_to(self, key_range: KeyRange) -> None:
         """Continues with another range, at the same instant.
@@ -159,6 +161,7 @@ class RangeReader(Generic[T]):
             key_range: A part of the range given at creation; not empty.
         """
         assert self._projection.fast is None
+        self._use.begin()
         assert self._prober is not None
         self._range = KeyRange(key_range.start, self._prober.clip(key_range.end))
         self._floor = self._range.start if self._reverse else None
@@ -186,6 +189,7 @@ class RangeReader(Generic[T]):
         Raises:
             DataLoss: Entries cannot be read.
         """
+        self._use.begin()
         found: list[T] = []
         began = now = time.thread_time()
         try:
@@ -360,8 +364,7 @@ class RangeReader(Generic[T]):
 
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
-        if self._checked is not None:
-            self._store.readers -= 1
+        self._use.close()
         self._fast = self._checked = self._prober = None
 
 

@@ -7,6 +7,7 @@ from range to range, and one iterator looks up single keys: hundreds of ranges c
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import partial
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss, ScanKvError
@@ -60,15 +61,15 @@ class RangesReader:
         # The iterator only borrows its options: never change them, and free them after it. A lookup finds an existing
         # key without skipping anything, so with this limit a lookup among deleted keys takes no longer than others.
         self._options = scan_options(max_skips=1)
+        self._points: RdictIter | None = None
         self._reader: RangeReader[tuple[bytes, bytes]] | None = None
-        try:
-            self._points: RdictIter | None = family.iter(self._options)
-        except Exception as error:
-            raise store.failure(error) from error
         if len(ranges.keys) < len(ranges):
             projection = items_projection(fast=False)
             self._reader = RangeReader(store, family, projection, ranges.span, longest=longest, reverse=reverse)
-        store.readers += 1
+        self._use = store.readers.add(partial(self._create_iterator, family))
+
+    def _create_iterator(self, family: Rdict) -> None:
+        self._points = family.iter(self._options)
 
     @property
     def ended(self) -> bool:
@@ -109,6 +110,7 @@ class RangesReader:
         return entries
 
     def _look_up(self, key: bytes) -> list[tuple[bytes, bytes]]:
+        self._use.begin()
         assert self._points is not None
         self._points.seek(key)
         there = self._points.key() if self._points.valid() else None
@@ -147,7 +149,7 @@ class RangesReader:
 
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
-        self._store.readers -= self._points is not None
+        self._use.close()
         self._points = None
         if self._reader is not None:
             self._reader.close()

@@ -24,6 +24,7 @@ from streaming_server.storage.files.file_limit import too_many_files
 from streaming_server.storage.files.frames import write_at
 from streaming_server.storage.rocks.read_only_alias import ReadOnlyAlias
 from streaming_server.storage.rocks.small_files import SstFile, find_small_runs
+from streaming_server.storage.rocks.store_readers import StoreReaders
 from streaming_server.storage.rocks.write_ahead_log import find_log_files, remove_kept_logs
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class RocksStore:
         refusal: Why the store accepts no writes until it is reopened: a write or a sync has failed. None: it accepts
             writes.
         sequence: RocksDB's number of the last write.
-        readers: How many cursors read the store. They must be closed before the store is.
+        readers: The cursors that read the store. They must be closed before the store is.
     """
 
     def __init__(
@@ -207,7 +208,7 @@ class RocksStore:
         self._is_closed = False
         self._path = path
         self._unflushed_deletions = 0
-        self.readers = 0
+        self.readers = StoreReaders(self.failure)
         self._resources = resources
         self._has_filter = not read_only and resources.filters.acquire(blocking=False)
         options = _options(compression, resources)
@@ -309,6 +310,7 @@ class RocksStore:
         """Applies a batch atomically. It is durable only after a later `sync`."""
         try:
             self.check_writable()
+            self.readers.create_all()
             began = time.perf_counter()
             self._db.write(batch.writes)
             self._count_deletions(batch.deletions)

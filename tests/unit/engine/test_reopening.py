@@ -112,10 +112,10 @@ async def test_a_bucket_is_opened_again_only_behind_its_last_reader(tmp_path: Pa
             await put(table, {"player 1": 7})
         bucket = live.open_bucket
         assert bucket is not None
-        bucket._store.readers += 1
+        reader = bucket._store.readers.add(lambda: None)
         with pytest.raises(DiskFull):
             await put(table, {"player 2": 8})
         assert live.open_bucket is bucket
-        bucket._store.readers -= 1
+        reader.close()
         await put(table, {"player 3": 9})
         assert live.open_bucket is not bucket

@@ -201,6 +201,7 @@ def test_a_small_range_in_descending_order_reads_few_rows_below_it(offline: Offl
 
 def fast_of(cursor: BucketCursor) -> Iterator[bytes]:
     assert cursor._reader is not None
+    cursor._reader._use.begin()
     assert cursor._reader._fast is not None
     return cursor._reader._fast
 
@@ -217,6 +218,7 @@ def test_an_iterator_that_stops_early_without_a_word_is_never_the_end(
         if max_rows:
             assert cursor.skim(max_rows, ROOM) == max_rows
         assert cursor._reader is not None
+        cursor._reader._use.begin()
         cursor._reader._fast = iter(())
         while cursor.skim(1000, ROOM) is not None:
             pass
