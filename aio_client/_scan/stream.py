@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from scankv.v1.scan_pb2 import ScanHeader
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _Result = TypeVar("_Result")
 
 
@@ -240,6 +241,19 @@ class ScanStream:
         return offsets
 
     @property
+    def schema_id(self) -> int:
+        """The version of the table's columns that the rows have. Known once the scan has started."""
+        return self._header("schema_id").schema_id
+
+    @property
+    def view_time(self) -> datetime:
+        """When the view was taken, in UTC, by the server's clock. Known once the scan has started.
+
+        If the scan resumed over a new view, the time of the last view.
+        """
+        return _EPOCH + timedelta(microseconds=self._header("view_time").view_micros)
+
+    @property
     def scan_id(self) -> str:
         """The id of this scan in the server's logs and listings. Known once the scan has started."""
         return self._header("scan_id").scan_id
@@ -360,7 +374,7 @@ class ScanStream:
         """
         self._header("watermark")
         micros = self._progress.watermark_micros
-        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros) if micros else None
+        return _EPOCH + timedelta(microseconds=micros) if micros else None
 
     def statistics(self) -> ScanStatistics:
         """Returns the statistics of the scan so far, which are final once it has ended."""

@@ -286,6 +286,19 @@ class ScanStream:
         return self._stream.log_offsets
 
     @property
+    def schema_id(self) -> int:
+        """The version of the table's columns that the rows have. Known once the scan has started."""
+        return self._stream.schema_id
+
+    @property
+    def view_time(self) -> datetime:
+        """When the view was taken, in UTC, by the server's clock. Known once the scan has started.
+
+        If the scan resumed over a new view, the time of the last view.
+        """
+        return self._stream.view_time
+
+    @property
     def scan_id(self) -> str:
         """The id of this scan in the server's logs and listings. Known once the scan has started."""
         return self._stream.scan_id

@@ -15,7 +15,7 @@ from scankv.lake.formats import check_unused
 from scankv.lake.lake_table import LakeChange, LakeState
 from scankv.lake.masking import FileMasker
 from scankv.lake.plan import BucketPlan, find_obstacle, find_obstacle_by_id, schemas_in_use, small_appended_files
-from scankv.lake.table_view import pin_view
+from scankv.lake.table_view import pin_view, view_changes
 from scankv.lake.writer import FILE_ROWS, LakeWriter
 from scankv.model.errors import LakeConflict, LakeDamaged, UsageError
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from scankv.lake.masking import ChangedRows
     from scankv.lake.plan import Replacement
     from scankv.lake.table_view import TableView
+
+_UNKNOWN_CHANGES: Final = (PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -136,21 +138,36 @@ class _Pass:
             await self._in_thread(check_unused, self._lake)
         else:
             self._check_is_same(base.state)
-        async with pin_view(self._client, self._name, self._options.content) as view:
-            schema = self._lake.file_schema(view.row_schema, view.primary_key, self._partition_by(view))
-            reason = self._why_full(base, view, schema)
-            if reason is not None and base is not None and view.content == "changes" and not self._options.is_full:
-                raise UsageError(
-                    f"the changes of table {self._name} cannot be added to those that were published, because "
-                    f"{reason}: choose another location, or give --full, which drops published changes that the table "
-                    "has not kept"
-                )
-            if base is not None and reason is None and _is_unchanged(base, view):
-                return self._report(base.version, base.state, started, mode="unchanged", files_kept=len(base.files))
-            work = _PassPlan(reason=reason)
-            if base is not None and reason is None:
-                work = self._plan_joins(base, view) if view.appends else await self._plan_changes(base, view)
-            return await self._write_and_commit(base, view, schema, work, started)
+        changes = await view_changes(self._client, self._name, self._options.content)
+        report = None if changes is None else await self._publish(base, changes, started)
+        if report is None:
+            async with pin_view(self._client, self._name, self._options.content) as view:
+                report = await self._publish(base, view, started)
+        assert report is not None
+        return report
+
+    async def _publish(self, base: LakeVersion | None, view: TableView, started: float) -> PublishReport | None:
+        """Publishes a view. Returns None if that needs its rows, and they are not pinned."""
+        schema = self._lake.file_schema(view.row_schema, view.primary_key, self._partition_by(view))
+        reason = self._why_full(base, view, schema)
+        if reason is not None and base is not None and view.content == "changes" and not self._options.is_full:
+            raise UsageError(
+                f"the changes of table {self._name} cannot be added to those that were published, because "
+                f"{reason}: choose another location, or give --full, which drops published changes that the table "
+                "has not kept"
+            )
+        if base is not None and reason is None and _is_unchanged(base, view):
+            return self._report(base.version, base.state, started, mode="unchanged", files_kept=len(base.files))
+        work = await self._plan(base if reason is None else None, view, reason)
+        return None if work is None else await self._write_and_commit(base, view, schema, work, started)
+
+    async def _plan(self, base: LakeVersion | None, view: TableView, reason: str | None) -> _PassPlan | None:
+        """Returns what to write. `base` is the version whose files stay. None: that needs rows that are not pinned."""
+        if view.appends:
+            return _PassPlan(reason=reason) if base is None else self._plan_joins(base, view)
+        if view.snapshot is None:
+            return None if base is None else await self._plan_masks(base, view)
+        return _PassPlan(reason=reason) if base is None else await self._plan_files(base, view)
 
     def _check_is_same(self, state: LakeState) -> None:
         """Raises LakeDamaged if something else was published before."""
@@ -169,7 +186,7 @@ class _Pass:
             return "the table was not published before"
         if self._options.is_full:
             return "it was asked for"
-        if base.state.log_offsets.table_incarnation != view.snapshot.log_offsets.table_incarnation:
+        if base.state.log_offsets.table_incarnation != view.instant.log_offsets.table_incarnation:
             return "the table was dropped and created again"
         if view.changelog == "none":
             return 'the table has no changelog (changelog="none")'
@@ -193,35 +210,33 @@ class _Pass:
         files: dict[int, list[DataFile]] = {bucket: [] for bucket in range(view.table.buckets)}
         for file in base.files:
             # Files are read by the names of their columns.
-            if not self._lake.has_field_ids or file.schema_id == view.snapshot.schema_id:
+            if not self._lake.has_field_ids or file.schema_id == view.instant.schema_id:
                 files[file.bucket].append(file)
         return _PassPlan(
             joined=[run for each in files.values() for run in small_appended_files(each, self._options.file_rows)]
         )
 
-    async def _plan_changes(self, base: LakeVersion, view: TableView) -> _PassPlan:
-        """Returns what is to be masked or replaced, or why all rows are to be written."""
-        files = {bucket: [f for f in base.files if f.bucket == bucket] for bucket in range(view.table.buckets)}
+    async def _plan_masks(self, base: LakeVersion, view: TableView) -> _PassPlan | None:
+        """Returns the changed rows to mask. None: they cannot be masked, or their changes are not known."""
+        can_mask = self._options.masks and self._lake.can_mask and base.state.schema_id == view.instant.schema_id
+        if not can_mask or view.changelog == "input":  # which does not have the rows as they are after the changes
+            return None
         try:
-            if self._options.masks and self._lake.can_mask and base.state.schema_id == view.snapshot.schema_id:
-                changes = await self._collect_changes(base, view)
-                if changes is not None:
-                    return _PassPlan(changes=changes)
-            plans = {bucket: BucketPlan(bucket, files[bucket]) for bucket in files}
+            changes = await view.collect_changes(base.state.log_offsets, _MOST_MASKED_BYTES)
+        except _UNKNOWN_CHANGES:
+            return None
+        return None if changes is None else _PassPlan(changes=changes)
+
+    async def _plan_files(self, base: LakeVersion, view: TableView) -> _PassPlan:
+        """Returns the files to replace, or why all rows are to be written."""
+        files = {bucket: [f for f in base.files if f.bucket == bucket] for bucket in range(view.table.buckets)}
+        plans = {bucket: BucketPlan(bucket, files[bucket]) for bucket in files}
+        try:
             await view.add_changes(plans, base.state.log_offsets)
-        except (PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated) as error:
+        except _UNKNOWN_CHANGES as error:
             return _PassPlan(reason=f"the changes since the last version are not known: {error.message}")
         file_rows = self._options.file_rows
         return _PassPlan(replacements=[each for plan in plans.values() for each in plan.replacements(file_rows)])
-
-    async def _collect_changes(self, base: LakeVersion, view: TableView) -> dict[int, ChangedRows] | None:
-        """Returns the changed rows of each bucket, to be masked. None: files with changed rows are to be replaced."""
-        if view.changelog == "input":  # which does not have the rows as they are after the changes
-            return None
-        try:
-            return await view.collect_changes(base.state.log_offsets, _MOST_MASKED_BYTES)
-        except RangeNotTracked:  # perhaps a deleted range, whose files can be replaced
-            return None
 
     async def _write_and_commit(
         self,
@@ -236,7 +251,7 @@ class _Pass:
         writer = LakeWriter(
             self._lake.location,
             schema,
-            schema_id=view.snapshot.schema_id,
+            schema_id=view.instant.schema_id,
             partition_by=self._partition_by(view),
             key_at=view.key_at,
             file_rows=self._options.file_rows,
@@ -308,7 +323,7 @@ class _Pass:
     def _mask(self, writer: LakeWriter, base: LakeVersion, view: TableView, work: _PassPlan) -> None:
         """Masks changed rows and writes those that they have become, one bucket after the other, to save memory."""
         changes = work.changes or {}
-        schema, key, file_rows = view.snapshot.schema, view.primary_key, self._options.file_rows
+        schema, key, file_rows = view.instant.schema, view.primary_key, self._options.file_rows
         masker = FileMasker(self._lake, schema, key, view.encode, file_rows)
         for bucket in sorted(changes):
             plan = masker.plan([file for file in base.files if file.bucket == bucket], changes.pop(bucket).finish())
@@ -343,17 +358,17 @@ class _Pass:
     def _state(
         self, view: TableView, schema: pa.Schema, base: LakeVersion | None, kept: Sequence[DataFile]
     ) -> LakeState:
-        snapshot = view.snapshot
+        instant = view.instant
         schemas = {} if base is None else schemas_in_use(base.state.schemas, kept)
         return LakeState(
             table=self._name,
             content=view.content,
-            log_offsets=snapshot.log_offsets,
-            view_time=snapshot.taken_at.isoformat(),
-            schema_id=snapshot.schema_id,
+            log_offsets=instant.log_offsets,
+            view_time=instant.taken_at.isoformat(),
+            schema_id=instant.schema_id,
             expiry=view.expiry,
             partition_by=tuple(self._partition_by(view)),
-            schemas={**schemas, snapshot.schema_id: view.columns(schema)},
+            schemas={**schemas, instant.schema_id: view.columns(schema)},
             commit_id=str(uuid.uuid4()),
         )
 
@@ -416,8 +431,8 @@ class _PassPlan:
 
 
 def _is_unchanged(base: LakeVersion, view: TableView) -> bool:
-    snapshot = view.snapshot
-    return dict(base.state.log_offsets) == dict(snapshot.log_offsets) and base.state.schema_id == snapshot.schema_id
+    instant = view.instant
+    return dict(base.state.log_offsets) == dict(instant.log_offsets) and base.state.schema_id == instant.schema_id
 
 
 def _without(files: Sequence[DataFile], removed: Sequence[DataFile]) -> list[DataFile]:

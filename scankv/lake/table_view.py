@@ -18,6 +18,7 @@ from scankv.model.tables.columns import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+    from datetime import datetime
 
     from aio_client import ClearedRange, Client, Scan, ScanStream, Snapshot, Table
     from scankv.lake.plan import BucketPlan
@@ -25,17 +26,35 @@ if TYPE_CHECKING:
 
 _TTL_SECONDS: Final = 600
 _CHUNK_ROWS: Final = 65_536
-_MOST_PINS: Final = 10
+_MOST_TRIES: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instant:
+    """An instant of all buckets of a table. Immutable.
+
+    Attributes:
+        log_offsets: The log offsets of the buckets.
+        schema: The columns of the table.
+        schema_id: Their version.
+        taken_at: The time, in UTC, by the clock of the server.
+    """
+
+    log_offsets: LogOffsets
+    schema: pa.Schema
+    schema_id: int
+    taken_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableView:
-    """A live table at one instant of all buckets, which is pinned. Immutable.
+    """A live table at one instant of all buckets. Immutable.
 
     Attributes:
         client: The client, open.
         table: The table.
-        snapshot: The pinned snapshot.
+        instant: The instant.
+        snapshot: The pinned snapshot of that instant. None: only the changes before the instant can be read.
         column_ids: The permanent ids of the columns. None if the table has no changelog, which knows them.
         null_columns: The ids of the columns in which rows are null that were written before the column was added.
         content: What is published: the rows of the table, or its changes.
@@ -43,7 +62,8 @@ class TableView:
 
     client: Client
     table: Table
-    snapshot: Snapshot
+    instant: Instant
+    snapshot: Snapshot | None
     column_ids: tuple[int, ...] | None
     null_columns: frozenset[int]
     content: Content
@@ -61,7 +81,7 @@ class TableView:
     @property
     def row_schema(self) -> pa.Schema:
         """The columns of the published rows, with the types of the table; unless they are changes, with their ids."""
-        columns = list(self.snapshot.schema)
+        columns = list(self.instant.schema)
         if self.content == "changes":
             return pa.schema([*CHANGE_FIELDS, *(field.with_nullable(True) for field in columns)])
         ids = self.column_ids or range(len(columns))
@@ -86,7 +106,7 @@ class TableView:
 
     def columns(self, file_schema: pa.Schema) -> tuple[LakeColumn, ...]:
         """Returns the columns with the types of the data files. Their ids are negative if they are not known."""
-        ids = self.column_ids or tuple(range(-len(self.snapshot.schema), 0))
+        ids = self.column_ids or tuple(range(-len(self.instant.schema), 0))
         if self.content == "changes":
             ids = (*(-1 - place for place in range(len(CHANGE_FIELDS))), *ids)
         return tuple(LakeColumn(id_, field.name, str(field.type)) for id_, field in zip(ids, file_schema, strict=True))
@@ -104,6 +124,7 @@ class TableView:
 
         Rows that have expired are left out only if the changelog will not have their removal.
         """
+        assert self.snapshot is not None
         scan = self.table.scan().at(self.snapshot, changes_follow=not self.expires_silently)
         scan = scan.with_chunk(rows=_CHUNK_ROWS)
         if bucket is None:
@@ -112,7 +133,7 @@ class TableView:
 
     def appended(self, bucket: int, since: LogOffsets | None) -> Scan:
         """Returns a scan of the rows that were appended to a bucket since some offsets. None: of all its rows."""
-        stop = {bucket: self.snapshot.log_offsets[bucket]}
+        stop = {bucket: self.instant.log_offsets[bucket]}
         if since is not None:
             return self._changes({bucket: since[bucket]}, stop)
         return self.table.changes(StartFrom.EARLIEST, StopAt.offsets(stop)).with_buckets(bucket)
@@ -125,7 +146,7 @@ class TableView:
         fields = [rows.schema.field(name) for name in CHANGE_COLUMNS]
         arrays = list(rows.columns)[: len(fields)]
         assert self.column_ids is not None
-        for id_, field in zip(self.column_ids, self.snapshot.schema, strict=True):
+        for id_, field in zip(self.column_ids, self.instant.schema, strict=True):
             fields.append(field.with_nullable(True))
             if id_ in stream.column_ids:
                 arrays.append(rows.column(len(CHANGE_COLUMNS) + stream.column_ids.index(id_)).cast(field.type))
@@ -144,7 +165,7 @@ class TableView:
         position = dict(since)
         while True:
             try:
-                return await self._add_changes(plans, position, self.snapshot.log_offsets)
+                return await self._add_changes(plans, position, self.instant.log_offsets)
             except RangeNotTracked as error:
                 bucket, offset = int(error.details["bucket"]), int(error.details["offset"])
                 await self._add_changes(plans, {bucket: position[bucket]}, {bucket: offset})
@@ -163,10 +184,10 @@ class TableView:
         Raises:
             PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated: The changes are not known.
         """
-        schema = self.snapshot.schema
+        schema = self.instant.schema
         columns = [(field.name, field.type) for field in schema]
         found = {bucket: ChangedRows(schema, self.encode) for bucket in since}
-        async for rows in self._changes(since, self.snapshot.log_offsets).stream():
+        async for rows in self._changes(since, self.instant.log_offsets).stream():
             if [(field.name, field.type) for field in rows.schema][len(CHANGE_COLUMNS) :] != columns:
                 return None
             found[rows.column("_bucket")[0].as_py()].add(rows)
@@ -198,14 +219,14 @@ class TableView:
         return [cleared for cleared in found if cleared.offset == offset]
 
     def _changes(self, start: Mapping[int, int], stop: Mapping[int, int], columns: Sequence[str] | None = None) -> Scan:
-        offsets = LogOffsets.of(start, self.snapshot.log_offsets.table_incarnation)
+        offsets = LogOffsets.of(start, self.instant.log_offsets.table_incarnation)
         scan = self.table.changes(StartFrom.offsets(offsets), StopAt.offsets(stop), columns=columns)
         return scan.with_buckets(*start)
 
     def encode(self, rows: pa.RecordBatch) -> pa.BinaryArray:
         """Returns the encoded keys of rows."""
         names = self.table.primary_key
-        codec = KeyCodec([self.snapshot.schema.field(name).type for name in names], names)
+        codec = KeyCodec([self.instant.schema.field(name).type for name in names], names)
         return codec.encode([rows.column(name) for name in names])
 
 
@@ -222,32 +243,74 @@ async def pin_view(client: Client, name: str, content: Content = "rows") -> Asyn
         SnapshotNotTaken: The columns of the table changed with every attempt.
         TableNotFound, TooManySnapshots: As for `Table.snapshot`.
     """
-    for _ in range(_MOST_PINS):
+    for _ in range(_MOST_TRIES):
         table = await client.table(name)
         async with table.snapshot(ttl=_TTL_SECONDS) as snapshot:
-            view = await _describe(client, table, snapshot, content)
-            if view is not None:
-                yield view
+            instant = Instant(
+                log_offsets=snapshot.log_offsets,
+                schema=snapshot.schema,
+                schema_id=snapshot.schema_id,
+                taken_at=snapshot.taken_at,
+            )
+            if table.options.get("changelog") != "none":
+                view = await _view_of_changes(client, table, content)
+            elif content == "changes":
+                raise UsageError(f'table {name} has no changelog (changelog="none"), so no changes to publish')
+            else:
+                view = TableView(
+                    client=client,
+                    table=table,
+                    instant=replace(instant, schema=table.schema),
+                    snapshot=None,
+                    column_ids=None,
+                    null_columns=frozenset(),
+                    content=content,
+                )
+            if view is not None and view.instant.schema == snapshot.schema:
+                yield replace(view, instant=instant, snapshot=snapshot)
                 return
-    raise SnapshotNotTaken(f"the columns of table {name} changed with every attempt to read it: try again", table=name)
+    raise _columns_change(name)
 
 
-async def _describe(client: Client, table: Table, snapshot: Snapshot, content: Content) -> TableView | None:
-    """Returns the view of a snapshot. None: the columns of the table have changed since."""
-    if table.options.get("changelog") == "none":
-        if content == "changes":
-            raise UsageError(f'table {table.name} has no changelog (changelog="none"), so no changes to publish')
-        if table.schema != snapshot.schema:
+async def view_changes(client: Client, name: str, content: Content = "rows") -> TableView | None:
+    """Returns a table as of now, of which only the changes can be read. Unlike a pin, that flushes and copies nothing.
+
+    None: the table has no changelog. Arguments and errors are those of `pin_view`.
+    """
+    for _ in range(_MOST_TRIES):
+        table = await client.table(name)
+        if table.options.get("changelog") == "none":
             return None
-        ids, nulls = None, frozenset[int]()
-        return TableView(
-            client=client, table=table, snapshot=snapshot, column_ids=ids, null_columns=nulls, content=content
-        )
+        view = await _view_of_changes(client, table, content)
+        if view is not None:
+            return view
+    raise _columns_change(name)
+
+
+def _columns_change(name: str) -> SnapshotNotTaken:
+    return SnapshotNotTaken(f"the columns of table {name} changed with every attempt to read it: try again", table=name)
+
+
+async def _view_of_changes(client: Client, table: Table, content: Content) -> TableView | None:
+    """Returns a table with a changelog as of now. None: its columns have changed since it was looked up."""
     async with table.changes(StartFrom.LATEST, StopAt.LATEST).stream() as stream:
-        schema, ids, defaults = stream.schema, stream.column_ids, stream.initial_defaults
-    columns = list(schema)[len(CHANGE_COLUMNS) :]
-    same = [(field.name, field.type) for field in columns] == [(field.name, field.type) for field in snapshot.schema]
-    if not same or table.schema.names != snapshot.schema.names:
-        return None
-    nulls = frozenset(id_ for id_, field in zip(ids, columns, strict=True) if field.name not in defaults)
-    return TableView(client=client, table=table, snapshot=snapshot, column_ids=ids, null_columns=nulls, content=content)
+        columns = list(stream.schema)[len(CHANGE_COLUMNS) :]
+        if [(field.name, field.type) for field in columns] != [(field.name, field.type) for field in table.schema]:
+            return None
+        defaults = stream.initial_defaults
+        nulls = {id_ for id_, field in zip(stream.column_ids, columns, strict=True) if field.name not in defaults}
+        instant = Instant(
+            log_offsets=stream.log_offsets,
+            schema=table.schema,
+            schema_id=stream.schema_id,
+            taken_at=stream.view_time,
+        )
+        return TableView(
+            client=client,
+            table=table,
+            instant=instant,
+            snapshot=None,
+            column_ids=stream.column_ids,
+            null_columns=frozenset(nulls),
+            content=content,
+        )
