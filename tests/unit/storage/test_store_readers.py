@@ -66,7 +66,7 @@ MAKERS: dict[str, Callable[[OfflineBucket], Cursor]] = {
 }
 
 
-class Reading:
+class CursorReading:
     """A cursor, what it has returned, and what it has to return in all."""
 
     def __init__(self, cursor: Cursor, rows: dict[int, int]) -> None:
@@ -94,7 +94,7 @@ def test_a_reader_shows_the_instant_at_which_it_was_made(steps: list[tuple[str, 
     with tempfile.TemporaryDirectory() as directory:
         offline = new_bucket(Path(directory) / "bucket")
         rows: dict[int, int] = {}
-        readings: list[Reading] = []
+        readings: list[CursorReading] = []
         for number, (step, key) in enumerate(steps):
             if step == "put":
                 rows[key] = number
@@ -103,7 +103,7 @@ def test_a_reader_shows_the_instant_at_which_it_was_made(steps: list[tuple[str, 
                 rows.pop(key, None)
                 offline.delete({"k": key})
             elif step in MAKERS:
-                readings.append(Reading(MAKERS[step](offline), rows))
+                readings.append(CursorReading(MAKERS[step](offline), rows))
             elif readings:
                 readings[0 if step == "read old" else -1].step(1)
         assert offline.bucket.readers >= len(readings)
@@ -130,7 +130,7 @@ def test_a_thread_that_writes_while_readers_begin_shows_them_nothing(offline: Of
     rows = dict.fromkeys(range(KEYS), -1)
     offline.upsert(*({"k": key, "v": value} for key, value in rows.items()))
     for number in range(100):
-        readings = [Reading(make(offline), rows) for make in MAKERS.values() for _ in range(3)]
+        readings = [CursorReading(make(offline), rows) for make in MAKERS.values() for _ in range(3)]
         rows = dict.fromkeys(range(KEYS), number)
         writer = Thread(
             target=lambda rows=rows: offline.upsert(*({"k": key, "v": value} for key, value in rows.items()))
