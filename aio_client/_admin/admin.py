@@ -24,7 +24,8 @@ class ServerStats:
         open_buckets: Buckets that are open now.
         live_scans: Scans that hold an iterator now.
         waiting_scans: Scans that wait to be admitted now.
-        open_cursors: Cursors of the live scans now: one for each bucket that a scan has not finished.
+        open_cursors: Cursors of the live scans now: one for each bucket that a scan is reading, or that was written to
+            since the scan began.
         undelivered_errors: Scans that the server ended while their reader took nothing, and whose reader has not
             fetched the error yet.
         calls: Calls that have ended, successfully or not; 0 from a server of version 0.1.

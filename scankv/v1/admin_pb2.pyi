@@ -438,7 +438,7 @@ class StatsResponse(_message.Message):
     """Resident memory of the server process now, and its maximum."""
     peak_resident_bytes: _builtins.int
     open_cursors: _builtins.int
-    """Open cursors of live scans: one for each bucket that a scan has not finished."""
+    """Open cursors of live scans: one for each bucket that a scan is reading, or that was written to since it began."""
     open_files: _builtins.int
     """File descriptors of the server process."""
     tasks: _builtins.int

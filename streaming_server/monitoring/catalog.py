@@ -61,7 +61,11 @@ SERVER_METRICS: Final = (
     Metric("scankv_scan_rows_total", "counter", "The rows that scans and queries have read from storage."),
     Metric("scankv_scan_bytes_total", "counter", "The bytes of Arrow data that scans have returned."),
     Metric("scankv_scan_chunk_seconds", "histogram", "The time to build one message of a scan."),
-    Metric("scankv_open_cursors", "gauge", "The open cursors of live scans, one for each bucket that is being read."),
+    Metric(
+        "scankv_open_cursors",
+        "gauge",
+        "The open cursors of live scans, one for each bucket that is being read.",
+    ),
     Metric("scankv_rows_written_total", "counter", "The rows and keys in acknowledged upserts and deletes."),
     Metric("scankv_storage_write_seconds", "histogram", "The time of a RocksDB write, which may include a stall."),
     Metric("scankv_storage_sync_seconds", "histogram", "The time of a sync (fsync) of a write-ahead log."),
