@@ -76,6 +76,7 @@ from streaming_server.services.calls import Calls
 from streaming_server.services.connections import close_connection
 from streaming_server.services.consumer import ConsumerService
 from streaming_server.services.forwarding import Workers
+from streaming_server.services.guarded_method import GuardedServer
 from streaming_server.services.health import HealthService
 from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake
 from streaming_server.services.lock import LockService
@@ -398,7 +399,7 @@ class Server:
         )
         # It has the methods of a server that generated code calls.
         router = None if self._workers is None else Router(self._workers)
-        server: Any = self._intake.guard(self._server, self._registry.turns, self._access, router)
+        server: Any = GuardedServer(self._intake, self._server, self._registry.turns, self._access, router)
         scans.add_to_server(server)
         LookupService(self._tables, self._registry, results, self._waiting).add_to_server(server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables, self._worker), server)

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from streaming_server.scan.queries.aggregation import Aggregation, RowCounter
     from streaming_server.scan.queries.result_cache import ResultCache
     from streaming_server.scan.queries.top_n import TopNSpec
+    from streaming_server.services.guarded_method import GuardedServer
     from streaming_server.services.indexed_top_n import IndexedAnswer
-    from streaming_server.services.intake import GuardedServer
     from streaming_server.services.query_request import BoundQuery
 
 _Question = TypeVar("_Question", lookup_pb2.CountRequest, lookup_pb2.AggregateRequest, lookup_pb2.TopNRequest)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.execution.producer import ChunkSpec
     from streaming_server.scan.queries.result_cache import ResultCache
     from streaming_server.scan.read_plan import ReadPlan
-    from streaming_server.services.intake import GuardedServer
+    from streaming_server.services.guarded_method import GuardedServer
 
 
 class ScanService:

@@ -1,0 +1,380 @@
+"""Wraps the handlers of generated code, so that no request gets past the checks.
+
+A call is authenticated before its message is read. Its message is then received by the intake, parsed, and authorised,
+and only then its handler runs, or another worker answers it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from scankv.model.errors import InvalidRequest, ScanKvError, TooManyScans
+from streaming_server.access.callers import STREAM_CALLER
+from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
+from streaming_server.services.call_handlers import CallHandlers
+from streaming_server.services.errors import end_with
+from streaming_server.services.message_shape import check_shape
+from streaming_server.services.permissions import permission_of
+from streaming_server.services.routing import Forward
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from google.protobuf.message import Message
+
+    from streaming_server.access.callers import CallerIdentity
+    from streaming_server.scan.admission.chunk_turns import ChunkTurns
+    from streaming_server.scan.admission.unread_answers import UnreadAnswer, UnreadAnswers
+    from streaming_server.services.audit import AuditedCall
+    from streaming_server.services.authorization import CallGuard
+    from streaming_server.services.intake import Intake
+    from streaming_server.services.routing import Route, Router
+
+_CALL_BYTES: Final = 4096
+"""An answer of at most this size is not counted. It takes no more memory than the call itself, whose number is bounded.
+"""
+
+_OF_OPERATORS: Final = ("scankv.v1.AdminService/", "scankv.v1.SnapshotService/", "grpc.")
+
+_LOAN: Final = "scankv.v1.SnapshotService/UseSnapshot"
+"""A call for a stream of another worker, which counts that stream as one of the caller."""
+
+_MOST_LOGGED: Final = 200  # characters of the name of a table, which the client may have made up
+
+Context = grpc.aio.ServicerContext
+
+
+class GuardedServer:
+    """Registers the handlers of generated code with the server, each as a `_GuardedMethod`."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        server: grpc.aio.Server,
+        turns: ChunkTurns,
+        access: CallGuard | None,
+        router: Router | None,
+    ) -> None:
+        self._intake = intake
+        self._turns = turns
+        self._access = access
+        self._router = router
+        self._handlers = CallHandlers()
+        server.add_generic_rpc_handlers((self._handlers,))
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Does nothing, because generated code registers the same handlers again by name."""
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        methods = {f"{service}/{name}": handler for name, handler in handlers.items()}
+        self._handlers.add(
+            {
+                name: _GuardedMethod(
+                    name, handler, self._intake, turns=self._turns, access=self._access, router=self._router
+                ).registered
+                for name, handler in methods.items()
+            }
+        )
+
+
+@dataclass(slots=True)
+class _ArrivedCall:
+    """A call whose message has arrived.
+
+    Attributes:
+        audited: Its line in the audit log. None: it gets none here.
+        caller: Who makes it. None: anyone may, or another worker has found out.
+        count_bytes: Counts bytes against the limits of the caller.
+        request: The message.
+        claimed: The memory that it claims.
+        route: How other workers answer it. None: this one does.
+    """
+
+    audited: AuditedCall | None
+    caller: CallerIdentity | None = None
+    count_bytes: Callable[[int], None] | None = None
+    request: Any = None
+    claimed: int = 0
+    route: Route | None = None
+
+
+class _GuardedMethod:
+    """One method of a service, as gRPC calls it.
+
+    Args:
+        name: The method, as `package.Service/Method`.
+        handler: The handler of generated code.
+        intake: Receives messages.
+        turns: Has calls yield to streams.
+        access: Authenticates and authorises callers. None: anyone may call.
+        router: Finds the workers that answer a call. None: this process does.
+
+    Attributes:
+        registered: The handler to register.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handler: Any,  # noqa: ANN401  # gRPC has no type
+        intake: Intake,
+        *,
+        turns: ChunkTurns,
+        access: CallGuard | None,
+        router: Router | None,
+    ) -> None:
+        self._name = name
+        self._handler = handler
+        self._intake = intake
+        self._turns = turns
+        self._router = router
+        self._parse = _parser(name, handler.request_deserializer)
+        self._serialize: Callable[[Any], bytes] | None = handler.response_serializer
+        if router is not None and self._serialize is not None:
+            self._serialize = _unless_serialized(self._serialize)
+        # Operators look at the server, and release what takes memory.
+        self._pressure = None if name.startswith(_OF_OPERATORS) else intake.pressure
+        self._response_type = _response_type(name)
+        self._permission = permission_of(name)
+        self._access = None if self._permission.is_open else access
+        self._audit = None if self._access is None else self._access.audit
+        self.registered = self._register()
+
+    def _register(self) -> grpc.RpcMethodHandler[Any, Any]:
+        measure = self._intake.calls.measure
+        if self._handler.unary_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(measure(self._name, self._answer), None, None)
+        work = self._stream if self._handler.unary_stream is not None else self._converse
+        return grpc.stream_stream_rpc_method_handler(measure(self._name, work), None, self._serialize)
+
+    async def _receive(self, context: Context[Any, Any]) -> _ArrivedCall:
+        """Receives the only message of a call. Ends the call if it is refused."""
+        metadata, router = CALL_METADATA.get(), self._router
+        is_forwarded = router is not None and router.workers.is_forwarded(metadata)
+        received = _ArrivedCall(None if is_forwarded else self._begin_audit(context))
+        try:
+            # What the server asks itself needs no rights.
+            if self._access is not None and not (router is not None and router.workers.is_of_server(metadata)):
+                await self._admit(self._access, received, context, is_forwarded=is_forwarded)
+            if self._pressure is not None and self._pressure.is_high:
+                raise self._pressure.refusal()
+            if self._intake.unread.unread_bytes:
+                self._intake.unread.check(context.peer())
+            data, received.claimed = await self._intake.receive(context)
+            try:
+                self._read(received, data, metadata)
+            except BaseException:
+                self._intake.release(received.claimed)
+                raise
+        except ScanKvError as error:
+            await end_with(context, error)
+            raise AssertionError("the call is over") from error
+        return received
+
+    def _begin_audit(self, context: Context[Any, Any]) -> AuditedCall | None:
+        """Begins the line of a call in the audit log, if there is one."""
+        call = CURRENT_CALL.get()
+        return None if self._audit is None or call is None else self._audit.begin(call, self._permission, context)
+
+    async def _admit(
+        self, access: CallGuard, received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool
+    ) -> None:
+        """Authenticates the caller, and counts the call against its limits unless another worker has."""
+        received.caller = await access.authenticate(context, self._name)
+        if received.audited is not None:
+            received.audited.caller = received.caller
+        if not is_forwarded:
+            access.limiter.admit(received.caller)
+            received.count_bytes = access.limiter.byte_counter(received.caller)
+
+    def _read(self, received: _ArrivedCall, data: bytes | None, metadata: Any) -> None:  # noqa: ANN401  # as gRPC's
+        """Parses a message, and finds out who answers it. Authorises it if this process does."""
+        size = len(data or b"")
+        if received.count_bytes is not None:
+            received.count_bytes(size)
+        request = received.request = self._parse(data)
+        if self._router is not None:
+            received.route = self._router.route(self._name, request, data or b"", metadata)
+        is_guarded = self._access is not None and received.caller is not None
+        if received.audited is not None and (received.route is not None or is_guarded):
+            received.audited.read_request(request, size)
+        if received.route is not None:
+            # The workers that answer it authorise it and log it if it is slow. This one records it, since only this one
+            # sees one call, and the certificate of its client.
+            if (call := CURRENT_CALL.get()) is not None:
+                call.may_last = True
+        elif self._access is not None and received.caller is not None:
+            # The message may have taken long.
+            received.caller = self._access.renew(received.caller)
+            tables = self._access.authorize(received.caller, self._permission, request)
+            if received.audited is not None:
+                received.audited.tables = tables
+
+    async def _answer(self, _: object, context: Context[Any, Any]) -> bytes:
+        self._turns.begin_call(context)
+        try:
+            received = await self._receive(context)
+            memory = _AnswerMemory(self._intake.unread, context)
+            if (call := CURRENT_CALL.get()) is not None:
+                call.answer = memory
+            try:
+                if received.route is None:
+                    response: Any = await self._handler.unary_unary(received.request, context)
+                else:
+                    response = await received.route(context)
+                try:
+                    return self._finish(received, response, memory)
+                except ScanKvError as error:
+                    await end_with(context, error)
+                    raise AssertionError("the call is over") from error
+            finally:
+                self._intake.release(received.claimed)
+                del received
+        except grpc.aio.AbortError as error:
+            # gRPC keeps the error with the call, and the frames of its traceback refer to the call. This cycle would
+            # keep the request in memory until the next garbage collection.
+            error.__context__ = None
+            raise error.with_traceback(None) from None
+        finally:
+            self._turns.end_call(context)
+
+    def _finish(self, received: _ArrivedCall, response: Any, memory: _AnswerMemory) -> bytes:  # noqa: ANN401
+        """Returns the answer of a call as bytes, without what its caller may not see."""
+        permission, audited = self._permission, received.audited
+        if self._access is not None and received.caller is not None and received.route is None:
+            if not permission.changes:
+                # The call may have waited for a change. What is written cannot be refused any more.
+                received.caller = self._renew(self._access, received.caller, received.request)
+            self._access.keep_visible(received.caller, permission, response)
+        message: bytes = response if self._serialize is None else self._serialize(response)
+        if len(message) > _CALL_BYTES or memory.is_claimed:
+            memory.claim(len(message), may_refuse=not permission.changes)
+        if audited is not None and received.route is None:
+            audited.read_response(response)
+        elif audited is not None and permission.changes:
+            audited.read_response(self._response_type.FromString(message))
+        if received.count_bytes is not None:
+            received.count_bytes(len(message))
+        return message
+
+    def _renew(self, access: CallGuard, caller: CallerIdentity, request: Message) -> CallerIdentity:
+        """Returns the caller with its rights as they are now. Raises if it may not make the call any more."""
+        renewed = access.renew(caller)
+        if renewed is not caller:
+            access.authorize(renewed, self._permission, request)
+        return renewed
+
+    async def _stream(self, _: object, context: Context[Any, Any]) -> None:
+        received = await self._receive(context)
+        self._intake.release(received.claimed)
+        if isinstance(received.route, Forward):
+            await received.route.stream(context, self._intake.unread)
+            return
+        request, caller, access = received.request, received.caller, self._access
+        STREAM_CALLER.set(caller)
+        if access is None or caller is None or self._name == _LOAN:
+            await self._handler.unary_stream(request, context)
+            return
+        try:
+            with access.limiter.stream(caller):
+                if (call := CURRENT_CALL.get()) is not None:
+                    call.stream_pace = access.limiter.stream_pace(caller)
+                await self._handler.unary_stream(request, context)
+        except TooManyScans as error:
+            # Of the limiter: handlers end their calls themselves.
+            await end_with(context, error)
+
+    async def _converse(self, _: object, context: Context[Any, Any]) -> None:
+        async for response in self._handler.stream_stream(self._requests(context), context):
+            await context.write(response)
+
+    async def _requests(self, context: Context[Any, Any]) -> AsyncIterator[Message]:
+        """Yields the messages of a call that has several."""
+        access, received = self._access, _ArrivedCall(self._begin_audit(context))
+        try:
+            while True:
+                # For each message, because the token may be revoked in the meantime.
+                if access is not None:
+                    await self._admit(access, received, context, is_forwarded=False)
+                data, claimed = await self._intake.receive(context)
+                self._intake.release(claimed)
+                if data is None:
+                    return
+                request = self._parse(data)
+                if access is not None and received.caller is not None:
+                    access.authorize(access.renew(received.caller), self._permission, request)
+                yield request
+        except ScanKvError as error:
+            await end_with(context, error)
+
+
+class _AnswerMemory:
+    """The memory of the answer of one call. It is released when the client has taken the answer, or is gone."""
+
+    __slots__ = ("_context", "_counted", "_unread")
+
+    def __init__(self, unread: UnreadAnswers, context: Context[Any, Any]) -> None:
+        self._unread = unread
+        self._context = context
+        self._counted: UnreadAnswer | None = None
+
+    @property
+    def is_claimed(self) -> bool:
+        return self._counted is not None
+
+    def expect(self, size: int) -> None:
+        self._record().expect(size)
+
+    def claim(self, size: int, *, may_refuse: bool = True) -> None:
+        self._record().claim(size, may_refuse=may_refuse)
+
+    def _record(self) -> UnreadAnswer:
+        counted = self._counted
+        if counted is None:
+            counted = self._counted = self._unread.answer(self._context.peer())
+            # gRPC calls it once flow control has let all of the answer go. Its stub accepts no function.
+            release: Any = lambda _: counted.release()  # noqa: E731
+            self._context.add_done_callback(release)
+        return counted
+
+
+def _unless_serialized(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Returns a serializer that leaves what another worker has serialized already."""
+
+    def serialize_once(message: Any) -> bytes:  # noqa: ANN401  # gRPC has no type
+        return message if isinstance(message, bytes) else serialize(message)
+
+    return serialize_once
+
+
+def _response_type(name: str) -> type[Message]:
+    method = descriptor_pool.Default().FindMethodByName(name.replace("/", "."))
+    return message_factory.GetMessageClass(method.output_type)
+
+
+def _parser(name: str, deserialize: Any) -> Callable[[bytes | None], Message]:  # noqa: ANN401  # gRPC has no type
+    message_type: type[Message] = deserialize.__self__  # Generated code registers `FromString` of a message type.
+
+    has_table = "table" in message_type.DESCRIPTOR.fields_by_name
+
+    def parse(data: bytes | None) -> Message:
+        if data is None:
+            raise InvalidRequest(f"the call of {name} has no message")
+        check_shape(data, message_type)
+        try:
+            message = message_type.FromString(data)
+        except DecodeError as error:
+            # A mistake of the client, so the server logs nothing.
+            raise InvalidRequest(f"the message of {name} is not a protobuf message of its type") from error
+        if has_table and (call := CURRENT_CALL.get()) is not None:
+            call.table = message.table[:_MOST_LOGGED]  # type: ignore[attr-defined]
+        return message
+
+    return parse
