@@ -98,7 +98,7 @@ sync: $(INSTALLED)
 	$(BIN)/python .ci/generate_sync.py
 
 clean:
-	rm -rf .venv .venv-lowest .venv-versions build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-lowest .venv-versions .venv-jars build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml .ci/make-venv

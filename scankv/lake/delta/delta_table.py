@@ -35,7 +35,9 @@ _VERSION: Final = "scankv.version"
 
 _NO_ZONE_FEATURE: Final = "timestampNtz"
 _VECTORS_FEATURE: Final = "deletionVectors"
-_FEATURES: Final = {_NO_ZONE_FEATURE, _VECTORS_FEATURE, "appendOnly", "invariants"}
+_OF_WRITER_VERSION_2: Final = {"appendOnly", "invariants"}
+"""What a table has without naming it, until it names its features. Spark needs `invariants` for NOT NULL columns."""
+_FEATURES: Final = {_NO_ZONE_FEATURE, _VECTORS_FEATURE, *_OF_WRITER_VERSION_2}
 """The table features with which we know how to write. Another program may have added others."""
 
 
@@ -169,6 +171,7 @@ def _protocol(before: Action, change: LakeChange) -> Action:
         features.add(_VECTORS_FEATURE)
     if not features:
         return before or {"minReaderVersion": 1, "minWriterVersion": 2}
+    features |= _OF_WRITER_VERSION_2
     readers = sorted(features & {_NO_ZONE_FEATURE, _VECTORS_FEATURE})
     return {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": readers, "writerFeatures": sorted(features)}
 
