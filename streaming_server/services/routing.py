@@ -77,13 +77,10 @@ _BY_ID: Final = frozenset(
         "TransactionService/GiveUpTransaction",
     }
 )
-"""Calls that name something by an id alone. A worker that does not know the id returns an error or does nothing."""
+"""Calls that name something by an id alone. A worker that does not know the id returns an error."""
 
 _OF_FIRST: Final = frozenset({"BackupService/CreateBackup", "BackupService/GetBackupStatus"})
 """Calls that the first worker answers, which creates the backups."""
-
-_RELEASES: Final = frozenset({"LockService/ReleaseColumnLock", "SnapshotService/ReleaseSnapshot"})
-"""Those of them that succeed if a worker does not know the id."""
 
 _LONG: Final = frozenset({"TransactionService/GiveUpTransaction", "TransactionService/CommitTransaction"})
 """Calls that may take as long as their client waits."""
@@ -274,18 +271,15 @@ class _Find(_All):
     async def __call__(self, context: Context[Any, Any]) -> bytes:
         name = self.method.removeprefix(_SERVICE)
         seconds = None if name in _LONG else _ANSWER_SECONDS
-        # Releasing what a worker does not know succeeds, so every worker has to answer.
-        first = name not in _RELEASES
-        found = await self.ask_all(self.to_all(self.data), context, seconds=seconds, first=first)
-        return await _found(context, found, first=first)
+        return await _found(context, await self.ask_all(self.to_all(self.data), context, seconds=seconds, first=True))
 
 
-async def _found(context: Context[Any, Any], found: Mapping[int, _Answer], *, first: bool = True) -> bytes:
+async def _found(context: Context[Any, Any], found: Mapping[int, _Answer]) -> bytes:
     """Returns the answer of the worker that knows an id, or ends the call with the error that says most."""
     answers, errors = _divide(found)
+    if answers:
+        return next(iter(answers.values()))
     telling = {number: error for number, error in errors.items() if reason_of(error) not in _UNKNOWN}
-    if answers and (first or not telling):
-        return next((each for each in answers.values() if each), next(iter(answers.values())))
     await _end_with_first(context, telling or errors, "what the id may name")
     raise AssertionError("the call is over")
 

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from aio_client import TransactionLost, sync
-from scankv.v1 import admin_pb2, snapshot_pb2, table_pb2, transaction_pb2
+from scankv.v1 import admin_pb2, lock_pb2, snapshot_pb2, table_pb2, transaction_pb2
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.wire import Wire, refusal_of
@@ -127,6 +127,33 @@ def test_leases_and_transactions_of_a_worker_go_on_while_another_one_is_frozen(
         client.transaction_part(token, "late").upsert(tables[0], rows_of(1, "late"))
     assert tables[0].count() == 10
     snapshot.release()
+
+
+def test_leases_end_while_a_worker_that_does_not_own_them_is_frozen(server: ServerProcess, client: Client) -> None:
+    tables = tables_of_workers(client, "ended")
+    snapshots = [table.snapshot(ttl=300) for table in tables]
+    locks = [table.lock_columns(["score"], owner="someone", ttl=300) for table in tables]
+    with wire_to(tables[1]) as wire, frozen(server, 0):
+
+        def refusals_of_releases(number: int) -> list[str]:
+            """Returns the reasons for which the leases of a worker are not released."""
+            calls: list[tuple[Any, Message]] = [
+                (wire.snapshots.ReleaseSnapshot, snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=snapshots[number].id)),
+                (wire.locks.ReleaseColumnLock, lock_pb2.ReleaseColumnLockRequest(lock_id=locks[number].id)),
+            ]
+            answers = [call.future(request, timeout=BOUND_SECONDS) for call, request in calls]
+            errors = [answer.exception() for answer in answers]
+            return [refusal_of(error).reason for error in errors if isinstance(error, grpc.RpcError)]
+
+        assert refusals_of_releases(1) == []
+        # Nothing is known of these, nor of those that have ended.
+        assert refusals_of_releases(0) == refusals_of_releases(1) == ["UNAVAILABLE", "UNAVAILABLE"]
+    for snapshot in snapshots:
+        snapshot.release()
+    for lock in locks:
+        lock.release()
+    assert not client.snapshots()
+    assert not client.column_locks()
 
 
 def test_a_transaction_of_a_client_with_a_short_timeout_commits_while_another_worker_is_frozen(
