@@ -206,6 +206,7 @@ class CommitCoordinator:
                     writer=transaction.options.writer,
                 )
                 decision = await self._agree_and_decide(decision, agreement, parts, buckets)
+                transaction.is_decided = True
                 if decision.untold:
                     telling = asyncio.create_task(self._tell(decision))
                 rolling = self._new_roll_forward(decision, files, tables)
@@ -219,7 +220,7 @@ class CommitCoordinator:
         finally:
             self.stats.closed_commit_barriers -= 1
             told = None if telling is None else await telling
-        if told is not None and transaction.token in self._applied_here:
+        if told is not None:
             committed = self._record_told(transaction.token, told)
         # Each transaction counts once, at its coordinator.
         self.stats.commits += decision.coordinator is None
@@ -280,8 +281,13 @@ class CommitCoordinator:
             told.shares[share.worker] = replace(share, log_offsets=offsets)
 
     def _record_told(self, token: str, told: _Told) -> CommittedTransaction | None:
-        """Records which workers have applied their shares. Returns the commit, or None if the transaction is stuck."""
-        decision = self._decisions.unfinished[token]
+        """Records which workers have applied their shares.
+
+        Returns the commit, or None if the transaction is stuck, or if another task has finished it.
+        """
+        decision = self._decisions.unfinished.get(token)
+        if decision is None:
+            return None
         decision = replace(decision, shares=tuple(told.shares.get(each.worker, each) for each in decision.shares))
         if decision.untold or token not in self._applied_here:
             self._decisions.record_applied(decision)

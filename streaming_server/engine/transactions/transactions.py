@@ -360,8 +360,8 @@ class Transactions:
         while transaction.commit is not None and not transaction.has_ended:
             with suppress(ScanKvError):
                 await asyncio.shield(transaction.commit)
-            if self._coordinator.is_decided(transaction.token):
-                # The commit is decided, but stuck: this raises why.
+            if transaction.is_decided or self._coordinator.is_decided(transaction.token):
+                # The commit is decided, but stuck, or was until just now: this raises why.
                 await self.commit(transaction.token, transaction.options.id, ())
         await self._end(transaction)
 
@@ -448,7 +448,8 @@ class Transactions:
                 pass
             committed = await self._coordinator.commit(transaction, sizes)
         except BaseException:
-            if not self._coordinator.is_decided(transaction.token):
+            # Another task may have applied it, and not have ended it yet.
+            if not transaction.is_decided and not self._coordinator.is_decided(transaction.token):
                 self._open_again(transaction)
             raise
         self._committed.add(committed)
