@@ -319,7 +319,12 @@ class Decisions:
         self.unfinished.pop(committed.token, None)
 
     def record_applied(self, decision: Decision) -> None:
-        """Records the buckets that have all changes of a stuck transaction; becomes durable as by `record_done`."""
+        """Records what has all changes of a stuck transaction; becomes durable as by `record_done`.
+
+        Rule: an attempt that has changed nothing adds nothing to the log, since attempts are repeated without end.
+        """
+        if self.unfinished.get(decision.token) == decision:
+            return
         self._unwritten.append({"decided": decision.to_json()})
         self.unfinished[decision.token] = decision
 
