@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import MachineClocks
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.transactions.shares import TransactionShares
     from streaming_server.engine.transactions.two_phase import (
@@ -136,7 +137,10 @@ class DirectPeers:
 
 @asynccontextmanager
 async def direct_workers(
-    data: Path, count: int, before: Callable[..., Awaitable[None]] | None = None
+    data: Path,
+    count: int,
+    before: Callable[..., Awaitable[None]] | None = None,
+    clocks: MachineClocks | None = None,
 ) -> AsyncIterator[DirectWorkers]:
     """Starts the workers of a server, and creates a table for each unless it exists."""
     with closing(DataDirectory(data)) as directory:
@@ -147,7 +151,7 @@ async def direct_workers(
         workers = DirectWorkers([], names, before=before)
         try:
             for number in range(count):
-                tables = Tables(config, placement=Placement(number, count), lock=os.dup(directory.lock))
+                tables = Tables(config, clocks=clocks, placement=Placement(number, count), lock=os.dup(directory.lock))
                 workers.tables.append(tables)
                 workers.shares[number] = tables.transactions.set_peers(DirectPeers(number, workers))
             for tables in workers.tables:

@@ -109,10 +109,10 @@ class TransactionShares:
             micros: The time of the commit. None: the attempt is undone.
 
         Returns:
-            What is applied. None: the share is undone.
+            What is applied. None: the share is undone, or it was applied so long ago that it is forgotten.
 
         Raises:
-            TransactionLost: The share is to be applied, and does not exist.
+            TransactionLost: The share is to be applied, and is not prepared.
             DataLoss, DiskFull, Unavailable: The share cannot be applied everywhere yet.
         """
         self._transactions.check_log()
@@ -137,7 +137,9 @@ class TransactionShares:
         if committed is None and micros is not None:
             if prepared is not None:
                 raise Unavailable("the share is not applied yet: try again", retry_after=1.0)
-            raise transaction_lost(token)
+            if transaction is not None:
+                raise transaction_lost(token)
+            # A coordinator decides only after the share is durable here. If nothing of it is left, it was applied.
         return committed
 
     async def _end_doubt(self, token: str, micros: int | None) -> None:
