@@ -96,10 +96,12 @@ class TransactionServiceStub:
     """Accepts that a committed transaction is lost where it cannot be applied, because staged writes, a bucket, or the
     definition of a table are damaged. The field `stuck` of the listing and the error of these buckets say so.
     Everything that can be applied is applied first. Then the transaction counts as committed everywhere, and its
-    buckets are served again.
+    buckets are served again. A server of several worker processes gives it up at each of them. If one of them cannot
+    read the transaction log that says whether the transaction is committed, what it writes at the others is lost
+    completely.
     Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (the
-    transaction may still be applied: it waits for disk space or for an earlier transaction); RESOURCE_EXHAUSTED
-    DISK_FULL. After each of these nothing has changed.
+    transaction may still be applied: it waits for disk space, for an earlier transaction, or for another worker
+    process); RESOURCE_EXHAUSTED DISK_FULL. After each of these nothing has changed.
     """
     ListTransactions: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.ListTransactionsRequest, _transaction_pb2.ListTransactionsResponse]
     """Lists the open transactions, which are neither committed nor aborted, and the committed transactions that cannot be
@@ -156,10 +158,12 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     """Accepts that a committed transaction is lost where it cannot be applied, because staged writes, a bucket, or the
     definition of a table are damaged. The field `stuck` of the listing and the error of these buckets say so.
     Everything that can be applied is applied first. Then the transaction counts as committed everywhere, and its
-    buckets are served again.
+    buckets are served again. A server of several worker processes gives it up at each of them. If one of them cannot
+    read the transaction log that says whether the transaction is committed, what it writes at the others is lost
+    completely.
     Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (the
-    transaction may still be applied: it waits for disk space or for an earlier transaction); RESOURCE_EXHAUSTED
-    DISK_FULL. After each of these nothing has changed.
+    transaction may still be applied: it waits for disk space, for an earlier transaction, or for another worker
+    process); RESOURCE_EXHAUSTED DISK_FULL. After each of these nothing has changed.
     """
     ListTransactions: _aio.UnaryUnaryMultiCallable[_transaction_pb2.ListTransactionsRequest, _transaction_pb2.ListTransactionsResponse]  # type: ignore[assignment]
     """Lists the open transactions, which are neither committed nor aborted, and the committed transactions that cannot be
@@ -255,10 +259,12 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Accepts that a committed transaction is lost where it cannot be applied, because staged writes, a bucket, or the
         definition of a table are damaged. The field `stuck` of the listing and the error of these buckets say so.
         Everything that can be applied is applied first. Then the transaction counts as committed everywhere, and its
-        buckets are served again.
+        buckets are served again. A server of several worker processes gives it up at each of them. If one of them cannot
+        read the transaction log that says whether the transaction is committed, what it writes at the others is lost
+        completely.
         Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (the
-        transaction may still be applied: it waits for disk space or for an earlier transaction); RESOURCE_EXHAUSTED
-        DISK_FULL. After each of these nothing has changed.
+        transaction may still be applied: it waits for disk space, for an earlier transaction, or for another worker
+        process); RESOURCE_EXHAUSTED DISK_FULL. After each of these nothing has changed.
         """
 
     @_abc_1.abstractmethod

@@ -69,6 +69,19 @@ def _add_transaction(known: transaction_pb2.OpenTransaction, other: transaction_
         getattr(known, field).extend(both)
 
 
+def merge_given_up(
+    answers: Mapping[int, transaction_pb2.GiveUpTransactionResponse],
+) -> transaction_pb2.GiveUpTransactionResponse:
+    """Returns what a transaction has lost at all workers that have given it up. Only the coordinator knows the rest."""
+    return transaction_pb2.GiveUpTransactionResponse(
+        id=next((each.id for each in answers.values() if each.id), ""),
+        rows=max(each.rows for each in answers.values()),
+        lost=sorted(
+            (lost for each in answers.values() for lost in each.lost), key=lambda lost: (lost.table, lost.bucket)
+        ),
+    )
+
+
 def merge_stats(answers: Mapping[int, admin_pb2.StatsResponse]) -> admin_pb2.StatsResponse:
     """Returns the statistics of the server: mostly sums."""
     merged = admin_pb2.StatsResponse(version=answers[0].version, incarnation=answers[0].incarnation)

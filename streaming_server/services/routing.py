@@ -21,7 +21,13 @@ from scankv.v1 import admin_pb2, lock_pb2, scan_pb2, snapshot_pb2, table_pb2, tr
 from streaming_server.engine.transactions.open_transaction import transaction_lost
 from streaming_server.services.errors import end_with
 from streaming_server.services.forwarding import Workers, end_as, is_absent, reason_of
-from streaming_server.services.merged_answers import merge_lists, merge_metrics, merge_stats, merge_transactions
+from streaming_server.services.merged_answers import (
+    merge_given_up,
+    merge_lists,
+    merge_metrics,
+    merge_stats,
+    merge_transactions,
+)
 from streaming_server.services.permissions import NamedTable, permission_of
 from streaming_server.services.worker import LOCATE, place_in
 
@@ -74,16 +80,12 @@ _BY_ID: Final = frozenset(
         "SnapshotService/ReleaseSnapshot",
         "SnapshotService/SplitSnapshot",
         "AdminService/CancelScan",
-        "TransactionService/GiveUpTransaction",
     }
 )
 """Calls that name something by an id alone. A worker that does not know the id returns an error."""
 
 _OF_FIRST: Final = frozenset({"BackupService/CreateBackup", "BackupService/GetBackupStatus"})
 """Calls that the first worker answers, which creates the backups."""
-
-_LONG: Final = frozenset({"TransactionService/GiveUpTransaction", "TransactionService/CommitTransaction"})
-"""Calls that may take as long as their client waits."""
 
 _UNKNOWN: Final = frozenset(error.reason for error in (LockLost, ScanNotFound, SnapshotLost, TransactionLost))
 """The reasons with which a worker says that it does not know an id."""
@@ -141,6 +143,8 @@ class Router:
             return _CommitAtCoordinator(self.workers, method, request)
         if isinstance(request, transaction_pb2.AbortTransactionRequest):
             return _AbortAtAll(self.workers, method, request)
+        if isinstance(request, transaction_pb2.GiveUpTransactionRequest):
+            return _GiveUpAtAll(self.workers, method, request)
         return None
 
 
@@ -269,9 +273,7 @@ class _Find(_All):
     data: bytes
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
-        name = self.method.removeprefix(_SERVICE)
-        seconds = None if name in _LONG else _ANSWER_SECONDS
-        return await _found(context, await self.ask_all(self.to_all(self.data), context, seconds=seconds, first=True))
+        return await _found(context, await self.ask_all(self.to_all(self.data), context, first=True))
 
 
 async def _found(context: Context[Any, Any], found: Mapping[int, _Answer]) -> bytes:
@@ -401,6 +403,30 @@ class _AbortAtAll(_All):
         answers, errors = _divide(await self.ask_all(self.to_all(self.request.SerializeToString()), context))
         await _end_with_first(context, errors, "a part of the tables")
         return next(iter(answers.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _GiveUpAtAll(_All):
+    """Gives up a transaction at every worker at which it is stuck.
+
+    Their coordinator, which has the smallest number, is the last: it gives up nothing while another one may still apply
+    its share.
+    """
+
+    request: transaction_pb2.GiveUpTransactionRequest
+
+    async def __call__(self, context: Context[Any, Any]) -> bytes:
+        places, errors = await _locate(self, self.request.token, "", context)
+        found: dict[int, _Answer] = {**errors}
+        for number in sorted(places, reverse=True):
+            found |= await self.ask_all({number: self.request.SerializeToString()}, context, seconds=None)
+        answers, _ = _divide(found)
+        if not answers:
+            return await _found(context, found)
+        given_up = {
+            number: transaction_pb2.GiveUpTransactionResponse.FromString(each) for number, each in answers.items()
+        }
+        return merge_given_up(given_up).SerializeToString()
 
 
 async def _abort(call: _All, token: str, workers: Iterable[int], context: Context[Any, Any]) -> None:

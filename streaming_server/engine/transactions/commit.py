@@ -22,11 +22,13 @@ from streaming_server.engine.transactions.roll_forward import RollForward
 from streaming_server.engine.transactions.staged_rows import find_repeated_keys
 from streaming_server.engine.transactions.stuck import (
     OUTCOME_UNKNOWN,
+    in_doubt,
     retried_error,
     retried_in_the_meantime,
     retried_kind,
     why_blocked,
     why_stuck,
+    why_undecidable,
     why_untold,
 )
 from streaming_server.engine.transactions.two_phase import CommitOutcome, ask_for_outcome
@@ -81,6 +83,23 @@ class _Told:
 
     shares: dict[int, Share] = field(default_factory=dict)
     failures: dict[int, ScanKvError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rolled:
+    """What an attempt to apply the rest of a decision has come to.
+
+    Attributes:
+        committed: The commit. None: it still cannot be applied everywhere, or another task has finished it.
+        rolling: What is applied here.
+        tables: The tables that can be used.
+        unreadable: The tables that cannot be used, and why.
+    """
+
+    committed: CommittedTransaction | None
+    rolling: RollForward
+    tables: Mapping[str, LiveTable]
+    unreadable: Mapping[str, ScanKvError]
 
 
 class CommitCoordinator:
@@ -361,8 +380,9 @@ class CommitCoordinator:
     @property
     def has_more_to_do(self) -> bool:
         """Whether `retry` may make progress."""
-        tokens = (*self._decisions.unfinished, *self._decisions.prepared)
-        again = any(not isinstance(self.stuck.get(token), DataLoss) for token in tokens)
+        again = any(not isinstance(self.stuck.get(token), DataLoss) for token in self._decisions.unfinished)
+        # A coordinator may get back what it has lost.
+        again = again or bool(self._decisions.prepared)
         return (again and bool(self.stuck)) or bool(self._finished) or self.is_uncertain
 
     @property
@@ -376,11 +396,17 @@ class CommitCoordinator:
 
         Buckets that still lack rows of it are blocked, see `LiveBucket.block`. All others can be used.
         """
+        return (await self._roll_and_tell(decision)).committed
+
+    async def _roll_and_tell(self, decision: Decision) -> _Rolled:
+        """Applies the rest of a decision, here and at other workers."""
         tables, unreadable = self._tables_of(decision)
         rolling = self._new_roll_forward(decision, self._files_of(decision), tables)
         await rolling.run_again()
         committed = self._record_progress(decision, rolling, unreadable)
-        return self._record_told(decision.token, await self._tell(decision)) if decision.untold else committed
+        if decision.untold:
+            committed = self._record_told(decision.token, await self._tell(decision))
+        return _Rolled(committed, rolling, tables, unreadable)
 
     async def sync_log(self) -> Exception | None:
         """Makes the log durable that a start has found. Returns why that failed, until `settle`.
@@ -408,12 +434,26 @@ class CommitCoordinator:
         undone = []
         for decision in list(self._decisions.prepared.values()):
             if decision.token in self.stuck and self._peers is not None and decision.coordinator is not None:
-                found = await ask_for_outcome(self._peers, decision.coordinator, decision.token, decision.attempt)
+                try:
+                    found = await ask_for_outcome(self._peers, decision.coordinator, decision.token, decision.attempt)
+                except DataLoss as error:
+                    self._block_undecidable(decision, error)
+                    continue
                 if found is CommitOutcome.UNDECIDED:
                     continue
                 if await self.end_doubt(decision.token, found if isinstance(found, int) else None):
                     undone.append(decision.token)
         return undone
+
+    def _block_undecidable(self, decision: Decision, error: DataLoss) -> None:
+        """Says why a share stays in doubt, and what an operator can do."""
+        if decision.token not in self._decisions.prepared or isinstance(self.stuck.get(decision.token), DataLoss):
+            return
+        reason = self.stuck[decision.token] = why_undecidable(decision, error)
+        _log.error("the transaction %s is in doubt: %s", decision.token, reason.message)
+        tables, _ = self._tables_of(decision)
+        for live in _buckets_of(decision, tables):
+            live.block(DataLoss(f"{live.location}: {reason.message}", table=live.table, bucket=live.number))
 
     async def end_doubt(self, token: str, micros: int | None) -> bool:
         """Ends the doubt about a share, with the time of the commit, or None if it is undone.
@@ -457,7 +497,9 @@ class CommitCoordinator:
     async def give_up(self, token: str) -> tuple[CommittedTransaction, list[BucketLoss]]:
         """Ends a committed transaction that cannot be applied everywhere, so that all of its buckets are served again.
 
-        All that can be applied is applied first. The caller then calls `finish`.
+        All that can be applied is applied first. A share in doubt is lost completely, if its coordinator cannot read
+        its log: it counts as committed here, whatever the coordinator says if it gets its log back. The caller then
+        calls `finish`.
 
         Returns:
             The commit, and what is lost: nothing if all could be applied.
@@ -468,20 +510,20 @@ class CommitCoordinator:
             DiskFull, OSError, Unavailable: The end cannot be logged. Nothing has changed.
         """
         async with self._trying:
-            decision = self._decisions.unfinished.get(token)
+            decision = self._stuck_decision(token)
             if decision is None or token not in self.stuck:
                 raise TransactionLost(f"no committed transaction {token[:64]!r} is stuck: see `transactions`")
             async with self._uses.using(decision.tables):
-                tables, unreadable = self._tables_of(decision)
-                rolling = self._new_roll_forward(decision, self._files_of(decision), tables)
-                await rolling.run_again()
-                committed = self._record_progress(decision, rolling, unreadable)
-                if committed is not None:
-                    return committed, []
+                is_prepared = token in self._decisions.prepared
+                rolled = await (self._fail_in_doubt(decision) if is_prepared else self._roll_and_tell(decision))
+                if rolled.committed is not None:
+                    return rolled.committed, []
+                decision = self._stuck_decision(token)
+                if decision is None:
+                    raise retried_in_the_meantime()
+                rolling, unreadable, files = rolled.rolling, rolled.unreadable, self._files_of(decision)
                 check_hopeless(decision, rolling, unreadable)
-                decision = self._decisions.unfinished[token]
-                files = self._files_of(decision)
-                lost = await find_losses(decision, rolling, unreadable, files, tables, self._executor)
+                lost = await find_losses(decision, rolling, unreadable, files, rolled.tables, self._executor)
                 committed = decision.to_committed(decision.applied)
                 # Before a new write can replace the missing rows. Otherwise a later start might apply them over it.
                 async with self._log:
@@ -491,6 +533,24 @@ class CommitCoordinator:
                 self.stuck.pop(token)
                 self._unblock(decision, rolling.buckets)
         return committed, lost
+
+    def _stuck_decision(self, token: str) -> Decision | None:
+        """Returns a decision that is not applied everywhere, or the one that a share in doubt waits for."""
+        return self._decisions.unfinished.get(token) or self._decisions.prepared.get(token)
+
+    async def _fail_in_doubt(self, decision: Decision) -> _Rolled:
+        """Returns what keeps a share in doubt from being applied: an error of its coordinator."""
+        assert self._peers is not None
+        assert decision.coordinator is not None
+        tables, unreadable = self._tables_of(decision)
+        rolling = self._new_roll_forward(decision, self._files_of(decision), tables)
+        try:
+            await ask_for_outcome(self._peers, decision.coordinator, decision.token, decision.attempt)
+        except DataLoss as error:
+            rolling.fail_rest(why_undecidable(decision, error))
+        else:
+            rolling.fail_rest(in_doubt(decision))
+        return _Rolled(None, rolling, tables, unreadable)
 
     def _record_progress(
         self, decision: Decision, rolling: RollForward, unreadable: Mapping[str, ScanKvError] | None = None

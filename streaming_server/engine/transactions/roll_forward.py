@@ -112,7 +112,7 @@ class RollForward:
         try:
             await self._apply_rows(net, touched)
         except Exception as error:
-            self._fail_rest(error)
+            self.fail_rest(error)
         await self._end()
 
     async def run_again(self) -> None:
@@ -125,10 +125,11 @@ class RollForward:
                 self._repeated = await find_repeated_keys(self._files, self._tables, touched, self._executor)
                 await self._apply_rows(await self._merge_all_again(touched), touched)
             except Exception as error:
-                self._fail_rest(error)
+                self.fail_rest(error)
         await self._end()
 
-    def _fail_rest(self, error: Exception) -> None:
+    def fail_rest(self, error: Exception) -> None:
+        """Records why the buckets that still lack rows of the transaction cannot get them."""
         for live in self._pending():
             self._fail(live, error)
 
@@ -351,7 +352,7 @@ class RollForward:
 
     async def _end(self) -> None:
         """Makes the applied rows durable."""
-        self._fail_rest(InternalError("not all staged rows of the transaction were found"))
+        self.fail_rest(InternalError("not all staged rows of the transaction were found"))
         await all_ended(self._sync(live) for live in self._complete if live not in self.failed)
         for live in self._complete:
             if live not in self.failed:

@@ -75,6 +75,15 @@ def in_doubt(decision: Decision) -> ScanKvError:
     return Unavailable(f"worker {decision.coordinator} of the server decides, and has not answered yet")
 
 
+def why_undecidable(decision: Decision, error: DataLoss) -> DataLoss:
+    """Returns the error for a share whose coordinator cannot read its transaction log."""
+    return DataLoss(
+        f"whether the transaction is committed is not known, because worker {decision.coordinator} of the server "
+        f"decides, and has lost that: {error.message}; or give up what the transaction writes here: "
+        f"scankv transactions give-up {decision.token}"
+    )
+
+
 def retried_in_the_meantime() -> ScanKvError:
     """Returns the error for the caller of a stuck transaction that another task has applied since."""
     return Unavailable("the transaction could not be applied at once, and is applied now: try again", retry_after=0.1)

@@ -531,6 +531,7 @@ class Transactions:
         return await asyncio.shield(self._tasks.start(self._give_up(token)))
 
     async def _give_up(self, token: str) -> tuple[CommittedTransaction, list[BucketLoss]]:
+        await self._end_doubts()
         committed, lost = await self._coordinator.give_up(token)
         transaction = self._open.get(token)
         if transaction is not None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from scankv.model.errors import ScanKvError, Unavailable
+from scankv.model.errors import DataLoss, ScanKvError, Unavailable
 from streaming_server.engine.transactions.open_transaction import incomplete_part
 from streaming_server.storage.transactions.decisions import Share
 
@@ -246,6 +246,7 @@ class Participation:
 
         Raises:
             AttemptUndone: The coordinator has not decided, and will not.
+            DataLoss: The coordinator does not know any more whether it has decided.
             LeftInDoubt: The server stops.
             DiskFull, OSError, Unavailable: The promise cannot be stored.
         """
@@ -309,9 +310,15 @@ Agreement: TypeAlias = "Coordination | Participation"
 
 
 async def ask_for_outcome(peers: Peers, coordinator: int, token: str, attempt: str) -> int | CommitOutcome:
-    """As `Peers.outcome`. A coordinator that does not answer may still decide."""
+    """As `Peers.outcome`. A coordinator that does not answer may still decide.
+
+    Raises:
+        DataLoss: The coordinator cannot read its transaction log, so it does not know the outcome.
+    """
     try:
         return await peers.outcome(coordinator, token, attempt)
+    except DataLoss:
+        raise
     except ScanKvError as error:
         _log.info("worker %s does not say whether the transaction %s is committed: %s", coordinator, token, error)
         return CommitOutcome.UNDECIDED

@@ -253,6 +253,7 @@ class Decisions:
         else:
             committed = CommittedTransaction.from_json(record["done"])
             self.unfinished.pop(committed.token, None)
+            self.prepared.pop(committed.token, None)
             self._finished.append(committed)
 
     def take_finished(self) -> list[CommittedTransaction]:
@@ -331,12 +332,15 @@ class Decisions:
     def end(self, committed: CommittedTransaction) -> None:
         """Ends a stuck transaction without applying it to the buckets that lack it; durable when this returns. Blocks.
 
+        It may be a share in doubt.
+
         Raises:
             DiskFull, OSError, Unavailable: Nothing was recorded; but see `is_uncertain`.
         """
         self._append_unwritten()
         self._log.append({"done": committed.to_json()}, sync=True)
         self.unfinished.pop(committed.token, None)
+        self.prepared.pop(committed.token, None)
 
     def flush(self) -> None:
         """Makes the recorded progress durable. Blocks.
