@@ -97,7 +97,8 @@ class TableServiceServicer:
         on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
         not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
         allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory
-        has a format without such changes of columns).
+        has a format without such changes of columns); UNAVAILABLE UNAVAILABLE, DATA_LOSS DATA_LOSS (an index to add, while
+        the table lacks rows of a committed transaction).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,7 +56,8 @@ class TableServiceStub:
     on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
     not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
     allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory
-    has a format without such changes of columns).
+    has a format without such changes of columns); UNAVAILABLE UNAVAILABLE, DATA_LOSS DATA_LOSS (an index to add, while
+    the table lacks rows of a committed transaction).
     """
     GetTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.GetTableRequest, _table_pb2.GetTableResponse]
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
@@ -91,7 +92,8 @@ class TableServiceAsyncStub(TableServiceStub):
     on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
     not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
     allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory
-    has a format without such changes of columns).
+    has a format without such changes of columns); UNAVAILABLE UNAVAILABLE, DATA_LOSS DATA_LOSS (an index to add, while
+    the table lacks rows of a committed transaction).
     """
     GetTable: _aio.UnaryUnaryMultiCallable[_table_pb2.GetTableRequest, _table_pb2.GetTableResponse]  # type: ignore[assignment]
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
@@ -141,7 +143,8 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
         not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
         allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory
-        has a format without such changes of columns).
+        has a format without such changes of columns); UNAVAILABLE UNAVAILABLE, DATA_LOSS DATA_LOSS (an index to add, while
+        the table lacks rows of a committed transaction).
         """
 
     @_abc_1.abstractmethod

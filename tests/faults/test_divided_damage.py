@@ -8,15 +8,21 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from aio_client import ConnectionFailed, sync
-from scankv.model.errors import DataLoss, TransactionCommitted, TransactionLost
+from scankv.model.errors import DataLoss, TransactionCommitted, TransactionLost, Unavailable
+from scankv.model.limits import MAX_KEY_BYTES
+from streaming_server.engine.merging.preparing import MERGE
+from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.engine.writes.bucket_steps import apply_rows
+from streaming_server.storage.transactions.staging import UPSERT
 from tests.support.crashing_worker import crashing_workers
 from tests.support.direct_workers import PLAYERS, DirectWorkers, direct_workers, lose
 from tests.support.server_process import ServerProcess
-from tests.support.tables import SCORES
+from tests.support.snapshots import new_table
+from tests.support.tables import SCORES, ipc_stream
 from tests.support.waiting import await_until, wait_until
 from tests.support.workers import has_ended, names_of_workers, rows_of
 
@@ -102,6 +108,37 @@ async def test_a_share_in_doubt_can_be_given_up_when_its_coordinator_has_lost_th
         await await_until(partial(_ends, workers), "no transaction is stuck")
         left: set[int | None] = {2} if is_decided else set()
         assert [await workers.scores(number) for number in range(3)] == [left, {3}, left]
+
+
+@pytest.mark.asyncio
+async def test_no_index_is_added_to_a_table_with_a_share_in_doubt(tmp_path: Path) -> None:
+    """The rows were checked before the share was prepared, and must fit when it turns out to be committed."""
+    crashed, schema = tmp_path / "crashed", pa.schema([pa.field("k", pa.string(), nullable=False), ("v", pa.string())])
+    name = names_of_workers(2, "game", each=2)[1][1]
+
+    async def crash(method: str, *_: object) -> None:
+        if method == "conclude":
+            await _copy(tmp_path / "data", crashed)
+
+    async with direct_workers(tmp_path / "data", 2, before=crash) as workers:
+        table = await new_table(workers.tables[1], name, schema=schema)
+        token = await workers.begin()
+        await workers.stage(token, 2, 0)
+        long = ipc_stream(schema, pa.record_batch([["k"], ["v" * (MAX_KEY_BYTES + 1)]], schema=schema))
+        place = StagedRequestId(token=token, part="main", sequence=1)
+        await workers.tables[1].transactions.staging.stage(place, table, UPSERT, long, kind=MERGE)
+        await workers.commit(token, 1)
+    async with direct_workers(crashed, 2, before=lose) as workers:
+        with pytest.raises(Unavailable, match="worker 0 of the server decides"):
+            await workers.tables[1].alter(name, add_indexes=[["v"]])
+        await workers.tables[1].alter(name, set_options={"log_retention_seconds": "7200"})
+        workers.before = None
+        await await_until(partial(_ends, workers), "no transaction is stuck")
+        key = pa.schema([schema.field("k")])
+        keys = ipc_stream(key, pa.record_batch([["k"]], schema=key))
+        (row,) = (await workers.tables[1].table(name).reads.lookup(keys, None))[0].to_pylist()
+        assert len(row["v"]) > MAX_KEY_BYTES
+        await workers.tables[1].alter(name, add_indexes=[["v"]])
 
 
 async def _copy(data: Path, to: Path) -> None:

@@ -472,6 +472,7 @@ class Tables:
             ColumnLocked: A column to drop or rename is locked.
             UpgradeNotConfirmed: The data directory has a format without such changes of columns, or of `changelog`.
             DataLoss: The option `changelog` was to change, and a bucket is damaged.
+            ScanKvError: An index was to be added, and a committed transaction cannot be applied to the table.
         """
         if not (columns or add_indexes or drop_indexes or set_options or reset_options):
             raise InvalidRequest(
@@ -493,6 +494,8 @@ class Tables:
                 Engines(definition, self._installed)
             if add_aggregates and columns.add is None:
                 raise InvalidRequest("only columns that are added can be given an aggregate")
+            if add_indexes:
+                self.transactions.check_applied(definition.name, definition.incarnation)
             return definition.add_indexes(add_indexes)
 
         return await self._to_its_end(self._alter(name, change))

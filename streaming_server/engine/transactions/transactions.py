@@ -558,6 +558,16 @@ class Transactions:
         if self._damage is not None:
             raise copy(self._damage)
 
+    def check_applied(self, table: str, incarnation: str) -> None:
+        """Raises the reason if a table lacks rows of a transaction that is committed, or in doubt.
+
+        Rule: rows are checked against the indexes of their table before they are committed. So it gets no other index
+        before they are applied.
+        """
+        for decision, error in self.stuck:
+            if any(decision.is_pending(table, incarnation, bucket) for bucket in decision.buckets.get(table, ())):
+                raise copy(error)
+
     def check_not_stuck(self, token: str, id_: str) -> None:
         """Raises the reason if a committed transaction is stuck, or in doubt."""
         for decision in self.decided:
