@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pyarrow as pa
 import pytest
 
-from aio_client import InvalidRequest, TransactionConflict, TransactionLost, connect, sync
+from aio_client import InvalidRequest, LockTimeout, TransactionConflict, TransactionLost, connect, sync
 from scankv.v1 import transaction_pb2, worker_pb2, worker_pb2_grpc
 from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import await_until, wait_until
 from tests.support.wire import Wire, refusal_of
 from tests.support.workers import kill_worker, names_of_workers, wait_for_worker
 
@@ -284,3 +285,35 @@ def test_a_commit_says_that_a_worker_has_lost_the_transaction_with_its_locks(tmp
         with pytest.raises(TransactionLost):
             transaction.commit()
         assert [rows_in(table) for table in tables] == [{}, {}]
+
+
+@pytest.mark.asyncio
+async def test_of_transactions_that_wait_for_each_other_at_two_workers_one_gives_way(divided: ServerProcess) -> None:
+    """Each worker sees one of the two waits, so neither finds the deadlock."""
+    async with connect(divided.url) as client:
+        await create_tables(client, "circle")
+        first, second = [await client.table(name) for (name,) in names_of_workers(WORKERS, "circle")][:2]
+        hasty = await client.transaction(lock="keys", lock_timeout=2)
+        patient = await client.transaction(lock="keys", lock_timeout=60)
+        await hasty.upsert(first, [{"k": 1, "v": 1}])
+        await patient.upsert(second, [{"k": 1, "v": 2}])
+        waiting = asyncio.create_task(patient.upsert(first, [{"k": 1, "v": 2}]))
+        await await_until(partial(waits_of, client, patient.token), "one transaction waits")
+        too_long = asyncio.create_task(hasty.upsert(second, [{"k": 1, "v": 1}]))
+        await await_until(partial(waits_of, client, hasty.token), "both transactions wait")
+        with pytest.raises(LockTimeout, match="the request was not staged: abort this transaction and try again"):
+            await too_long
+        assert not waiting.done()
+        await hasty.abort()
+        await waiting
+        await patient.commit()
+        async with client.transaction(lock="keys", lock_timeout=2) as again:
+            for table in (first, second):
+                (row,) = (await again.get_for_update(table, [1])).to_pylist()
+                await again.upsert(table, [{"k": 1, "v": row["v"] + 1}])
+        assert [await table.get(1) for table in (first, second)] == [{"k": 1, "v": 3}] * 2
+
+
+async def waits_of(client: Client, token: str) -> tuple[str, ...]:
+    """Returns the transactions for which one waits."""
+    return next(each.waits_for for each in await client.transactions() if each.token == token)
