@@ -182,8 +182,9 @@ class LakeLocation:
 
         parts = urlsplit(self.uri)
         options: dict[str, Any] = self.object_store_options()
-        options["client_options"] = {"allow_http": "allow_http" in options}
-        options.pop("allow_http", None)
+        # What the URI does not say comes from the environment, such as AWS_ENDPOINT_URL and AWS_ALLOW_HTTP.
+        if options.pop("allow_http", None):
+            options["client_options"] = {"allow_http": True}
         try:
             store = from_url(f"{parts.scheme}://{parts.netloc}", **options)
             obstore.put(store, f"{parts.path.strip('/')}/{path}", content, mode="create")

@@ -18,7 +18,7 @@ from aio_client import LakeConflict, LakeUnavailable
 from scankv.lake.formats import open_lake_table
 from scankv.lake.location import LakeLocation
 from scankv.lake.publisher import PublishOptions, publish
-from tests.support.lake_readers import live_rows, sorted_rows
+from tests.support.lake_readers import live_rows, read_with_polars, sorted_rows
 from tests.support.monitoring import free_port
 from tests.support.s3_server import CREDENTIALS, s3_bucket
 
@@ -93,6 +93,21 @@ async def test_other_formats_are_committed_to_an_object_store(
         paths = [f"{root}/{file['path']}" for file in manifest["files"]]
         found = parquet.ParquetDataset(paths, filesystem=files).read()
     assert sorted_rows(found, ["id"]) == await live_rows(table)
+
+
+async def test_the_endpoint_may_come_from_the_environment(
+    client: Client, name: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, _, options = (bucket % name).partition("?")
+    address = options.partition("endpoint_override=")[2].partition("&")[0]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    table = await client.create_table(name, SCHEMA, primary_key=["id"])
+    await table.upsert([{"id": 1, "value": 1}])
+    await publish(client, name, open_lake_table(uri))
+    await table.upsert([{"id": 2, "value": 2}])
+    await publish(client, name, open_lake_table(uri))
+    assert sorted_rows(read_with_polars(uri), ["id"]) == await live_rows(table)
 
 
 async def test_an_object_is_created_once(bucket: str) -> None:
