@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.model.errors import LakeError
+from spark_bridge.changed_key_filter import ChangedKeyFilter, quoted
 from spark_bridge.dataframe import scan_dataframe
 from spark_bridge.server_queries import local_dataframe
 from spark_bridge.types import spark_schema
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from scankv.lake.union.plan import UnionPlan
 
 _log: Final = logging.getLogger(__name__)
-_MOST_BROADCAST_BYTES: Final = 64 << 20
 _LISTING_THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _GLOB: Final = frozenset("*?[]{}\\")
 
@@ -97,20 +96,20 @@ class _UnionFrame:
         self._spark = spark
         self._plan = plan
         self._schema = spark_schema(plan.schema)
-        self._key = plan.published.codec.names
+        self._changed = ChangedKeyFilter(spark, plan.fresh.changed)
 
     def build(self) -> DataFrame:
         """Returns the DataFrame. Raises ServerAloneError if Spark cannot read the files as rows of the table."""
         fresh = local_dataframe(self._spark, self._plan.fresh.rows.select(self._schema.names))
         published = self._published()
-        return fresh if published is None else published.select(*map(_quoted, self._schema.names)).union(fresh)
+        return fresh if published is None else published.select(*map(quoted, self._schema.names)).union(fresh)
 
     def _published(self) -> DataFrame | None:
         """Returns the rows of the files that still count, with the columns of the answer and of the key."""
         found = None
         for files in self._groups():
             rows = self._read(files)
-            rows = self._without_changed(rows) if self._has_changed(files[0]) else rows
+            rows = self._changed.remaining(rows) if self._has_changed(files[0]) else rows
             found = rows if found is None else found.union(rows)
         return found
 
@@ -126,20 +125,6 @@ class _UnionFrame:
         """Returns whether a key between the first and the last one of a file has changed."""
         keys = self._plan.fresh.keys.get(file.bucket)
         return keys is not None and len(keys.within(file.first_key, file.last_key)) > 0
-
-    def _without_changed(self, rows: DataFrame) -> DataFrame:
-        """Returns the rows whose keys have not changed."""
-        same = [rows[_quoted(name)] == self._changed[_quoted(f"_key_{name}")] for name in self._key]
-        return rows.join(self._changed, same, "left_anti")
-
-    @cached_property
-    def _changed(self) -> DataFrame:
-        """The changed keys, with other names of their columns."""
-        from pyspark.sql import functions as F
-
-        changed = self._plan.fresh.changed
-        keys = local_dataframe(self._spark, changed.rename_columns([f"_key_{name}" for name in self._key]))
-        return F.broadcast(keys) if changed.nbytes <= _MOST_BROADCAST_BYTES else keys
 
     def _read(self, files: Sequence[DataFile]) -> DataFrame:
         from pyspark.sql import functions as F
@@ -184,7 +169,7 @@ class _UnionFrame:
                 value = None if column.default is None else column.default.as_py()
                 found = F.lit(value)
             else:
-                found = F.col(_quoted(source))
+                found = F.col(quoted(source))
             is_same = source is not None and types[source].dataType == wanted.dataType
             if not is_same and pat.is_nested(column.field.type):
                 raise ServerAloneError(f'column "{name}" has another nested type than in the files')
@@ -217,8 +202,3 @@ def _spark_path(root: str, path: str) -> str:
     if "://" not in full:
         return f"file://{full}"
     return f"s3a://{full.removeprefix('s3://')}" if full.startswith("s3://") else full
-
-
-def _quoted(name: str) -> str:
-    """Returns the name of a column as Spark reads it: a dot would be a field of a struct."""
-    return "`" + name.replace("`", "``") + "`"

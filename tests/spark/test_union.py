@@ -114,6 +114,40 @@ def test_files_without_changed_keys_are_read_as_they_are(
     assert union.count() == 1010
 
 
+KEYS: dict[str, tuple[list[pa.DataType], list[Any]]] = {
+    "int64": ([pa.int64()], [-(2**63), -65, -64, -63, -1, 0, 1, 63, 64, 127, 128, 2**40, 2**63 - 64, 2**63 - 1]),
+    "int8": ([pa.int8()], list(range(-128, 128))),
+    "uint32": ([pa.uint32()], [0, 63, 64, 2**31, 2**32 - 1]),
+    "uint64": ([pa.uint64()], [0, 1, 2**63, 2**64 - 1]),
+    "string": ([pa.string()], ["", "a", "b", "b ", "ü"]),
+    "pair": ([pa.int64(), pa.string()], [(-1, "a"), (-1, "b"), (0, "a"), (64, "a"), (64, "b")]),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_exactly_the_rows_with_changed_keys_are_left_out(
+    spark: SparkSession, client: sync.Client, name: str, tmp_path: Path, kind: str
+) -> None:
+    types, keys = KEYS[kind]
+    names = [f"key.{number}" for number in range(len(types))]
+    schema = pa.schema([*zip(names, types, strict=True), ("value", pa.int64())])
+    parts = list(zip(*(key if len(types) > 1 else (key,) for key in keys), strict=True))
+    rows = pa.table([*parts, [1] * len(keys)], schema)
+    table = client.create_table(name, schema, primary_key=names, buckets=1)
+    table.upsert(rows)
+    publish_to(client, name, str(tmp_path))
+    changed = rows.take(list(range(0, len(keys), 2)))
+    deleted, updated = changed.slice(0, 1), changed.slice(1)
+    table.delete(deleted.select(names))
+    table.upsert(updated.set_column(len(names), schema.field("value"), pa.array([2] * len(updated))))
+    union = spark_bridge.table(spark, client.config.address, name, lake=str(tmp_path))
+    assert len(union.inputFiles()) > 0
+    found = union.groupBy("value").count().orderBy("value").collect()
+    assert found == [(1, len(keys) - len(changed)), (2, len(updated))]
+    expected = table.scan().to_arrow().to_pylist()
+    assert sorted(map(tuple, union.collect()), key=str) == sorted((tuple(row.values()) for row in expected), key=str)
+
+
 def test_columns_are_found_by_their_ids(
     spark: SparkSession, client: sync.Client, name: str, load: Callable[..., DataFrame], tmp_path: Path
 ) -> None:
