@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.types as pat
 
-from scankv.model.errors import LakeError
+from scankv.model.errors import LakeError, LakeUnavailable, UsageError
 from spark_bridge.changed_key_filter import ChangedKeyFilter, quoted
 from spark_bridge.dataframe import scan_dataframe
 from spark_bridge.server_queries import local_dataframe
@@ -18,7 +19,7 @@ from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 _LISTING_THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _GLOB: Final = frozenset("*?[]{}\\")
+_FILE_SYSTEMS: Final = {"s3a": "hadoop-aws", "gs": "hadoop-gcp", "abfs": "hadoop-azure", "abfss": "hadoop-azure"}
+"""The packages that read what PySpark alone does not, by the scheme of URIs."""
+_NO_FILE_SYSTEM: Final = re.compile(r"Class \S*FileSystem\S* not found|No FileSystem for scheme")
 
 
 def table(
@@ -59,7 +63,8 @@ def table(
         url: The server, `host:port`. None: as for `scankv.connect` in this process.
         table: `database.table`.
         lake: Where the table is published: a directory that this process and all executors have, or a URI such as
-            `s3://bucket/tables/scores`, which Spark reads as `s3a://`.
+            `s3://bucket/tables/scores`, which Spark reads as `s3a://`. Spark needs `hadoop-aws` for that, and takes
+            credentials from the environment of its JVM or from options `fs.s3a.*`.
         columns: The columns to read, in this order. Default: all.
         snapshot: A pinned snapshot to read, or its id. Default: as of now.
         profile: As for `scankv.connect`; read in this process.
@@ -72,6 +77,7 @@ def table(
         after they were replaced.
 
     Raises:
+        UsageError: Spark lacks the package that reads the location; the message names it.
         ScanKvError: An argument is wrong, the server cannot be reached, or a column has no Spark type.
     """
     from aio_client import sync
@@ -129,16 +135,51 @@ class _UnionFrame:
     def _read(self, files: Sequence[DataFile]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        types = self._types_in(files[0])
+        types, location = self._types_in(files[0]), self._plan.published.lake.location
+        paths = [_spark_path(location.root_uri, file.path) for file in files]
         read = self._spark.read.schema(types).options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
-        paths = [_spark_path(self._plan.published.lake.location.root_uri, file.path) for file in files]
-        with _listing_here(self._spark, paths):
+        read = read.options(**_s3a_options(location.object_store_options()))
+        with _listing_here(self._spark, paths), self._translate_errors(paths[0]):
             rows = read.parquet(*paths)
+            rows.schema  # noqa: B018  # Spark Connect looks for the files only now
         if files[0].masked_rows:
             masked = local_dataframe(self._spark, self._masked(files))
             place = [F.col("_metadata.file_name") == masked["file"], F.col("_metadata.row_index") == masked["row"]]
             rows = rows.join(masked, place, "left_anti")
         return rows.select(*self._selected(files[0], types))
+
+    @contextmanager
+    def _translate_errors(self, path: str) -> Iterator[None]:
+        """Says in one line why Spark cannot find a file, instead of a stack trace of the JVM.
+
+        Raises:
+            UsageError: Spark does not know this kind of location.
+            LakeUnavailable: Spark does not reach the location, or does not find the file there.
+        """
+        try:
+            yield
+        except Exception as error:  # those of py4j, which may not be installed, are no PySparkException
+            thrown = getattr(error, "java_exception", None)
+            reason = str(error if thrown is None else thrown.getMessage()).partition("\n")[0]
+            if not _NO_FILE_SYSTEM.search(reason):
+                raise LakeUnavailable(
+                    f"Spark cannot read {path} ({reason}): see to its access to the location"
+                ) from error
+            package = _FILE_SYSTEMS.get(path.partition(":")[0])
+            packages = "the package that has it"
+            if package is not None:
+                packages = f"spark.jars.packages=org.apache.hadoop:{package}:{self._hadoop_version()}"
+            raise UsageError(
+                f"Spark cannot read {path}, because it lacks the file system ({reason}): start it with {packages}",
+                option="lake",
+            ) from error
+
+    def _hadoop_version(self) -> str:
+        """Returns the version of Hadoop in Spark, also where it runs in another process."""
+        found = self._spark.sql("SELECT java_method('org.apache.hadoop.util.VersionInfo', 'getVersion')").first()
+        assert found is not None
+        version: str = found[0]
+        return version
 
     def _masked(self, files: Sequence[DataFile]) -> pa.Table:
         """Returns the file and the position of each masked row."""
@@ -175,6 +216,14 @@ class _UnionFrame:
                 raise ServerAloneError(f'column "{name}" has another nested type than in the files')
             selected.append((found if is_same else found.cast(wanted.dataType)).alias(name))
         return selected
+
+
+def _s3a_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Returns the options by which Spark finds an object store that the URI of the location names."""
+    found = {"fs.s3a.endpoint.region": options["region"]} if "region" in options else {}
+    if "endpoint" in options:
+        found |= {"fs.s3a.endpoint": options["endpoint"], "fs.s3a.path.style.access": "true"}
+    return found
 
 
 @contextmanager

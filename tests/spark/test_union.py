@@ -184,6 +184,15 @@ def test_the_server_is_read_where_the_lake_cannot_be_used(
     assert "FileScan parquet" not in plan_of(rows, capsys)
     assert rows.count() == 1000
     publish_to(client, table.name, uri)
+    version = open_lake_table(uri).load()
+    assert version is not None
+    # One that the planner does not open itself.
+    last = max(version.files, key=lambda file: (file.bucket, file.first_key))
+    (tmp_path / "published" / last.path).unlink()
+    with caplog.at_level(logging.WARNING):
+        assert spark_bridge.table(spark, url, table.name, lake=uri).count() == 1000
+    assert "Spark cannot read" in caplog.text
+    assert "PATH_NOT_FOUND" in caplog.text
     for path in (tmp_path / "published").glob("*.parquet"):
         path.write_bytes(b"PAR1")
     with caplog.at_level(logging.WARNING):
