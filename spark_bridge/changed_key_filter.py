@@ -9,14 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from spark_bridge.server_queries import local_dataframe
+from spark_bridge.memory_rows import broadcast_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_MOST_BROADCAST_BYTES: Final = 64 << 20
 _BLOCK_BITS: Final = 6
 _IN_BLOCK: Final = (1 << _BLOCK_BITS) - 1
 
@@ -48,14 +47,11 @@ class ChangedKeyFilter:
 
     @cached_property
     def _gone(self) -> DataFrame:
-        from pyspark.sql import functions as F
-
         if self._has_blocks:
             gone = _blocks(self._keys.column(0))
         else:
             gone = self._keys.rename_columns([f"_key_{number}" for number in range(self._keys.num_columns)])
-        rows = local_dataframe(self._spark, gone)
-        return F.broadcast(rows) if gone.nbytes <= _MOST_BROADCAST_BYTES else rows
+        return broadcast_rows(self._spark, gone)
 
     def _is_gone(self, key: Sequence[Column]) -> list[Column]:
         from pyspark.sql import functions as F

@@ -14,7 +14,7 @@ import pyarrow.types as pat
 from scankv.model.errors import LakeError, LakeUnavailable, UsageError
 from spark_bridge.changed_key_filter import ChangedKeyFilter, quoted
 from spark_bridge.dataframe import scan_dataframe
-from spark_bridge.server_queries import local_dataframe
+from spark_bridge.memory_rows import broadcast_rows, memory_rows, session_options
 from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class _UnionFrame:
 
     def build(self) -> DataFrame:
         """Returns the DataFrame. Raises ServerAloneError if Spark cannot read the files as rows of the table."""
-        fresh = local_dataframe(self._spark, self._plan.fresh.rows.select(self._schema.names))
+        fresh = memory_rows(self._spark, self._plan.fresh.rows.select(self._schema.names))
         published = self._published()
         return fresh if published is None else published.select(*map(quoted, self._schema.names)).union(fresh)
 
@@ -143,7 +143,7 @@ class _UnionFrame:
             rows = read.parquet(*paths)
             rows.schema  # noqa: B018  # Spark Connect looks for the files only now
         if files[0].masked_rows:
-            masked = local_dataframe(self._spark, self._masked(files))
+            masked = broadcast_rows(self._spark, self._masked(files))
             place = [F.col("_metadata.file_name") == masked["file"], F.col("_metadata.row_index") == masked["row"]]
             rows = rows.join(masked, place, "left_anti")
         return rows.select(*self._selected(files[0], types))
@@ -232,13 +232,10 @@ def _listing_here(spark: SparkSession, paths: Sequence[str]) -> Iterator[None]:
     if not paths[0].startswith("file:"):
         yield
         return
-    before = spark.conf.get(_LISTING_THRESHOLD)
-    assert before is not None
-    spark.conf.set(_LISTING_THRESHOLD, str(max(int(before), len(paths))))
-    try:
+    threshold = spark.conf.get(_LISTING_THRESHOLD)
+    assert threshold is not None
+    with session_options(spark, {_LISTING_THRESHOLD: str(max(int(threshold), len(paths)))}):
         yield
-    finally:
-        spark.conf.set(_LISTING_THRESHOLD, before)
 
 
 def _spark_path(root: str, path: str) -> str:

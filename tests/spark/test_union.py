@@ -12,6 +12,7 @@ import spark_bridge
 from aio_client import SnapshotLost, connect
 from scankv.lake.formats import open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
+from spark_bridge import memory_rows
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -146,6 +147,23 @@ def test_exactly_the_rows_with_changed_keys_are_left_out(
     assert found == [(1, len(keys) - len(changed)), (2, len(updated))]
     expected = table.scan().to_arrow().to_pylist()
     assert sorted(map(tuple, union.collect()), key=str) == sorted((tuple(row.values()) for row in expected), key=str)
+
+
+def test_many_rows_that_have_changed_are_not_a_part_of_the_plan(
+    spark: SparkSession, client: sync.Client, table: sync.Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri, url = str(tmp_path / "published"), client.config.address
+    publish_to(client, table.name, uri)
+    before = {name: spark.conf.get(name) for name in memory_rows._OUTSIDE_THE_PLAN}
+    table.upsert(rows_of(range(500, 510), score=2))
+    assert "Scan ExistingRDD" not in plan_of(spark_bridge.table(spark, url, table.name, lake=uri), capsys)
+    table.upsert(rows_of(range(500, 20_500), score=2))
+    union = spark_bridge.table(spark, url, table.name, lake=uri)
+    plan = plan_of(union, capsys)
+    assert "Scan ExistingRDD" in plan
+    assert "BroadcastHashJoin" in plan
+    assert union.groupBy("score").count().orderBy("score").collect() == [(1, 500), (2, 20_000)]
+    assert {name: spark.conf.get(name) for name in memory_rows._OUTSIDE_THE_PLAN} == before
 
 
 def test_columns_are_found_by_their_ids(
