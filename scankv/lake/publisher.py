@@ -253,6 +253,7 @@ class _Pass:
             schema,
             schema_id=view.instant.schema_id,
             partition_by=self._partition_by(view),
+            primary_key=view.primary_key,
             key_at=view.key_at,
             file_rows=self._options.file_rows,
         )

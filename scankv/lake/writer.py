@@ -6,7 +6,7 @@ import re
 import uuid
 from contextlib import ExitStack, suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from scankv.lake.lake_table import DataFile
 from scankv.model.errors import LakeError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from scankv.lake.location import LakeLocation
 
@@ -46,6 +46,7 @@ class LakeWriter:
         schema: The columns of the files.
         schema_id: The schema version of the table.
         partition_by: The partition columns.
+        primary_key: The key columns; none if the rows have no order of keys.
         key_at: Returns the encoded key of a row of a batch by its index.
         file_rows: How many rows a complete file has.
 
@@ -61,6 +62,7 @@ class LakeWriter:
         *,
         schema_id: int,
         partition_by: Sequence[str],
+        primary_key: Sequence[str],
         key_at: Callable[[pa.RecordBatch, int], bytes],
         file_rows: int = FILE_ROWS,
     ) -> None:
@@ -72,6 +74,7 @@ class LakeWriter:
         self._partition_by = list(partition_by)
         self._key_at = key_at
         self._file_rows = file_rows
+        self._encodings = _encodings(schema, primary_key)
         self._open: _OpenFile | None = None
 
     def write(self, bucket: int, rows: pa.RecordBatch, ends: tuple[bytes, bytes] | None = None) -> None:
@@ -94,7 +97,7 @@ class LakeWriter:
                 if self._open is None:
                     path = file_name(bucket)
                     self._open = _OpenFile(self._location, path, self._schema, bucket, partition, self._file_rows)
-                    self._open.start()
+                    self._open.start(self._encodings)
                 taken = part.slice(0, self._open.rows_left)
                 part = part.slice(taken.num_rows)
                 columns = [self._cast(taken, name) for name in self._schema.names]
@@ -160,12 +163,17 @@ class _OpenFile:
         self._stream: pa.NativeFile = None
         self._writer: parquet.ParquetWriter = None
 
-    def start(self) -> None:
+    def start(self, encodings: Mapping[str, Any]) -> None:
         """Creates the file."""
         self._stream = self._exit.enter_context(self._location.create(self.path))
         with self._location.translate_errors("written"):
             self._writer = parquet.ParquetWriter(
-                self._stream, self._schema, compression="zstd", store_schema=False, metadata_collector=self._footers
+                self._stream,
+                self._schema,
+                compression="zstd",
+                store_schema=False,
+                metadata_collector=self._footers,
+                **encodings,
             )
 
     @property
@@ -237,3 +245,19 @@ def _partitions_of(rows: pa.RecordBatch, partition_by: Sequence[str]) -> list[pa
         cuts |= changes.to_numpy(zero_copy_only=False)
     bounds = [0, *(np.flatnonzero(cuts) + 1).tolist(), rows.num_rows]
     return [rows.slice(start, end - start) for start, end in pairwise(bounds)]
+
+
+def _encodings(schema: pa.Schema, primary_key: Sequence[str]) -> dict[str, Any]:
+    """Returns the options of the Parquet writer that say how columns are encoded.
+
+    Integers of the key ascend and hardly repeat. As differences, they take next to no space. A dictionary, which is the
+    default, would contain all of them. All other columns have the default.
+    """
+    differences = {name: "DELTA_BINARY_PACKED" for name in primary_key if pat.is_integer(schema.field(name).type)}
+    if not differences:
+        return {}
+    with pa.BufferOutputStream() as empty:
+        parquet.write_table(schema.empty_table(), empty)
+        columns = parquet.ParquetFile(empty.getvalue()).schema  # also those within lists, maps and structs
+    others = [column.path for column in columns if column.path not in differences]
+    return {"use_dictionary": others, "column_encoding": differences}

@@ -65,6 +65,7 @@ def write_files(lake: LakeTable, *ranges: range) -> list[DataFile]:
         lake.file_schema(SCHEMA, ["id"], []),
         schema_id=1,
         partition_by=[],
+        primary_key=["id"],
         key_at=lambda rows, index: CODEC.encode([rows.column("id").slice(index, 1)])[0].as_py(),
     )
     for ids in ranges:
