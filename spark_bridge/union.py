@@ -20,6 +20,7 @@ from spark_bridge.types import spark_schema
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -44,6 +45,7 @@ def table(
     lake: str,
     columns: Sequence[str] | None = None,
     snapshot: Snapshot | sync.Snapshot | str | None = None,
+    as_of: datetime | int | None = None,
     profile: str | None = None,
     token: os.PathLike[str] | TokenFile | TokenEnv | None = None,
     tls: bool | Tls | None = None,
@@ -67,6 +69,8 @@ def table(
             credentials from the environment of its JVM or from options `fs.s3a.*`.
         columns: The columns to read, in this order. Default: all.
         snapshot: A pinned snapshot to read, or its id. Default: as of now.
+        as_of: An earlier version to read alone, as for `scan.as_of`: a time with a time zone, or a number. The server
+            is not read instead of it. Default: none.
         profile: As for `scankv.connect`; read in this process.
         token: As for `scan_dataframe`.
         tls: As for `scan_dataframe`.
@@ -78,6 +82,7 @@ def table(
 
     Raises:
         UsageError: Spark lacks the package that reads the location; the message names it.
+        LakeVersionNotFound: With `as_of`, no such version can be read.
         ScanKvError: An argument is wrong, the server cannot be reached, or a column has no Spark type.
     """
     from aio_client import sync
@@ -87,10 +92,13 @@ def table(
     with sync.connect(url, profile=profile, token=token_source(token), tls=tls) as client:
         scan = client.table(table).scan(columns).read_path("lake", lake)
         scan = scan if snapshot is None else scan.at(snapshot)
+        scan = scan if as_of is None else scan.as_of(as_of)
         try:
             plan = client._runner.call(plan_union, client._runner.client._transport, scan.spec)
             return _UnionFrame(spark, plan).build()
         except (ServerAloneError, LakeError) as error:
+            if as_of is not None:
+                raise error if isinstance(error, LakeError) else UsageError(f"as_of cannot be used: {error}") from error
             _log.warning("table %s is read from the server, and not from the files in %s: %s", table, lake, error)
     return scan_dataframe(spark, url, table, columns=columns, snapshot=snapshot, profile=profile, token=token, tls=tls)
 

@@ -184,7 +184,13 @@ class ChangesBuilder(ABC):
         return self._spec.log
 
     def _readable(self) -> ScanSpec:
-        """Returns the spec. Raises UsageError if its changes would come without their row kinds."""
+        """Returns the spec. Raises UsageError if it lacks something: the row kinds of changes, the lake of `as_of`."""
+        if self._spec.as_of is not None and self._spec.lake is None:
+            raise UsageError(
+                "as_of reads a published version, and the server has none: say where the table is published, with "
+                'read_path("lake", uri)',
+                option="as_of",
+            )
         if self._spec.log is not None and not self._spec.log.row_kind:
             raise UsageError(
                 "a stream of changes also has deleted rows, and rows as they were before: add their row kinds with "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 from scankv.v1 import scan_pb2
 
@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from aio_client._transport.transport import Transport
     from scankv.v1.scan_pb2 import ExplainScanResponse, ScanKvRequest
 
+_SOURCES: Final = {"live": "live", "pinned": "pinned snapshot", "lake": "published version"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanExplanation:
     """What a scan would read and decode; `print` shows it. Texts are for people, and may change.
 
     Attributes:
-        source: "live" for the table, "pinned" for a snapshot.
+        source: "live" for the table, "pinned" for a snapshot, "lake" for a published version alone.
         table: The table's name, as `database.table`.
         buckets: The buckets whose rows are read, ascending. Empty: nothing is read.
         ranges: The key ranges that are read, as comparisons of key columns; the first ten. Empty: only points are read,
@@ -48,7 +50,7 @@ class ScanExplanation:
             key.
     """
 
-    source: Literal["live", "pinned"]
+    source: Literal["live", "pinned", "lake"]
     table: str
     buckets: tuple[int, ...]
     ranges: tuple[str, ...]
@@ -112,7 +114,7 @@ class ScanExplanation:
     def __str__(self) -> str:
         """Returns the explanation with one line per question."""
         lines = {
-            "source": f"{self.table}, {'pinned snapshot' if self.source == 'pinned' else 'live'}",
+            "source": f"{self.table}, {_SOURCES[self.source]}",
             "buckets": ", ".join(map(str, self.buckets)) or "none: nothing is read",
             "keys": self._keys(),
             "partitions": "" if self.partitions is None else f"{self.partitions_read:,} of {self.partitions:,}",

@@ -112,6 +112,24 @@ class ScanProgress:
         """Bytes of Arrow data received."""
         return self._bytes + self._ledger.bytes
 
+    def as_of(self, spec: ScanSpec, log_offsets: LogOffsets, view_micros: int) -> ScanProgress:
+        """Returns the progress of another scan, which has the same columns and another instant, before its first row.
+
+        Args:
+            spec: The scan.
+            log_offsets: The offsets of the first changes that it does not show.
+            view_micros: Its instant, in microseconds since 1970 UTC.
+        """
+        assert self.header is not None
+        header = type(self.header)()
+        header.CopyFrom(self.header)
+        header.log_offsets.clear()
+        header.log_offsets.update(log_offsets)
+        header.view_micros, header.version = view_micros, b""
+        found = ScanProgress(spec, self._now)
+        found.header, found.schema = header, self.schema
+        return found
+
     def begin_attempt(self) -> None:
         """Begins the next attempt, which continues from `token`."""
         ledger = self._ledger

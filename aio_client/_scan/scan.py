@@ -55,7 +55,7 @@ class Scan(ScanBuilder):
         Each item is a `pa.RecordBatch` with at least one row. The scan starts with the first read.
 
         Raises:
-            UsageError: The scan reads the changelog without `with_row_kind`.
+            UsageError: The scan reads the changelog without `with_row_kind`, or `as_of` without a published table.
         """
         spec = self._readable()
         if spec.read_path == "lake":
@@ -103,7 +103,7 @@ class Scan(ScanBuilder):
     async def explain(self) -> ScanExplanation:
         """Returns how the server would answer the scan: which buckets and keys it would read, and what it would decode.
 
-        The server reads no rows, except for `read_path("lake")`: what has changed since the table was published.
+        The server reads no rows, except for `read_path("lake")` without `as_of`: what has changed since then.
         `print(await scan.explain())` shows the explanation. A scan with a resume token is
         explained from its beginning.
 
@@ -111,7 +111,7 @@ class Scan(ScanBuilder):
             SchemaMismatch: A column does not exist, or a value of `where` is not of its column's type.
             TableNotFound, InvalidRequest, SnapshotLost: As when the scan starts.
         """
-        explanation = await explain(self._transport, scan_request(self._spec))
+        explanation = await explain(self._transport, scan_request(self._readable()))
         if self._spec.buckets == ():
             return replace(explanation, buckets=(), ranges=(), points=0, first_points=())
         if self._spec.read_path == "lake":

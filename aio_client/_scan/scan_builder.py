@@ -15,6 +15,7 @@ from scankv.model.tables.log_tables import require_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
 
     import pyarrow as pa
 
@@ -315,6 +316,25 @@ class ScanBuilder(ChangesBuilder):
             UsageError: `read_path` has another value, or `lake` is missing or given for another one.
         """
         return self._with(read_path=read_path, lake=lake)
+
+    def as_of(self, when: datetime | int) -> Self:
+        """Reads an earlier version of the published table alone: `scan.as_of(when).read_path("lake", uri)`.
+
+        The server describes the table, and sends no rows. So its changelog need not reach back, and rows that have
+        expired or were dropped since are there. `stream.log_offsets` and `explain` name the version and its instant.
+        The rows have the columns that the table has now: earlier rows have those that were renamed under their new
+        names, and the default values of those that were added.
+
+        `ordered` and `reverse` are not for such scans.
+
+        Args:
+            when: A time with a time zone: the last version whose instant is not after it. Or the number of a version.
+
+        Raises:
+            UsageError: `when` is neither, or does not go with what the scan reads. Without `read_path("lake", uri)`,
+                the scan raises UsageError when it starts.
+        """
+        return self._with(as_of=when)
 
     def isolation(self, isolation: Isolation) -> Self:
         """Chooses whether the scan waits until what it returns is durable.

@@ -287,12 +287,15 @@ class ScanStream:
         return self._header("unchanged").unchanged
 
     @property
-    def consistency(self) -> Literal["table", "pinned"]:
-        """The kind of view that the rows belong to: the live `table`, or a `pinned` snapshot.
+    def consistency(self) -> Literal["table", "pinned", "lake"]:
+        """The kind of view that the rows belong to: the live `table`, a `pinned` snapshot, or a version in the `lake`.
 
         If a live scan resumed, the rows between two `resumptions` are of one instant.
         """
-        return "table" if self._progress.spec.snapshot_id is None else "pinned"
+        spec = self._progress.spec
+        if spec.as_of is not None:
+            return "lake"
+        return "table" if spec.snapshot_id is None else "pinned"
 
     @property
     def lake_fallback(self) -> str | None:

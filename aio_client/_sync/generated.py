@@ -1682,7 +1682,7 @@ class Scan(BlockingScan):
         Each item is a `pa.RecordBatch` with at least one row. The scan starts with the first read.
 
         Raises:
-            UsageError: The scan reads the changelog without `with_row_kind`.
+            UsageError: The scan reads the changelog without `with_row_kind`, or `as_of` without a published table.
         """
         return ScanStream(self._runner, self._aio.stream())
 
@@ -1720,7 +1720,7 @@ class Scan(BlockingScan):
     def explain(self) -> ScanExplanation:
         """Returns how the server would answer the scan: which buckets and keys it would read, and what it would decode.
 
-        The server reads no rows, except for `read_path("lake")`: what has changed since the table was published.
+        The server reads no rows, except for `read_path("lake")` without `as_of`: what has changed since then.
         `print(scan.explain())` shows the explanation. A scan with a resume token is explained from its beginning.
 
         Raises:

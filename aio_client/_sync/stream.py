@@ -332,8 +332,8 @@ class ScanStream:
         return self._stream.unchanged
 
     @property
-    def consistency(self) -> Literal["table", "pinned"]:
-        """The kind of view that the rows belong to: the live `table`, or a `pinned` snapshot.
+    def consistency(self) -> Literal["table", "pinned", "lake"]:
+        """The kind of view that the rows belong to: the live `table`, a `pinned` snapshot, or a version in the `lake`.
 
         If a live scan resumed, the rows between two `resumptions` are of one instant.
         """

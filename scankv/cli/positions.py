@@ -10,6 +10,7 @@ from aio_client import LogOffsets, StartFrom, StopAt
 from scankv.model.errors import UsageError
 
 _LAST: Final = re.compile(r"last:([0-9]{1,9})")
+_NUMBER: Final = re.compile("[0-9]{1,18}")
 _OFFSETS: Final = re.compile(r"[0-9]+=[0-9]+(,[0-9]+=[0-9]+)*")
 _NAMED: Final = {"full": StartFrom.FULL, "earliest": StartFrom.EARLIEST, "latest": StartFrom.LATEST}
 
@@ -43,6 +44,11 @@ def parse_stop(option: str, text: str) -> StopAt:
     if offsets is not None:
         return StopAt.offsets(offsets)
     return StopAt.timestamp(_time(option, text, "latest, offsets as 0=12,1=7"))
+
+
+def parse_as_of(option: str, text: str) -> datetime | int:
+    """Parses a version of a published table: its number, or a time. Raises UsageError, which names the option."""
+    return int(text) if _NUMBER.fullmatch(text) else _time(option, text, "the number of a version")
 
 
 def _offsets(text: str) -> LogOffsets | None:

@@ -12,6 +12,7 @@ from aio_client import sync
 from scankv.cli.connecting import open_client
 from scankv.cli.named_snapshots import snapshot_id
 from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
+from scankv.cli.positions import parse_as_of
 from scankv.cli.show import is_terminal, show_rows
 from scankv.cli.show import output as standard_output
 from scankv.formats.files import Format, format_of_name
@@ -52,6 +53,22 @@ def scan(
     where: Where = None,
     limit: Limit = None,
     ordered: Annotated[bool, typer.Option("--ordered", help="Return all rows in key order, across buckets.")] = False,
+    lake: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="Read the files that `scankv publish` has written there, and from the server what has changed since.",
+        ),
+    ] = None,
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of",
+            metavar="TIME|VERSION",
+            help="With --lake: read an earlier version alone, the last one until a time as 2026-01-31T12:00:00Z, or "
+            "one by its number.",
+        ),
+    ] = None,
     isolation: Annotated[
         IsolationChoice,
         typer.Option(
@@ -77,19 +94,23 @@ def scan(
     ] = None,
     url: Url = None,
 ) -> None:
-    """Read a table as of one instant: now, or the instant of a snapshot.
+    """Read a table as of one instant: now, or the instant of a snapshot or of a published version.
 
     A table on a terminal stops after 100 rows unless --limit says otherwise.
     """
     chosen = format_ or _default_format(output)
     if chosen is OutputFormat.TABLE and output is not None:
         raise UsageError("--format must be csv or jsonl or parquet or arrow to write a file, not table")
+    if as_of is not None and lake is None:
+        raise UsageError("--as-of needs --lake URI: the location where the table is published")
     if chosen in (OutputFormat.PARQUET, OutputFormat.ARROW) and output is None and is_terminal():
         raise UsageError(f"{chosen} cannot be shown on a terminal: name a file with -o, or pipe it into a program")
     with open_client(url) as client:
         wanted = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
         wanted = wanted if at is None else wanted.at(snapshot_id(client, at))
         wanted = wanted.ordered() if ordered else wanted
+        wanted = wanted if as_of is None else wanted.as_of(parse_as_of("--as-of", as_of))
+        wanted = wanted if lake is None else wanted.read_path("lake", lake)
         wanted = wanted.isolation(isolation.value)
         if explain:
             typer.echo(printable(str(wanted.explain()), lines=True))

@@ -51,6 +51,19 @@ def open_lake_table(
     raise UsageError(f"format must be {' or '.join(map(repr, FORMATS))}, not {format_!r}", option="format")
 
 
+def find_lake_table(uri: str) -> LakeTable:
+    """Returns the published table at a location, in whatever format it is there; a Delta table if none is.
+
+    Iceberg tables are found if the file beside them is their catalog.
+
+    Raises:
+        UsageError: The location cannot be used, or a package for the format is missing.
+        LakeUnavailable: The location does not answer.
+    """
+    location = LakeLocation(uri)
+    return open_lake_table(uri, next((each for each in FORMATS if location.list(_MARKS[each])), FORMATS[0]))
+
+
 def check_unused(lake: LakeTable) -> None:
     """Checks that no table of another format is at the location of a table that was not published before.
 

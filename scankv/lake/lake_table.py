@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from scankv.lake.location import LakeLocation
 
 _PREFIX: Final = "scankv."
+VIEW_TIME: Final = _PREFIX + "view_time"
+"""The property with the instant of a version."""
+
 Content: TypeAlias = Literal["rows", "changes"]
 """What a published table shows: the rows of a table, or its changes with their row kinds and log offsets."""
 
@@ -163,7 +166,7 @@ class LakeState:
             _PREFIX + "table": self.table,
             _PREFIX + "content": self.content,
             _PREFIX + "log_offsets": self.log_offsets.to_json(),
-            _PREFIX + "view_time": self.view_time,
+            VIEW_TIME: self.view_time,
             _PREFIX + "schema_id": str(self.schema_id),
             _PREFIX + "expiry": self.expiry,
             _PREFIX + "partition_by": json.dumps(self.partition_by),
@@ -196,7 +199,7 @@ class LakeState:
                 table=properties[_PREFIX + "table"],
                 content="rows" if properties[_PREFIX + "content"] == "rows" else "changes",
                 log_offsets=LogOffsets.from_json(properties[_PREFIX + "log_offsets"]),
-                view_time=properties[_PREFIX + "view_time"],
+                view_time=properties[VIEW_TIME],
                 schema_id=int(properties[_PREFIX + "schema_id"]),
                 expiry=properties[_PREFIX + "expiry"],
                 partition_by=tuple(json.loads(properties[_PREFIX + "partition_by"])),
@@ -314,6 +317,28 @@ class LakeTable(ABC):
             LakeDamaged: The location has a table that cannot be read, or that ScanKV has not published.
             LakeUnavailable: The location does not answer.
         """
+
+    @abstractmethod
+    def versions(self) -> Sequence[int]:
+        """Returns the numbers of the versions that the format still lists, ascending. Their files may be deleted.
+
+        Raises as `load`.
+        """
+
+    @abstractmethod
+    def view_time(self, version: int) -> str | None:
+        """Returns the `LakeState.view_time` of a listed version. None: another program has made the version.
+
+        Raises as `load`.
+        """
+
+    @abstractmethod
+    def load_version(self, version: int) -> LakeVersion:
+        """Reads a listed version. Raises as `load`."""
+
+    def paths_of(self, file: DataFile) -> list[str]:
+        """Returns the stored files of which a data file that was loaded consists."""
+        return [file.path]
 
     def masked_positions(self, file: DataFile) -> BitMap:
         """Returns the positions of the masked rows of a file that was loaded. Only if the format `can_mask`."""

@@ -61,7 +61,8 @@
     ├── LakeError                a table in an open format could not be read or written
     │   ├── LakeUnavailable
     │   ├── LakeConflict
-    │   └── LakeDamaged
+    │   ├── LakeDamaged
+    │   └── LakeVersionNotFound
     ├── UsageError               the caller used the client library wrongly
     └── ProtocolViolation        the other side violated the protocol
 
@@ -848,6 +849,21 @@ class LakeDamaged(LakeError):
 
     code = "DATA_LOSS"
     reason = "LAKE_DAMAGED"
+
+
+class LakeVersionNotFound(LakeError):
+    """A published table has no such version: it is older than the first one, was never published, or has expired.
+
+    `details` has the instants of the versions that can be read as `oldest` and `newest`, in UTC, as ISO 8601. They are
+    missing if no version can be read.
+
+    What to do:
+        Choose a version or an instant that the message names. `scankv publish --keep-days` says for how long versions
+        can be read.
+    """
+
+    code = "NOT_FOUND"
+    reason = "LAKE_VERSION_NOT_FOUND"
 
 
 class UsageError(ScanKvError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aio_client import connect
+from scankv.lake.formats import FORMATS
 from scankv.lake.publisher import PublishOptions
 from tests.model.lake_history import KEY
 from tests.model.union_history import UnionHistory
@@ -25,6 +26,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "vectors, upsert": {"changelog": "upsert"},
     "vectors, partitions": {"partition_by": KEY[:1]},
+    "iceberg": {},
+    "parquet": {},
 }
 
 
@@ -36,12 +39,14 @@ async def test_a_union_read_has_the_rows_of_a_live_scan_of_the_same_view(
     random = Random(f"union {options} {seed}")
     async with connect(server.url) as client:
         publishing = PublishOptions(file_rows=random.choice([5, 20, 1000]), masks=options.startswith(_VECTORS))
-        history = UnionHistory(client, "lake.union", str(tmp_path / "published"), random, publishing)
+        format_ = options if options in FORMATS else "delta"
+        history = UnionHistory(client, "lake.union", format_, str(tmp_path / "published"), random, publishing)
         await history.create(buckets=random.randrange(1, 4), **_OPTIONS[options])
         await history.read()
         for number in range(40 * (1 if FACTOR == 1 else 5)):
             await (history.rename_or_widen() if random.random() < 0.05 else history.step())
             await history.read()
+            await history.travel()
             if number % 15 == 14:
                 server.kill()
                 server.restart()

@@ -25,8 +25,10 @@ class UnionHistory(LakeHistory):
         fallbacks: How often the server was read alone, by the reason. None: how often it was not.
     """
 
-    def __init__(self, client: Client, name: str, uri: str, random: Random, options: PublishOptions) -> None:
-        super().__init__(client, name, "delta", uri, random, options)
+    def __init__(
+        self, client: Client, name: str, format_: str, uri: str, random: Random, options: PublishOptions
+    ) -> None:
+        super().__init__(client, name, format_, uri, random, options)
         self._uri = uri
         self.fallbacks: dict[str | None, int] = {}
 
@@ -49,6 +51,19 @@ class UnionHistory(LakeHistory):
             assert offsets == pinned.log_offsets
             assert sorted_rows(found, KEY) == sorted_rows(expected, KEY), (reason, where, columns)
         self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+
+    async def travel(self) -> None:
+        """Compares an earlier version with the rows that the table had when it was published."""
+        if not self.versions:
+            return
+        version = self._random.choice(list(self.versions))
+        (text,) = {"text", "label"} & set(self._table.schema.names)
+        scan = self._table.scan([*KEY, "value", text]).as_of(version).read_path("lake", self._uri)
+        expected = [
+            {name: row[name] for name in (*KEY, "value")} | {text: row["text"] if "text" in row else row["label"]}
+            for row in self.versions[version]
+        ]
+        assert sorted_rows(await scan.to_arrow(), KEY) == expected, version
 
     async def rename_or_widen(self) -> None:
         """Gives a column another name or a wider type."""

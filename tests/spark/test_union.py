@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import spark_bridge
-from aio_client import SnapshotLost, connect
+from aio_client import LakeVersionNotFound, SnapshotLost, connect
 from scankv.lake.formats import open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
 from spark_bridge import memory_rows
@@ -96,6 +96,27 @@ def test_a_union_has_the_rows_and_the_types_of_the_data_source(
     few = spark_bridge.table(spark, url, table.name, lake=uri, columns=["team.name", "score"])
     assert few.columns == ["team.name", "score"]
     assert few.count() == table.count()
+
+
+def test_an_earlier_version_is_read_by_spark_alone(
+    spark: SparkSession,
+    client: sync.Client,
+    table: sync.Table,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    uri, url = str(tmp_path / "published"), client.config.address
+    publish_to(client, table.name, uri)
+    table.upsert(rows_of(range(0, 1000, 50), score=2))
+    table.delete([7])
+    publish_to(client, table.name, uri, masks=True)
+    table.truncate()
+    versions = [spark_bridge.table(spark, url, table.name, lake=uri, as_of=number) for number in range(2)]
+    assert [rows.count() for rows in versions] == [1000, 999]
+    assert versions[1].where("score = 2").count() == 20
+    assert "FileScan parquet" in plan_of(versions[1].select("score"), capsys)
+    with pytest.raises(LakeVersionNotFound, match="it has no version 2"):
+        spark_bridge.table(spark, url, table.name, lake=uri, as_of=2)
 
 
 def test_files_without_changed_keys_are_read_as_they_are(

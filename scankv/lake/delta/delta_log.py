@@ -79,34 +79,53 @@ class DeltaLog:
             self.metadata = action.get("metaData") or self.metadata
 
 
-def read_log(location: LakeLocation) -> DeltaLog | None:
+def complete_versions(location: LakeLocation) -> list[int]:
+    """Returns the commits that can be read together with all before them, ascending. Raises as `read_log`."""
+    commits, checkpoints = _list_log(location)
+    first = 0 if 0 in commits else min(checkpoints, default=0)
+    return [version for version in commits if version >= first]
+
+
+def read_log(location: LakeLocation, version: int | None = None) -> DeltaLog | None:
     """Reads the log of the table at a location. None: it has no log.
+
+    Args:
+        location: The location.
+        version: The last commit to read. None: all.
 
     Raises:
         LakeDamaged: A commit is missing or cannot be read.
         LakeUnavailable: The location does not answer.
     """
-    names = [stored.path.rpartition("/")[2] for stored in location.list(LOG)]
-    commits = sorted(int(match[1]) for name in names if (match := _COMMIT.fullmatch(name)))
-    checkpoints = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    commits, checkpoints = _list_log(location)
+    if version is not None:
+        commits, checkpoints = ([each for each in found if each <= version] for found in (commits, checkpoints))
     if not commits and not checkpoints:
         return None
     log = DeltaLog()
     if checkpoints:
         log.checkpoint = max(checkpoints)
         log.apply(log.checkpoint, _read_checkpoint(location, log.checkpoint))
-    for version in commits:
-        if version <= log.version:
+    for commit in commits:
+        if commit <= log.version:
             continue
-        if version != log.version + 1:
+        if commit != log.version + 1:
             raise _damaged(location, f"{commit_path(log.version + 1)} is missing")
-        log.apply(version, _read_commit(location, version))
+        log.apply(commit, read_commit(location, commit))
     if not log.metadata or not log.protocol:
         raise _damaged(location, "no commit has the metadata of the table")
     return log
 
 
-def _read_commit(location: LakeLocation, version: int) -> list[Action]:
+def _list_log(location: LakeLocation) -> tuple[list[int], list[int]]:
+    """Returns the commits and the checkpoints, ascending."""
+    names = sorted(stored.path.rpartition("/")[2] for stored in location.list(LOG))
+    commits = [int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))]
+    return commits, [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+
+
+def read_commit(location: LakeLocation, version: int) -> list[Action]:
+    """Returns the actions of a commit. Raises as `read_log`."""
     path = commit_path(version)
     content = location.read(path)
     try:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote, unquote
 
 from scankv.lake.delta.deletion_vectors import DIRECTORY, read_vector, vector_path, write_vectors
-from scankv.lake.delta.delta_log import LOG, DeltaLog, commit_path, read_log
+from scankv.lake.delta.delta_log import LOG, DeltaLog, commit_path, complete_versions, read_commit, read_log
 from scankv.lake.delta.delta_stats import partition_values, statistics_json
 from scankv.lake.delta.delta_types import delta_schema, has_times_without_zone, schema_json
-from scankv.lake.lake_table import DataFile, LakeState, LakeTable, LakeVersion
+from scankv.lake.lake_table import VIEW_TIME, DataFile, LakeState, LakeTable, LakeVersion
 from scankv.lake.location import is_temporary, require_package
 from scankv.lake.writer import DATA_FILE
 from scankv.model.errors import LakeDamaged
@@ -62,8 +62,29 @@ class DeltaLakeTable(LakeTable):
     def load(self) -> LakeVersion | None:
         """Reads the latest version from the log."""
         log = read_log(self.location)
-        if log is None:
-            return None
+        return None if log is None else self._version_of(log)
+
+    def versions(self) -> Sequence[int]:
+        """Returns the commits of the log, from the first one that can be read with all before it."""
+        return complete_versions(self.location)
+
+    def view_time(self, version: int) -> str | None:
+        """Reads the instant from the commit."""
+        infos = [action["commitInfo"] for action in read_commit(self.location, version) if "commitInfo" in action]
+        return infos[0].get(VIEW_TIME) if infos else None
+
+    def load_version(self, version: int) -> LakeVersion:
+        """Reads the log up to a commit."""
+        log = read_log(self.location, version)
+        if log is None or log.version != version:
+            raise LakeDamaged(f"the Delta table in {self.location} has no version {version:,}: choose another one")
+        return self._version_of(log)
+
+    def paths_of(self, file: DataFile) -> list[str]:
+        """Returns a file and its deletion vector."""
+        return _paths_of(file.stored)
+
+    def _version_of(self, log: DeltaLog) -> LakeVersion:
         unknown = set(log.protocol.get("writerFeatures", ())) - _FEATURES
         if unknown:
             raise LakeDamaged(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from scankv.lake.iceberg.catalogs import catalog_table, table_root, translate_errors
 from scankv.lake.iceberg.iceberg_files import iceberg_file
 from scankv.lake.iceberg.iceberg_types import iceberg_schema, schema_of, spec_of
-from scankv.lake.lake_table import LakeState, LakeTable, LakeVersion
+from scankv.lake.lake_table import VIEW_TIME, LakeState, LakeTable, LakeVersion
 from scankv.lake.location import is_temporary, require_package
 from scankv.lake.manifest import LakeManifest, manifest_after
 from scankv.lake.writer import DATA_FILE
@@ -68,6 +68,48 @@ class IcebergLakeTable(LakeTable):
 
     def load(self) -> LakeVersion | None:
         """Reads the table that the catalog names."""
+        table = self._load_table()
+        if table is None:
+            return None
+        state = LakeState.of_properties(table.properties, str(self.location))
+        snapshot = table.current_snapshot()
+        manifest = self._read_list(state.commit_id)
+        is_ours = snapshot is not None and _commit_of(snapshot) == state.commit_id
+        return LakeVersion(
+            version=_version(table),
+            state=state,
+            files=() if manifest is None else tuple(manifest.files),
+            foreign=manifest is None or not is_ours,
+            stored=table,
+        )
+
+    def versions(self) -> Sequence[int]:
+        """Returns the sequence numbers of the snapshots that have not expired."""
+        return sorted(self._snapshots())
+
+    def view_time(self, version: int) -> str | None:
+        """Returns the instant in the summary of the snapshot."""
+        summary = self._snapshots()[version].summary
+        found = summary.get(VIEW_TIME) if summary else None
+        return None if found is None else str(found)
+
+    def load_version(self, version: int) -> LakeVersion:
+        """Reads the list of files of a snapshot."""
+        snapshot = self._snapshots().get(version)
+        manifest = None if snapshot is None else self._read_list(_commit_of(snapshot))
+        if manifest is None:
+            raise LakeDamaged(
+                f"the list of files of version {version:,} in {self.location} is missing or damaged: choose another one"
+            )
+        state = LakeState.of_properties(manifest.properties, str(self.location))
+        return LakeVersion(version=version, state=state, files=tuple(manifest.files))
+
+    def _snapshots(self) -> dict[int, Snapshot]:
+        """Returns the snapshots by their sequence numbers."""
+        table = self._load_table()
+        return {} if table is None else {each.sequence_number or 0: each for each in table.snapshots()}
+
+    def _load_table(self) -> Table | None:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         if not self._name.exists(self.location):
@@ -81,17 +123,7 @@ class IcebergLakeTable(LakeTable):
             raise LakeDamaged(
                 f"the catalog has this table in {table.location()}, not in {self.location}: give that location"
             )
-        state = LakeState.of_properties(table.properties, str(self.location))
-        snapshot = table.current_snapshot()
-        manifest = self._read_list(state.commit_id)
-        is_ours = snapshot is not None and _commit_of(snapshot) == state.commit_id
-        return LakeVersion(
-            version=_version(table),
-            state=state,
-            files=() if manifest is None else tuple(manifest.files),
-            foreign=manifest is None or not is_ours,
-            stored=table,
-        )
+        return table
 
     def commit(self, base: LakeVersion | None, change: LakeChange) -> int:
         """Commits one snapshot, with the schema, the partitions and the properties that belong to it."""
@@ -120,7 +152,7 @@ class IcebergLakeTable(LakeTable):
                     table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in outdated]).commit()
                 table = catalog.load_table(self._name.identifier)
             kept = self._relative(_metadata_of(table, table.snapshots()) | _data_of(table, table.snapshots()))
-        # Only the next pass needs a list of files.
+            kept |= {_list_path(_commit_of(each)) for each in table.snapshots()}
         kept.add(_list_path(table.properties.get(_COMMIT_ID, "")))
         now = time.time()
         deleted = 0

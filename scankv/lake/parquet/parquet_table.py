@@ -6,7 +6,7 @@ import re
 import time
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from scankv.lake.lake_table import LakeState, LakeTable, LakeVersion
+from scankv.lake.lake_table import VIEW_TIME, LakeState, LakeTable, LakeVersion
 from scankv.lake.location import is_temporary
 from scankv.lake.manifest import LakeManifest, manifest_after
 from scankv.lake.parquet.parquet_types import parquet_schema
@@ -45,6 +45,14 @@ class ParquetLakeTable(LakeTable):
         """Reads the manifest with the highest number."""
         version = max(self._manifests(), default=None)
         return None if version is None else self.load_version(version)
+
+    def versions(self) -> Sequence[int]:
+        """Returns the versions that have manifests."""
+        return sorted(self._manifests())
+
+    def view_time(self, version: int) -> str | None:
+        """Reads the instant from the manifest."""
+        return self._read(version).properties.get(VIEW_TIME)
 
     def load_version(self, version: int) -> LakeVersion:
         """Reads the manifest of a version.

@@ -14,6 +14,7 @@ from scankv.model.tables.columns import CHANGE_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Self
 
 _BUCKET: Final = "_bucket"
 _KEY: Final = "_key"
@@ -51,6 +52,13 @@ class FreshRows:
     keys: Mapping[int, ChangedKeys] = field(repr=False)
     changed: pa.Table = field(repr=False)
     changes: int
+
+    @classmethod
+    def none(cls, schema: pa.Schema, primary_key: Sequence[str]) -> Self:
+        """Returns what is there if nothing has changed."""
+        rows = schema.empty_table()
+        buckets = pa.chunked_array([], pa.int32())
+        return cls(rows=rows, buckets=buckets, keys={}, changed=rows.select(list(primary_key)), changes=0)
 
     def of_bucket(self, bucket: int) -> pa.Table:
         """Returns the rows of a bucket."""
@@ -99,11 +107,7 @@ class FreshChanges:
     def finish(self) -> FreshRows:
         """Returns the net changes."""
         if not self._added:
-            nothing = self._schema.empty_table()
-            changed = nothing.select(self._codec.names)
-            return FreshRows(
-                rows=nothing, buckets=pa.chunked_array([], pa.int32()), keys={}, changed=changed, changes=0
-            )
+            return FreshRows.none(self._schema, self._codec.names)
         changes = pa.Table.from_batches(self._added)
         places = pa.array(range(changes.num_rows), pa.int64())
         last = pa.table([changes[_KEY], places], ["key", "place"]).group_by("key").aggregate([("place", "max")])

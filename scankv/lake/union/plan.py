@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -18,10 +19,11 @@ from aio_client import (
 )
 from aio_client._client.table import open_table
 from aio_client._scan.stream import ScanStream
-from scankv.lake.formats import open_lake_table
-from scankv.lake.union.fresh_rows import FreshChanges, key_codec
+from scankv.lake.union.fresh_rows import FreshChanges, FreshRows, key_codec
 from scankv.lake.union.published_rows import PublishedRows, UnionColumn
-from scankv.model.errors import LakeError
+from scankv.lake.versions import open_version
+from scankv.model.changes.log_offsets import check_incarnation
+from scankv.model.errors import LakeError, SchemaMismatch
 from scankv.model.expressions.binding import bind, columns_of
 from scankv.model.tables.columns import CHANGE_COLUMNS
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from aio_client._scan.progress import ScanProgress
     from aio_client._transport.transport import Transport
     from scankv.lake.lake_table import DataFile, LakeTable, LakeVersion
-    from scankv.lake.union.fresh_rows import FreshRows
     from scankv.model.expressions.binding import BoundPredicate
     from scankv.model.scans.scan_spec import ScanSpec
 
@@ -95,15 +96,22 @@ class UnionPlan:
     def describe(self) -> str:
         """Returns what is read from where, in words."""
         state, changed = self.version.state, sum(len(each.keys) for each in self.fresh.keys.values())
-        return (
+        version = (
             f"version {self.version.version:,} in {self.published.lake.location}, which shows the table as of "
-            f"{state.view_time}, without {changed:,} keys that have changed since, and {self.fresh.rows.num_rows:,} "
-            "rows from the server"
+            f"{state.view_time}"
+        )
+        if self.spec.as_of is not None:
+            return f"{version}, at the log offsets {dict(state.log_offsets)}"
+        return (
+            f"{version}, without {changed:,} keys that have changed since, and {self.fresh.rows.num_rows:,} rows from "
+            "the server"
         )
 
 
 async def plan_union(transport: Transport, spec: ScanSpec) -> UnionPlan:
     """Plans a union read as of now, or as of the snapshot of the scan. Reads the changes since the latest version.
+
+    With `as_of`, it plans a read of an earlier version alone.
 
     All buckets are of one instant: that of a scan without rows, which also has the server check the columns and the
     predicate. The changes up to its log offsets lead from the published version to that instant.
@@ -111,24 +119,67 @@ async def plan_union(transport: Transport, spec: ScanSpec) -> UnionPlan:
     Raises:
         ServerAloneError: The published table cannot be used.
         UsageError: The location cannot be used.
+        LakeError: With `as_of`: there is no such version, or it cannot be read.
         ScanKvError: As when the scan starts.
     """
+    if spec.as_of is not None:
+        return await _plan_version(transport, spec)
     _check_spec(spec)
     lake, version = await _load(spec)
     table = await open_table(transport, spec.table)
     _check_table(table)
-    header = ScanStream(transport, replace(spec, read_path="auto", lake=None, limit=0))
+    header = await _read_header(transport, spec)
+    start, stop = _offsets(version, header.log_offsets, spec)
+    columns, fresh = await _read_changes(table, spec, header, start, stop, _most_changes(version))
+    return _make_plan(spec, lake, version, table, header._progress, columns, fresh)
+
+
+async def _plan_version(transport: Transport, spec: ScanSpec) -> UnionPlan:
+    """Plans a read of a version of the published table. The server describes the table, and reads no rows."""
+    assert spec.lake is not None
+    lake, version = await asyncio.to_thread(open_version, spec.lake, spec.table, spec.as_of)
+    table = await open_table(transport, spec.table)
+    check_incarnation(version.state.log_offsets.table_incarnation, table.name, table.incarnation)
+    header = await _read_header(transport, spec)
+    names = _names(spec, table)
+    buckets = version.state.log_offsets if spec.buckets is None else spec.buckets
+    try:
+        async with table.changes(StartFrom.LATEST, StopAt.LATEST, columns=names).stream() as stream:
+            _check_columns(table.schema, header, stream)
+            columns = _columns(stream, names, table.schema)
+    except ServerAloneError as error:
+        raise SchemaMismatch(f"{error}: repeat the scan", table=table.name) from error
+    micros = round(datetime.fromisoformat(version.state.view_time).timestamp() * 1e6)
+    progress = header._progress.as_of(spec, version.state.log_offsets.of_buckets(buckets), micros)
+    fresh = FreshRows.none(pa.schema([each.field for each in columns.values()]), table.primary_key)
+    return _make_plan(spec, lake, version, table, progress, columns, fresh)
+
+
+async def _read_header(transport: Transport, spec: ScanSpec) -> ScanStream:
+    """Returns a scan without rows, of whose columns and predicate the server has approved."""
+    header = ScanStream(transport, replace(spec, read_path="auto", lake=None, as_of=None, limit=0))
     async with header:
         async for _ in header:
             raise AssertionError("a scan with limit 0 has returned rows")
-    start, stop = _offsets(version, header.log_offsets, spec)
-    columns, fresh = await _read_changes(table, spec, header, start, stop, _most_changes(version))
+    return header
+
+
+def _make_plan(
+    spec: ScanSpec,
+    lake: LakeTable,
+    version: LakeVersion,
+    table: Table,
+    progress: ScanProgress,
+    columns: Mapping[str, UnionColumn],
+    fresh: FreshRows,
+) -> UnionPlan:
     schema = pa.schema([column.field for column in columns.values()])
+    codec = key_codec(schema, table.primary_key) if table.primary_key else None
     return UnionPlan(
         spec=spec,
         version=version,
-        published=PublishedRows(lake=lake, state=version.state, codec=key_codec(schema, table.primary_key)),
-        progress=header._progress,
+        published=PublishedRows(lake=lake, state=version.state, codec=codec),
+        progress=progress,
         columns=columns,
         fresh=fresh,
         where=None if spec.where is None else bind(spec.where, schema),
@@ -149,20 +200,10 @@ def _check_spec(spec: ScanSpec) -> None:
 
 async def _load(spec: ScanSpec) -> tuple[LakeTable, LakeVersion]:
     assert spec.lake is not None
-    lake = open_lake_table(spec.lake)
     try:
-        version = await asyncio.to_thread(lake.load)
+        return await asyncio.to_thread(open_version, spec.lake, spec.table)
     except LakeError as error:
         raise ServerAloneError(error.message) from error
-    if version is None:
-        raise ServerAloneError(f"nothing was published in {lake.location}")
-    if version.state.table != spec.table:
-        raise ServerAloneError(f"{lake.location} was published from table {version.state.table}")
-    if version.foreign:
-        raise ServerAloneError(f"another program has changed the files in {lake.location}")
-    if any(column.id < 1 for columns in version.state.schemas.values() for column in columns):
-        raise ServerAloneError("the table had no changelog when it was published")
-    return lake, version
 
 
 def _check_table(table: Table) -> None:
@@ -202,17 +243,11 @@ async def _read_changes(
 ) -> tuple[dict[str, UnionColumn], FreshRows]:
     """Returns the columns to read, and the net changes."""
     schema = table.schema
-    asked = schema.names if spec.columns is None else spec.columns
-    tested = () if spec.where is None else columns_of(spec.where, schema)
-    names = list(dict.fromkeys((*asked, *tested, *table.primary_key)))
-    if any(each.name not in schema.names or schema.field(each.name).type != each.type for each in header.schema):
-        raise ServerAloneError(_OTHER_COLUMNS)
+    names = _names(spec, table)
     scan = table.changes(StartFrom.offsets(start), StopAt.offsets(stop), columns=names).with_buckets(*start)
     try:
         async with scan.stream() as stream:
-            # With equal names and types, they may still be other columns.
-            if stream._header("schema_id").schema_id != header._header("schema_id").schema_id:
-                raise ServerAloneError(_OTHER_COLUMNS)
+            _check_columns(schema, header, stream)
             columns = _columns(stream, names, schema)
             net = FreshChanges(pa.schema([each.field for each in columns.values()]), table.primary_key)
             async for changes in stream:
@@ -226,6 +261,21 @@ async def _read_changes(
     except (PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated) as error:
         raise ServerAloneError(f"the changes since the table was published are not known: {error.message}") from error
     return columns, await asyncio.to_thread(net.finish)
+
+
+def _check_columns(schema: pa.Schema, header: ScanStream, changes: ScanStream) -> None:
+    """Raises ServerAloneError unless a table, a scan of it and a stream of its changes have the same columns."""
+    is_other = any(each.name not in schema.names or schema.field(each.name).type != each.type for each in header.schema)
+    # With equal names and types, they may still be other columns.
+    if is_other or changes._header("schema_id").schema_id != header._header("schema_id").schema_id:
+        raise ServerAloneError(_OTHER_COLUMNS)
+
+
+def _names(spec: ScanSpec, table: Table) -> list[str]:
+    """Returns the columns to read: those of the answer, of the predicate and of the key."""
+    asked = table.schema.names if spec.columns is None else spec.columns
+    tested = () if spec.where is None else columns_of(spec.where, table.schema)
+    return list(dict.fromkeys((*asked, *tested, *table.primary_key)))
 
 
 def _columns(stream: ScanStream, names: Sequence[str], schema: pa.Schema) -> dict[str, UnionColumn]:

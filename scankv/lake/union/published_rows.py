@@ -47,12 +47,12 @@ class PublishedRows:
     Attributes:
         lake: The published table.
         state: What the version says about itself.
-        codec: Encodes the keys of rows.
+        codec: Encodes the keys of rows. None: the table has no primary key.
     """
 
     lake: LakeTable
     state: LakeState
-    codec: KeyCodec
+    codec: KeyCodec | None
 
     def read(
         self,
@@ -86,7 +86,7 @@ class PublishedRows:
             kept[self.masked_positions(file)] = False
         rows = rows if kept.all() else rows.filter(pa.array(kept))
         if len(gone):
-            rows = rows.filter(pc.invert(pc.is_in(encode_keys(self.codec, rows), gone)))
+            rows = rows.filter(pc.invert(pc.is_in(self._keys_of(rows), gone)))
         return self.within(rows, key_range)
 
     def masked_positions(self, file: DataFile) -> npt.NDArray[np.uint32]:
@@ -105,7 +105,7 @@ class PublishedRows:
         """Returns the rows of a range of keys. None: all of them."""
         if key_range is None:
             return rows
-        keys = encode_keys(self.codec, rows)
+        keys = self._keys_of(rows)
         kept = pa.repeat(True, rows.num_rows)
         if key_range.start is not None:
             kept = pc.and_(kept, pc.greater_equal(keys, key_range.start))
@@ -117,6 +117,10 @@ class PublishedRows:
         """Returns under which name a file has each column. None: it was written before the column was added."""
         names = {column.id: column.name for column in self.state.schemas[file.schema_id]}
         return {name: names.get(column.id) for name, column in columns.items()}
+
+    def _keys_of(self, rows: pa.RecordBatch) -> pa.BinaryArray:
+        assert self.codec is not None, "only scans of tables with a key ask for keys"
+        return encode_keys(self.codec, rows)
 
     def _read_columns(self, file: DataFile, columns: Mapping[str, UnionColumn]) -> pa.RecordBatch:
         sources = self.sources(file, columns)

@@ -161,4 +161,5 @@ async def explain_union(transport: Transport, spec: ScanSpec, explanation: ScanE
         return replace(
             explanation, read_path_reason=f"{explanation.read_path_reason}; the lake is not used, because {error}"
         )
-    return replace(explanation, read_path="lake", read_path_reason=plan.describe())
+    source = explanation.source if spec.as_of is None else "lake"
+    return replace(explanation, source=source, read_path="lake", read_path_reason=plan.describe())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
@@ -62,6 +63,8 @@ class ScanSpec:
         reverse: Whether each bucket is read in descending key order.
         read_path: What the rows are read from: `auto`, `rocksdb`, `columnar` or `lake`.
         lake: With the read path `lake`, where the table is published.
+        as_of: With the read path `lake`, the version to read alone: its number, or a time. None: the rows of the table
+            as of now, or of the snapshot.
         isolation: Whether the scan waits until what it returns is durable: `read_committed` or `read_latest`.
         ordered: Whether the rows of all buckets together are returned in key order.
         resume: Whether the scan continues by itself after an interruption. None: only a scan of a pinned snapshot or
@@ -90,6 +93,7 @@ class ScanSpec:
     reverse: bool = False
     read_path: str = "auto"
     lake: str | None = None
+    as_of: dt.datetime | int | None = None
     isolation: Isolation = "read_committed"
     ordered: bool = False
     changes_follow: bool = False
@@ -141,6 +145,8 @@ class ScanSpec:
                 f"{self.read_path!r} was given with {self.lake!r}",
                 option="read_path",
             )
+        if self.as_of is not None:
+            self._check_as_of(self.as_of)
         check_isolation(self.isolation, snapshot_id=self.snapshot_id)
         if self.resume is not None and not isinstance(self.resume, Resume):
             raise UsageError(
@@ -171,6 +177,26 @@ class ScanSpec:
             return ScanSource.LOG
         return ScanSource.KV if self.snapshot_id is None else ScanSource.SNAPSHOT
 
+    def _check_as_of(self, as_of: dt.datetime | int) -> None:
+        if isinstance(as_of, dt.datetime):
+            is_valid = as_of.tzinfo is not None
+        else:
+            is_valid = isinstance(as_of, int) and not isinstance(as_of, bool) and as_of >= 0
+        if not is_valid:
+            raise UsageError(
+                f"as_of must be a datetime with a time zone, or the number of a version from 0, not {as_of!r}",
+                option="as_of",
+            )
+        for name, asked, why in (
+            ("at", self.snapshot_id is not None, "a version has one instant, and a snapshot another"),
+            ("ordered", self.ordered, "the server would have to sort the rows"),
+            ("reverse", self.reverse, "the server would have to sort the rows"),
+            ("resume_from", self.resume_token is not None, "start again, which reads the same version"),
+            ("if_changed_since", self.if_changed_since is not None, "a version never changes"),
+        ):
+            if asked:
+                raise UsageError(f"{name} cannot be used with as_of: {why}", option="as_of")
+
     def _check_log(self, log: LogSpec) -> None:
         if not isinstance(log, LogSpec):
             raise UsageError(f"log must be a LogSpec, or None for the rows, not a {type(log).__name__}")
@@ -180,6 +206,7 @@ class ScanSpec:
             ("reverse", self.reverse, "the changes of a bucket are always in the order of their commits"),
             ("ordered", self.ordered, "the changes of a bucket are always in the order of their commits"),
             ("read_path", self.read_path != "auto", "it selects what rows are read from"),
+            ("as_of", self.as_of is not None, "start with StartFrom.timestamp, or with StartFrom.lake"),
             ("changes_follow", self.changes_follow, "start with StartFrom.FULL to begin with the rows"),
         ):
             if asked:

@@ -38,6 +38,30 @@ def test_versions_are_printed_as_json(scankv: CommandLine, scores: str, tmp_path
     assert set(report["log_offsets"]["log_offsets"]) == {"0", "1"}
 
 
+def test_published_versions_are_scanned(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    uri = str(tmp_path / "published")
+    scankv("publish", scores, uri)
+    scankv("put", scores, "player=dan", "score=1")
+    time = scankv("publish", scores, uri, "--json").json["view_time"]
+    scankv("delete", scores, "ann")
+    reads: dict[tuple[str, ...], list[str]] = {
+        (): ["bob", "cem", "dan"],
+        ("--as-of", "0"): ["ann", "bob", "cem"],
+        ("--as-of", time): ["ann", "bob", "cem", "dan"],
+    }
+    for options, players in reads.items():
+        found = scankv("scan", scores, "--lake", uri, *options, "--columns", "player", "--format", "csv").text
+        assert sorted(found.split()[1:]) == players
+    assert f"version 1 in {uri}" in scankv("scan", scores, "--lake", uri, "--as-of", time, "--explain").text
+    refused: dict[tuple[str, ...], str] = {
+        ("--as-of", "0"): "--as-of needs --lake URI",
+        ("--as-of", "x", "--lake", uri): "--as-of must be the number of a version, or a time as",
+        ("--as-of", "2020-01-01T00:00:00Z", "--lake", uri): "choose one from version 0, as of",
+    }
+    for options, message in refused.items():
+        assert message in scankv("scan", scores, *options, code=1).stderr
+
+
 def test_versions_follow_the_table_until_sigterm(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     uri = str(tmp_path / "published")
     with scankv.start("publish", scores, uri, "--every", "0.1", "--json") as process:

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from aio_client import LakeDamaged, LakeUnavailable, SchemaMismatch, UsageError, connect
-from scankv.lake.formats import open_lake_table
+from scankv.lake.formats import FORMATS, open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
 from tests.support.lake_readers import sorted_rows
 
@@ -78,6 +78,22 @@ async def test_changes_after_the_published_version_are_read_from_the_server(
     await table.upsert(rows_of(range(140, 160), score=9))
     await table.delete([0, 149])
     await compare(table, table.scan(), uri)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+async def test_published_tables_of_every_format_are_read(client: Client, name: str, uri: str, format_: str) -> None:
+    schema = pa.schema([("id", pa.int64()), ("small", pa.uint16()), ("at", pa.timestamp("s", "UTC"))])
+    table = await client.create_table(name, schema, primary_key=["id"], buckets=2)
+    values = {"id": range(100), "small": [65_535] * 100, "at": [7] * 100}
+    await table.upsert(pa.table(values, schema))
+    await publish(client, name, open_lake_table(uri, format_), SMALL)
+    await table.upsert([{"id": 1, "small": 1, "at": None}])
+    await table.delete([2])
+    await compare(table, table.scan(), uri)
+    await client.alter_table(name, rename_columns={"small": "points"}, add_columns=pa.schema([("new", pa.string())]))
+    table = await client.table(name)
+    await compare(table, table.scan(["new", "points", "id"]), uri)
+    assert (await table.scan().read_path("lake", uri).explain()).read_path == "lake"
 
 
 async def test_columns_predicates_buckets_and_keys_are_those_of_the_scan(client: Client, name: str, uri: str) -> None:

@@ -40,6 +40,7 @@ NAMES = [
     "LakeDamaged",
     "LakeError",
     "LakeUnavailable",
+    "LakeVersionNotFound",
     "LiveScan",
     "LockLost",
     "LockTimeout",
