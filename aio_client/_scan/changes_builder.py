@@ -24,7 +24,7 @@ class ChangesBuilder(ABC):
         """Chooses where a scan of the changelog starts.
 
         Args:
-            start: `StartFrom.FULL`, `EARLIEST`, `LATEST`, `timestamp(...)`, `offsets(...)` or `last(n)`.
+            start: `StartFrom.FULL`, `EARLIEST`, `LATEST`, `timestamp(...)`, `offsets(...)`, `last(n)` or `lake(uri)`.
             clamp: Whether to start at the nearest change that exists if `start` lies before the oldest change kept, or
                 after the end. By default, such a start raises PositionExpired or PositionOutOfRange.
 
@@ -124,7 +124,8 @@ class ChangesBuilder(ABC):
         `-D` has only its key, with null in all other columns.
 
         `_log_offset` is the offset of the change in the changelog of `_bucket`, and `_commit_timestamp` its commit
-        time. The rows that a start with `StartFrom.FULL` begins with are `+I`; their offset and timestamp are null.
+        time. The rows that a start with `StartFrom.FULL` or `lake` begins with are `+I`; their offset and timestamp are
+        null.
 
         Raises:
             UsageError: The scan does not read the changelog.

@@ -120,12 +120,31 @@ class ScanProgress:
             log_offsets: The offsets of the first changes that it does not show.
             view_micros: Its instant, in microseconds since 1970 UTC.
         """
+        found = self._with_header_of(spec)
+        assert found.header is not None
+        found.header.log_offsets.clear()
+        found.header.log_offsets.update(log_offsets)
+        found.header.view_micros, found.header.version = view_micros, b""
+        return found
+
+    def followed_later(self, spec: ScanSpec, fence: int) -> ScanProgress:
+        """Returns the progress of a scan whose first attempt will continue from `token`, before its first row.
+
+        Args:
+            spec: The scan.
+            fence: The fence of its consumer. 0: it has none.
+        """
+        found = self._with_header_of(spec)
+        assert found.header is not None
+        found.header.consumer_fence = fence
+        found._ledger.token, found._ledger.next_offsets = self.token, dict(found.header.log_offsets)
+        return found
+
+    def _with_header_of(self, spec: ScanSpec) -> ScanProgress:
+        """Returns the progress of another scan, with a copy of the header."""
         assert self.header is not None
         header = type(self.header)()
         header.CopyFrom(self.header)
-        header.log_offsets.clear()
-        header.log_offsets.update(log_offsets)
-        header.view_micros, header.version = view_micros, b""
         found = ScanProgress(spec, self._now)
         found.header, found.schema = header, self.schema
         return found

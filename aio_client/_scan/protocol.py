@@ -12,7 +12,7 @@ from aio_client._input.isolation import isolation_message
 from scankv.model.changes.change_columns import ChangeColumns
 from scankv.model.changes.chunk_checksum import chunk_crc32c
 from scankv.model.changes.log_positions import CatchUp, PositionKind, Unmatched, Untracked
-from scankv.model.errors import ProtocolViolation
+from scankv.model.errors import ProtocolViolation, UsageError
 from scankv.model.expressions.wire import to_proto
 from scankv.model.tables.columns import CHANGE_COLUMNS
 from scankv.v1 import scan_pb2
@@ -109,6 +109,8 @@ def changelog_message(log: LogSpec, *, clears: bool = False) -> scan_pb2.Changel
             message.earliest.SetInParent()
         case PositionKind.LATEST:
             message.latest.SetInParent()
+        case PositionKind.LAKE:
+            raise UsageError("StartFrom.lake is for streams of changes: the server cannot read files")
     if stop is not None:
         match stop.kind:
             case PositionKind.TIMESTAMP:

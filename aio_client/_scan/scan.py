@@ -17,6 +17,7 @@ from aio_client._scan.protocol import scan_request
 from aio_client._scan.scan_builder import ScanBuilder
 from aio_client._scan.snapshot import split_scan
 from aio_client._scan.stream import ScanStream
+from scankv.model.changes.log_positions import PositionKind
 
 if TYPE_CHECKING:
     import duckdb
@@ -62,6 +63,10 @@ class Scan(ScanBuilder):
             from scankv.lake.union.union_stream import UnionStream
 
             return UnionStream(self._transport, spec, self._table)
+        if spec.log is not None and spec.log.start.kind is PositionKind.LAKE:
+            from scankv.lake.union.handover import open_changes
+
+            return open_changes(self._transport, spec, self._table)
         return ScanStream(self._transport, spec, self._table)
 
     def stream_sync(self) -> BlockingStream:

@@ -10,13 +10,14 @@ from aio_client import LogOffsets, StartFrom, StopAt
 from scankv.model.errors import UsageError
 
 _LAST: Final = re.compile(r"last:([0-9]{1,9})")
+_LAKE: Final = "lake:"
 _NUMBER: Final = re.compile("[0-9]{1,18}")
 _OFFSETS: Final = re.compile(r"[0-9]+=[0-9]+(,[0-9]+=[0-9]+)*")
 _NAMED: Final = {"full": StartFrom.FULL, "earliest": StartFrom.EARLIEST, "latest": StartFrom.LATEST}
 
 
 def parse_start(option: str, text: str) -> StartFrom:
-    """Parses where to start: full, earliest, latest, last:N, offsets, or a time.
+    """Parses where to start: full, earliest, latest, last:N, lake:URI, offsets, or a time.
 
     Raises:
         UsageError: The text is none of these forms. The message names the option.
@@ -26,10 +27,12 @@ def parse_start(option: str, text: str) -> StartFrom:
     last = _LAST.fullmatch(text)
     if last is not None:
         return StartFrom.last(int(last[1]))
+    if text.startswith(_LAKE):
+        return StartFrom.lake(text.removeprefix(_LAKE))
     offsets = _offsets(text)
     if offsets is not None:
         return StartFrom.offsets(offsets)
-    return StartFrom.timestamp(_time(option, text, "full, earliest, latest, last:N, offsets as 0=12,1=7"))
+    return StartFrom.timestamp(_time(option, text, "full, earliest, latest, last:N, lake:URI, offsets as 0=12,1=7"))
 
 
 def parse_stop(option: str, text: str) -> StopAt:

@@ -41,8 +41,9 @@ def tail(
         typer.Option(
             "--from",
             metavar="START",
-            help="full (all rows, then the changes), earliest, latest, last:N, offsets as 0=12,1=7 or as JSON with "
-            "log_offsets and table_incarnation, or a time as 2026-01-31T12:00:00Z.",
+            help="full (all rows, then the changes), lake:URI (the same, with the rows of the files that `scankv "
+            "publish` has written there), earliest, latest, last:N, offsets as 0=12,1=7 or as JSON with log_offsets "
+            "and table_incarnation, or a time as 2026-01-31T12:00:00Z.",
         ),
     ] = "latest",
     until: Annotated[

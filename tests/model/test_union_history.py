@@ -1,4 +1,8 @@
-"""Whatever happens to a table and its published files, a union read has the rows of a live scan of the same view."""
+"""Whatever happens to a table and its published files, its rows are found in them.
+
+A union read has the rows of a live scan of the same view, an earlier version those of its instant, and the changes
+since the latest version lead to the live table.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 @seeds(2)
 @pytest.mark.parametrize("options", _OPTIONS)
-async def test_a_union_read_has_the_rows_of_a_live_scan_of_the_same_view(
+async def test_published_rows_lead_to_the_live_table(
     server: ServerProcess, tmp_path: Path, options: str, seed: int
 ) -> None:
     random = Random(f"union {options} {seed}")
@@ -47,8 +51,10 @@ async def test_a_union_read_has_the_rows_of_a_live_scan_of_the_same_view(
             await (history.rename_or_widen() if random.random() < 0.05 else history.step())
             await history.read()
             await history.travel()
+            await history.follow()
             if number % 15 == 14:
                 server.kill()
                 server.restart()
                 await history.read()
     assert history.fallbacks[None] > 10, history.fallbacks
+    assert history.followed > 10

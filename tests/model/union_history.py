@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from aio_client import RangeNotTracked, StartFrom, StopAt
 from tests.model.lake_history import KEY, LakeHistory
 from tests.support.lake_readers import sorted_rows
 
 if TYPE_CHECKING:
     from random import Random
 
-    from aio_client import Client
+    from aio_client import Client, Scan
     from scankv.lake.publisher import PublishOptions
 
 _PREDICATES = [None, "id < 30", "day > DATE '2026-11-02' and id in (1, 5, 17, 33)", "not (id > 10 and id < 50)"]
@@ -23,6 +24,7 @@ class UnionHistory(LakeHistory):
 
     Attributes:
         fallbacks: How often the server was read alone, by the reason. None: how often it was not.
+        followed: How often the changes since the latest version were compared.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class UnionHistory(LakeHistory):
         super().__init__(client, name, format_, uri, random, options)
         self._uri = uri
         self.fallbacks: dict[str | None, int] = {}
+        self.followed = 0
 
     async def read(self) -> None:
         """Compares a union read with a live scan of the same pinned view, while the table may change."""
@@ -65,6 +68,34 @@ class UnionHistory(LakeHistory):
         ]
         assert sorted_rows(await scan.to_arrow(), KEY) == expected, version
 
+    async def follow(self) -> None:
+        """Compares what changes lead to that begin with all rows of the table, or with those of the latest version."""
+        if not self.versions:
+            return
+        found: list[list[dict[str, Any]]] = []
+        for start in (StartFrom.lake(self._uri), StartFrom.FULL):
+            scan = self._table.changes(start, StopAt.LATEST).with_chunk(rows=self._random.choice([3, 1000]))
+            try:
+                found.append(_rows_after(await self._changes(scan)))
+            except RangeNotTracked:
+                return
+        assert found[0] == found[1]
+        self.followed += 1
+
+    async def _changes(self, scan: Scan) -> list[dict[str, Any]]:
+        """Returns the changes of a scan, during which the reader starts again at random."""
+        changes: list[dict[str, Any]] = []
+        token = None
+        while True:
+            async with (scan if token is None else scan.resume_from(token)).stream() as stream:
+                async for rows in stream:
+                    changes += rows.to_pylist()
+                    token = stream.resume_token
+                    if self._random.random() < 0.1:
+                        break
+                else:
+                    return changes
+
     async def rename_or_widen(self) -> None:
         """Gives a column another name or a wider type."""
         schema = self._table.schema
@@ -74,3 +105,15 @@ class UnionHistory(LakeHistory):
             before, after = ("text", "label") if "text" in schema.names else ("label", "text")
             await self._client.alter_table(self._name, rename_columns={before: after})
         self._table = await self._client.table(self._name)
+
+
+def _rows_after(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows that a reader of changes has at their end, in the order of their keys."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for change in changes:
+        key = tuple(change[name] for name in KEY)
+        if change["_change_type"] == "-D":
+            rows.pop(key, None)  # with changelog="upsert", also of keys without a row
+        elif change["_change_type"] != "-U":
+            rows[key] = {name: value for name, value in change.items() if not name.startswith("_")}
+    return [rows[key] for key in sorted(rows)]

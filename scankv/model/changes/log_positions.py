@@ -65,6 +65,7 @@ class PositionKind(enum.StrEnum):
     TIMESTAMP = "timestamp"
     OFFSETS = "offsets"
     LAST = "last"
+    LAKE = "lake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class _Position:
         by_bucket: For offsets, pairs of a bucket and its offset.
         table_incarnation: For offsets, the incarnation of their table. Empty: unknown.
         count: For the last changes, how many.
+        uri: For a published table, its location.
     """
 
     kind: PositionKind
@@ -84,6 +86,7 @@ class _Position:
     by_bucket: tuple[tuple[int, int], ...] = ()
     count: int = 0
     table_incarnation: str = ""
+    uri: str = ""
 
     @classmethod
     def _of_offsets(cls, offsets: Mapping[int, int]) -> Self:
@@ -99,6 +102,8 @@ class _Position:
                 return f"{name}.offsets({dict(self.by_bucket)})"
             case PositionKind.LAST:
                 return f"{name}.last({self.count})"
+            case PositionKind.LAKE:
+                return f"{name}.lake({self.uri!r})"
         return f"{name}.{self.kind.name}"
 
 
@@ -144,6 +149,20 @@ class StartFrom(_Position):
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_LAST_CHANGES:
             raise UsageError(f"n must be a whole number between 1 and {MAX_LAST_CHANGES:,}, not {n!r}")
         return cls(PositionKind.LAST, count=n)
+
+    @classmethod
+    def lake(cls, uri: str) -> StartFrom:
+        """Starts with all rows of the latest version of a published table, then every change after that version.
+
+        As `FULL`, but the client reads the rows from the files of the version. If the server no longer has the changes
+        since, the stream raises PositionExpired. Such a stream has no `limit`.
+
+        Args:
+            uri: Where the table is published: a directory, or a URI such as `s3://bucket/scores`.
+        """
+        if not isinstance(uri, str) or not uri:
+            raise UsageError(f"StartFrom.lake needs the location of the published table, not {uri!r}")
+        return cls(PositionKind.LAKE, uri=uri)
 
 
 class StopAt(_Position):

@@ -7,7 +7,7 @@ import enum
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
-from scankv.model.changes.log_positions import LogSpec, ScanSource
+from scankv.model.changes.log_positions import LogSpec, PositionKind, ScanSource
 from scankv.model.errors import InvalidRequest, UsageError
 from scankv.model.expressions import Predicate
 from scankv.model.keys.key_range import KeyRange
@@ -217,6 +217,8 @@ class ScanSpec:
                 "the position that a consumer commits: leave it out",
                 option="isolation",
             )
+        if log.start.kind is PositionKind.LAKE and self.limit is not None:
+            raise UsageError("limit is not for StartFrom.lake: use stop_at, or stop reading")
         if log.consumer_id is not None and self.limit is not None:
             raise UsageError("limit is not for consumers, which commit complete batches; use stop_at")
         if log.consumer_id is not None and self.resume_token is not None:

@@ -62,6 +62,18 @@ def test_published_versions_are_scanned(scankv: CommandLine, scores: str, tmp_pa
         assert message in scankv("scan", scores, *options, code=1).stderr
 
 
+def test_changes_begin_with_published_rows(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    uri = str(tmp_path / "published")
+    scankv("publish", scores, uri)
+    scankv("put", scores, "player=dan", "score=1")
+    lines = scankv("tail", scores, "--from", f"lake:{uri}", "--until", "latest", "--format", "json").text.splitlines()
+    changes = [json.loads(line) for line in lines]
+    assert sorted(each["player"] for each in changes[:3]) == ["ann", "bob", "cem"]
+    assert [(each["_change_type"], each["player"], each["_log_offset"] is None) for each in changes[3:]] == [
+        ("+I", "dan", False)
+    ]
+
+
 def test_versions_follow_the_table_until_sigterm(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     uri = str(tmp_path / "published")
     with scankv.start("publish", scores, uri, "--every", "0.1", "--json") as process:

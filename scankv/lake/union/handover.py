@@ -1,0 +1,189 @@
+"""`HandoverStream`: the rows of a published version as changes, then the changes since, without gap or duplicate."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from aio_client import StartFrom
+from aio_client._client.table import open_table
+from aio_client._scan.stream import ScanStatistics, ScanStream
+from scankv.lake.union.changes_plan import plan_changes
+from scankv.lake.union.file_token import FileToken, query_of
+from scankv.model.errors import ScanKvError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+    import pyarrow as pa
+
+    from aio_client import LogOffsets
+    from aio_client._scan.resume import Resumption
+    from aio_client._scan.shards import ScannedTable
+    from aio_client._transport.transport import Transport
+    from scankv.lake.union.changes_plan import ChangesPlan
+    from scankv.model.scans.scan_spec import ScanSpec
+
+
+def open_changes(transport: Transport, spec: ScanSpec, table: ScannedTable | None) -> ScanStream:
+    """Returns the stream of changes of a scan with `StartFrom.lake`."""
+    if spec.resume_token is not None and not FileToken.is_one(spec.resume_token):
+        return ScanStream(transport, _of_log(spec, spec.resume_token), table)
+    return HandoverStream(transport, spec, table)
+
+
+def _of_log(spec: ScanSpec, token: bytes | None = None) -> ScanSpec:
+    """Returns the scan that the server is asked for, which never starts: it continues from a token or a consumer."""
+    assert spec.log is not None
+    return replace(spec, log=replace(spec.log, start=StartFrom.FULL, clamp=False), resume_token=token)
+
+
+class HandoverStream(ScanStream):
+    """The changes of a scan with `StartFrom.lake`. See `ScanStream`.
+
+    In phase "rows", the client reads files, and the server is not asked for anything. The first change of the changelog
+    is the first one that the version does not show.
+
+    The server stores no position within files. So a consumer that is started again in phase "rows" begins with all rows
+    of the version that is the latest one then. Its first commit after the last row makes it a consumer of changes.
+    """
+
+    def __init__(self, transport: Transport, spec: ScanSpec, table: ScannedTable | None = None) -> None:
+        """Called by `Scan.stream`; starts nothing."""
+        super().__init__(transport, _of_log(spec), table)
+        self._lake_spec = spec
+        self._is_planned = False
+        self._rows: Iterator[tuple[pa.RecordBatch, bytes]] | None = None
+        self._file_token = spec.resume_token
+        self._is_in_files = True
+        self._is_from_lake = False
+        self._read = _ReadFromFiles()
+
+    async def __aenter__(self) -> Self:
+        """Plans the stream, so that `schema` and `log_offsets` are known. Raises as for reading."""
+        try:
+            with self._sole_reader():
+                await self._plan()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self if self._is_in_files else await super().__aenter__()
+
+    async def commit(self, token: bytes | None = None) -> LogOffsets:
+        """Commits the position of the stream's consumer, as `ScanStream.commit`. Stores nothing within the files."""
+        position = self.resume_token if token is None else token
+        log = self._lake_spec.log
+        if log is not None and log.consumer_id is not None and FileToken.is_one(position):
+            return self.log_offsets
+        return await super().commit(token)
+
+    @property
+    def resume_token(self) -> bytes | None:
+        """The token that continues after the last batch that was returned."""
+        return self._file_token if self._is_in_files else super().resume_token
+
+    @property
+    def resumptions(self) -> tuple[Resumption, ...]:
+        """Where the stream resumed, after interruptions. The changes after the files are no resumption."""
+        return super().resumptions[1 if self._is_from_lake else 0 :]
+
+    @property
+    def phase(self) -> Literal["rows", "changes"]:
+        """The phase: "rows" while the stream still returns rows of files, then "changes"."""
+        self._header("phase")
+        return "rows" if self._is_in_files else super().phase
+
+    @property
+    def bucket(self) -> int | None:
+        """The bucket of the rows that were returned last."""
+        return self._read.bucket if self._is_in_files else super().bucket
+
+    def statistics(self) -> ScanStatistics:
+        """Returns the statistics of the stream so far, with the rows and bytes of files."""
+        found, read = super().statistics(), self._read
+        return replace(
+            found,
+            rows_returned=found.rows_returned + read.rows,
+            bytes_returned=found.bytes_returned + read.bytes,
+            chunks=found.chunks + read.batches,
+        )
+
+    async def _next_rows(self) -> pa.RecordBatch | None:
+        await self._plan()
+        if self._rows is not None and self._is_in_files and self._ended is None:
+            found = await asyncio.to_thread(next, self._rows, None)
+            if found is not None:
+                rows, self._file_token = found
+                self._read.add(rows)
+                return rows
+            self._is_in_files = False
+        return await super()._next_rows()
+
+    def _end(self, failure: BaseException | None) -> None:
+        token = self.resume_token
+        super()._end(failure)
+        if isinstance(failure, ScanKvError):
+            failure.resume_token = token
+
+    async def _plan(self) -> None:
+        if self._is_planned:
+            return
+        self._is_planned = True
+        spec, token = self._lake_spec, self._lake_spec.resume_token
+        at = None if token is None else FileToken.of_bytes(token, spec)
+        fence = 0
+        if spec.log is not None and spec.log.consumer_id is not None:
+            if await self._reads_changes(spec.log.consumer_id):
+                self._is_in_files = False
+                return
+            fence = await self._take_over()
+        plan = await plan_changes(self._transport, spec, at)
+        self._progress = plan.after.followed_later(plan.spec, fence)
+        self._is_from_lake = True
+        self._rows = _rows_of(plan, at)
+
+    async def _reads_changes(self, consumer_id: str) -> bool:
+        """Returns whether a consumer has committed all rows that its first stream began with."""
+        table = await open_table(self._transport, self._lake_spec.table)
+        return any(each.phase == "changes" for each in await table.consumers(consumer_id))
+
+    async def _take_over(self) -> int:
+        """Takes over the consumer, or creates it, and returns its fence. It then has all rows before it."""
+        async with ScanStream(self._transport, _of_log(self._lake_spec)) as stream:
+            return stream._progress.fence
+
+
+class _ReadFromFiles:
+    """What a stream has returned of files."""
+
+    def __init__(self) -> None:
+        self.bucket: int | None = None
+        self.rows = self.bytes = self.batches = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Counts a batch."""
+        self.bucket = rows.column("_bucket")[0].as_py()
+        self.rows += rows.num_rows
+        self.bytes += rows.nbytes
+        self.batches += 1
+
+
+def _rows_of(plan: ChangesPlan, at: FileToken | None) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    """Yields the rows of the files as changes, each batch with the token that continues after it. Blocks.
+
+    That of the last batch continues with the changes. So one batch more than was returned is in memory.
+    """
+    first_file, first_row = (0, 0) if at is None else (at.file, at.row)
+    state, query = plan.version.state, query_of(plan.spec)
+    before: tuple[pa.RecordBatch, bytes] | None = None
+    for number, file in enumerate(plan.files[first_file:], first_file):
+        for row, batch in plan.read(file, first_row if number == first_file else 0):
+            if before is not None:
+                yield before
+            token = FileToken(plan.version.version, state.commit_id, query, number, row)
+            before = batch, token.to_bytes()
+    if before is not None:
+        assert plan.after.token is not None
+        yield before[0], plan.after.token

@@ -1,0 +1,343 @@
+"""A stream with `StartFrom.lake` returns the rows of a published version, then every change since, each once."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import (
+    ConsumerFenced,
+    ConsumerNotFound,
+    InvalidRequest,
+    InvalidResumeToken,
+    LakeDamaged,
+    LakeVersionNotFound,
+    PositionExpired,
+    StartFrom,
+    StopAt,
+    TableRecreated,
+    UsageError,
+    connect,
+    sync,
+)
+from scankv.lake.formats import FORMATS, open_lake_table
+from scankv.lake.publisher import PublishOptions, publish
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aio_client import Client, Scan, Table
+
+SCHEMA = pa.schema([("id", pa.int64()), ("score", pa.uint64()), ("team", pa.string())])
+pytestmark = pytest.mark.asyncio
+
+
+def rows_of(ids: range, score: int = 1, team: str = "a") -> pa.Table:
+    return pa.table({"id": ids, "score": [score] * len(ids), "team": [team] * len(ids)}, SCHEMA)
+
+
+async def publish_to(client: Client, name: str, uri: str, format_: str = "delta", **options: Any) -> None:
+    lake = open_lake_table(uri, format_, options.pop("keep_seconds", 3600))
+    await publish(client, name, lake, PublishOptions(file_rows=options.pop("file_rows", 50), **options))
+
+
+async def make(client: Client, name: str, uri: str, format_: str = "delta", **options: Any) -> Table:
+    """Publishes 200 rows, of which some are masked if the format can do that, and changes some rows then."""
+    table = await client.create_table(name, SCHEMA, primary_key=["id"], buckets=3, **options)
+    await table.upsert(rows_of(range(210)))
+    await publish_to(client, name, uri, format_)
+    await table.delete(list(range(200, 210)))
+    await publish_to(client, name, uri, format_, masks=format_ == "delta")
+    await table.upsert(rows_of(range(10, 20), score=2))
+    await table.delete([0, 199])
+    await table.upsert(rows_of(range(500, 505), score=3, team="b"))
+    return table
+
+
+def apply(state: dict[int, dict[str, Any]], changes: pa.RecordBatch | pa.Table) -> None:
+    """Applies changes to the rows that a reader has, and checks that they fit."""
+    for change in changes.to_pylist():
+        kind, key = change["_change_type"], change["id"]
+        row = {name: value for name, value in change.items() if not name.startswith("_")}
+        if kind == "+I":
+            assert key not in state
+        if kind in ("-U", "-D"):
+            assert state[key] == row
+        if kind == "-D":
+            del state[key]
+        elif kind != "-U":
+            state[key] = row
+
+
+async def live(scan: Scan) -> dict[int, dict[str, Any]]:
+    return {row["id"]: row for row in await scan.to_pylist()}
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+async def test_the_rows_of_files_and_the_changes_since_lead_to_the_live_table(
+    client: Client, name: str, uri: str, format_: str
+) -> None:
+    table = await make(client, name, uri, format_)
+    changes = await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_arrow()
+    assert changes.schema == (await table.changes(StartFrom.FULL, StopAt.LATEST).to_arrow()).schema
+    of_files = changes.slice(0, 200)
+    assert set(of_files["_change_type"].to_pylist()) == {"+I"}
+    assert of_files["_log_offset"].null_count == of_files["_commit_timestamp"].null_count == 200
+    rest = changes.slice(200)
+    assert rest["_log_offset"].null_count == 0
+    assert rest.num_rows == 20 + 2 + 5
+    state: dict[int, dict[str, Any]] = {}
+    apply(state, changes)
+    assert state == await live(table.scan())
+
+
+async def test_a_stream_says_in_which_phase_it_is(client: Client, name: str, uri: str) -> None:
+    table = await make(client, name, uri)
+    offsets = open_lake_table(uri).load_version(1).state.log_offsets
+    async with table.changes(StartFrom.lake(uri), StopAt.LATEST).with_chunk(rows=20).stream() as stream:
+        assert (stream.phase, stream.resume_token, stream.watermark) == ("rows", None, None)
+        assert stream.log_offsets == stream.next_offsets == offsets
+        assert stream.log_offsets.table_incarnation == table.incarnation
+        phases = {stream.phase async for _ in stream}
+        assert phases == {"rows", "changes"}
+        assert stream.next_offsets == await table.log_offsets()
+        assert stream.log_offsets == offsets
+        assert stream.resumptions == ()
+        assert stream.statistics().rows_returned == 227
+
+
+async def test_a_stream_without_an_end_continues_with_new_changes(client: Client, name: str, uri: str) -> None:
+    table = await make(client, name, uri)
+    state: dict[int, dict[str, Any]] = {}
+    async with table.changes(StartFrom.lake(uri)).stream() as stream:
+        await table.upsert(rows_of(range(900, 901)))
+        async for changes in stream:
+            apply(state, changes)
+            if 900 in state and len(state) == 204:
+                break
+    assert state == await live(table.scan())
+
+
+async def test_the_end_of_a_stream_is_that_of_its_start(client: Client, name: str, uri: str) -> None:
+    table = await make(client, name, uri)
+    expected = await live(table.scan())
+    state: dict[int, dict[str, Any]] = {}
+    async with table.changes(StartFrom.lake(uri), StopAt.LATEST).stream() as stream:
+        await table.truncate()
+        async for changes in stream:
+            apply(state, changes)
+    assert state == expected
+
+
+async def test_columns_and_predicates_hold_for_files_and_changes(client: Client, name: str, uri: str) -> None:
+    table = await make(client, name, uri)
+    await table.upsert(rows_of(range(1), score=7))
+    await table.upsert(rows_of(range(10, 12), score=1))
+    state: dict[int, dict[str, Any]] = {}
+    scan = table.changes(StartFrom.lake(uri), StopAt.LATEST, columns=["id", "team"], where="score = 1 and id < 100")
+    apply(state, await scan.to_arrow())
+    assert state == await live(table.scan(["id", "team"], where="score = 1 and id < 100"))
+    assert 10 in state
+
+
+async def test_files_have_the_columns_of_the_table_now(client: Client, name: str, uri: str) -> None:
+    table = await make(client, name, uri)
+    table = await client.alter_table(
+        name,
+        drop_columns=["team"],
+        rename_columns={"score": "points"},
+        add_columns=pa.schema([("team", pa.int64()), ("league", pa.string())]),
+        column_defaults={"league": "new"},
+    )
+    await table.upsert([{"id": 1, "points": 5, "team": 3, "league": "x"}])
+    state: dict[int, dict[str, Any]] = {}
+    apply(state, await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_arrow())
+    assert state == await live(table.scan())
+
+
+async def test_shards_divide_files_and_changes(client: Client, name: str, uri: str) -> None:
+    table = await make(client, name, uri)
+    state: dict[int, dict[str, Any]] = {}
+    for index in range(5):
+        changes = await table.changes(StartFrom.lake(uri), StopAt.LATEST, shard=(index, 5)).to_arrow()
+        assert (changes.num_rows > 0) is (index < 3)
+        apply(state, changes)
+    assert state == await live(table.scan())
+
+
+async def test_every_token_continues_exactly(client: Client, name: str, uri: str) -> None:
+    table = await make(client, name, uri)
+    scan = table.changes(StartFrom.lake(uri), StopAt.LATEST, where="id < 150 or id > 400").with_chunk(rows=40)
+    async with scan.stream() as stream:
+        batches = [(rows, stream.resume_token) async for rows in stream]
+    everything = pa.Table.from_batches([rows for rows, _ in batches]).to_pylist()
+    returned = 0
+    for rows, token in batches:
+        returned += rows.num_rows
+        assert token is not None
+        assert await scan.resume_from(token).to_pylist() == everything[returned:]
+    # Later versions change nothing: a token names its own.
+    await publish_to(client, name, uri)
+    assert batches[0][1] is not None
+    first = batches[0][0].num_rows
+    assert await scan.resume_from(batches[0][1]).to_pylist() == everything[first:]
+
+
+async def test_tokens_of_something_else_are_refused(client: Client, name: str, uri: str) -> None:
+    table = await make(client, name, uri)
+    scan = table.changes(StartFrom.lake(uri), StopAt.LATEST).with_chunk(rows=40)
+    async with scan.stream() as stream:
+        await anext(stream)
+        token = stream.resume_token
+    assert token is not None
+    for refused in (scan.select("id"), scan.where("id = 1"), scan.with_buckets(0)):
+        with pytest.raises(InvalidResumeToken, match="comes from another query"):
+            await refused.resume_from(token).to_arrow()
+    with pytest.raises(InvalidResumeToken, match="is damaged"):
+        await scan.resume_from(token[:-1] + b"x").to_arrow()
+    with pytest.raises(InvalidResumeToken):
+        await table.changes(StartFrom.FULL, StopAt.LATEST).resume_from(token).to_arrow()
+    lake = open_lake_table(uri, keep_seconds=0)
+    await table.truncate()
+    await publish_to(client, name, uri, keep_seconds=0)
+    lake.expire(0)
+    with pytest.raises(LakeVersionNotFound, match="has expired"):
+        await scan.resume_from(token).to_arrow()
+
+
+async def test_a_consumer_continues_after_what_it_has_committed(client: Client, name: str, uri: str) -> None:
+    table = await make(client, name, uri)
+    scan = table.changes(StartFrom.lake(uri), StopAt.LATEST, consumer_id="etl").with_chunk(rows=40)
+    # Within the files, a commit stores nothing.
+    async with scan.stream() as stream:
+        await anext(stream)
+        assert await stream.commit() == stream.log_offsets
+    (consumer,) = await table.consumers()
+    assert consumer.phase == "rows"
+    await publish_to(client, name, uri)
+    state: dict[int, dict[str, Any]] = {}
+    async with scan.stream() as stream:
+        async for changes in stream:
+            assert stream.phase == "rows"  # nothing has changed since
+            apply(state, changes)
+            await stream.commit()
+    assert state == await live(table.scan())
+    (consumer,) = await table.consumers()
+    assert (consumer.phase, consumer.lag) == ("changes", 0)
+    await table.upsert(rows_of(range(3), score=9))
+    async with scan.stream() as stream:
+        async for changes in stream:
+            assert stream.phase == "changes"
+            apply(state, changes)
+            await stream.commit()
+    assert state == await live(table.scan())
+    # A token from before changes nothing.
+    with pytest.raises(ConsumerNotFound):
+        async with table.changes(StartFrom.lake(uri), consumer_id="other", must_exist=True).stream():
+            pass
+
+
+async def test_a_consumer_that_has_not_committed_the_last_rows_begins_again(
+    client: Client, name: str, uri: str
+) -> None:
+    table = await make(client, name, uri)
+    scan = table.changes(StartFrom.lake(uri), StopAt.LATEST, consumer_id="etl")
+    first = await scan.to_arrow()
+    assert await scan.to_arrow() == first
+    async with scan.stream() as stream, scan.stream() as later:
+        with pytest.raises(ConsumerFenced):
+            [rows async for rows in stream]
+        assert pa.Table.from_batches([rows async for rows in later]) == first
+
+
+async def test_rows_of_a_table_without_a_key_come_first(client: Client, name: str, uri: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=[])
+    await table.append(rows_of(range(100)))
+    await publish_to(client, name, uri)
+    await table.append(rows_of(range(100, 120)))
+    changes = await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_arrow()
+    assert sorted(changes["id"].to_pylist()) == list(range(120))
+    assert changes["_log_offset"].null_count == 100
+
+
+async def test_blocking_code_polars_and_new_tables_read_it(client: Client, name: str, uri: str) -> None:
+    table = await make(client, name, uri)
+    expected = await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_arrow()
+    with sync.connect(client.config.address) as blocking:
+        changes = blocking.table(name).changes(StartFrom.lake(uri), StopAt.LATEST)
+        assert changes.to_arrow() == expected
+    assert (await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_polars()).height == expected.num_rows
+    empty = await client.create_table(f"{name}2", SCHEMA, primary_key=["id"])
+    await publish_to(client, f"{name}2", f"{uri}2")
+    await empty.upsert(rows_of(range(1)))
+    assert len(await empty.changes(StartFrom.lake(f"{uri}2"), StopAt.LATEST).to_pylist()) == 1
+
+
+async def test_what_cannot_be_followed_is_an_error(client: Client, name: str, uri: str, tmp_path: Path) -> None:
+    table = await make(client, name, uri)
+    with pytest.raises(LakeVersionNotFound, match="nothing was published in"):
+        await table.changes(StartFrom.lake(str(tmp_path / "nothing")), StopAt.LATEST).to_arrow()
+    with pytest.raises(UsageError, match="limit is not for StartFrom"):
+        table.changes(StartFrom.lake(uri)).limit(1)
+    with pytest.raises(UsageError, match="needs the location of the published table"):
+        StartFrom.lake("")
+    await table.changes(StartFrom.LATEST, StopAt.LATEST, consumer_id="etl").to_arrow()
+    with pytest.raises(UsageError, match="the server cannot read files"):
+        await table.reset_consumer("etl", StartFrom.lake(uri))
+    other = await client.create_table(
+        f"{name}2", SCHEMA, primary_key=["id"], changelog="input", merge_engine="aggregate"
+    )
+    with pytest.raises(LakeDamaged, match=f"was published from table {name}"):
+        await other.changes(StartFrom.lake(uri), StopAt.LATEST).to_arrow()
+    await other.upsert(rows_of(range(5)))
+    await publish_to(client, f"{name}2", f"{uri}2")
+    with pytest.raises(InvalidRequest, match='changelog="input"'):
+        await other.changes(StartFrom.lake(f"{uri}2"), StopAt.LATEST).to_arrow()
+    await client.drop_table(name)
+    table = await client.create_table(name, SCHEMA, primary_key=["id"])
+    with pytest.raises(TableRecreated):
+        await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_arrow()
+
+
+async def test_a_version_that_is_older_than_the_changelog_is_an_error(tmp_path: Path) -> None:
+    uri = str(tmp_path / "published")
+    with ServerProcess(tmp_path / "data", "--set", "log_maintenance_seconds=0.05") as server:
+        async with connect(server.url) as client:
+            table = await make(client, "lake.trimmed", uri, log_retention_bytes=1000)
+            scan = table.changes(StartFrom.lake(uri), StopAt.LATEST)
+            message = "does not have the changes after version 1 in .* as of .*publish the table again"
+
+            async def is_trimmed() -> bool:
+                await table.upsert(rows_of(range(200), score=5))
+                try:
+                    async with scan.stream():
+                        return False
+                except PositionExpired as error:
+                    return re.search(message, str(error)) is not None
+
+            await await_until(is_trimmed, "the changes after the version are gone")
+            await publish_to(client, table.name, uri)
+            assert (await scan.to_arrow()).num_rows == await table.count()
+
+
+async def test_a_killed_server_does_not_matter_for_files_and_is_waited_for_then(
+    server: ServerProcess, uri: str
+) -> None:
+    async with connect(server.url) as client:
+        table = await make(client, "lake.dies", uri)
+        expected = await live(table.scan())
+        scan = table.changes(StartFrom.lake(uri), StopAt.LATEST).with_chunk(rows=40)
+        state: dict[int, dict[str, Any]] = {}
+        async with scan.stream() as stream:
+            server.kill()
+            while len(state) < 200:
+                apply(state, await anext(stream))
+            server.restart()
+            async for changes in stream:
+                apply(state, changes)
+        assert state == expected
