@@ -62,7 +62,7 @@ class FollowedLog:
         if stop is not None and stop.kind is PositionKind.TIMESTAMP:
             # The position of the first change at or after that time; the end of the changelog if no such change exists.
             at = StartFrom(PositionKind.TIMESTAMP, micros=stop.micros)
-        with self._change_scan(at).stream() as stream:
+        with self.change_scan(at).stream() as stream:
             self._check_table(stream)
             self.end = stream.log_offsets
         if stop is not None and stop.kind is PositionKind.OFFSETS:
@@ -81,7 +81,7 @@ class FollowedLog:
         if most_rows == most_bytes == 2**63:
             return end
         columns = [] if self._options.max_bytes is None else self._columns
-        changes = self._change_scan(StartFrom.offsets(start), StopAt.offsets(end), columns)
+        changes = self.change_scan(StartFrom.offsets(start), StopAt.offsets(end), columns)
         reached: Mapping[int, int] = {}
         rows = size = 0
         stream = changes.with_chunk(rows=max(min(most_rows // 8, _CHUNK_ROWS), 2)).stream()
@@ -107,7 +107,7 @@ class FollowedLog:
         groups = [changed[number::tasks] for number in range(tasks)]
         starts, stops = LogOffsets(start), LogOffsets(end)
         return [
-            self._change_scan(
+            self.change_scan(
                 StartFrom.offsets(starts.of_buckets(group)), StopAt.offsets(stops.of_buckets(group)), self._columns
             )
             .with_buckets(group)
@@ -169,14 +169,8 @@ class FollowedLog:
             self._table.reset_consumer(consumer_id, StartFrom.offsets(offsets))
             self._renewed_at = time.monotonic()
 
-    def _renew_consumer(self, consumer_id: str, start: StartFrom) -> dict[int, int]:
-        """Renews the consumer, or creates it at `start`, and returns the consumer's position."""
-        with self._change_scan(start).with_consumer_id(consumer_id).stream() as stream:
-            self._check_table(stream)
-            self._renewed_at = time.monotonic()
-            return stream.log_offsets
-
-    def _change_scan(self, start: StartFrom, stop: StopAt | None = None, columns: Sequence[str] = ()) -> sync.Scan:
+    def change_scan(self, start: StartFrom, stop: StopAt | None = None, columns: Sequence[str] = ()) -> sync.Scan:
+        """Returns a scan of changes as the options ask for them."""
         # A scan without a stop position is opened only for its offsets. It delivers no rows and needs no predicate.
         where = None if stop is None else self._options.read.predicate(self._table)
         changes = self._table.changes(start, stop, columns=columns, where=where)
@@ -184,6 +178,13 @@ class FollowedLog:
             return changes
         # Deletes are for rows that have ceased to match. A stream of rows cannot express them.
         return changes.with_untracked("rescan").with_unmatched("delete" if self._options.row_kinds else "refuse")
+
+    def _renew_consumer(self, consumer_id: str, start: StartFrom) -> dict[int, int]:
+        """Renews the consumer, or creates it at `start`, and returns the consumer's position."""
+        with self.change_scan(start).with_consumer_id(consumer_id).stream() as stream:
+            self._check_table(stream)
+            self._renewed_at = time.monotonic()
+            return stream.log_offsets
 
     def _check_table(self, stream: sync.ScanStream) -> None:
         if self.incarnation not in ("", stream.table_incarnation):

@@ -49,6 +49,7 @@ READ_NAMES: Final = (
 STREAM_NAMES: Final = (
     "row_kinds",
     "start",
+    "lake",
     "stop",
     "max_rows_per_trigger",
     "max_bytes_per_trigger",

@@ -172,6 +172,24 @@ class ChangesPart(FollowedPart):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilesPart(FollowedPart):
+    """A part of a streaming query's initial rows, read from files of a published version.
+
+    Attributes:
+        files: How many files the task reads.
+    """
+
+    files: int
+
+    @asynccontextmanager
+    async def open_stream(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
+        from scankv.lake.union.handover import FilesStream
+
+        async with FilesStream(client._transport, self.spec, self.files) as stream:
+            yield stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InitialPart(FollowedPart):
     """A part of a streaming query's initial rows, read from the snapshot that is named in the query's offsets.
 

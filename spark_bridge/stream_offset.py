@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.changes.log_offsets import LogOffsets
@@ -41,6 +41,28 @@ class SnapshotProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileProgress:
+    """How many files with the initial rows have been read, in a query with `start=lake`.
+
+    Attributes:
+        version: The published version that has the initial rows.
+        commit_id: Identifies the version: one that is published again has another.
+        files: How many files it has.
+        next: The number of the first file that has not been read.
+    """
+
+    version: int
+    commit_id: str
+    files: int
+    next: int
+
+    @property
+    def are_read(self) -> bool:
+        """Whether all files have been read."""
+        return self.next == self.files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
     """A position in a streaming query. Immutable.
 
@@ -55,6 +77,7 @@ class StreamOffset:
         since: Where the changes of the first micro-batch begin. None in all later offsets, and if the query begins with
             initial rows.
         rows: How many of the initial rows have been read. None if there are none or all of them are committed.
+        lake: The same of a query whose initial rows are in published files.
     """
 
     name: str
@@ -63,6 +86,7 @@ class StreamOffset:
     log_offsets: Mapping[int, int]
     since: Mapping[int, int] | None = None
     rows: SnapshotProgress | None = None
+    lake: FileProgress | None = None
 
     def __post_init__(self) -> None:
         # With the incarnation inside, the server refuses the offsets for a table that was created again.
@@ -83,6 +107,8 @@ class StreamOffset:
             values["rows"] = {"snapshot": rows.snapshot_id, "parts": rows.parts, "next": rows.next}
             if rows.expires:
                 values["rows"]["expires"] = True
+        if self.lake is not None:
+            values["lake"] = asdict(self.lake)
         if self.since is not None:
             values["since"] = _format_offsets(self.since)
         return {**values, "offsets": _format_offsets(self.log_offsets)}
@@ -114,6 +140,7 @@ class StreamOffset:
                     next=int(rows["next"]),
                     expires=bool(rows.get("expires", False)),
                 ),
+                lake=FileProgress(**values["lake"]) if "lake" in values else None,
             )
         except (LookupError, TypeError, ValueError, AttributeError):
             raise UsageError(

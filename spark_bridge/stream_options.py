@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import re
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.changes.log_offsets import LogOffsets
@@ -29,9 +30,10 @@ SNAPSHOT_TTL: Final = 86_400.0
 """Seconds that the snapshot of the initial rows lives while the query does not run."""
 
 _STARTS: Final = {"full": StartFrom.FULL, "earliest": StartFrom.EARLIEST, "latest": StartFrom.LATEST}
+_LAKE: Final = "lake"
 _START_FORMS: Final = (
-    "must be full, earliest, latest, last:<number>, a time with its zone such as 2026-01-31T12:00:00Z, or the offset "
-    'of each bucket as JSON, such as {"0": 17}'
+    "must be full, lake, earliest, latest, last:<number>, a time with its zone such as 2026-01-31T12:00:00Z, or the "
+    'offset of each bucket as JSON, such as {"0": 17}'
 )
 _STOP_FORMS: Final = "must be a time with its zone such as 2026-01-31T12:00:00Z, or the offset of each bucket as JSON"
 _STOP_HINT: Final = "to end a query with the data that exists when it starts, use Trigger.AvailableNow"
@@ -110,7 +112,9 @@ class StreamOptions:
         if "row_kinds" in own:
             values["row_kinds"] = parse_bool("row_kinds", own["row_kinds"])
         if "start" in own:
-            values["start"] = _parse_start(own["start"])
+            values["start"] = _parse_start(own["start"], own.get("lake"))
+        elif "lake" in own:
+            _parse_start("full", own["lake"])
         if "stop" in own:
             values["stop"] = _parse_stop(own["stop"])
         for name in ("max_rows", "max_bytes"):
@@ -135,7 +139,18 @@ class StreamOptions:
                 raise option_error(name, f"cannot be used with readStream: {why}")
 
 
-def _parse_start(text: str) -> StartFrom:
+def _parse_start(text: str, lake: str | None) -> StartFrom:
+    if (text.lower() == _LAKE) != bool(lake):
+        raise option_error(
+            _LAKE, 'must be where the table is published, and is for option("start", "lake") only: set both, or neither'
+        )
+    if lake and "://" not in lake and not PurePath(lake).is_absolute():
+        raise option_error(
+            _LAKE,
+            f"must be a complete path or a URI, because Spark's processes work in other directories, not {lake!r}",
+        )
+    if lake:
+        return StartFrom.lake(lake)
     if text.lower() in _STARTS:
         return _STARTS[text.lower()]
     try:

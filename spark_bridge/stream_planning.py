@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aio_client import ScanKvError, SnapshotLost, StartFrom, sync
-from scankv.model.errors import SchemaMismatch, UsageError
+from scankv.model.errors import PositionExpired, PositionOutOfRange, SchemaMismatch, UsageError
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.tables.columns import CHANGE_COLUMNS
 from scankv.model.tables.options import TableOptions
 from spark_bridge.followed_log import FollowedLog
+from spark_bridge.lake_rows import LakeRows
 from spark_bridge.options import option_error
-from spark_bridge.parts import ChangesPart, InitialPart, initial_rows_lost_error
+from spark_bridge.parts import ChangesPart, FilesPart, InitialPart, initial_rows_lost_error
 from spark_bridge.planning import check_column_choice, select_columns
 from spark_bridge.restarts import retry_through_restart
 from spark_bridge.stream_offset import SnapshotProgress, StreamOffset
@@ -87,13 +88,14 @@ class StreamPlanner:
         self._client = options.read.open_client()
         try:
             self._table = self._retry_through_restart(lambda: self._client.table(options.read.table))
+            self._log = FollowedLog(self._table, options, self._columns)
+            self._lake = LakeRows(self._table, self._log, options, self._columns)
             self._retry_through_restart(lambda: self._check(schema))
         except BaseException:
             self._client.close()
             raise
         self._consumer_id = options.consumer_id or f"spark-{uuid.uuid4().hex}"
         self._begun: StreamOffset | None = None
-        self._log = FollowedLog(self._table, options, self._columns)
         self._stop: Mapping[int, int] | None = None
         self._is_idle = False
         self._pinned: _InitialSnapshot | None = None
@@ -141,6 +143,14 @@ class StreamPlanner:
     def _plan_parts(self, before: StreamOffset | None, after: StreamOffset) -> Sequence[FollowedPart]:
         self._renew_holds(after if before is None else before, begin=after.since if before is None else None)
         config, traceparent = self._client.config, self._options.read.traceparent
+        if after.lake is not None:
+            first = before.lake.next if before is not None and before.lake is not None else 0
+            return [
+                FilesPart(
+                    config=config, spec=task.spec, traceparent=traceparent, incarnation=after.table, files=task.files
+                )
+                for task in self._lake.plan_tasks(first, after.lake)
+            ]
         if after.rows is not None:
             read = before.rows.next if before is not None and before.rows is not None else 0
             specs, ttl = self._row_specs(after.rows)[read : after.rows.next], self._options.snapshot_ttl
@@ -165,9 +175,9 @@ class StreamPlanner:
         offset = StreamOffset.from_json(end)
         if offset is None:
             return
-        if offset.rows is not None:
-            if offset.rows.are_read:
-                self._release_snapshot(offset.rows)
+        if offset.rows is not None and offset.rows.are_read:
+            self._release_snapshot(offset.rows)
+        if offset.rows is not None or offset.lake is not None:
             return
         self._log.shrink_hold(offset.consumer_id, offset.log_offsets)
 
@@ -187,16 +197,19 @@ class StreamPlanner:
                 option="row_kinds",
             )
         check_column_choice(schema, there)
-        if self._options.start == StartFrom.FULL and self._table.options.get("changelog") == "input":
+        begins_with_rows = self._options.start == StartFrom.FULL or self._lake.is_start
+        if begins_with_rows and self._table.options.get("changelog") == "input":
             raise option_error(
                 "start",
-                'must not be full for a table with changelog="input", because its changes cannot be applied to its '
-                "rows: set it to earliest, latest, or offsets",
+                'must not be full or lake for a table with changelog="input", because its changes cannot be applied to '
+                "its rows: set it to earliest, latest, or offsets",
             )
 
     def _first_end(self, *, unlimited: bool) -> StreamOffset:
         """Returns the end of the first micro-batch. The beginning of the query stays the same if Spark asks again."""
         start = self._options.start
+        if self._begun is None and self._lake.is_start:
+            self._begun = self._begin_with_files()
         if self._begun is None:
             # Hold the changes before pinning the snapshot, so that no change after the snapshot is lost.
             log, place = self._log, StartFrom.LATEST if start == StartFrom.FULL else start
@@ -206,7 +219,23 @@ class StreamPlanner:
             )
             self._begun = self._pin_rows(begun) if start == StartFrom.FULL else begun
         after = self._end_after(self._begun, unlimited=unlimited)
-        return after if after.rows is not None else replace(after, since=self._begun.log_offsets)
+        begins_with_rows = after.rows is not None or after.lake is not None
+        return after if begins_with_rows else replace(after, since=self._begun.log_offsets)
+
+    def _begin_with_files(self) -> StreamOffset:
+        """Chooses the published version to begin with. The server holds the changes since from here on."""
+        progress, since = self._lake.begin()
+        try:
+            offsets = self._log.start_consumer(self._consumer_id, StartFrom.offsets(since))
+        except (PositionExpired, PositionOutOfRange) as error:
+            raise self._lake.expired_error(error) from error
+        return StreamOffset(
+            name=self._table.name,
+            table=self._log.incarnation,
+            consumer_id=self._consumer_id,
+            log_offsets=offsets,
+            lake=progress,
+        )
 
     def _pin_rows(self, begun: StreamOffset) -> StreamOffset:
         snapshot = self._table.snapshot(self._options.snapshot_ttl)
@@ -245,6 +274,12 @@ class StreamPlanner:
         if at.rows is not None and not at.rows.are_read:
             parts = at.rows.parts if unlimited else self._parts_per_trigger(at.rows)
             return replace(at, rows=replace(at.rows, next=min(at.rows.next + parts, at.rows.parts)))
+        if at.lake is not None and not at.lake.are_read:
+            rows = at.lake
+            most = self._options.max_rows or SPLITS_PER_TRIGGER * self._options.read.rows_per_split
+            if unlimited:
+                return replace(at, lake=replace(rows, next=rows.files))
+            return replace(at, lake=self._lake.end_after(rows, most, self._options.max_bytes))
         if at.rows is not None:
             self._release_snapshot(at.rows)
         latest = self._log.refresh_end(found_nothing=self._is_idle) if self._stop is None else self._stop

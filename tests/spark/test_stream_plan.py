@@ -14,6 +14,7 @@ import pytest
 
 from aio_client import (
     InvalidRequest,
+    LakeVersionNotFound,
     PositionExpired,
     RangeNotTracked,
     SchemaMismatch,
@@ -22,8 +23,11 @@ from aio_client import (
     StopAt,
     TableRecreated,
     UsageError,
+    connect,
     sync,
 )
+from scankv.lake.formats import open_lake_table
+from scankv.lake.publisher import PublishOptions, publish
 from tests.spark.streaming_query import Query
 from tests.support.examples import seeds
 from tests.support.server_process import ServerProcess
@@ -520,6 +524,97 @@ def test_an_error_says_that_the_checkpoint_is_too_old(tmp_path: Path) -> None:
         ):
             follower.plan()
         follower.stop()
+
+
+def test_a_query_begins_in_published_files_and_continues_with_every_change(
+    table: sync.Table, query: Callable[..., Query], tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "published")
+    publish_to(table, uri)
+    write(table, range(500, 1100), 1)
+    follower = query(start="lake", lake=uri, max_rows_per_trigger=300, rows_per_split=100)
+    again: list[list[dict[str, Any]]] = []
+    while True:
+        # Each micro-batch runs in a new process, which knows only the checkpoint.
+        follower.start()
+        if not follower.run_batch():
+            break
+        follower.stop()
+        follower.start()
+        again.append(follower.read(len(follower.batches) - 1))
+        follower.stop()
+        if len(follower.batches) == 2:
+            table.delete(list(range(10)))
+            publish_to(table, uri)
+    assert again == follower.batches
+    assert follower.state() == rows_of(table)
+    of_files = [batch for batch in follower.batches if batch[0]["_log_offset"] is None]
+    assert sum(map(len, of_files)) == ROWS
+    assert all(250 <= len(batch) <= 300 for batch in of_files[:-1])
+    assert sum(map(len, follower.batches[len(of_files) :])) == 500 * 2 + 100 + 10
+
+
+def test_a_query_without_limits_reads_all_files_at_once_and_applies_its_predicate(
+    table: sync.Table, query: Callable[..., Query], tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "published")
+    publish_to(table, uri)
+    write(table, range(10), 3)
+    follower = query(start="lake", lake=uri, where="k < 20", columns="k,v")
+    follower.start(available_now=True)
+    follower.run()
+    assert list(map(len, follower.batches)) == [20, 20]
+    assert follower.state() == {key: row for key, row in rows_of(table).items() if key < 20}
+    follower.stop()
+    follower.start(available_now=True)
+    assert not follower.run_batch()
+
+
+def test_a_query_holds_the_changes_since_its_version_from_its_first_batch_on(
+    table: sync.Table, query: Callable[..., Query], tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "published")
+    publish_to(table, uri)
+    begun = table.log_offsets()
+    write(table, range(10), 3)
+    follower = query(start="lake", lake=uri, max_rows_per_trigger=100)
+    follower.start()
+    assert follower.run_batch()
+    (consumer,) = table.consumers()
+    assert consumer.log_offsets == begun
+    assert consumer.phase == "changes"
+
+
+def test_a_query_whose_version_or_whose_changes_are_gone_says_so(
+    shared_server: ServerProcess, table: sync.Table, query: Callable[..., Query], tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "published")
+    publish_to(table, uri)
+    follower = query(start="lake", lake=uri, max_rows_per_trigger=100)
+    follower.start()
+    assert follower.run_batch()
+    follower.stop()
+    write(table, range(ROWS), 2)
+    publish_to(table, uri, keep_seconds=0)
+    open_lake_table(uri, keep_seconds=0).expire(0)
+    follower.start()
+    with pytest.raises(LakeVersionNotFound, match=r"cannot be read any more \(version 0 has expired.*new checkpoint"):
+        follower.run()
+    nowhere = query(start="lake", lake=str(tmp_path / "nothing"))
+    nowhere.start()
+    with pytest.raises(LakeVersionNotFound, match="nothing was published"):
+        nowhere.run()
+    for options in ({"start": "lake"}, {"lake": uri}, {"start": "latest", "lake": uri}):
+        with pytest.raises(UsageError, match='is for option\\("start", "lake"\\) only'):
+            query(**options).start()
+
+
+def publish_to(table: sync.Table, uri: str, keep_seconds: float = 3600) -> None:
+    async def publish_once() -> None:
+        async with connect(table._runner.client.config.address) as client:
+            await publish(client, table.name, open_lake_table(uri, "delta", keep_seconds), PublishOptions(file_rows=50))
+
+    table._runner.call(publish_once)
 
 
 def test_a_query_refuses_a_table_that_was_created_again(

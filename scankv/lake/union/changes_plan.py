@@ -20,7 +20,7 @@ from scankv.model.expressions.evaluation import evaluate
 from scankv.model.tables.columns import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from aio_client import Table
     from aio_client._scan.progress import ScanProgress
@@ -61,9 +61,8 @@ class ChangesPlan:
 
     @property
     def files(self) -> Sequence[DataFile]:
-        """The files to read, in their order: bucket by bucket, by their keys."""
-        chosen = [file for file in self.version.files if file.bucket in self.after.next_offsets]
-        return sorted(chosen, key=lambda file: (file.bucket, file.first_key, file.path))
+        """The files to read, in their order."""
+        return files_in_order(file for file in self.version.files if file.bucket in self.after.next_offsets)
 
     def read(self, file: DataFile, first: int = 0) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yields the rows of a file from one on as changes, and how many of its rows were read then. Blocks.
@@ -92,6 +91,11 @@ class ChangesPlan:
         )
         names = self.schema.names[len(CHANGE_COLUMNS) :]
         return pa.RecordBatch.from_arrays([*change, *(rows.column(name) for name in names)], schema=self.schema)
+
+
+def files_in_order(files: Iterable[DataFile]) -> list[DataFile]:
+    """Returns files in the order in which streams read them: bucket by bucket, by their keys."""
+    return sorted(files, key=lambda file: (file.bucket, file.first_key, file.path))
 
 
 async def plan_changes(transport: Transport, spec: ScanSpec, token: FileToken | None = None) -> ChangesPlan:

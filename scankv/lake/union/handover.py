@@ -50,6 +50,8 @@ class HandoverStream(ScanStream):
     of the version that is the latest one then. Its first commit after the last row makes it a consumer of changes.
     """
 
+    _most_files: int | None = None
+
     def __init__(self, transport: Transport, spec: ScanSpec, table: ScannedTable | None = None) -> None:
         """Called by `Scan.stream`; starts nothing."""
         super().__init__(transport, _of_log(spec), table)
@@ -119,6 +121,11 @@ class HandoverStream(ScanStream):
                 self._read.add(rows)
                 return rows
             self._is_in_files = False
+            return await self._next_after_files()
+        return await super()._next_rows()
+
+    async def _next_after_files(self) -> pa.RecordBatch | None:
+        """Reads the first rows after those of the files. Returns None if there are none."""
         return await super()._next_rows()
 
     def _end(self, failure: BaseException | None) -> None:
@@ -142,7 +149,7 @@ class HandoverStream(ScanStream):
         plan = await plan_changes(self._transport, spec, at)
         self._progress = plan.after.followed_later(plan.spec, fence)
         self._is_from_lake = True
-        self._rows = _rows_of(plan, at)
+        self._rows = _rows_of(plan, at, self._most_files)
 
     async def _reads_changes(self, consumer_id: str) -> bool:
         """Returns whether a consumer has committed all rows that its first stream began with."""
@@ -153,6 +160,24 @@ class HandoverStream(ScanStream):
         """Takes over the consumer, or creates it, and returns its fence. It then has all rows before it."""
         async with ScanStream(self._transport, _of_log(self._lake_spec)) as stream:
             return stream._progress.fence
+
+
+class FilesStream(HandoverStream):
+    """The rows of some files of a version as changes, without the changes since. See `ScanStream`."""
+
+    def __init__(self, transport: Transport, spec: ScanSpec, most_files: int) -> None:
+        """Starts nothing.
+
+        Args:
+            transport: The connection.
+            spec: A scan with `StartFrom.lake` that continues from the token of the first of the files.
+            most_files: How many files to read.
+        """
+        super().__init__(transport, spec)
+        self._most_files = most_files
+
+    async def _next_after_files(self) -> None:
+        self._end(None)
 
 
 class _ReadFromFiles:
@@ -170,15 +195,15 @@ class _ReadFromFiles:
         self.batches += 1
 
 
-def _rows_of(plan: ChangesPlan, at: FileToken | None) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-    """Yields the rows of the files as changes, each batch with the token that continues after it. Blocks.
+def _rows_of(plan: ChangesPlan, at: FileToken | None, most: int | None) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    """Yields the rows of up to `most` files as changes, each batch with the token that continues after it. Blocks.
 
     That of the last batch continues with the changes. So one batch more than was returned is in memory.
     """
     first_file, first_row = (0, 0) if at is None else (at.file, at.row)
     state, query = plan.version.state, query_of(plan.spec)
     before: tuple[pa.RecordBatch, bytes] | None = None
-    for number, file in enumerate(plan.files[first_file:], first_file):
+    for number, file in enumerate(plan.files[first_file:][:most], first_file):
         for row, batch in plan.read(file, first_row if number == first_file else 0):
             if before is not None:
                 yield before

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from scankv.model.errors import UsageError
-from spark_bridge.stream_offset import INITIAL, SnapshotProgress, StreamOffset
+from spark_bridge.stream_offset import INITIAL, FileProgress, SnapshotProgress, StreamOffset
 
 CHANGES = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1, 10: 2**63 - 1, 9: 5})
 FIRST = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1}, since={0: 0})
 ROWS = SnapshotProgress(snapshot_id="s", parts=7, next=3)
 AMONG_ROWS = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1}, rows=ROWS)
+AMONG_FILES = replace(CHANGES, lake=FileProgress(version=3, commit_id="c", files=7, next=2))
 AMONG_EXPIRING = replace(AMONG_ROWS, rows=replace(ROWS, expires=True))
 
 
-@pytest.mark.parametrize("offset", [CHANGES, FIRST, AMONG_ROWS, AMONG_EXPIRING])
+@pytest.mark.parametrize("offset", [CHANGES, FIRST, AMONG_ROWS, AMONG_EXPIRING, AMONG_FILES])
 def test_an_offset_comes_back_from_a_checkpoint_to_the_letter(offset: StreamOffset) -> None:
     text = json.dumps(offset.to_json())
     again = StreamOffset.from_json(json.loads(text))

@@ -74,7 +74,11 @@ def test_every_form_of_a_stop_is_read() -> None:
     [
         ({"stop": "latest"}, "option stop must be a time.*Trigger.AvailableNow"),
         ({"stop": '{"0": -1}'}, "option stop must be a time"),
-        ({"start": "yesterday"}, "option start must be full, earliest, latest, last:<number>, a time"),
+        ({"start": "yesterday"}, "option start must be full, lake, earliest, latest, last:<number>, a time"),
+        ({"start": "lake"}, "option lake must be where the table is published"),
+        ({"start": "full", "lake": "/a"}, "option lake must be where the table is published"),
+        ({"lake": "/a"}, "option lake must be where the table is published"),
+        ({"start": "lake", "lake": "a"}, "option lake must be a complete path or a URI"),
         ({"start": "2026-01-31T12:00:00"}, "option start must be full"),
         ({"start": "last:0"}, "option start must be full"),
         ({"start": '{"0": "x"}'}, "option start must be full"),
