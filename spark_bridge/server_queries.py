@@ -190,5 +190,6 @@ def local_dataframe(spark: SparkSession, rows: pa.Table) -> DataFrame:
 
     schema = spark_schema(rows.schema)
     target = arrow_schema(schema)
-    batches = [cast_rows(batch, target) for batch in rows.to_batches()]
+    # Spark does not take lists and maps in a table without any batch.
+    batches = [cast_rows(batch, target) for batch in rows.to_batches()] or [pa.RecordBatch.from_pylist([], target)]
     return spark.createDataFrame(pa.Table.from_batches(batches, target), schema)

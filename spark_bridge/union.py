@@ -200,9 +200,15 @@ class _UnionFrame:
 
     def _types_in(self, file: DataFile) -> StructType:
         """Returns the columns of a file that are read, with Spark's types."""
+        from scankv.lake.union.plan import ServerAloneError
+
         found = self._plan.published.file_schema(file)
         names = self._plan.published.sources(file, self._plan.columns).values()
-        return spark_schema(pa.schema([found.field(name) for name in names if name is not None]))
+        fields = [found.field(name) for name in names if name is not None]
+        for each in fields:
+            if _lacks_reader(each.type):
+                raise ServerAloneError(f'Spark does not read {each.type} from Parquet, as column "{each.name}" has it')
+        return spark_schema(pa.schema(fields))
 
     def _selected(self, file: DataFile, types: StructType) -> list[Column]:
         """Returns the columns of the answer and of the key, in the types of the table."""
@@ -256,3 +262,10 @@ def _spark_path(root: str, path: str) -> str:
     if "://" not in full:
         return f"file://{full}"
     return f"s3a://{full.removeprefix('s3://')}" if full.startswith("s3://") else full
+
+
+def _lacks_reader(type_: pa.DataType) -> bool:
+    """Returns whether Spark's Parquet reader cannot read values of a type, at any depth."""
+    if pat.is_nested(type_):
+        return any(_lacks_reader(type_.field(number).type) for number in range(type_.num_fields))
+    return bool(pat.is_float16(type_) or (pat.is_timestamp(type_) and type_.unit == "ns"))

@@ -14,6 +14,9 @@ FORMATS: Final = ("delta", "parquet", "iceberg")
 _MARKS: Final = {"delta": "_delta_log", "parquet": "_scankv", "iceberg": "metadata"}
 """A directory that each format has at its location, and no other one."""
 
+CATALOG_FILE: Final = "catalog.db"
+"""The catalog of an Iceberg table on a local disk, beside the table: a database of SQLite."""
+
 KEEP_SECONDS: Final = 7 * 86_400
 """How long the files of earlier versions remain unless the caller says otherwise."""
 
@@ -54,14 +57,19 @@ def open_lake_table(
 def find_lake_table(uri: str) -> LakeTable:
     """Returns the published table at a location, in whatever format it is there; a Delta table if none is.
 
-    Iceberg tables are found if the file beside them is their catalog.
-
     Raises:
         UsageError: The location cannot be used, or a package for the format is missing.
+        LakeDamaged: It is an Iceberg table of another catalog than the file beside it.
         LakeUnavailable: The location does not answer.
     """
     location = LakeLocation(uri)
-    return open_lake_table(uri, next((each for each in FORMATS if location.list(_MARKS[each])), FORMATS[0]))
+    found = next((each for each in FORMATS if location.list(_MARKS[each])), FORMATS[0])
+    if found == "iceberg" and (location.local is None or not (location.local / CATALOG_FILE).exists()):
+        raise LakeDamaged(
+            f"{location} has an Iceberg table whose catalog is elsewhere: read it with readers of Iceberg, or publish "
+            "the table in another format"
+        )
+    return open_lake_table(uri, found)
 
 
 def check_unused(lake: LakeTable) -> None:

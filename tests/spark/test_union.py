@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import spark_bridge
-from aio_client import LakeVersionNotFound, SnapshotLost, connect
+from aio_client import LakeVersionNotFound, SnapshotLost, UsageError, connect
 from scankv.lake.formats import open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
 from spark_bridge import memory_rows
@@ -40,10 +40,11 @@ def rows_of(ids: range, score: int = 1) -> pa.Table:
     return pa.table(dict(zip(SCHEMA.names, columns, strict=True)), SCHEMA)
 
 
-def publish_to(client: sync.Client, name: str, uri: str, *, masks: bool = False) -> None:
+def publish_to(client: sync.Client, name: str, uri: str, *, masks: bool = False, format_: str = "delta") -> None:
     async def publish_once() -> None:
         async with connect(client.config.address) as asynchronous:
-            await publish(asynchronous, name, open_lake_table(uri), PublishOptions(file_rows=25, masks=masks))
+            options = PublishOptions(file_rows=25, masks=masks)
+            await publish(asynchronous, name, open_lake_table(uri, format_), options)
 
     client._runner.call(publish_once)
 
@@ -96,6 +97,40 @@ def test_a_union_has_the_rows_and_the_types_of_the_data_source(
     few = spark_bridge.table(spark, url, table.name, lake=uri, columns=["team.name", "score"])
     assert few.columns == ["team.name", "score"]
     assert few.count() == table.count()
+
+
+@pytest.mark.parametrize("format_", ["parquet", "iceberg"])
+def test_spark_reads_files_of_every_format(
+    spark: SparkSession,
+    client: sync.Client,
+    table: sync.Table,
+    load: Callable[..., DataFrame],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    format_: str,
+) -> None:
+    uri, url = str(tmp_path / "published"), client.config.address
+    table.upsert(rows_of(range(1), score=2**64 - 1))
+    publish_to(client, table.name, uri, format_=format_)
+    table.upsert(rows_of(range(100, 130), score=5))
+    table.delete([7])
+    union = spark_bridge.table(spark, url, table.name, lake=uri)
+    assert sorted(union.collect()) == sorted(load(table.name).collect())
+    assert "FileScan parquet" in plan_of(union, capsys)
+
+
+def test_types_that_spark_does_not_read_from_files_are_read_from_the_server(
+    spark: SparkSession, client: sync.Client, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri, url = str(tmp_path / "published"), client.config.address
+    schema = pa.schema([("id", pa.int64()), ("half", pa.list_(pa.float16()))])
+    client.create_table(name, schema, primary_key=["id"]).upsert([{"id": 1, "half": [1.5]}])
+    publish_to(client, name, uri, format_="parquet")
+    with caplog.at_level(logging.WARNING):
+        assert spark_bridge.table(spark, url, name, lake=uri).collect() == [(1, [1.5])]
+    assert "Spark does not read list<element: halffloat> from Parquet" in caplog.text
+    with pytest.raises(UsageError, match="as_of cannot be used: Spark does not read"):
+        spark_bridge.table(spark, url, name, lake=uri, as_of=0)
 
 
 def test_an_earlier_version_is_read_by_spark_alone(

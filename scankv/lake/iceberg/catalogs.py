@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from scankv.lake.formats import CATALOG_FILE
 from scankv.model.errors import LakeConflict, LakeDamaged, LakeUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
     from scankv.lake.location import LakeLocation
-
-FILE: Final = "catalog.db"
-"""The catalog of a table on a local disk: a database of SQLite."""
 
 _LOCAL_NAME: Final = "scankv"
 _LOCAL_TABLE: Final = ("scankv", "published")
@@ -144,7 +142,7 @@ def table_root(location: LakeLocation) -> str:
 
 def _file(location: LakeLocation) -> Path:
     assert location.local is not None
-    return location.local / FILE
+    return location.local / CATALOG_FILE
 
 
 def _open_file(location: LakeLocation) -> Catalog:

@@ -14,7 +14,7 @@ from pyarrow import fs, parquet
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.utils.config import Config
 
-from aio_client import LakeConflict, LakeUnavailable
+from aio_client import LakeConflict, LakeUnavailable, LakeVersionNotFound, StartFrom, StopAt
 from scankv.lake.formats import open_lake_table
 from scankv.lake.location import LakeLocation
 from scankv.lake.publisher import PublishOptions, publish
@@ -51,7 +51,13 @@ async def test_versions_are_committed_to_an_object_store(client: Client, name: s
     base = lake.load()
     assert base is not None
     assert base.stored.checkpoint >= 19
+    past = table.scan().as_of(21).read_path("lake", uri)
+    assert {row["id"]: row["value"] for row in await past.to_pylist()}.items() >= {(22, 22), (23, 1)}
+    changes = await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_arrow()
+    assert changes["_log_offset"].null_count == 500
     assert lake.expire(orphan_seconds=0) > 20
+    with pytest.raises(LakeVersionNotFound, match="has expired"):
+        await past.to_arrow()
     address = uri.partition("endpoint_override=")[2].partition("&")[0]
     options = {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://{address}", "AWS_ALLOW_HTTP": "true"}
     published = deltalake.DeltaTable(uri.partition("?")[0], storage_options=options)
@@ -78,6 +84,11 @@ async def test_other_formats_are_committed_to_an_object_store(
         await table.upsert([{"id": value, "value": value}])
     late, base = open_lake_table(uri, format_, catalog=catalog), lake.load()
     assert (await publish(client, name, lake, PublishOptions(file_rows=50))).mode == "changes"
+    async with table.scan().read_path("lake", uri).stream() as stream:
+        elsewhere = None if format_ == "parquet" else "an Iceberg table whose catalog is elsewhere"
+        assert (elsewhere or "") in (stream.lake_fallback or "")
+        assert (stream.lake_fallback is None) is (elsewhere is None)
+        assert sum([rows.num_rows async for rows in stream]) == await table.count()
     late.load = lambda: base  # type: ignore[method-assign]  # it has read the version before
     with pytest.raises(LakeConflict):
         await publish(client, name, late, PublishOptions(file_rows=50))
