@@ -40,6 +40,8 @@ class Consumer:
         expires_in: Seconds after which the server forgets the consumer unless it reads or commits. Meaningless while
             `live`.
         damage: Why the consumer cannot be read; such a consumer can only be deleted. None: it can be read.
+        rows_position: How far it has committed the rows of a start with `StartFrom.lake`, as a resume token. None: it
+            has committed none of them or all of them, or has started otherwise.
     """
 
     id: str
@@ -50,6 +52,7 @@ class Consumer:
     phase: Literal["rows", "changes"]
     expires_in: float
     damage: str | None
+    rows_position: bytes | None = None
 
     @classmethod
     def of(cls, message: consumer_pb2.Consumer) -> Self:
@@ -64,6 +67,7 @@ class Consumer:
             phase="rows" if message.full else "changes",
             expires_in=message.remaining_millis / 1000,
             damage=message.damage or None,
+            rows_position=message.rows_position or None,
         )
 
 

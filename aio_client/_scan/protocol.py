@@ -76,6 +76,7 @@ def scan_request(
 
 def _consumer_changelog_message(log: LogSpec, fence: int, *, clears: bool) -> scan_pb2.Changelog:
     message = changelog_message(log, clears=clears)
+    message.rows_elsewhere = log.rows_elsewhere
     if log.consumer_id is not None:
         message.consumer_id, message.consumer_fence = log.consumer_id, fence
         message.consumer_must_exist = log.consumer_must_exist

@@ -20,13 +20,25 @@ _Request = TypeVar("_Request", bound="Message")
 _Response = TypeVar("_Response")
 
 
-async def commit_position(transport: Transport, table: str, consumer_id: str, fence: int, token: bytes) -> LogOffsets:
+async def commit_position(
+    transport: Transport, table: str, consumer_id: str, fence: int, token: bytes = b"", rows_position: bytes = b""
+) -> LogOffsets:
     """Commits the position of a token for a consumer's stream. Returns the committed offsets.
+
+    Args:
+        transport: The client's connections.
+        table: The table.
+        consumer_id: The consumer.
+        fence: The fence of the stream.
+        token: The token.
+        rows_position: Instead of a token, how far rows were read elsewhere.
 
     Raises:
         ConsumerFenced: The stream no longer has the consumer.
     """
-    request = consumer_pb2.CommitPositionRequest(table=table, consumer_id=consumer_id, fence=fence, resume_token=token)
+    request = consumer_pb2.CommitPositionRequest(
+        table=table, consumer_id=consumer_id, fence=fence, resume_token=token, rows_position=rows_position
+    )
     response = await call_again(transport, lambda: transport.services.consumers.CommitPosition, request)
     return LogOffsets.of(response.log_offsets, response.table_incarnation)
 

@@ -100,6 +100,9 @@ MAX_SPLITS: Final = 1024
 MAX_RESUME_TOKEN_BYTES: Final = 64 * 1024
 """The most bytes of a resume token."""
 
+MAX_ROWS_POSITION_BYTES: Final = 1024
+"""The most bytes of the position of a consumer within rows that its reader takes from elsewhere."""
+
 MIN_CALLS_PER_CONNECTION: Final = 1024
 """The number of concurrent calls that every server accepts from one connection, whatever its configuration."""
 

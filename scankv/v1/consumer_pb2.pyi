@@ -59,6 +59,7 @@ class Consumer(_message.Message):
     REMAINING_MILLIS_FIELD_NUMBER: _builtins.int
     DAMAGE_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    ROWS_POSITION_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     lag: _builtins.int
     """The number of changes from these offsets on, without those in damaged buckets."""
@@ -76,6 +77,8 @@ class Consumer(_message.Message):
     """Why the consumer cannot be read. Then the other fields are unknown and it can only be deleted. Empty: not damaged."""
     table_incarnation: _builtins.str
     """Changes when the table is dropped and created again under the same name."""
+    rows_position: _builtins.bytes
+    """The last committed `rows_position`, if rows come before the changes. Empty: none."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket that the consumer has read, the offset of the first change that it has not committed."""
@@ -92,10 +95,11 @@ class Consumer(_message.Message):
         remaining_millis: _builtins.int = ...,
         damage: _builtins.str = ...,
         table_incarnation: _builtins.str = ...,
+        rows_position: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_micros", b"committed_micros", "consumer_id", b"consumer_id", "damage", b"damage", "full", b"full", "lag", b"lag", "live", b"live", "log_offsets", b"log_offsets", "remaining_millis", b"remaining_millis", "table_incarnation", b"table_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_micros", b"committed_micros", "consumer_id", b"consumer_id", "damage", b"damage", "full", b"full", "lag", b"lag", "live", b"live", "log_offsets", b"log_offsets", "remaining_millis", b"remaining_millis", "rows_position", b"rows_position", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -148,12 +152,18 @@ class CommitPositionRequest(_message.Message):
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    ROWS_POSITION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     consumer_id: _builtins.str
     fence: _builtins.int
     """`consumer_fence` of the header of the stream."""
     resume_token: _builtins.bytes
     """A resume token of the stream. Everything before it is committed."""
+    rows_position: _builtins.bytes
+    """Instead of a resume token, for a consumer with `Changelog.rows_elsewhere`: how far it has read the rows, at most
+    1,024 bytes, opaque. It replaces the one before, and is forgotten once a resume token is committed. Then it changes
+    nothing.
+    """
     def __init__(
         self,
         *,
@@ -161,10 +171,11 @@ class CommitPositionRequest(_message.Message):
         consumer_id: _builtins.str = ...,
         fence: _builtins.int = ...,
         resume_token: _builtins.bytes = ...,
+        rows_position: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "fence", b"fence", "resume_token", b"resume_token", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "fence", b"fence", "resume_token", b"resume_token", "rows_position", b"rows_position", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

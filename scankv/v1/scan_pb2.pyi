@@ -299,6 +299,7 @@ class Changelog(_message.Message):
     NET_CHANGES_LAG_THRESHOLD_FIELD_NUMBER: _builtins.int
     RESCAN_UNTRACKED_FIELD_NUMBER: _builtins.int
     CLEAR_RANGES_FIELD_NUMBER: _builtins.int
+    ROWS_ELSEWHERE_FIELD_NUMBER: _builtins.int
     timestamp_micros: _builtins.int
     """The first change committed at or after this time, in microseconds since 1970; the oldest change that is kept, if
     it is later than this time. Around a jump of the machine's clock, such a start or stop gets INVALID_REQUEST: see
@@ -355,6 +356,11 @@ class Changelog(_message.Message):
     """With `rescan_untracked`: the reader drops its rows of the ranges in `ScanHeartbeat.cleared`. Without this field, the
     stream fails with RANGE_NOT_TRACKED where all rows of a key range were deleted without a change for each row.
     """
+    rows_elsewhere: _builtins.bool
+    """For a consumer that starts at `offsets`: its reader takes the rows of the table as of these offsets from elsewhere,
+    and commits how far it is with `CommitPositionRequest.rows_position`. Until it commits a resume token, the consumer
+    has rows to come before the changes, as after `full`, and starts where `offsets` says. The stream has no rows.
+    """
     @_builtins.property
     def full(self) -> Global___LogFull:
         """All rows as of the opening as `+I` without offset and timestamp, then the changes from exactly there on."""
@@ -402,10 +408,11 @@ class Changelog(_message.Message):
         net_changes_lag_threshold: _builtins.int = ...,
         rescan_untracked: _builtins.bool = ...,
         clear_ranges: _builtins.bool = ...,
+        rows_elsewhere: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "clear_ranges", b"clear_ranges", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "consumer_must_exist", b"consumer_must_exist", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_changes", b"net_changes", "net_changes_lag_threshold", b"net_changes_lag_threshold", "offsets", b"offsets", "rescan_untracked", b"rescan_untracked", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "clear_ranges", b"clear_ranges", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "consumer_must_exist", b"consumer_must_exist", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_changes", b"net_changes", "net_changes_lag_threshold", b"net_changes_lag_threshold", "offsets", b"offsets", "rescan_untracked", b"rescan_untracked", "rows_elsewhere", b"rows_elsewhere", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["full", "earliest", "latest", "timestamp_micros", "offsets", "last"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
-from scankv.model.limits import MAX_RESUME_TOKEN_BYTES
+from scankv.model.limits import MAX_RESUME_TOKEN_BYTES, MAX_ROWS_POSITION_BYTES
 from scankv.v1 import consumer_pb2, consumer_pb2_grpc
 from streaming_server.services.errors import map_errors
 from streaming_server.services.log_request import log_start
@@ -44,9 +44,13 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         async with map_errors(request, context):
             if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
                 raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
+            if len(request.rows_position) > MAX_ROWS_POSITION_BYTES or (request.rows_position and request.resume_token):
+                raise InvalidRequest(
+                    f"rows_position must have at most {MAX_ROWS_POSITION_BYTES:,} bytes, and no resume_token beside it"
+                )
             table = self._tables.table(request.table).state
             offsets, micros = await self._consumers.commit(
-                table, request.consumer_id, request.fence, request.resume_token
+                table, request.consumer_id, request.fence, request.resume_token, request.rows_position
             )
         return consumer_pb2.CommitPositionResponse(
             log_offsets=offsets, committed_micros=micros, table_incarnation=table.definition.incarnation
@@ -88,4 +92,5 @@ def _consumer(info: ConsumerInfo, incarnation: str) -> consumer_pb2.Consumer:
         remaining_millis=round(info.remaining * 1000),
         damage=info.damage,
         table_incarnation=incarnation,
+        rows_position=info.rows_position,
     )

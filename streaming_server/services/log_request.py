@@ -56,6 +56,7 @@ def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
         rescans=request.log.rescan_untracked,
         clears=_clears(request.log),
         latest=latest,
+        rows_elsewhere=_rows_elsewhere(request.log),
     )
 
 
@@ -63,6 +64,12 @@ def _clears(log: scan_pb2.Changelog) -> bool:
     if log.clear_ranges and not log.rescan_untracked:
         raise InvalidRequest("log.clear_ranges is set without rescan_untracked: set rescan_untracked as well")
     return log.clear_ranges
+
+
+def _rows_elsewhere(log: scan_pb2.Changelog) -> bool:
+    if log.rows_elsewhere and (log.WhichOneof("start") != "offsets" or not log.consumer_id):
+        raise InvalidRequest("log.rows_elsewhere is set without consumer_id and offsets to start at: set both")
+    return log.rows_elsewhere
 
 
 def _lag_threshold(log: scan_pb2.Changelog) -> int | None:

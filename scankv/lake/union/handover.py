@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal
 from aio_client import StartFrom
 from aio_client._client.table import open_table
 from aio_client._scan.stream import ScanStatistics, ScanStream
+from aio_client._transport.repeatable_calls import commit_position
 from scankv.lake.union.changes_plan import plan_changes
 from scankv.lake.union.file_token import FileToken, query_of
-from scankv.model.errors import ScanKvError
+from scankv.model.errors import LakeVersionNotFound, ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from aio_client import LogOffsets
+    from aio_client import Consumer, LogOffsets
     from aio_client._scan.resume import Resumption
     from aio_client._scan.shards import ScannedTable
     from aio_client._transport.transport import Transport
@@ -46,8 +47,8 @@ class HandoverStream(ScanStream):
     In phase "rows", the client reads files, and the server is not asked for anything. The first change of the changelog
     is the first one that the version does not show.
 
-    The server stores no position within files. So a consumer that is started again in phase "rows" begins with all rows
-    of the version that is the latest one then. Its first commit after the last row makes it a consumer of changes.
+    The position of a consumer within the files is its resume token. Its first commit after the last row makes it a
+    consumer of changes.
     """
 
     _most_files: int | None = None
@@ -61,6 +62,7 @@ class HandoverStream(ScanStream):
         self._file_token = spec.resume_token
         self._is_in_files = True
         self._is_from_lake = False
+        self._committed: tuple[int, int] | None = None
         self._read = _ReadFromFiles()
 
     async def __aenter__(self) -> Self:
@@ -74,12 +76,19 @@ class HandoverStream(ScanStream):
         return self if self._is_in_files else await super().__aenter__()
 
     async def commit(self, token: bytes | None = None) -> LogOffsets:
-        """Commits the position of the stream's consumer, as `ScanStream.commit`. Stores nothing within the files."""
-        position = self.resume_token if token is None else token
-        log = self._lake_spec.log
-        if log is not None and log.consumer_id is not None and FileToken.is_one(position):
-            return self.log_offsets
-        return await super().commit(token)
+        """Commits the position of the stream's consumer, as `ScanStream.commit`."""
+        spec, position = self._lake_spec, self.resume_token if token is None else token
+        consumer_id = None if spec.log is None else spec.log.consumer_id
+        if consumer_id is not None and position is None and self._is_in_files:
+            return self.log_offsets  # nothing was returned yet
+        if consumer_id is None or position is None or not FileToken.is_one(position):
+            return await super().commit(token)
+        offsets, reached = self.log_offsets, FileToken.of_bytes(position, spec)
+        if self._committed is not None and (reached.file, reached.row) <= self._committed:
+            return offsets
+        await commit_position(self._transport, spec.table, consumer_id, self._progress.fence, rows_position=position)
+        self._committed = (reached.file, reached.row)
+        return offsets
 
     @property
     def resume_token(self) -> bytes | None:
@@ -139,26 +148,40 @@ class HandoverStream(ScanStream):
             return
         self._is_planned = True
         spec, token = self._lake_spec, self._lake_spec.resume_token
-        at = None if token is None else FileToken.of_bytes(token, spec)
-        fence = 0
-        if spec.log is not None and spec.log.consumer_id is not None:
-            if await self._reads_changes(spec.log.consumer_id):
+        consumer_id = None if spec.log is None else spec.log.consumer_id
+        if consumer_id is not None:
+            known = await self._find_consumer(consumer_id)
+            if known is not None and known.phase == "changes":
                 self._is_in_files = False
                 return
-            fence = await self._take_over()
-        plan = await plan_changes(self._transport, spec, at)
+            token = self._file_token = None if known is None else known.rows_position
+        at = None if token is None else FileToken.of_bytes(token, spec)
+        try:
+            plan = await plan_changes(self._transport, spec, at)
+        except LakeVersionNotFound as error:
+            if at is None or consumer_id is None:
+                raise
+            raise LakeVersionNotFound(
+                f"the consumer {consumer_id} was interrupted within the files of a version that it cannot continue "
+                f"with: delete it, so that it begins again ({error.message})",
+                table=spec.table,
+            ) from error
+        fence = 0 if consumer_id is None else await self._take_over(plan)
+        self._committed = None if at is None or consumer_id is None else (at.file, at.row)
         self._progress = plan.after.followed_later(plan.spec, fence)
         self._is_from_lake = True
         self._rows = _rows_of(plan, at, self._most_files)
 
-    async def _reads_changes(self, consumer_id: str) -> bool:
-        """Returns whether a consumer has committed all rows that its first stream began with."""
+    async def _find_consumer(self, consumer_id: str) -> Consumer | None:
+        """Returns what the server knows of a consumer."""
         table = await open_table(self._transport, self._lake_spec.table)
-        return any(each.phase == "changes" for each in await table.consumers(consumer_id))
+        return next(iter(await table.consumers(consumer_id)), None)
 
-    async def _take_over(self) -> int:
-        """Takes over the consumer, or creates it, and returns its fence. It then has all rows before it."""
-        async with ScanStream(self._transport, _of_log(self._lake_spec)) as stream:
+    async def _take_over(self, plan: ChangesPlan) -> int:
+        """Takes over the consumer, or creates it, and returns its fence. It then holds the later changes."""
+        assert plan.spec.log is not None
+        log = replace(plan.spec.log, start=StartFrom.offsets(plan.version.state.log_offsets), rows_elsewhere=True)
+        async with ScanStream(self._transport, replace(plan.spec, log=log)) as stream:
             return stream._progress.fence
 
 

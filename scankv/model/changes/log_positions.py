@@ -202,6 +202,7 @@ class LogSpec:
         lag_threshold: A bucket whose lag is greater, in changes, is read as net changes. None: the server's setting.
         unmatched: How the stream treats rows that do not match its predicate and may have matched before.
         untracked: What the stream does where rows were written without tracking of changes.
+        rows_elsewhere: Whether the reader of the consumer takes the rows before the changes from published files.
     """
 
     start: StartFrom = field(default_factory=lambda: StartFrom.LATEST)
@@ -214,6 +215,7 @@ class LogSpec:
     lag_threshold: int | None = None
     unmatched: Unmatched = Unmatched.REFUSE
     untracked: Untracked = Untracked.FAIL
+    rows_elsewhere: bool = False
 
     def __post_init__(self) -> None:
         """Raises UsageError if a value is not allowed."""

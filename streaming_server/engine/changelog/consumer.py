@@ -44,6 +44,8 @@ class ConsumerState:
         expires: When it expires unless a call renews it, on the monotonic clock.
         lock: Serializes all operations on the consumer.
         committed: Its committed progress. None: its first stream is being opened, or it is damaged.
+        rows_position: How far its reader has read rows elsewhere, as the reader says it. Empty: not known, or all rows
+            were read.
         fence: The number of the stream that was opened last.
         committed_micros: When it committed last; 0 for never.
         session: The stream that owns it now.
@@ -54,6 +56,7 @@ class ConsumerState:
     expires: float
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     committed: ConsumerProgress | None = None
+    rows_position: bytes = b""
     fence: int = 0
     committed_micros: int = 0
     session: ConsumerSession | None = None
@@ -83,6 +86,7 @@ class ConsumerInfo:
         full: Whether it has yet to commit some rows of its full start.
         remaining: Seconds until it expires unless a call renews it.
         damage: Why its file cannot be read; empty if it can.
+        rows_position: How far its reader has read rows elsewhere. Empty: not known, or all rows were read.
     """
 
     consumer_id: str
@@ -93,6 +97,7 @@ class ConsumerInfo:
     full: bool
     remaining: float
     damage: str
+    rows_position: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +162,13 @@ def check_query(
         )
 
 
-def progress_after_open(committed: ConsumerProgress | None, position: LogPosition) -> ConsumerProgress:
+def progress_after_open(
+    committed: ConsumerProgress | None, position: LogPosition, *, rows_elsewhere: bool
+) -> ConsumerProgress:
     """Returns the progress of a consumer after a stream was opened at a position."""
     offsets = dict(position.offsets)
+    if rows_elsewhere and (committed is None or committed.position.scanning):
+        return ConsumerProgress(LogPosition(offsets, scanning=True), b"")
     if committed is None or (committed.position.scanning and not committed.is_reading_rows):
         return ConsumerProgress(LogPosition(offsets, scanning=position.scanning), b"")
     return committed if committed.is_reading_rows else committed.with_offsets(offsets)
@@ -178,4 +187,5 @@ def consumer_info(consumer: ConsumerState, ends: Mapping[int, int], now: float) 
         full=committed is not None and committed.position.scanning,
         remaining=max(consumer.expires - now, 0.0),
         damage=consumer.damage,
+        rows_position=consumer.rows_position,
     )

@@ -94,6 +94,7 @@ class ConsumerRegistry:
                     raise record
                 consumer.committed = ConsumerProgress.from_token(record.token, group.digest)
                 consumer.fence, consumer.committed_micros = record.fence, record.committed_micros
+                consumer.rows_position = record.rows_position
             except ScanKvError as error:
                 consumer.damage = error.message
 
@@ -157,15 +158,18 @@ class ConsumerRegistry:
             if plan.consumer_fence:
                 check_fence(group, consumer, plan.consumer_fence)
             committed = consumer.committed
-            if committed is not None and not plan.resume_token and committed.is_reading_rows:
+            reads_rows = committed is not None and committed.is_reading_rows and not plan.rows_elsewhere
+            if committed is not None and not plan.resume_token and reads_rows:
                 check_query(group, consumer, committed, plan, table)
             opened = await changes.open(plan, scan_id, None if committed is None else committed.position)
             try:
                 if not plan.resume_token:
-                    at = progress_after_open(committed, opened.source.position())
+                    position = opened.source.position()
+                    at = progress_after_open(committed, position, rows_elsewhere=plan.rows_elsewhere)
                     fence = plan.consumer_fence or next_fence(consumer)
                     if at != committed or fence != consumer.fence:
-                        await self._store(group, table, consumer, at, fence, consumer.committed_micros)
+                        rows = consumer.rows_position if plan.rows_elsewhere else b""
+                        await self._store(group, table, consumer, at, fence, consumer.committed_micros, rows)
             except BaseException:
                 opened.source.close()
                 raise
@@ -174,8 +178,17 @@ class ConsumerRegistry:
                 before.end(fenced_error(group, consumer.consumer_id, "another stream has taken it over"))
             return replace(opened, consumer_fence=consumer.fence)
 
-    async def commit(self, table: TableState, consumer_id: str, fence: int, token: bytes) -> tuple[dict[int, int], int]:
+    async def commit(
+        self, table: TableState, consumer_id: str, fence: int, token: bytes, rows_position: bytes = b""
+    ) -> tuple[dict[int, int], int]:
         """Advances a consumer, durably, to the position of a token of its stream; never moves it back.
+
+        Args:
+            table: The table.
+            consumer_id: The consumer.
+            fence: The fence of its stream.
+            token: The token.
+            rows_position: Instead of a token, how far the reader has read rows elsewhere.
 
         Returns:
             The committed offsets, and the time of the commit in microseconds since 1970 UTC.
@@ -187,10 +200,13 @@ class ConsumerRegistry:
         """
         group = self._group(table)
         async with self._lock(group, consumer_id, _raise_gone) as consumer:
-            committed = check_fence(group, consumer, fence)
-            advanced = committed.advance_to(ConsumerProgress.from_token(token, group.digest))
-            if advanced is not committed or not consumer.committed_micros:
-                await self._store(group, table, consumer, advanced, fence, self._clock.commit_micros())
+            committed = advanced = check_fence(group, consumer, fence)
+            rows = rows_position if committed.position.scanning else b""
+            if not rows_position:
+                advanced = committed.advance_to(ConsumerProgress.from_token(token, group.digest))
+            changed = advanced is not committed or rows != consumer.rows_position
+            if changed or not consumer.committed_micros:
+                await self._store(group, table, consumer, advanced, fence, self._clock.commit_micros(), rows)
             self._renew(consumer)
             return dict(advanced.position.offsets), consumer.committed_micros
 
@@ -320,10 +336,15 @@ class ConsumerRegistry:
         committed: ConsumerProgress,
         fence: int,
         micros: int,
+        rows_position: bytes = b"",
     ) -> None:
         """Stores the new state of a consumer durably."""
         record = ConsumerRecord(
-            consumer_id=consumer.consumer_id, fence=fence, token=committed.token(group.digest), committed_micros=micros
+            consumer_id=consumer.consumer_id,
+            fence=fence,
+            token=committed.token(group.digest),
+            committed_micros=micros,
+            rows_position=rows_position,
         )
         written: list[ConsumerRecord] = []
 
@@ -336,6 +357,7 @@ class ConsumerRegistry:
         finally:
             if written:  # also if the caller has cancelled in the meantime
                 consumer.committed, consumer.fence, consumer.committed_micros = committed, fence, micros
+                consumer.rows_position = rows_position
                 _retain_logs(table, consumer.consumer_id, committed.position.offsets)
 
     async def _forget(self, group: TableConsumers, consumer: ConsumerState) -> None:

@@ -133,6 +133,8 @@ class LogOpening:
     async def _start_of_consumer(self, committed: LogPosition) -> LogPosition:
         """Returns where a consumer's stream starts. Buckets without a committed position start where the plan says."""
         plan = self._plan
+        if committed.scanning and plan.rows_elsewhere:
+            return LogPosition(await self._starts.of(plan.start, clamp=plan.clamp))
         if committed.scanning:
             return self._resume(committed, clamp=plan.clamp)
         known = {number: bucket for number, bucket in self._buckets.items() if number in committed.offsets}

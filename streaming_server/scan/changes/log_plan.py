@@ -53,6 +53,7 @@ class LogPlan:
         clears: Whether the reader drops its rows of a range that was deleted without tracking. If not, the stream fails
             there.
         latest: Whether changes are returned as soon as they are applied, durable or not.
+        rows_elsewhere: Whether the consumer's reader takes the rows that come before the changes from elsewhere.
     """
 
     buckets: tuple[int, ...] | None
@@ -73,6 +74,7 @@ class LogPlan:
     rescans: bool = False
     clears: bool = False
     latest: bool = False
+    rows_elsewhere: bool = False
 
     def check(self, definition: TableDefinition) -> None:
         """Checks that the table has a changelog, and that the offsets are its own.

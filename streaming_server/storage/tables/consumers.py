@@ -33,21 +33,27 @@ class ConsumerRecord:
         fence: The number of its last stream. Each stream that takes the consumer over has a greater one.
         token: The consumer's position, as a resume token of its table.
         committed_micros: The time of its last commit, in microseconds since 1970 UTC. 0: it has never committed.
+        rows_position: How far its reader has read rows elsewhere, as the reader says it. Empty: it does not do that.
     """
 
     consumer_id: str
     fence: int
     token: bytes
     committed_micros: int
+    rows_position: bytes = b""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the stored form."""
-        return {**asdict(self), "token": self.token.hex()}
+        stored = {**asdict(self), "token": self.token.hex(), "rows_position": self.rows_position.hex()}
+        if not self.rows_position:  # which earlier releases do not know
+            del stored["rows_position"]
+        return stored
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ConsumerRecord:
         """Reads the result of `to_json`."""
-        return cls(**{**stored, "token": bytes.fromhex(stored["token"])})
+        texts = {"rows_position": "", **stored}
+        return cls(**{**texts, **{name: bytes.fromhex(texts[name]) for name in ("token", "rows_position")}})
 
 
 class ConsumerDirectory:
@@ -84,6 +90,8 @@ class ConsumerDirectory:
             "token": base64.b64encode(record.token).decode(),
             "committed_micros": record.committed_micros,
         }
+        if record.rows_position:
+            content["rows_position"] = base64.b64encode(record.rows_position).decode()
         write_checked_json(self._file(record.consumer_id), content)
 
     def remove(self, consumer_id: str) -> None:
@@ -106,6 +114,7 @@ def _read_record(file: Path) -> ConsumerRecord:
             fence=int(content["fence"]),
             token=base64.b64decode(content["token"], validate=True),
             committed_micros=int(content["committed_micros"]),
+            rows_position=base64.b64decode(content.get("rows_position", ""), validate=True),
         )
     except (ValueError, TypeError, LookupError, InvalidRequest) as error:
         raise DataLoss(f"the consumer {file} cannot be read: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,6 +24,8 @@ from aio_client import (
     connect,
     sync,
 )
+from aio_client._scan.stream import ScanStream
+from aio_client._transport.repeatable_calls import commit_position
 from scankv.lake.formats import FORMATS, open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
 from tests.support.server_process import ServerProcess
@@ -213,22 +216,28 @@ async def test_tokens_of_something_else_are_refused(client: Client, name: str, u
 async def test_a_consumer_continues_after_what_it_has_committed(client: Client, name: str, uri: str) -> None:
     table = await make(client, name, uri)
     scan = table.changes(StartFrom.lake(uri), StopAt.LATEST, consumer_id="etl").with_chunk(rows=40)
-    # Within the files, a commit stores nothing.
-    async with scan.stream() as stream:
-        await anext(stream)
-        assert await stream.commit() == stream.log_offsets
-    (consumer,) = await table.consumers()
-    assert consumer.phase == "rows"
-    await publish_to(client, name, uri)
     state: dict[int, dict[str, Any]] = {}
     async with scan.stream() as stream:
+        assert await stream.commit() == stream.log_offsets  # before the first row
+        first, second = [(await anext(stream), stream.resume_token) for _ in range(2)]
+        apply(state, first[0])
+        apply(state, second[0])
+        # A position never goes back.
+        await stream.commit(second[1])
+        assert await stream.commit(first[1]) == stream.log_offsets
+        begun = stream.log_offsets
+    (consumer,) = await table.consumers()
+    assert (consumer.phase, consumer.log_offsets, consumer.rows_position) == ("rows", begun, second[1])
+    # What is published later changes nothing for a consumer that has begun.
+    await publish_to(client, name, uri)
+    async with scan.stream() as stream:
+        assert stream.resume_token == second[1]
         async for changes in stream:
-            assert stream.phase == "rows"  # nothing has changed since
             apply(state, changes)
             await stream.commit()
     assert state == await live(table.scan())
     (consumer,) = await table.consumers()
-    assert (consumer.phase, consumer.lag) == ("changes", 0)
+    assert (consumer.phase, consumer.lag, consumer.rows_position) == ("changes", 0, None)
     await table.upsert(rows_of(range(3), score=9))
     async with scan.stream() as stream:
         async for changes in stream:
@@ -236,7 +245,6 @@ async def test_a_consumer_continues_after_what_it_has_committed(client: Client, 
             apply(state, changes)
             await stream.commit()
     assert state == await live(table.scan())
-    # A token from before changes nothing.
     with pytest.raises(ConsumerNotFound):
         async with table.changes(StartFrom.lake(uri), consumer_id="other", must_exist=True).stream():
             pass
@@ -253,6 +261,58 @@ async def test_a_consumer_that_has_not_committed_the_last_rows_begins_again(
         with pytest.raises(ConsumerFenced):
             [rows async for rows in stream]
         assert pa.Table.from_batches([rows async for rows in later]) == first
+
+
+async def test_a_consumer_survives_the_server_within_the_files(server: ServerProcess, uri: str) -> None:
+    async with connect(server.url) as client:
+        table = await make(client, "lake.consumer", uri)
+        scan = table.changes(StartFrom.lake(uri), StopAt.LATEST, consumer_id="etl").with_chunk(rows=40)
+        state: dict[int, dict[str, Any]] = {}
+        for _ in range(3):
+            async with scan.stream() as stream:
+                apply(state, await anext(stream))
+                await stream.commit()
+                apply({}, await anext(stream))  # which is not committed
+            server.kill()
+            server.restart()
+        async with scan.stream() as stream:
+            async for changes in stream:
+                apply(state, changes)
+                await stream.commit()
+        assert state == await live(table.scan())
+        with pytest.raises(InvalidRequest, match="rows_elsewhere is set without consumer_id and offsets"):
+            await of_raw_log(table, rows_elsewhere=True)
+
+
+async def test_a_consumer_within_the_files_of_an_expired_version_is_an_error(
+    client: Client, name: str, uri: str
+) -> None:
+    table = await make(client, name, uri)
+    scan = table.changes(StartFrom.lake(uri), StopAt.LATEST, consumer_id="etl").with_chunk(rows=40)
+    async with scan.stream() as stream:
+        await anext(stream)
+        await stream.commit()
+    with pytest.raises(InvalidResumeToken, match="comes from another query"):
+        await scan.select("id").to_arrow()
+    await table.truncate()
+    await publish_to(client, name, uri, keep_seconds=0)
+    open_lake_table(uri, keep_seconds=0).expire(0)
+    with pytest.raises(LakeVersionNotFound, match="delete it, so that it begins again"):
+        await scan.to_arrow()
+    await table.delete_consumer("etl")
+    assert await scan.to_pylist() == []
+    transport = table.scan()._transport
+    for arguments in ({"rows_position": b"x" * 1025}, {"rows_position": b"x", "token": b"y"}):
+        with pytest.raises(InvalidRequest, match="rows_position must have at most 1,024 bytes"):
+            await commit_position(transport, name, "etl", 1, **arguments)
+
+
+async def of_raw_log(table: Table, **fields: Any) -> None:
+    """Starts a stream of changes with fields that the builder does not set."""
+    spec = table.changes(StartFrom.LATEST, StopAt.LATEST).spec
+    assert spec.log is not None
+    async with ScanStream(table.scan()._transport, replace(spec, log=replace(spec.log, **fields))):
+        pass
 
 
 async def test_rows_of_a_table_without_a_key_come_first(client: Client, name: str, uri: str) -> None:

@@ -34,6 +34,15 @@ def test_what_was_written_is_read_by_id(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("rows_position", [b"", b"\0within files\xff"])
+def test_a_position_within_rows_is_stored(tmp_path: Path, rows_position: bytes) -> None:
+    stored = ConsumerRecord(consumer_id="a", fence=1, token=b"t", committed_micros=2, rows_position=rows_position)
+    ConsumerDirectory(tmp_path).write(stored)
+    assert dict(ConsumerDirectory(tmp_path).read()) == {"a": stored}
+    assert ConsumerRecord.from_json(stored.to_json()) == stored
+    assert ("rows_position" in stored.to_json()) is bool(rows_position)
+
+
 def test_what_was_removed_is_gone_and_may_be_removed_again(tmp_path: Path) -> None:
     directory = ConsumerDirectory(tmp_path)
     directory.remove("a")
