@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,8 @@ from streaming_server.storage.rows.conversion import convert_written
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from streaming_server.engine.functions.function import Mask
     from streaming_server.engine.merging.rows import WrittenRows
     from streaming_server.storage.rows.index_codec import IndexCodec
@@ -118,20 +120,29 @@ class PreparedRows:
         return PreparedRows(self.bucket, codec, batch, self.keys, codec.encode(batch))
 
 
-def prepare(batch: pa.RecordBatch, codec: TableCodec, *, keys_only: bool) -> list[PreparedRows]:
+EncodedKeys: TypeAlias = "tuple[pa.BinaryArray, npt.NDArray[np.int32]]"
+"""The encoded key and the bucket of each row."""
+
+
+def prepare(
+    batch: pa.RecordBatch, codec: TableCodec, *, keys_only: bool, known: EncodedKeys | None = None
+) -> list[PreparedRows]:
     """Checks and encodes a batch, keeps the last row of each key, and splits it by bucket, ascending.
 
     Args:
         batch: Rows of the codec's schema. With `keys_only`, the key columns of rows to delete.
         codec: The table.
         keys_only: Whether the rows are deleted, so that only keys are encoded.
+        known: The keys of the rows, whose key columns are canonical. None: they are not encoded yet.
 
     Raises:
         InvalidKey: A key is null or too long.
         RequestTooLarge: A row exceeds `MAX_ROW_BYTES`, or its columns of an index exceed `MAX_KEY_BYTES`.
     """
-    batch = codec.keys.canonicalize(batch)
-    encoded, buckets = codec.keys.encode(batch)
+    if known is None:
+        batch = codec.keys.canonicalize(batch)
+        known = codec.keys.encode(batch)
+    encoded, buckets = known
     values = None if keys_only else codec.rows.encode(batch)
     if values is not None:
         _check_row_sizes(values)

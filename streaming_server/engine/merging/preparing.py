@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.functions.function import Mask
     from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.merging.merger import Merger
+    from streaming_server.engine.merging.prepared_rows import EncodedKeys
     from streaming_server.engine.merging.rows import Kinds
     from streaming_server.storage.rows.table_codec import TableCodec
 
@@ -126,6 +127,7 @@ def prepare_upsert(
     merger: Merger,
     kind: WriteKind,
     change_types: pa.Array | None = None,
+    known: EncodedKeys | None = None,
 ) -> Sequence[BucketRows]:
     """Checks and encodes rows, and splits them by bucket, ascending.
 
@@ -134,6 +136,7 @@ def prepare_upsert(
         merger: The rules of the table.
         kind: How the request writes its rows.
         change_types: The change type of each row, as text. None: all rows are inserted.
+        known: As for `prepare`. Not with `change_types`.
 
     Raises:
         InvalidRequest: A change type is unknown, or the table refuses it.
@@ -155,11 +158,11 @@ def prepare_upsert(
             return few
     replaces = replaces_rows(definition) or (kind.overwrite and not codec.rows.hidden)
     if replaces and not kind.columns and kinds is None:
-        return prepare(rows, codec, keys_only=False)
+        return prepare(rows, codec, keys_only=False, known=known)
     columns = _columns_of(kind, codec)
     if kinds is not None and (kinds == RETRACT).any():
         merger.engines.check_retract(columns)
-    return group_by_key(rows, codec, columns, kinds, overwrite=kind.overwrite)
+    return group_by_key(rows, codec, columns, kinds, overwrite=kind.overwrite, known=known)
 
 
 def _columns_of(kind: WriteKind, codec: TableCodec) -> tuple[str, ...] | None:
@@ -296,6 +299,7 @@ def group_by_key(
     kinds: Kinds | None,
     *,
     overwrite: bool,
+    known: EncodedKeys | None = None,
 ) -> list[PreparedRows]:
     """Groups rows that have to be merged by bucket and key, in the order of arrival within a key.
 
@@ -305,6 +309,7 @@ def group_by_key(
         columns: The written columns, without the key. None: all.
         kinds: What each row does. None: all are added.
         overwrite: Whether the rows replace the current ones.
+        known: As for `prepare`.
 
     Returns:
         The rows of each bucket, ascending. The keys of a bucket ascend as well.
@@ -314,8 +319,10 @@ def group_by_key(
     """
     if not rows.num_rows:
         return []
-    rows = codec.keys.canonicalize(rows)
-    encoded, buckets = codec.keys.encode(rows)
+    if known is None:
+        rows = codec.keys.canonicalize(rows)
+        known = codec.keys.encode(rows)
+    encoded, buckets = known
     dictionary = encoded.dictionary_encode()
     key_of_row = dictionary.indices.to_numpy()
     count = len(dictionary.dictionary)
