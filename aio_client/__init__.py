@@ -19,6 +19,7 @@ from aio_client._admin.disk_use import DiskUse
 from aio_client._admin.indexes import IndexStatus
 from aio_client._admin.partitions import PartitionInfo
 from aio_client._admin.table_statistics import BucketStatistics
+from aio_client._client.bootstrap import BootstrapProgress
 from aio_client._client.client import Client
 from aio_client._client.connect import connect
 from aio_client._client.table import Table
@@ -46,6 +47,7 @@ from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import ScanSource, StartFrom, StopAt
 from scankv.model.errors import (
     BackupFailed,
+    BootstrapLost,
     ColumnLocked,
     ConnectionFailed,
     ConsumerFenced,
@@ -55,6 +57,7 @@ from scankv.model.errors import (
     DeadlockDetected,
     DiskFailed,
     DiskFull,
+    DuplicateKeys,
     InternalError,
     InvalidKey,
     InvalidOption,
@@ -123,6 +126,8 @@ __all__ = [
     "BackupFailed",
     "BackupStatus",
     "BaseStatistics",
+    "BootstrapLost",
+    "BootstrapProgress",
     "BucketCheck",
     "BucketStatistics",
     "ClearedRange",
@@ -143,6 +148,7 @@ __all__ = [
     "DiskFailed",
     "DiskFull",
     "DiskUse",
+    "DuplicateKeys",
     "IndexCheck",
     "IndexStatus",
     "InternalError",

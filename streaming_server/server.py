@@ -28,6 +28,8 @@ from scankv.v1 import (
     admin_pb2_grpc,
     backup_pb2,
     backup_pb2_grpc,
+    bootstrap_pb2,
+    bootstrap_pb2_grpc,
     consumer_pb2,
     consumer_pb2_grpc,
     lock_pb2,
@@ -72,6 +74,7 @@ from streaming_server.services.admin import AdminService
 from streaming_server.services.audit import AuditTrail
 from streaming_server.services.authorization import CallGuard
 from streaming_server.services.backup import BackupService
+from streaming_server.services.bootstrap import BootstrapService
 from streaming_server.services.calls import Calls
 from streaming_server.services.connections import close_connection
 from streaming_server.services.consumer import ConsumerService
@@ -116,6 +119,7 @@ _SERVICES = tuple(
         (lock_pb2, "LockService"),
         (snapshot_pb2, "SnapshotService"),
         (transaction_pb2, "TransactionService"),
+        (bootstrap_pb2, "BootstrapService"),
         (consumer_pb2, "ConsumerService"),
         (partition_pb2, "PartitionService"),
         (backup_pb2, "BackupService"),
@@ -408,6 +412,7 @@ class Server:
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables, self._workers), server)
         transactions = TransactionService(self._tables, is_worker=self._worker is not None)
         transaction_pb2_grpc.add_TransactionServiceServicer_to_server(transactions, server)
+        bootstrap_pb2_grpc.add_BootstrapServiceServicer_to_server(BootstrapService(self._tables), server)
         if self._workers is not None:
             worker_service = WorkerService(self._shares, self._tables.backups, self._workers)
             worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker_service, server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -11,7 +12,9 @@ from aio_client._admin.backups import BackupStatus, backup_message, create_backu
 from aio_client._admin.check import check_table
 from aio_client._admin.damaged_table import DamagedTable
 from aio_client._admin.indexes import index_messages, wait_until_built
+from aio_client._client.bootstrap import bootstrap_table, open_source
 from aio_client._client.table import Table
+from aio_client._client.table_definition import definition_message, option_text, schema_bytes
 from aio_client._client.transaction import (
     TransactionOpener,
     abort_transaction,
@@ -26,24 +29,28 @@ from aio_client._scan.snapshot import adopt_snapshot, list_snapshots
 from aio_client._transport.owners import Owners
 from aio_client._transport.transport import Transport
 from aio_client._write.column_locks import list_locks, release_lock
-from aio_client._write.merging import column_aggregates, merge_spec
+from aio_client._write.merging import column_aggregates
 from scankv.model.errors import UsageError
 from scankv.model.scans.scan_spec import ScanSpec
-from scankv.model.tables.merge_wire import aggregates_to_proto, merging_to_proto
+from scankv.model.tables.merge_wire import aggregates_to_proto
 from scankv.v1 import admin_pb2, table_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from os import PathLike
     from types import TracebackType
 
     from aio_client._admin.check import BucketCheck
     from aio_client._admin.indexes import Indexes, IndexStatus
+    from aio_client._client.bootstrap import BootstrapProgress, Duplicates
     from aio_client._client.transaction import ConflictMode, LockMode
     from aio_client._client.transaction_info import LostWrites, TransactionInfo
+    from aio_client._input.data import Data
     from aio_client._scan.snapshot import Snapshot
     from aio_client._transport.config import ClientConfig
     from aio_client._write.column_locks import ColumnLock
-    from aio_client._write.merging import Names
+    from aio_client._write.merging import Names, WriteMode
+    from scankv.lake.sources.sources import SourceFormat
     from scankv.model.tables.agg import Aggregator
 
 
@@ -149,26 +156,124 @@ class Client:
             UpgradeNotConfirmed: The format of the server's data directory has no partitioned tables.
             UsageError: An argument has the wrong type.
         """
-        if not isinstance(schema, pa.Schema):
-            raise UsageError(f"schema must be a pyarrow.Schema, not a {type(schema).__name__}", option="schema")
-        if buckets is not None and (type(buckets) is not int or buckets < 1):
-            raise UsageError(f"buckets must be a whole number of at least 1, not {buckets!r}", option="buckets")
-        merging = merge_spec(version_column, sequence_column, sequence_groups, aggregates)
-        request = table_pb2.CreateTableRequest(
-            name=text_of(name, "name"),
-            arrow_schema=_schema_bytes(schema),
-            primary_key=names_of(primary_key, "primary_key"),
-            bucket_key=names_of(bucket_key, "bucket_key"),
-            buckets=buckets or 0,
-            options={option: _option_text(value) for option, value in options.items() if value is not None},
-            indexes=index_messages(indexes, "indexes"),
-            partition_by=names_of(partition_by, "partition_by"),
-            merging=merging_to_proto(merging),
+        request = definition_message(
+            name,
+            schema,
+            options,
+            primary_key=primary_key,
+            bucket_key=bucket_key,
+            buckets=buckets,
+            indexes=indexes,
+            partition_by=partition_by,
+            version_column=version_column,
+            sequence_column=sequence_column,
+            sequence_groups=sequence_groups,
+            aggregates=aggregates,
         )
         response = await self._transport.call(
             lambda: self._transport.services.tables.CreateTable, request, repeatable=False
         )
         return await self._open(response.table)
+
+    async def bootstrap(
+        self,
+        name: str,
+        source: Data | str | PathLike[str],
+        *,
+        primary_key: Sequence[str],
+        schema: pa.Schema | None = None,
+        source_format: SourceFormat | None = None,
+        mode: WriteMode = "merge",
+        duplicates: Duplicates = "error",
+        on_progress: Callable[[BootstrapProgress], None] | None = None,
+        bucket_key: Sequence[str] = (),
+        buckets: int | None = None,
+        indexes: Indexes = (),
+        partition_by: Sequence[str] = (),
+        version_column: str | None = None,
+        sequence_column: Names | None = None,
+        sequence_groups: Mapping[Names, Names] | None = None,
+        aggregates: Mapping[str, Aggregator] | None = None,
+        **options: str | bool | int | None,
+    ) -> Table:
+        """Makes a new table with all rows of a Delta table, an Iceberg table, a Parquet data set, or of other data.
+
+            table = await client.bootstrap("game.scores", "s3://lake/scores", primary_key=["player"])
+
+        The table appears with all rows at one instant, and is durable then. Before that, nothing of it is visible, and
+        after an error nothing is left. The rows go into sorted files that the server's RocksDB takes as they are, which
+        is several times as fast as an upsert. They are not in the changelog: it begins with one marker in each bucket.
+        Streams from `StartFrom.FULL` begin with all rows. Indexes are built in the background once the table exists.
+
+        A bootstrap that is interrupted begins again: what it has staged is removed at once, or when the server notices
+        that no client has called for an hour, or is started again.
+
+        Args:
+            name: As for `create_table`.
+            source: The location of a Delta table, an Iceberg table or Parquet files: a file, a directory, or a URI such
+                as `s3://bucket/table`, with credentials in the environment. It is read as of its newest version, with
+                all deletes; partition columns of directories are columns. Or rows, as for `upsert`, best as a
+                `pyarrow.RecordBatchReader`.
+            primary_key: As for `create_table`; not empty.
+            schema: The columns of the table, to which the rows are cast if that loses nothing. Default: those of the
+                source.
+            source_format: "delta", "iceberg" or "parquet". Default: what the location contains.
+            mode: "merge" merges the rows as the merge engine does. "overwrite" stores them as they are: use it for
+                rows that are already merged, such as totals in a table that adds up.
+            duplicates: "error" refuses rows with the same key, and names one. "merge" merges them, in their order, as
+                the merge engine does; so in a `last_row` table the last one wins, and in a `versioned` one the newest.
+            on_progress: Called after each request and during the merge. Must not block.
+            bucket_key: As for `create_table`, like all further arguments.
+            buckets: The number of buckets.
+            indexes: The indexes.
+            partition_by: The columns to partition by.
+            version_column: For `merge_engine="versioned"`.
+            sequence_column: For `merge_engine="last_row"`.
+            sequence_groups: For `merge_engine="partial_update"`.
+            aggregates: The aggregate functions of columns.
+            **options: Table options.
+
+        Returns:
+            The new table.
+
+        Raises:
+            TableExists: A table of that name exists, or was created during the call.
+            DuplicateKeys: Several rows have the same key.
+            InvalidRequest: As for `create_table`; the table has no primary key, or `changelog="input"`; or a merge has
+                no result. InvalidKey for a null in the key, SchemaMismatch for a column that does not fit.
+            RequestTooLarge: A row or its key is too large.
+            BootstrapLost: The server was restarted.
+            LakeUnavailable, LakeDamaged: The source cannot be read.
+            DiskFull: The server has too little disk space. It needs about twice the size of the table.
+            UpgradeNotConfirmed: The server's data directory has an older format.
+            UsageError: An argument has the wrong type, the location has no known format, or a package that reads it is
+                not installed.
+        """
+        rows, total_rows = await asyncio.to_thread(open_source, source, source_format)
+        definition = definition_message(
+            name,
+            rows.schema if schema is None else schema,
+            options,
+            primary_key=primary_key,
+            bucket_key=bucket_key,
+            buckets=buckets,
+            indexes=indexes,
+            partition_by=partition_by,
+            version_column=version_column,
+            sequence_column=sequence_column,
+            sequence_groups=sequence_groups,
+            aggregates=aggregates,
+        )
+        description = await bootstrap_table(
+            self._transport,
+            definition,
+            rows,
+            total_rows=total_rows,
+            mode=mode,
+            duplicates=duplicates,
+            on_progress=on_progress,
+        )
+        return await self._open(description)
 
     async def drop_table(self, name: str) -> None:
         """Drops a table with its rows and its changelog. Running scans of the table end with TableNotFound.
@@ -267,11 +372,11 @@ class Client:
             )
         request = table_pb2.AlterTableRequest(
             name=text_of(name, "name"),
-            add_columns=b"" if add_columns is None else _schema_bytes(add_columns),
+            add_columns=b"" if add_columns is None else schema_bytes(add_columns),
             add_indexes=added,
             drop_indexes=dropped,
             add_aggregates=aggregates_to_proto(column_aggregates(add_aggregates)),
-            set_options={option: _option_text(value) for option, value in options.items() if value is not None},
+            set_options={option: option_text(value) for option, value in options.items() if value is not None},
             reset_options=[option for option, value in options.items() if value is None],
             drop_columns=names_of(drop_columns, "drop_columns"),
             rename_columns=texts_of(rename_columns, "rename_columns"),
@@ -600,12 +705,3 @@ class Client:
             DeadlineExceeded: The server was not ready within the timeout; the message has the last problem.
         """
         await self._transport.wait_ready(timeout_of(timeout))
-
-
-def _schema_bytes(schema: pa.Schema) -> bytes:
-    data: bytes = schema.remove_metadata().serialize().to_pybytes()
-    return data
-
-
-def _option_text(value: str | bool | int) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

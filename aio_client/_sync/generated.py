@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime
+    from os import PathLike
     from typing import Any, Literal, Self
 
     import duckdb
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from aio_client._admin.indexes import Indexes, IndexStatus
     from aio_client._admin.partitions import PartitionInfo
     from aio_client._admin.table_statistics import BucketStatistics
+    from aio_client._client.bootstrap import BootstrapProgress, Duplicates
     from aio_client._client.transaction import ConflictMode, LockMode
     from aio_client._client.transaction_info import CommitResult, LostWrites, TransactionInfo
     from aio_client._input.data import Data
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from aio_client._transport.tokens import TokenSource
     from aio_client._write.merging import Names, WriteMode
     from aio_client._write.write_requests import UndoReport, WriteResult
+    from scankv.lake.sources.sources import SourceFormat
     from scankv.model.changes.log_offsets import LogOffsets
     from scankv.model.changes.log_positions import StopAt
     from scankv.model.expressions import Where
@@ -150,6 +153,105 @@ class Client(BlockingClient):
                     name,
                     schema,
                     primary_key=primary_key,
+                    bucket_key=bucket_key,
+                    buckets=buckets,
+                    indexes=indexes,
+                    partition_by=partition_by,
+                    version_column=version_column,
+                    sequence_column=sequence_column,
+                    sequence_groups=sequence_groups,
+                    aggregates=aggregates,
+                    **options,
+                )
+            ),
+        )
+
+    def bootstrap(
+        self,
+        name: str,
+        source: Data | str | PathLike[str],
+        *,
+        primary_key: Sequence[str],
+        schema: pa.Schema | None = None,
+        source_format: SourceFormat | None = None,
+        mode: WriteMode = "merge",
+        duplicates: Duplicates = "error",
+        on_progress: Callable[[BootstrapProgress], None] | None = None,
+        bucket_key: Sequence[str] = (),
+        buckets: int | None = None,
+        indexes: Indexes = (),
+        partition_by: Sequence[str] = (),
+        version_column: str | None = None,
+        sequence_column: Names | None = None,
+        sequence_groups: Mapping[Names, Names] | None = None,
+        aggregates: Mapping[str, Aggregator] | None = None,
+        **options: str | bool | int | None,
+    ) -> Table:
+        """Makes a new table with all rows of a Delta table, an Iceberg table, a Parquet data set, or of other data.
+
+            table = client.bootstrap("game.scores", "s3://lake/scores", primary_key=["player"])
+
+        The table appears with all rows at one instant, and is durable then. Before that, nothing of it is visible, and
+        after an error nothing is left. The rows go into sorted files that the server's RocksDB takes as they are, which
+        is several times as fast as an upsert. They are not in the changelog: it begins with one marker in each bucket.
+        Streams from `StartFrom.FULL` begin with all rows. Indexes are built in the background once the table exists.
+
+        A bootstrap that is interrupted begins again: what it has staged is removed at once, or when the server notices
+        that no client has called for an hour, or is started again.
+
+        Args:
+            name: As for `create_table`.
+            source: The location of a Delta table, an Iceberg table or Parquet files: a file, a directory, or a URI such
+                as `s3://bucket/table`, with credentials in the environment. It is read as of its newest version, with
+                all deletes; partition columns of directories are columns. Or rows, as for `upsert`, best as a
+                `pyarrow.RecordBatchReader`.
+            primary_key: As for `create_table`; not empty.
+            schema: The columns of the table, to which the rows are cast if that loses nothing. Default: those of the
+                source.
+            source_format: "delta", "iceberg" or "parquet". Default: what the location contains.
+            mode: "merge" merges the rows as the merge engine does. "overwrite" stores them as they are: use it for
+                rows that are already merged, such as totals in a table that adds up.
+            duplicates: "error" refuses rows with the same key, and names one. "merge" merges them, in their order, as
+                the merge engine does; so in a `last_row` table the last one wins, and in a `versioned` one the newest.
+            on_progress: Called after each request and during the merge. Must not block.
+            bucket_key: As for `create_table`, like all further arguments.
+            buckets: The number of buckets.
+            indexes: The indexes.
+            partition_by: The columns to partition by.
+            version_column: For `merge_engine="versioned"`.
+            sequence_column: For `merge_engine="last_row"`.
+            sequence_groups: For `merge_engine="partial_update"`.
+            aggregates: The aggregate functions of columns.
+            **options: Table options.
+
+        Returns:
+            The new table.
+
+        Raises:
+            TableExists: A table of that name exists, or was created during the call.
+            DuplicateKeys: Several rows have the same key.
+            InvalidRequest: As for `create_table`; the table has no primary key, or `changelog="input"`; or a merge has
+                no result. InvalidKey for a null in the key, SchemaMismatch for a column that does not fit.
+            RequestTooLarge: A row or its key is too large.
+            BootstrapLost: The server was restarted.
+            LakeUnavailable, LakeDamaged: The source cannot be read.
+            DiskFull: The server has too little disk space. It needs about twice the size of the table.
+            UpgradeNotConfirmed: The server's data directory has an older format.
+            UsageError: An argument has the wrong type, the location has no known format, or a package that reads it is
+                not installed.
+        """
+        return Table(
+            self._runner,
+            self._runner.call(
+                lambda: self._aio.bootstrap(
+                    name,
+                    source,
+                    primary_key=primary_key,
+                    schema=schema,
+                    source_format=source_format,
+                    mode=mode,
+                    duplicates=duplicates,
+                    on_progress=on_progress,
                     bucket_key=bucket_key,
                     buckets=buckets,
                     indexes=indexes,

@@ -43,6 +43,7 @@ from scankv.model.typed_errors import typed_error_of
 from scankv.v1.admin_pb2 import BucketCheck
 from scankv.v1.admin_pb2_grpc import AdminServiceStub
 from scankv.v1.backup_pb2_grpc import BackupServiceStub
+from scankv.v1.bootstrap_pb2_grpc import BootstrapServiceStub
 from scankv.v1.consumer_pb2_grpc import ConsumerServiceStub
 from scankv.v1.lock_pb2_grpc import LockServiceStub
 from scankv.v1.lookup_pb2_grpc import LookupServiceStub
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from scankv.v1.admin_pb2 import CheckTableRequest
     from scankv.v1.admin_pb2_grpc import AdminServiceAsyncStub
     from scankv.v1.backup_pb2_grpc import BackupServiceAsyncStub
+    from scankv.v1.bootstrap_pb2_grpc import BootstrapServiceAsyncStub
     from scankv.v1.consumer_pb2_grpc import ConsumerServiceAsyncStub
     from scankv.v1.lock_pb2_grpc import LockServiceAsyncStub
     from scankv.v1.lookup_pb2_grpc import LookupServiceAsyncStub
@@ -567,6 +569,7 @@ class _Services:
         )
         self.snapshots: SnapshotServiceAsyncStub = SnapshotServiceStub(channel)
         self.tables: TableServiceAsyncStub = TableServiceStub(channel)
+        self.bootstraps: BootstrapServiceAsyncStub = BootstrapServiceStub(channel)
         self.transactions: TransactionServiceAsyncStub = TransactionServiceStub(channel)
         self.writes: WriteServiceAsyncStub = WriteServiceStub(channel)
 

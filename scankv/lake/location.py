@@ -62,6 +62,21 @@ class LakeLocation:
     def __str__(self) -> str:
         return self.uri.partition("?")[0]
 
+    @property
+    def files(self) -> fs.FileSystem:
+        """The file system of the location."""
+        return self._files
+
+    @property
+    def root(self) -> str:
+        """The path of the location in its file system."""
+        return self._root
+
+    def kind(self, path: str = "") -> fs.FileType:
+        """Returns whether a path is a file, a directory or nothing."""
+        with self.translate_errors("read"):
+            return self._files.get_file_info(self._full(path)).type
+
     def read(self, path: str) -> bytes | None:
         """Returns the content of a file. None: it does not exist."""
         with self.translate_errors("read"):

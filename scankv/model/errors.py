@@ -230,6 +230,18 @@ class InvalidKey(InvalidRequest):
     reason = "INVALID_KEY"
 
 
+class DuplicateKeys(InvalidRequest):
+    """Several rows of a bootstrap have the same key. No table was added.
+
+    `details` has `table` and `key`.
+
+    What to do:
+        Correct the source, or ask for the rows of a key to be merged by the table's merge engine.
+    """
+
+    reason = "DUPLICATE_KEYS"
+
+
 class NoPrimaryKey(InvalidRequest):
     """The table has no primary key, and what was asked for needs one. Nothing was changed.
 
@@ -619,6 +631,17 @@ class TooManyTransactions(ServerRefused):
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_TRANSACTIONS"
+
+
+class BootstrapLost(ServerRefused):
+    """No such bootstrap is open: it was aborted, has expired, or the server was restarted. No table was added.
+
+    What to do:
+        Begin the bootstrap again.
+    """
+
+    code = "NOT_FOUND"
+    reason = "BOOTSTRAP_LOST"
 
 
 class UndoConflict(ServerRefused):

@@ -167,6 +167,7 @@ def _lists(field: str, tables: str, scope: Scope, *more: VisibleItems) -> Permis
 
 
 _TABLE: Final = NamedTable()
+_NEW: Final = NamedTable(exists=False)
 _NAME: Final = NamedTable("name")
 _FILTER: Final = NamedTable(may_be_empty=True)
 _SNAPSHOT: Final = NamedById("snapshot", ("snapshot_id",), _snapshot_tables)
@@ -228,6 +229,12 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "AbortTransaction": _needs(WRITE, _TOKEN),
         "GiveUpTransaction": _needs(ADMIN, _TOKEN),
         "ListTransactions": _lists("transactions", "tables", SomeTable()),
+    },
+    "BootstrapService": {
+        "BeginBootstrap": _needs(ADMIN, _NEW),
+        "StageRows": _needs(ADMIN, _NEW),
+        "CommitBootstrap": _needs(ADMIN, _NEW),
+        "AbortBootstrap": _needs(ADMIN, _NEW),
     },
     "PartitionService": {
         "CreatePartition": _needs(WRITE, _TABLE),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.live_bucket import BucketStats
     from streaming_server.engine.indexes.index_builds import IndexBuildProgress
-    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.engine.tables.tables import TableParts, Tables
     from streaming_server.storage.files.disk_use import BucketFiles, DiskBytes
     from streaming_server.workers import WorkerSettings
 
@@ -48,17 +48,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         context: grpc.aio.ServicerContext[table_pb2.CreateTableRequest, table_pb2.CreateTableResponse],
     ) -> table_pb2.CreateTableResponse:
         async with map_errors(request, context):
-            definition = await self._tables.create(
-                request.name,
-                _schema(request.arrow_schema),
-                primary_key=tuple(request.primary_key),
-                bucket_key=tuple(request.bucket_key),
-                buckets=request.buckets or None,
-                options=dict(request.options),
-                indexes=_indexes(request.indexes),
-                merging=merging_from_proto(request.merging),
-                partition_by=tuple(request.partition_by),
-            )
+            definition = await self._tables.create(request.name, schema_of(request.arrow_schema), **parts_of(request))
         return table_pb2.CreateTableResponse(table=self._message(definition))
 
     async def DropTable(
@@ -119,14 +109,28 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         return table_pb2.ListTablesResponse(tables=tables, damaged=damaged)
 
     def _message(self, definition: TableDefinition) -> table_pb2.Table:
-        message = _table(definition)
+        message = table_message(definition)
         if self._worker is not None:
             message.owner_port = self._worker.port
             message.worker_ports.extend(self._worker.ports)
         return message
 
 
-def _schema(data: bytes) -> pa.Schema:
+def parts_of(request: table_pb2.CreateTableRequest) -> TableParts:
+    """Returns what a request says about a new table, besides its name and its columns. Raises InvalidRequest."""
+    return {
+        "primary_key": tuple(request.primary_key),
+        "bucket_key": tuple(request.bucket_key),
+        "buckets": request.buckets or None,
+        "options": dict(request.options),
+        "indexes": _indexes(request.indexes),
+        "merging": merging_from_proto(request.merging),
+        "partition_by": tuple(request.partition_by),
+    }
+
+
+def schema_of(data: bytes) -> pa.Schema:
+    """Reads a schema from a client. Raises InvalidRequest."""
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
         # Names are decoded on access. Access them here, where the error of a malformed name is caught.
@@ -137,12 +141,12 @@ def _schema(data: bytes) -> pa.Schema:
 
 
 def _column_changes(request: table_pb2.AlterTableRequest) -> ColumnChanges:
-    types = _schema(request.column_types) if request.column_types else pa.schema([])
+    types = schema_of(request.column_types) if request.column_types else pa.schema([])
     return ColumnChanges(
         drop=tuple(request.drop_columns),
         rename=dict(request.rename_columns),
         types={field.name: field.type for field in types},
-        add=_schema(request.add_columns) if request.add_columns else None,
+        add=schema_of(request.add_columns) if request.add_columns else None,
         defaults=read_batch(request.column_defaults, _check_types) if request.column_defaults else None,
         comments=dict(request.column_comments),
         order=tuple(request.column_order),
@@ -194,7 +198,8 @@ def _status(status: IndexBuildProgress) -> table_pb2.IndexStatus:
     )
 
 
-def _table(definition: TableDefinition) -> table_pb2.Table:
+def table_message(definition: TableDefinition) -> table_pb2.Table:
+    """Returns the definition of a table as a message."""
     return table_pb2.Table(
         name=definition.name,
         incarnation=definition.incarnation,

@@ -55,7 +55,7 @@ from streaming_server.scan.chunk_source import ScanPosition, View
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
 from streaming_server.services.errors import refuse_unknown_fields
 from streaming_server.services.message_shape import check_shape
-from streaming_server.services.table import _schema
+from streaming_server.services.table import schema_of
 from streaming_server.storage.rows.table_codec import TableCodec
 from tests.fuzz.token_targets import bearer_token, bearer_tokens, claims, signed_claims
 from tests.fuzz.world import NESTED, SCHEMA, row
@@ -151,7 +151,7 @@ def _nested_streams() -> list[bytes]:
 
 
 def _table(data: bytes) -> None:
-    schema = _schema(data)
+    schema = schema_of(data)
     TableDefinition.create(
         "a.b", schema, primary_key=schema.names[:1], buckets=1, options={}, incarnation="0" * 32, created_millis=0
     )

@@ -9,7 +9,7 @@ import uuid
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Required, TypedDict, TypeVar, Unpack
 
 from scankv.model.errors import (
     DataLoss,
@@ -26,11 +26,14 @@ from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.archive import KEPT_LOG_SECONDS, Archive
 from streaming_server.engine.backups.backup_cut import CutTaker
 from streaming_server.engine.backups.backups import Backups
+from streaming_server.engine.bootstrap.bootstrap import BootstrapHost, BootstrapTerms
+from streaming_server.engine.bootstrap.bootstraps import Bootstraps
 from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
 from streaming_server.engine.changelog.log_maintenance import LogMaintenance
 from streaming_server.engine.columnar.base_maintenance import BaseMaintenance
 from streaming_server.engine.functions.installed import load_installed
 from streaming_server.engine.merging.engine import Engines
+from streaming_server.engine.merging.merger import Merger
 from streaming_server.engine.snapshots.borrowed_views import BorrowedViews
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots.snapshots import Snapshots
@@ -56,6 +59,7 @@ from streaming_server.storage.files.disk_reserve import DiskReserve
 from streaming_server.storage.files.disk_use import DiskBytes, directory_bytes, measure_table
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
 from streaming_server.storage.rocks.store import RocksResources
+from streaming_server.storage.rows.table_codec import TableCodec
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.data_directory import (
@@ -94,6 +98,18 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+class TableParts(TypedDict, total=False):
+    """What defines a table besides its name and its columns: see `TableDefinition.create`."""
+
+    primary_key: Required[Sequence[str]]
+    bucket_key: Required[Sequence[str]]
+    options: Required[Mapping[str, str]]
+    buckets: int | None
+    indexes: Sequence[Sequence[str]]
+    merging: MergeSpec | None
+    partition_by: Sequence[str]
+
+
 class Tables:
     """The tables of one data directory, which it locks until `close`. Bound to the server's event loop.
 
@@ -114,6 +130,7 @@ class Tables:
         consumers: The consumers of the tables' changes. They expire after `start`.
         locks: The locks on the tables' columns. They expire after `start`.
         transactions: The transactions that write to the tables. Call `recover` first; they expire after `start`.
+        bootstraps: The tables that are being bootstrapped. They expire after `start`.
         backups: The backups of the tables. They are created regularly after `start`.
         archive: The archive of what was written since the last backup. It is written after `start`.
     """
@@ -163,6 +180,16 @@ class Tables:
                 self._load(definition)
             self._transaction_limits = transaction_limits(config)
             self.transactions = self._read_transactions(self._directory.transactions)
+            self.bootstraps = Bootstraps(
+                BootstrapHost(
+                    executor=self._executor,
+                    resources=self._resources,
+                    clock=self.clock,
+                    reserve=self._reserve,
+                    draft=self._catalog.draft,
+                    place=self._place,
+                )
+            )
             self.backups = Backups(config, self._directory, self._resources, self.clock, self._cut, self._flush)
             self.archive = Archive(
                 config,
@@ -271,6 +298,7 @@ class Tables:
         self.consumers.start()
         self.locks.start()
         self.transactions.start()
+        self.bootstraps.start()
         self._log_maintenance.start()
         self._bases.start()
         self._expiry.start()
@@ -390,40 +418,72 @@ class Tables:
         holders = self.snapshots, self.consumers, self.transactions
         return {owner: offset for each in holders for owner, offset in each.retention_holds(table, bucket).items()}
 
-    async def create(
-        self,
-        name: str,
-        schema: pa.Schema,
-        *,
-        primary_key: Sequence[str],
-        bucket_key: Sequence[str],
-        buckets: int | None,
-        options: Mapping[str, str],
-        indexes: Sequence[Sequence[str]] = (),
-        merging: MergeSpec | None = None,
-        partition_by: Sequence[str] = (),
-    ) -> TableDefinition:
-        """Creates a table.
+    async def create(self, name: str, schema: pa.Schema, **parts: Unpack[TableParts]) -> TableDefinition:
+        """Creates a table without rows.
 
         Raises:
             TableExists: The name is taken.
+            InvalidRequest, UpgradeNotConfirmed: As `define`.
+            DiskFull: Less than the reserve of disk space is free, or the disk is full.
+        """
+        definition = self.define(name, schema, **parts)
+        self._reserve.check()
+        await self._to_its_end(self._create(self._catalog.create, definition))
+        return definition
+
+    async def begin_bootstrap(
+        self, definition: TableDefinition, *, overwrite: bool = False, merges_duplicates: bool = False
+    ) -> str:
+        """Begins a bootstrap of a table that `define` has returned: see `Bootstraps.begin`.
+
+        Raises:
+            TableExists: The name is taken.
+            UpgradeNotConfirmed: The data directory has a format without range markers.
+            DiskFull: Less than the reserve of disk space is free.
+            InvalidRequest: See `Bootstraps.begin`.
+        """
+        self.require_format(MARKERS_FORMAT, "bootstraps")
+        self._catalog.check_free(definition.name)
+        self._reserve.check()
+        merger = Merger.of(TableCodec.of(definition), self._installed)
+        terms = BootstrapTerms(merger=merger, overwrite=overwrite, merges_duplicates=merges_duplicates)
+        return self.bootstraps.begin(terms)
+
+    async def rows_of_bootstrap(self, id_: str, name: str) -> int | None:
+        """Returns the rows of a table that a bootstrap of an earlier process has added. None: no such table exists."""
+        if self.bootstraps.has(id_):
+            return None
+        with suppress(TableNotFound):
+            live = self.table(name)
+            if live.definition.incarnation == id_:
+                buckets, _ = await live.statistics()
+                return sum((each.state.rows or 0) for each in buckets if each.state is not None)
+        return None
+
+    async def _place(self, definition: TableDefinition) -> None:
+        """Adds the table of a draft, with its rows."""
+        await self._to_its_end(self._create(self._catalog.place, definition))
+
+    def define(self, name: str, schema: pa.Schema, **parts: Unpack[TableParts]) -> TableDefinition:
+        """Returns the definition of a new table, which does not exist yet.
+
+        Raises:
             InvalidRequest: The definition is wrong; the message says where.
             UpgradeNotConfirmed: The data directory has a format without the value "input" of the option `changelog`, or
                 without partitions.
-            DiskFull: Less than the reserve of disk space is free, or the disk is full.
         """
         definition = TableDefinition.create(
             name,
             schema,
-            primary_key=primary_key,
-            bucket_key=bucket_key,
-            options=options,
+            primary_key=parts["primary_key"],
+            bucket_key=parts["bucket_key"],
+            options=parts["options"],
             incarnation=uuid.uuid4().hex,
             created_millis=self.clock.commit_micros() // 1000,
-            buckets=DEFAULT_BUCKETS if buckets is None else buckets,
-            indexes=indexes,
-            merging=merging,
-            partition_by=partition_by,
+            buckets=parts.get("buckets") or DEFAULT_BUCKETS,
+            indexes=parts.get("indexes", ()),
+            merging=parts.get("merging"),
+            partition_by=parts.get("partition_by", ()),
         )
         # Raises InvalidRequest if the server lacks one of the aggregate functions.
         Engines(definition, self._installed)
@@ -436,17 +496,15 @@ class Tables:
         self._check_retention(definition)
         if definition.expiry is not None:
             self.require_format(EXPIRY_FORMAT, "tables whose rows expire")
-        self._reserve.check()
-        await self._to_its_end(self._create(definition))
         return definition
 
     def _check_retention(self, definition: TableDefinition) -> None:
         if not definition.options.log_retention_seconds:
             self.require_format(LOG_TABLES_FORMAT, "changelogs without a limit of age (log_retention_seconds=0)")
 
-    async def _create(self, definition: TableDefinition) -> None:
+    async def _create(self, store: Callable[[TableDefinition], None], definition: TableDefinition) -> None:
         async with self._ddl:
-            await self._store_definition(self._catalog.create, definition)
+            await self._store_definition(store, definition)
             self.consumers.add(definition, self._catalog.path(definition.name))
             self.locks.add(definition, self._catalog.path(definition.name))
 
@@ -619,6 +677,7 @@ class Tables:
 
     async def close(self) -> None:
         """Ends all tasks, closes every bucket cleanly, and unlocks the directory."""
+        await self.bootstraps.close()
         await self.backups.close()
         await self._sweep.close()
         await self._log_maintenance.close()

@@ -253,6 +253,28 @@ class Bucket:
         self._write_state(batch, state, step)
         self.partitions.remember(partitions)
 
+    def ingest(self, files: Sequence[Path], change: BucketChange, *, longest_row: int, commit_micros: int) -> None:
+        """Takes in files with all rows of the bucket, which is empty. Not atomic: a crash may leave rows without state.
+
+        Args:
+            files: SST files, in key order.
+            change: What `apply` would be given for all rows at once, without the rows themselves.
+            longest_row: Bytes of the longest row.
+            commit_micros: The commit time of the rows.
+        """
+        self._store.ingest_rows(files)
+        state = replace(
+            self._state, rows=change.rows_added, longest_row=longest_row, commit_micros=commit_micros, clean=False
+        )
+        batch = self._store.batch()
+        if change.marker is None:
+            state = state.after_unrecorded(1)
+        else:
+            schema_id = change.schema_id
+            state = self.log.append(batch, state, change.marker, schema_id=schema_id, commit_micros=commit_micros)
+        put_partitions(batch, self.partitions.after(change, commit_micros))
+        self._write_state(batch, state)
+
     def _record_deleted(self, ranges: Sequence[KeyRange], change: BucketChange) -> None:
         """Records that the rows of some ranges will take space after they are deleted by a change."""
         if not ranges:

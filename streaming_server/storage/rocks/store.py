@@ -60,6 +60,7 @@ _DELETION_WINDOW, _MANY_DELETIONS = 4096, 2048
 # After this many deletes, tombstones in memory are flushed, so that the rule above applies to them.
 _FLUSHED_DELETIONS = 100_000
 _PIECE_BYTES = 1 << 20
+_PUTS_AT_ONCE = 2048  # in a file, while which other threads wait
 _MEMTABLES = "rocksdb.cur-size-all-mem-tables"
 _MOST_PROBED = 256  # deleted rows that a probe for rows skips
 _log = logging.getLogger(__name__)
@@ -170,6 +171,49 @@ def create_empty(path: Path, families: Sequence[str], resources: RocksResources)
     store.close()
     for file in find_log_files(path):
         file.path.unlink()
+
+
+class SortedFile:
+    """A new SST file of rows, which a store with the same compression can take in. Not thread-safe.
+
+    Args:
+        path: The file.
+        compression: `none`, `lz4` or `zstd`.
+        resources: Shared by all buckets of the process.
+    """
+
+    def __init__(self, path: Path, compression: str, resources: RocksResources) -> None:
+        self._path = path
+        try:
+            self._writer = rocksdict.SstFileWriter(_options(compression, resources))
+            self._writer.open(str(path))
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def put(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
+        """Adds rows. Keys ascend, also from call to call."""
+        try:
+            for start in range(0, len(keys), _PUTS_AT_ONCE):
+                end = start + _PUTS_AT_ONCE
+                deque(map(self._writer.__setitem__, keys[start:end], rows[start:end]), maxlen=0)
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def finish(self) -> None:
+        """Completes the file, and makes it durable."""
+        try:
+            self._writer.finish()
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> ScanKvError:
+        text = str(error)
+        if "No space left on device" in text or "Disk quota exceeded" in text or not has_space(self._path.parent):
+            return disk_full(self._path, _ADVICE)
+        if (cause := find_disk_failure(text)) is not None:
+            return disk_failed(self._path, cause)
+        _log.error("%s: %s", self._path, text)
+        return InternalError(f"{self._path} cannot be written; the log of the server has RocksDB's message")
 
 
 class RocksStore:
@@ -319,6 +363,16 @@ class RocksStore:
         except Exception as error:
             # The traceback of the error keeps the batch, whose handles would keep RocksDB's lock beyond `close`.
             batch.release()
+            raise self._refuse(error) from error
+
+    def ingest_rows(self, files: Sequence[Path]) -> None:
+        """Takes in files of rows, which disappear from where they were. Durable, without the write-ahead log."""
+        options = rocksdict.IngestExternalFileOptions()
+        options.set_move_files(True)
+        try:
+            self.check_writable()
+            self.rows.ingest_external_file([str(file) for file in files], options)
+        except Exception as error:
             raise self._refuse(error) from error
 
     def _count_deletions(self, deletions: int) -> None:

@@ -1,0 +1,253 @@
+"""Bootstraps a table: sends all rows of a source, and has the server make the table from them at one instant."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias, get_args
+
+import anyio
+import pyarrow as pa
+
+from aio_client._input.data import is_frame_of, rows_of
+from aio_client._input.requests import to_ipc
+from aio_client._table.shape import TableShape
+from aio_client._transport.repeatable_calls import call_again
+from aio_client._write.write_requests import WritePieces, mode_of
+from scankv.model.errors import ScanKvError, UsageError
+from scankv.v1 import bootstrap_pb2, transaction_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from aio_client._input.data import Data
+    from aio_client._transport.transport import Transport
+    from aio_client._write.merging import WriteMode
+    from scankv.lake.sources.sources import SourceFormat
+    from scankv.v1 import table_pb2
+
+Duplicates: TypeAlias = Literal["error", "merge"]
+
+_WAIT_SECONDS: Final = 2.0
+_ABORT_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapProgress:
+    """How far a bootstrap is.
+
+    Attributes:
+        rows: The rows that the server has received.
+        bytes: Their bytes in memory.
+        total_rows: The rows of the source. None: not known before they are read.
+        merged_rows: How many of them are merged into the files of the table.
+        rows_in_table: The rows of the table. None: it does not exist yet.
+        seconds: The time since the begin.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    total_rows: int | None = None
+    merged_rows: int = 0
+    rows_in_table: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def fraction(self) -> float | None:
+        """The share of the work that is done, from 0 to 1; sending and merging count as half of it each.
+
+        None: the number of rows is not known.
+        """
+        if self.rows_in_table is not None:
+            return 1.0
+        if not self.total_rows:
+            return None
+        return min((self.rows + self.merged_rows) / (2 * self.total_rows), 1.0)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time that the rest will take if it is as fast as the work so far. None: not known."""
+        done = self.fraction
+        return None if not done else self.seconds * (1 - done) / done
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapPart:
+    """Stages rows as one participant of a bootstrap. Not to be used by two tasks at once.
+
+    Attributes:
+        transport: The connection.
+        shape: The table, as it will be.
+        id: The id of the bootstrap.
+        part: The name of the participant, unique among all attempts of all participants.
+    """
+
+    transport: Transport
+    shape: TableShape
+    id: str
+    part: str
+
+    async def stage(self, data: Data, mode: WriteMode) -> AsyncIterator[tuple[int, int]]:
+        """Stages rows. Yields the number of rows and bytes of each request, once the server has them.
+
+        The next request is made while the previous one is sent.
+
+        Raises:
+            SchemaMismatch, InvalidKey, RequestTooLarge: The rows do not fit the table.
+            BootstrapLost: The bootstrap was aborted, has expired, or the server was restarted.
+        """
+        rows = await asyncio.to_thread(rows_of, data)
+        pieces = WritePieces.of_rows(self.shape, rows, mode=mode)
+        if pieces.kind.changes:
+            raise UsageError("the rows of a bootstrap have no _change_type: leave this column out")
+        requests = self._requests(pieces)
+        following = asyncio.ensure_future(asyncio.to_thread(next, requests, None))
+        try:
+            while (made := await following) is not None:
+                following = asyncio.ensure_future(asyncio.to_thread(next, requests, None))
+                request, size = made
+                answer = await call_again(self.transport, lambda: self.transport.services.bootstraps.StageRows, request)
+                yield answer.rows, size
+        finally:
+            # The thread continues until it has made its request.
+            with anyio.CancelScope(shield=True), suppress(Exception):
+                await following
+
+    def _requests(self, pieces: WritePieces) -> Iterator[tuple[bootstrap_pb2.StageRowsRequest, int]]:
+        for sequence, batch in enumerate(pieces.batches):
+            request = bootstrap_pb2.StageRowsRequest(
+                table=self.shape.name, bootstrap_id=self.id, part=self.part, sequence=sequence, rows=to_ipc(batch)
+            )
+            yield request, batch.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBootstrap:
+    """A bootstrap that has begun.
+
+    Attributes:
+        transport: The connection.
+        shape: The table, as it will be.
+        id: The id of the bootstrap.
+    """
+
+    transport: Transport
+    shape: TableShape
+    id: str
+
+    @classmethod
+    async def begin(
+        cls, transport: Transport, definition: table_pb2.CreateTableRequest, mode: WriteMode, duplicates: Duplicates
+    ) -> Self:
+        """Begins a bootstrap. Raises as `Client.bootstrap`."""
+        if duplicates not in get_args(Duplicates):
+            raise UsageError(f'duplicates must be "error" or "merge", not {duplicates!r}', option="duplicates")
+        request = bootstrap_pb2.BeginBootstrapRequest(
+            table=definition.name,
+            definition=definition,
+            mode=mode_of(mode),
+            merge_duplicates=duplicates == "merge",
+        )
+        answer = await transport.call(lambda: transport.services.bootstraps.BeginBootstrap, request, repeatable=False)
+        return cls(transport, TableShape.of(answer.definition), answer.bootstrap_id)
+
+    def part(self, name: str) -> BootstrapPart:
+        """Returns a participant."""
+        return BootstrapPart(self.transport, self.shape, self.id, name)
+
+    async def commit(self, parts: dict[str, int]) -> AsyncIterator[bootstrap_pb2.CommitBootstrapResponse]:
+        """Makes the table from the rows of some parts, given with their numbers of requests. Yields each answer."""
+        request = bootstrap_pb2.CommitBootstrapRequest(
+            table=self.shape.name,
+            bootstrap_id=self.id,
+            parts=[transaction_pb2.TransactionPartSize(part=part, requests=count) for part, count in parts.items()],
+            wait_millis=round(1000 * min(_WAIT_SECONDS, self.transport.config.attempt_timeout / 2)),
+        )
+        is_done = False
+        while not is_done:
+            answer = await call_again(
+                self.transport, lambda: self.transport.services.bootstraps.CommitBootstrap, request
+            )
+            is_done = answer.done
+            yield answer
+
+    async def abort(self) -> None:
+        """Ends the bootstrap within a short time. If that fails, it expires."""
+        request = bootstrap_pb2.AbortBootstrapRequest(table=self.shape.name, bootstrap_id=self.id)
+        with anyio.move_on_after(_ABORT_SECONDS, shield=True), suppress(ScanKvError):
+            await self.transport.call(lambda: self.transport.services.bootstraps.AbortBootstrap, request)
+
+
+def open_source(
+    source: Data | str | PathLike[str], source_format: SourceFormat | None
+) -> tuple[pa.RecordBatchReader, int | None]:
+    """Opens the rows of a location, or of data in one of the forms that callers may use. Blocks.
+
+    Returns:
+        The rows and their number. None: it is not known.
+
+    Raises:
+        UsageError: The source has no known form.
+        LakeUnavailable, LakeDamaged: The location cannot be read.
+    """
+    if isinstance(source, str | PathLike):
+        # On use, as it needs packages of an extra.
+        from scankv.lake.sources.sources import open_source as open_location
+
+        return open_location(os.fspath(source), source_format)
+    if source_format is not None:
+        raise UsageError("source_format is for a location: leave it out", option="source_format")
+    if isinstance(source, pa.RecordBatch):
+        source = pa.Table.from_batches([source])
+    elif is_frame_of("pandas", source):
+        source = pa.Table.from_pandas(source, preserve_index=False)
+    elif isinstance(source, list):
+        source = pa.Table.from_pylist(source)
+    if isinstance(source, pa.Table):
+        return source.to_reader(), source.num_rows
+    if not hasattr(source, "__arrow_c_stream__"):
+        raise UsageError(
+            "source must be a location, a RecordBatchReader, or other rows, as for `upsert`, not "
+            f"{type(source).__name__}"
+        )
+    return pa.RecordBatchReader.from_stream(source), None
+
+
+async def bootstrap_table(
+    transport: Transport,
+    definition: table_pb2.CreateTableRequest,
+    rows: pa.RecordBatchReader,
+    *,
+    total_rows: int | None,
+    mode: WriteMode,
+    duplicates: Duplicates,
+    on_progress: Callable[[BootstrapProgress], None] | None,
+) -> table_pb2.Table:
+    """Bootstraps a table: see `Client.bootstrap`. Returns its description."""
+    began, progress = time.monotonic(), BootstrapProgress(total_rows=total_rows)
+
+    def report(after: BootstrapProgress) -> BootstrapProgress:
+        after = replace(after, seconds=time.monotonic() - began)
+        if on_progress is not None:
+            on_progress(after)
+        return after
+
+    opened = await OpenBootstrap.begin(transport, definition, mode, duplicates)
+    try:
+        part, requests = opened.part("rows"), 0
+        async for count, size in part.stage(rows, mode):
+            requests += 1
+            progress = report(replace(progress, rows=progress.rows + count, bytes=progress.bytes + size))
+        progress = replace(progress, total_rows=progress.rows)
+        async for answer in opened.commit({part.part: requests} if requests else {}):
+            merged = progress.rows if answer.done else answer.merged_rows
+            rows_in_table = answer.rows if answer.done else None
+            progress = report(replace(progress, merged_rows=merged, rows_in_table=rows_in_table))
+    except BaseException:
+        await opened.abort()
+        raise
+    return opened.shape.description

@@ -1,0 +1,66 @@
+"""Converts the arguments that define a new table to the message that carries them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from aio_client._admin.indexes import index_messages
+from aio_client._input.arguments import names_of, text_of
+from aio_client._write.merging import merge_spec
+from scankv.model.errors import UsageError
+from scankv.model.tables.merge_wire import merging_to_proto
+from scankv.v1 import table_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aio_client._admin.indexes import Indexes
+    from aio_client._write.merging import Names
+    from scankv.model.tables.agg import Aggregator
+
+
+def definition_message(
+    name: str,
+    schema: pa.Schema,
+    options: Mapping[str, str | bool | int | None],
+    *,
+    primary_key: Sequence[str],
+    bucket_key: Sequence[str],
+    buckets: int | None,
+    indexes: Indexes,
+    partition_by: Sequence[str],
+    version_column: str | None,
+    sequence_column: Names | None,
+    sequence_groups: Mapping[Names, Names] | None,
+    aggregates: Mapping[str, Aggregator] | None,
+) -> table_pb2.CreateTableRequest:
+    """Returns the definition of a new table, from the arguments of `Client.create_table`. Raises UsageError."""
+    if not isinstance(schema, pa.Schema):
+        raise UsageError(f"schema must be a pyarrow.Schema, not a {type(schema).__name__}", option="schema")
+    if buckets is not None and (type(buckets) is not int or buckets < 1):
+        raise UsageError(f"buckets must be a whole number of at least 1, not {buckets!r}", option="buckets")
+    merging = merge_spec(version_column, sequence_column, sequence_groups, aggregates)
+    return table_pb2.CreateTableRequest(
+        name=text_of(name, "name"),
+        arrow_schema=schema_bytes(schema),
+        primary_key=names_of(primary_key, "primary_key"),
+        bucket_key=names_of(bucket_key, "bucket_key"),
+        buckets=buckets or 0,
+        options={option: option_text(value) for option, value in options.items() if value is not None},
+        indexes=index_messages(indexes, "indexes"),
+        partition_by=names_of(partition_by, "partition_by"),
+        merging=merging_to_proto(merging),
+    )
+
+
+def schema_bytes(schema: pa.Schema) -> bytes:
+    """Returns columns as an encapsulated Arrow IPC schema message, without metadata."""
+    data: bytes = schema.remove_metadata().serialize().to_pybytes()
+    return data
+
+
+def option_text(value: str | bool | int) -> str:
+    """Returns the value of a table option as messages carry it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

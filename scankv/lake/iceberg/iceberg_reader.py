@@ -1,0 +1,65 @@
+"""Reads an Iceberg table that any program has written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from scankv.lake.iceberg.catalogs import FILE, catalog_table, translate_errors
+from scankv.lake.location import require_package
+from scankv.model.errors import LakeDamaged, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.table import Table
+
+    from scankv.lake.location import LakeLocation
+
+METADATA: Final = ".metadata.json"
+"""How the name of a metadata file ends."""
+
+_HINT: Final = "metadata/version-hint.text"
+
+
+def read_iceberg(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | None]:
+    """Returns the rows of the newest version, without deleted ones, and their number if no file of deletes exists.
+
+    A location alone does not say which version is the newest: its catalog does. So the location is a metadata file, or
+    a directory with a file that names the newest version, or one with a catalog of ours.
+
+    Raises:
+        UsageError: The location does not say which version is the newest, or pyiceberg is not installed.
+        LakeUnavailable: The location cannot be read.
+        LakeDamaged: A file is missing or damaged, or pyiceberg cannot read it.
+    """
+    require_package("pyiceberg")
+    with translate_errors(location):
+        table = _open(location)
+        snapshot = table.current_snapshot()
+        summary = {} if snapshot is None or snapshot.summary is None else snapshot.summary.additional_properties
+        has_deletes = int(summary.get("total-delete-files", 1))
+        rows = None if has_deletes else int(summary.get("total-records", 0))
+        try:
+            return table.scan().to_arrow_batch_reader(), rows
+        except (ValueError, NotImplementedError) as error:
+            raise LakeDamaged(f"the Iceberg table in {location} cannot be read: {error}") from error
+
+
+def _open(location: LakeLocation) -> Table:
+    from pyiceberg.table import StaticTable
+
+    options = {f"s3.{name}": value for name, value in location.object_store_options().items()}
+    if location.root.endswith(METADATA):
+        return StaticTable.from_metadata(location.root_uri, options)
+    if location.local is not None and (location.local / FILE).exists():
+        name = catalog_table(None, location)
+        with name.open(location) as catalog:
+            return catalog.load_table(name.identifier)
+    hint = location.read(_HINT)
+    if hint is None:
+        raise UsageError(
+            f"{location} does not say which version of the Iceberg table is the newest, because its catalog does: give "
+            "the metadata file that the catalog names, or the rows as a RecordBatchReader of pyiceberg"
+        )
+    newest = hint.decode().strip()
+    file = newest if newest.endswith(METADATA) else f"v{newest}{METADATA}"
+    return StaticTable.from_metadata(f"{location.root_uri}/metadata/{file}", options)

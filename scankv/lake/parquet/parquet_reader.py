@@ -1,0 +1,36 @@
+"""Reads Parquet files that any program has written: one file, or all files below a directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyarrow import dataset
+
+from scankv.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from scankv.lake.location import LakeLocation
+
+_BATCH_ROWS: Final = 65_536
+
+
+def read_parquet(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | None]:
+    """Returns the rows of all files, with the partition columns of directories such as `day=3`, and their number.
+
+    Files whose names begin with `_` or `.` do not count. Few batches are read ahead.
+
+    Raises:
+        UsageError: There is no file, or the files are not Parquet files with the same columns.
+        LakeUnavailable: The location cannot be read.
+    """
+    with location.translate_errors("read"):
+        try:
+            files = dataset.dataset(location.root, filesystem=location.files, format="parquet", partitioning="hive")
+            rows = files.count_rows()
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise UsageError(f"{location} cannot be read as Parquet files of one table: {error}") from error
+    if not files.files:
+        raise UsageError(f"{location} has no Parquet files: give a file, or a directory with Parquet files")
+    scanner = files.scanner(batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
+    return pa.RecordBatchReader.from_batches(files.schema, scanner.to_batches()), rows

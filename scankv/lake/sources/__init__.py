@@ -1,0 +1,1 @@
+"""The rows of tables and files in open formats that any program has written."""

@@ -1,0 +1,63 @@
+"""Finds out what a location contains, and opens its rows: tables in open formats that any program has written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from pyarrow import fs
+
+from scankv.lake.location import LakeLocation
+from scankv.model.errors import LakeUnavailable, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SourceFormat: TypeAlias = Literal["delta", "iceberg", "parquet"]
+
+_METADATA: Final = ".metadata.json"
+
+
+def open_source(uri: str, format_: SourceFormat | None = None) -> tuple[pa.RecordBatchReader, int | None]:
+    """Opens all rows of a table or of files, as of the newest version. Blocks.
+
+    Args:
+        uri: A file, a directory, or a URI such as `s3://bucket/tables/scores`.
+        format_: The format. None: what the location contains.
+
+    Returns:
+        The rows, which are read when they are asked for, and their number if it is known.
+
+    Raises:
+        UsageError: The location or the format cannot be used, or a package that reads it is not installed.
+        LakeUnavailable: The location cannot be read.
+        LakeDamaged: The table is damaged.
+    """
+    location = LakeLocation(uri)
+    match format_ or find_format(location):
+        case "delta":
+            from scankv.lake.delta.delta_reader import read_delta
+
+            return read_delta(location)
+        case "iceberg":
+            from scankv.lake.iceberg.iceberg_reader import read_iceberg
+
+            return read_iceberg(location)
+        case "parquet":
+            from scankv.lake.parquet.parquet_reader import read_parquet
+
+            return read_parquet(location)
+    raise UsageError(f'the format must be "delta", "iceberg" or "parquet", not {format_!r}', option="source_format")
+
+
+def find_format(location: LakeLocation) -> SourceFormat:
+    """Returns the format of what a location contains. Raises LakeUnavailable if it contains nothing."""
+    if location.kind() == fs.FileType.File:
+        return "iceberg" if location.root.endswith(_METADATA) else "parquet"
+    if location.list("_delta_log"):
+        return "delta"
+    metadata = location.list("metadata")
+    if any(file.path.endswith(_METADATA) for file in metadata):
+        return "iceberg"
+    if location.kind() == fs.FileType.NotFound:
+        raise LakeUnavailable(f"{location} does not exist: give a file, a directory or a URI such as s3://bucket/table")
+    return "parquet"

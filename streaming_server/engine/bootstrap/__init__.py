@@ -1,0 +1,1 @@
+"""Bootstraps: new tables that appear with all their rows."""

@@ -1,0 +1,117 @@
+"""All bootstraps of a server: begins, finds and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import InvalidRequest
+from streaming_server.engine.bootstrap.bootstrap import Bootstrap, BootstrapHost, BootstrapTerms, bootstrap_lost
+from streaming_server.engine.tasks.reaper import Reaper
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest
+
+_TTL_SECONDS: Final = 3600.0
+"""For how long a bootstrap is kept without a call."""
+
+
+class Bootstraps:
+    """The bootstraps of a server. Bound to the event loop.
+
+    A bootstrap whose table exists is kept as well, so that a client whose call was lost gets its result.
+
+    Args:
+        host: The server.
+    """
+
+    def __init__(self, host: BootstrapHost) -> None:
+        self._host = host
+        self._by_id: dict[str, Bootstrap] = {}
+        self._reaper = Reaper(self._next_expiry, self._end_expired, host.clock)
+
+    def start(self) -> None:
+        """Starts to end bootstraps that expire."""
+        self._reaper.start()
+
+    async def close(self) -> None:
+        """Ends all bootstraps."""
+        await self._reaper.close()
+        for id_, each in list(self._by_id.items()):
+            await self.abort(id_, each.definition.name)
+
+    def begin(self, terms: BootstrapTerms) -> str:
+        """Begins a bootstrap, and returns its id: the incarnation that the table will have.
+
+        Raises:
+            InvalidRequest: The table has no primary key, or a changelog of what is written.
+            DiskFull, DiskFailed: Its directory cannot be created.
+        """
+        definition = terms.merger.definition
+        if not definition.has_key:
+            raise InvalidRequest(
+                f"table {definition.name} would have no primary key, and a bootstrap sorts rows by key: create the "
+                "table, and append the rows",
+                table=definition.name,
+            )
+        if definition.options.changelog == "input":
+            raise InvalidRequest(
+                f'table {definition.name} would have changelog="input", which records every row that is written, and a '
+                "bootstrap records none: create the table, and upsert the rows",
+                table=definition.name,
+            )
+        bootstrap = self._by_id[definition.incarnation] = Bootstrap(terms, self._host)
+        self._renew(bootstrap)
+        return definition.incarnation
+
+    def has(self, id_: str) -> bool:
+        """Whether a bootstrap exists. It may be done."""
+        return id_ in self._by_id
+
+    def get(self, id_: str, table: str) -> Bootstrap:
+        """Returns a bootstrap of a table, and lets it live for another hour. Raises BootstrapLost."""
+        bootstrap = self._by_id.get(id_)
+        if bootstrap is None or bootstrap.definition.name != table:
+            raise bootstrap_lost(table)
+        self._renew(bootstrap)
+        return bootstrap
+
+    async def stage(self, id_: str, table: str, request: BootstrapRequest, data: bytes) -> int:
+        """Stages rows, and returns their number. Raises BootstrapLost, and as `Bootstrap.stage`."""
+        return await self.get(id_, table).stage(request, data)
+
+    async def commit(self, id_: str, table: str, parts: Mapping[str, int], wait: float) -> Bootstrap:
+        """Makes the table, and returns after `wait` seconds at the latest; `Bootstrap.is_done` says whether it exists.
+
+        Raises:
+            BootstrapLost: No such bootstrap is open.
+            ScanKvError: As `BucketBuild.merge` and `BootstrapHost.place`; the bootstrap has ended.
+        """
+        bootstrap = self.get(id_, table)
+        task = bootstrap.begin_commit(parts)
+        await asyncio.wait([task], timeout=wait)
+        if task.done():
+            task.result()
+        return bootstrap
+
+    async def abort(self, id_: str, table: str) -> None:
+        """Ends a bootstrap, unless its table exists, and removes its files. Does nothing if it does not exist."""
+        bootstrap = self._by_id.get(id_)
+        if bootstrap is not None and bootstrap.definition.name == table:
+            del self._by_id[id_]
+            await bootstrap.end()
+
+    def _renew(self, bootstrap: Bootstrap) -> None:
+        bootstrap.expires = self._host.clock.monotonic() + _TTL_SECONDS
+        self._reaper.notify(bootstrap.expires)
+
+    def _next_expiry(self) -> float | None:
+        return min((each.expires for each in self._by_id.values()), default=None)
+
+    async def _end_expired(self) -> None:
+        now = self._host.clock.monotonic()
+        for id_, each in list(self._by_id.items()):
+            if each.expires <= now:
+                await self.abort(id_, each.definition.name)

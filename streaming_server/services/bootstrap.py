@@ -1,0 +1,88 @@
+"""`BootstrapService`: new tables with all their rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import InvalidRequest
+from scankv.model.limits import MAX_WAIT_MILLIS
+from scankv.v1 import bootstrap_pb2, bootstrap_pb2_grpc
+from streaming_server.services.errors import map_errors, map_write_errors
+from streaming_server.services.table import parts_of, schema_of, table_message
+from streaming_server.services.write import overwrites
+from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest
+
+if TYPE_CHECKING:
+    import grpc
+
+    from streaming_server.engine.tables.tables import Tables
+
+_MOST_PART: Final = 128
+
+
+class BootstrapService(bootstrap_pb2_grpc.BootstrapServiceServicer):
+    """Serves bootstraps. See `protos/scankv/v1/bootstrap.proto` for the contract.
+
+    Args:
+        tables: The tables of this process.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._bootstraps = tables.bootstraps
+
+    async def BeginBootstrap(
+        self,
+        request: bootstrap_pb2.BeginBootstrapRequest,
+        context: grpc.aio.ServicerContext[bootstrap_pb2.BeginBootstrapRequest, bootstrap_pb2.BeginBootstrapResponse],
+    ) -> bootstrap_pb2.BeginBootstrapResponse:
+        async with map_write_errors(request, context):
+            if request.definition.name != request.table:
+                raise InvalidRequest(
+                    f'definition.name must be the table "{request.table}", not "{request.definition.name}"'
+                )
+            schema, parts = schema_of(request.definition.arrow_schema), parts_of(request.definition)
+            definition = self._tables.define(request.table, schema, **parts)
+            id_ = await self._tables.begin_bootstrap(
+                definition, overwrite=overwrites(request.mode), merges_duplicates=request.merge_duplicates
+            )
+        return bootstrap_pb2.BeginBootstrapResponse(bootstrap_id=id_, definition=table_message(definition))
+
+    async def StageRows(
+        self,
+        request: bootstrap_pb2.StageRowsRequest,
+        context: grpc.aio.ServicerContext[bootstrap_pb2.StageRowsRequest, bootstrap_pb2.StageRowsResponse],
+    ) -> bootstrap_pb2.StageRowsResponse:
+        async with map_write_errors(request, context):
+            if not 1 <= len(request.part) <= _MOST_PART:
+                raise InvalidRequest(f"part must have between 1 and {_MOST_PART} characters, not {len(request.part)}")
+            place = BootstrapRequest(request.part, request.sequence)
+            rows = await self._bootstraps.stage(request.bootstrap_id, request.table, place, request.rows)
+        return bootstrap_pb2.StageRowsResponse(rows=rows)
+
+    async def CommitBootstrap(
+        self,
+        request: bootstrap_pb2.CommitBootstrapRequest,
+        context: grpc.aio.ServicerContext[bootstrap_pb2.CommitBootstrapRequest, bootstrap_pb2.CommitBootstrapResponse],
+    ) -> bootstrap_pb2.CommitBootstrapResponse:
+        async with map_write_errors(request, context):
+            if request.wait_millis > MAX_WAIT_MILLIS:
+                raise InvalidRequest(f"wait_millis must be at most {MAX_WAIT_MILLIS:,}, not {request.wait_millis:,}")
+            parts = {part.part: part.requests for part in request.parts}
+            rows = await self._tables.rows_of_bootstrap(request.bootstrap_id, request.table)
+            if rows is not None:
+                return bootstrap_pb2.CommitBootstrapResponse(done=True, rows=rows)
+            wait = request.wait_millis / 1000
+            made = await self._bootstraps.commit(request.bootstrap_id, request.table, parts, wait)
+        return bootstrap_pb2.CommitBootstrapResponse(
+            done=made.is_done, staged_rows=made.staged_rows, merged_rows=made.merged_rows, rows=made.rows
+        )
+
+    async def AbortBootstrap(
+        self,
+        request: bootstrap_pb2.AbortBootstrapRequest,
+        context: grpc.aio.ServicerContext[bootstrap_pb2.AbortBootstrapRequest, bootstrap_pb2.AbortBootstrapResponse],
+    ) -> bootstrap_pb2.AbortBootstrapResponse:
+        async with map_errors(request, context):
+            await self._bootstraps.abort(request.bootstrap_id, request.table)
+        return bootstrap_pb2.AbortBootstrapResponse()

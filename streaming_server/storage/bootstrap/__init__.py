@@ -1,0 +1,1 @@
+"""The rows of a table that is being bootstrapped, on disk before the table exists."""
