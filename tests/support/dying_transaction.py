@@ -98,14 +98,15 @@ class Death:
             (shutil, "rmtree"),
             (os, "fsync"),
         ):
-            self._wrap(owner, name)
+            self.wrap(owner, name)
         for module in (
             streaming_server.storage.transactions.staging,
             streaming_server.storage.transactions.transaction_log,
         ):
             self._tear(module)
 
-    def _wrap(self, owner: Any, name: str) -> None:
+    def wrap(self, owner: Any, name: str) -> None:
+        """Makes each call of a method a step."""
         original = getattr(owner, name)
 
         def stepping(*args: Any, **options: Any) -> Any:

@@ -71,6 +71,8 @@ class StagedRuns:
             keys: The encoded key of each row.
             buckets: The bucket of each row.
         """
+        if not rows.num_rows:
+            return
         order = stable_order(keys).to_numpy()
         order = order[np.argsort(buckets[order], kind="stable")]
         numbers, firsts = np.unique(buckets[order], return_index=True)

@@ -1,0 +1,196 @@
+"""Bootstraps: repeated and wrong calls, parts that do not count, aborts, expiry and stops."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+import pytest_asyncio
+
+from scankv.model.errors import BootstrapLost, InvalidKey, InvalidRequest, RequestTooLarge, SchemaMismatch
+from streaming_server.config import ServerConfig
+from streaming_server.engine.tables.tables import Tables
+from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest
+from tests.support.clocks import HOUR, FakeClocks
+from tests.support.tables import ipc_stream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.asyncio
+
+NAME = "test.t"
+SCHEMA = pa.schema([pa.field("k", pa.string(), nullable=False), ("v", pa.int64())])
+
+
+@pytest.fixture
+def clocks() -> FakeClocks:
+    return FakeClocks()
+
+
+@pytest_asyncio.fixture
+async def tables(tmp_path: Path, clocks: FakeClocks) -> AsyncIterator[Tables]:
+    tables = Tables(ServerConfig(data=tmp_path, block_cache_bytes=1 << 20, storage_threads=2), clocks=clocks)
+    await tables.recover()
+    try:
+        yield tables
+    finally:
+        await tables.close()
+
+
+async def begin(tables: Tables, schema: pa.Schema = SCHEMA, **options: str) -> str:
+    definition = tables.define(NAME, schema, primary_key=["k"], bucket_key=[], options=options, buckets=2)
+    return await tables.begin_bootstrap(definition)
+
+
+def rows(first: int, count: int, value: int = 0) -> bytes:
+    keys = [f"{key:06}" for key in range(first, first + count)]
+    return ipc_stream(SCHEMA, pa.record_batch([pa.array(keys), pa.array([value] * count)], schema=SCHEMA))
+
+
+async def stage(tables: Tables, id_: str, part: str, sequence: int, data: bytes) -> int:
+    return await tables.bootstraps.stage(id_, NAME, BootstrapRequest(part, sequence), data)
+
+
+async def values(tables: Tables) -> list[int]:
+    keys = pa.schema([SCHEMA.field("k")])
+    sought = ipc_stream(keys, pa.record_batch([pa.array([f"{key:06}" for key in range(100)])], schema=keys))
+    batch, _, _ = await tables.table(NAME).reads.lookup(sought, None)
+    found: list[int] = batch.column("v").drop_null().to_pylist()
+    return found
+
+
+def left(tables: Tables) -> list[str]:
+    return [path.name for path in tables._directory.trash.iterdir()]
+
+
+async def test_a_repeated_request_is_staged_once_and_a_later_one_is_refused(tables: Tables) -> None:
+    id_ = await begin(tables)
+    assert await stage(tables, id_, "one", 0, rows(0, 10)) == 10
+    assert await stage(tables, id_, "one", 0, rows(0, 10)) == 10
+    with pytest.raises(InvalidRequest, match="sequence must be 1, the next one of its part, not 2"):
+        await stage(tables, id_, "one", 2, rows(10, 10))
+    made = await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
+    assert (made.is_done, made.staged_rows, made.merged_rows, made.rows) == (True, 10, 10, 10)
+    assert await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60) is made
+    assert await values(tables) == [0] * 10
+
+
+async def test_only_the_parts_of_the_commit_count(tables: Tables) -> None:
+    id_ = await begin(tables)
+    for attempt in range(3):
+        await stage(tables, id_, f"task 1, attempt {attempt}", 0, rows(0, 5, attempt))
+    await stage(tables, id_, "task 2", 0, rows(5, 5, 7))
+    with pytest.raises(InvalidRequest, match='part "task 2" has 1 requests, not 2: commit once all of them are'):
+        await tables.bootstraps.commit(id_, NAME, {"task 2": 2}, 60)
+    made = await tables.bootstraps.commit(id_, NAME, {"task 1, attempt 1": 1, "task 2": 1}, 60)
+    assert (made.staged_rows, made.rows) == (10, 10)
+    assert await values(tables) == [1] * 5 + [7] * 5
+
+
+async def test_a_commit_that_takes_longer_continues(tables: Tables) -> None:
+    id_ = await begin(tables)
+    await stage(tables, id_, "one", 0, rows(0, 50))
+    made = await tables.bootstraps.commit(id_, NAME, {"one": 1}, 0)
+    assert (made.is_done, made.rows) == (False, 0)
+    with pytest.raises(BootstrapLost):
+        await stage(tables, id_, "one", 1, rows(50, 50))
+    assert (await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)).rows == 50
+
+
+async def test_calls_for_another_table_or_after_the_abort_find_no_bootstrap(tables: Tables) -> None:
+    id_ = await begin(tables)
+    await tables.bootstraps.abort(id_, "test.other")
+    with pytest.raises(BootstrapLost, match=r"bootstrap of the table test\.other is no longer open"):
+        await tables.bootstraps.stage(id_, "test.other", BootstrapRequest("one", 0), rows(0, 1))
+    await stage(tables, id_, "one", 0, rows(0, 1))
+    assert left(tables) != []
+    await tables.bootstraps.abort(id_, NAME)
+    await tables.bootstraps.abort(id_, NAME)
+    assert left(tables) == []
+    with pytest.raises(BootstrapLost):
+        await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
+
+
+async def test_an_abort_during_the_commit_leaves_nothing_or_the_table(tables: Tables) -> None:
+    id_ = await begin(tables)
+    await stage(tables, id_, "one", 0, rows(0, 100))
+    await tables.bootstraps.commit(id_, NAME, {"one": 1}, 0)
+    await tables.bootstraps.abort(id_, NAME)
+    assert left(tables) == []
+    assert tables.definitions() == []
+
+
+async def test_a_bootstrap_without_calls_expires_after_an_hour(tables: Tables, clocks: FakeClocks) -> None:
+    tables.bootstraps.start()
+    id_ = await begin(tables)
+    clocks.pass_time(HOUR / 2)
+    await stage(tables, id_, "one", 0, rows(0, 1))
+    clocks.pass_time(HOUR / 2 + 1)
+    await tables.bootstraps._end_expired()
+    await stage(tables, id_, "one", 1, rows(1, 1))
+    clocks.pass_time(HOUR + 1)
+    await tables.bootstraps._end_expired()
+    assert left(tables) == []
+    with pytest.raises(BootstrapLost):
+        await stage(tables, id_, "one", 2, rows(2, 1))
+
+
+async def test_a_stop_ends_bootstraps_and_their_commits(tmp_path: Path) -> None:
+    tables = Tables(ServerConfig(data=tmp_path, block_cache_bytes=1 << 20, storage_threads=2))
+    await tables.recover()
+    for name in (NAME, "test.other"):
+        definition = tables.define(name, SCHEMA, primary_key=["k"], bucket_key=[], options={})
+        id_ = await tables.begin_bootstrap(definition)
+        await tables.bootstraps.stage(id_, name, BootstrapRequest("one", 0), rows(0, 10))
+    committing = asyncio.create_task(tables.bootstraps.commit(id_, "test.other", {"one": 1}, 60))
+    await asyncio.sleep(0)
+    await tables.close()
+    await asyncio.wait([committing])
+    assert [*(tmp_path / "trash").iterdir()] == []
+
+
+async def test_after_a_restart_a_repeated_commit_finds_the_table(tmp_path: Path) -> None:
+    for start in range(2):
+        tables = Tables(ServerConfig(data=tmp_path, block_cache_bytes=1 << 20, storage_threads=2))
+        await tables.recover()
+        if start == 0:
+            id_ = await begin(tables)
+            await stage(tables, id_, "one", 0, rows(0, 10))
+            await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
+            assert await tables.rows_of_bootstrap(id_, NAME) is None
+        else:
+            assert await tables.rows_of_bootstrap(id_, NAME) == 10
+            assert await tables.rows_of_bootstrap("0" * 32, NAME) is None
+            assert await tables.rows_of_bootstrap(id_, "test.other") is None
+        await tables.close()
+
+
+async def test_wrong_rows_are_refused_and_the_bootstrap_continues(tables: Tables) -> None:
+    id_ = await begin(tables)
+    wrong = pa.schema([("k", pa.int64())])
+    with pytest.raises(SchemaMismatch):
+        await stage(tables, id_, "one", 0, ipc_stream(wrong, pa.record_batch({"k": [1]})))
+    with pytest.raises(InvalidRequest):
+        await stage(tables, id_, "one", 0, b"no rows")
+    long = pa.record_batch([pa.array(["x" * 20_000]), pa.array([1])], schema=SCHEMA)
+    with pytest.raises(InvalidKey, match="limit"):
+        await stage(tables, id_, "one", 0, ipc_stream(SCHEMA, long))
+    await stage(tables, id_, "one", 0, rows(0, 3))
+    assert (await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)).rows == 3
+
+
+async def test_a_row_that_an_index_cannot_have_fails_the_commit(tables: Tables) -> None:
+    schema = pa.schema([pa.field("k", pa.string(), nullable=False), ("t", pa.string())])
+    definition = tables.define(NAME, schema, primary_key=["k"], bucket_key=[], options={}, indexes=[["t"]], buckets=1)
+    id_ = await tables.begin_bootstrap(definition)
+    long = pa.record_batch([pa.array(["a"]), pa.array(["x" * 20_000])], schema=schema)
+    await stage(tables, id_, "one", 0, ipc_stream(schema, long))
+    for _ in range(2):
+        with pytest.raises(RequestTooLarge):
+            await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
+    assert left(tables) == []
+    assert tables.definitions() == []

@@ -1,0 +1,56 @@
+"""Staged runs come back completely, in key order, and rows with the same key together in the order of requests."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRuns
+from tests.support.examples import seeds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+@pytest.mark.parametrize("width", [8, None])
+@seeds(3)
+def test_every_row_comes_once_in_order_in_ranges_of_a_size(tmp_path: Path, seed: int, width: int | None) -> None:
+    rng = random.Random(f"{seed} {width}")
+    runs = StagedRuns(tmp_path / "staged", SCHEMA)
+    requests = [BootstrapRequest(f"part {n % 2}", n // 2) for n in range(rng.randrange(1, 9))]
+    staged: dict[BootstrapRequest, list[tuple[int, bytes, int]]] = {}
+    number = 0
+    for request in requests:
+        rows = []
+        for _ in range(rng.choice([0, 1, 100, 3000])):
+            key = rng.randbytes(width or rng.randrange(5)) if rng.random() < 0.9 else b"\1" * 8
+            rows.append((rng.randrange(3), key, number))
+            number += 1
+        staged[request] = rows
+        batch = pa.record_batch([pa.array([row[2] for row in rows], pa.int64())], schema=SCHEMA)
+        keys = pa.array([row[1] for row in rows], pa.binary())
+        runs.append(request, batch, keys, np.array([row[0] for row in rows], np.int32))
+    runs.seal()
+    chosen = rng.sample(requests, rng.randrange(len(requests) + 1))
+    for bucket in range(4):
+        expected = [(key, n) for request in chosen for place, key, n in staged[request] if place == bucket]
+        expected.sort(key=lambda row: row[0])
+        found: list[tuple[bytes, int]] = []
+        for part in runs.read(bucket, chosen, rng.choice([1, 500, 10**6])):
+            duplicate = part.find_duplicate()
+            here: list[tuple[bytes, int]] = []
+            for rows_, keys_ in part.slices(rng.choice([1, 7, 10_000])):
+                assert not here or here[-1][0] < keys_[0].as_py(), "a key is in two slices"
+                here += zip(keys_.to_pylist(), rows_.column("n").to_pylist(), strict=True)
+            assert (duplicate is not None) == (len({key for key, _ in here}) < len(here))
+            assert not found or found[-1][0] < here[0][0], "a key is in two ranges"
+            found += here
+        assert found == expected
+    assert set(runs.buckets()) == {place for rows in staged.values() for place, _, _ in rows}
+    runs.close()
