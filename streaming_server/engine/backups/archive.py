@@ -34,6 +34,7 @@ from streaming_server.storage.backup.archive_segment import (
 )
 from streaming_server.storage.backup.backup_manifest import newest_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
+from streaming_server.storage.bootstrap.taken_in import has_taken_in
 from streaming_server.storage.files.checked_json import find_checked_json, write_checked_json
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ KEPT_LOG_SECONDS: Final = 86_400
 _REACHED_SECONDS: Final = 30.0
 _MARKER: Final = "archived.json"
 """In the data directory: the last segment. While it exists, everything that is written is archived or kept for that."""
+
+_TAKEN_IN: Final = "it was bootstrapped, and the next backup is the first that has its rows"
 
 _log: Final = logging.getLogger(__name__)
 
@@ -113,6 +116,7 @@ class Archive:
         self._segment: asyncio.Task[None] | None = None
         self._archived = ArchivedSoFar()
         self._changes: list[TableChange] = []
+        self._new_gaps: dict[str, ArchiveGap] = {}
         self._reached_at = float("-inf")
         self._is_failing = False
         self.is_enabled = bool(config.backup_location and config.archive_every_seconds)
@@ -165,6 +169,14 @@ class Archive:
         if self.is_enabled:
             self._changes.append(TableChange(micros=micros, incarnation=incarnation, definition=definition))
 
+    def record_files(self, micros: int, incarnation: str) -> None:
+        """Records that a new table has rows that no write-ahead log has, so that the archive lacks them. Hold `ddl`.
+
+        Another backup is created, from which the archive is complete again.
+        """
+        if self.is_enabled:
+            self._new_gaps[incarnation] = ArchiveGap(micros, _TAKEN_IN)
+
     def keep_logs(self, table: Path, incarnation: str) -> None:
         """Keeps the write-ahead logs of a table that is about to be removed, which is closed. Blocks."""
         if self.is_enabled:
@@ -184,6 +196,7 @@ class Archive:
                 return
             async with self._ddl:
                 capture = await self._source.capture(self._archived, self._changes)
+            capture.gaps |= self._new_gaps
             stored = await self._in_thread(self._put, capture)
         except ScanKvError as error:
             if not self._is_failing:
@@ -232,6 +245,7 @@ class Archive:
         archived.committed = {each.token for each in capture.committed}
         self.reached_micros = archived.since_micros = capture.micros
         del self._changes[: len(capture.changes)]
+        self._new_gaps = {table: gap for table, gap in self._new_gaps.items() if table not in capture.gaps}
         for change in capture.changes:
             if change.definition is not None:
                 archived.definitions[change.incarnation] = change.definition
@@ -319,6 +333,10 @@ class Archive:
         pending = {change.incarnation for change in self._changes}
         before = [change for change in before if change.incarnation not in pending]
         self._changes[:0] = before
+        taken_in = {table.definition.incarnation for table in self._source.tables() if has_taken_in(table.state.path)}
+        for change in before:
+            if change.incarnation in taken_in and change.incarnation not in archived:
+                self.record_files(change.micros, change.incarnation)
         self._archived.gaps |= {
             change.incarnation: ArchiveGap(change.micros, "the table was dropped before they were archived")
             for change in before

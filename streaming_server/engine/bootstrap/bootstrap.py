@@ -11,6 +11,7 @@ from scankv.model.errors import BootstrapLost, InvalidRequest
 from streaming_server.engine.bootstrap.bucket_build import BucketBuild, BuildRules
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRuns
+from streaming_server.storage.bootstrap.taken_in import mark_taken_in
 from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.files.disk_space import translate_disk_errors
 
@@ -216,6 +217,7 @@ class Bootstrap:
         self._runs.close()
         with translate_disk_errors(self._path.parent):
             (self._path / "staged").unlink()
+            mark_taken_in(self._path)
             for path in (*(self._path / "buckets").iterdir(), self._path / "buckets", self._path):
                 if path.is_dir():
                     sync_directory(path)

@@ -462,7 +462,7 @@ class Tables:
 
     async def _place(self, definition: TableDefinition) -> None:
         """Adds the table of a draft, with its rows."""
-        await self._to_its_end(self._create(self._catalog.place, definition))
+        await self._to_its_end(self._create(self._catalog.place, definition, has_files=True))
 
     def define(self, name: str, schema: pa.Schema, **parts: Unpack[TableParts]) -> TableDefinition:
         """Returns the definition of a new table, which does not exist yet.
@@ -502,9 +502,13 @@ class Tables:
         if not definition.options.log_retention_seconds:
             self.require_format(LOG_TABLES_FORMAT, "changelogs without a limit of age (log_retention_seconds=0)")
 
-    async def _create(self, store: Callable[[TableDefinition], None], definition: TableDefinition) -> None:
+    async def _create(
+        self, store: Callable[[TableDefinition], None], definition: TableDefinition, *, has_files: bool = False
+    ) -> None:
         async with self._ddl:
             await self._store_definition(store, definition)
+            if has_files:
+                self.archive.record_files(self.clock.commit_micros(), definition.incarnation)
             self.consumers.add(definition, self._catalog.path(definition.name))
             self.locks.add(definition, self._catalog.path(definition.name))
 

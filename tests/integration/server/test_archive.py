@@ -368,3 +368,28 @@ def test_metrics_say_how_far_the_archive_is(tmp_path: Path) -> None:
         reached = "scankv_archive_reached_timestamp_seconds"
         wait_until(lambda: (Scrape(port).value(reached) or 0) > instant, "the metric follows the archive")
         assert Scrape(port).value("scankv_archive_failures_total") == 0
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_a_bootstrapped_table_is_left_out_until_a_backup_has_its_rows(tmp_path: Path, kills: bool) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with ServerProcess(tmp_path / "data", "--backup-location", store.location, *ARCHIVING) as server:
+        with sync.connect(server.url) as client:
+            client.create_table("t.old", SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": 1}])
+            client.create_backup()
+            rows = [{"k": n, "v": n} for n in range(100)]
+            client.bootstrap("t.new", rows, primary_key=["k"])
+            between = time.time_ns() // 1000
+        if kills:
+            server.kill()
+            server.restart()
+        # By itself, as what the archive lacks makes another one necessary.
+        wait_until(lambda: len(store.manifests()) > 1, "another backup was created")
+        with sync.connect(server.url) as client:
+            client.table("t.new").upsert([{"k": 100, "v": 100}])
+            after = wait_archived(store)
+    assert rows_at(store, after, tmp_path / "after") == {"t.old": {1: 1}, "t.new": {n: n for n in range(101)}}
+    plan = plan_instant(store, between)
+    assert {*plan.sources} == {"t.old"}
+    if not kills:
+        assert "it was bootstrapped" in plan.left_out["t.new"]
