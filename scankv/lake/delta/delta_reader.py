@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def read_delta(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | None]:
-    """Returns the rows of the newest version, without those that deletion vectors mask, and about their number.
+    """Returns the rows of the newest version, without those that deletion vectors mask, and their number.
+
+    The number is None if the table may have deletion vectors.
 
     Raises:
         LakeUnavailable: The location cannot be read.
@@ -27,7 +29,9 @@ def read_delta(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | None
 
     try:
         table = DeltaTable(location.root_uri, storage_options=location.object_store_options("aws_") or None)
-        schema, rows = pa.schema(table.schema()), table.count()
+        # The number of rows that a vector masks would have to be read.
+        has_vectors = "deletionVectors" in (table.protocol().reader_features or ())
+        schema, rows = pa.schema(table.schema()), None if has_vectors else table.count()
         return pa.RecordBatchReader.from_stream(table.scan()).cast(schema), rows
     except (TableNotFoundError, OSError) as error:
         raise LakeUnavailable(f"the Delta table in {location} cannot be read: {error}") from error

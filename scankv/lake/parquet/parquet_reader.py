@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyarrow import dataset
 
+from scankv.lake.formats import KEEP_SECONDS
+from scankv.lake.parquet.parquet_table import ParquetLakeTable
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,15 +20,18 @@ _BATCH_ROWS: Final = 65_536
 def read_parquet(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | None]:
     """Returns the rows of all files, with the partition columns of directories such as `day=3`, and their number.
 
-    Files whose names begin with `_` or `.` do not count. Few batches are read ahead.
+    Files whose names begin with `_` or `.` do not count. Of a table that was published as Parquet, only the files of
+    its newest version do. Few batches are read ahead.
 
     Raises:
         UsageError: There is no file, or the files are not Parquet files with the same columns.
         LakeUnavailable: The location cannot be read.
+        LakeDamaged: The manifest of a published table is damaged.
     """
     with location.translate_errors("read"):
         try:
-            files = dataset.dataset(location.root, filesystem=location.files, format="parquet", partitioning="hive")
+            paths = _published_files(location) or location.root
+            files = dataset.dataset(paths, filesystem=location.files, format="parquet", partitioning="hive")
             rows = files.count_rows()
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UsageError(f"{location} cannot be read as Parquet files of one table: {error}") from error
@@ -34,3 +39,9 @@ def read_parquet(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | No
         raise UsageError(f"{location} has no Parquet files: give a file, or a directory with Parquet files")
     scanner = files.scanner(batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
     return pa.RecordBatchReader.from_batches(files.schema, scanner.to_batches()), rows
+
+
+def _published_files(location: LakeLocation) -> list[str]:
+    """Returns the files of the newest version of a published table. Empty: there is none."""
+    version = ParquetLakeTable(location, KEEP_SECONDS).load()
+    return [] if version is None else [f"{location.root}/{file.path}" for file in version.files]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+import pyarrow as pa
 from pyarrow import fs
 
 from scankv.lake.location import LakeLocation
-from scankv.model.errors import LakeUnavailable, UsageError
+from scankv.model.errors import LakeDamaged, LakeUnavailable, UsageError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from collections.abc import Iterator
 
 SourceFormat: TypeAlias = Literal["delta", "iceberg", "parquet"]
 
@@ -29,10 +30,25 @@ def open_source(uri: str, format_: SourceFormat | None = None) -> tuple[pa.Recor
 
     Raises:
         UsageError: The location or the format cannot be used, or a package that reads it is not installed.
-        LakeUnavailable: The location cannot be read.
+        LakeUnavailable: The location cannot be read. The rows raise this as well.
         LakeDamaged: The table is damaged.
     """
     location = LakeLocation(uri)
+    rows, count = _open(location, format_)
+    return pa.RecordBatchReader.from_batches(rows.schema, _translated(rows, location)), count
+
+
+def _translated(rows: pa.RecordBatchReader, location: LakeLocation) -> Iterator[pa.RecordBatch]:
+    """Yields batches. Raises our errors for those of the libraries that read them."""
+    try:
+        yield from rows
+    except FileNotFoundError as error:
+        raise LakeDamaged(f"{location} cannot be read to its end: a file is missing ({error})") from error
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise LakeUnavailable(f"{location} cannot be read to its end: {error}") from error
+
+
+def _open(location: LakeLocation, format_: SourceFormat | None) -> tuple[pa.RecordBatchReader, int | None]:
     match format_ or find_format(location):
         case "delta":
             from scankv.lake.delta.delta_reader import read_delta

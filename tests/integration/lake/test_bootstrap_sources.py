@@ -1,0 +1,127 @@
+"""Tables are bootstrapped from Delta tables, Iceberg tables and Parquet files of any program, without deleted rows."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import deltalake
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from pyiceberg.catalog.sql import SqlCatalog
+
+from aio_client import LakeDamaged, LakeUnavailable, UsageError
+from scankv.lake.formats import open_lake_table
+from scankv.lake.publisher import PublishOptions, publish
+from tests.support.lake_readers import live_rows
+from tests.support.s3_server import s3_bucket
+
+if TYPE_CHECKING:
+    from aio_client import BootstrapProgress, Client, Table
+
+pytestmark = pytest.mark.asyncio
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("day", pa.int32())])
+
+
+def rows(count: int, text: str = "a") -> pa.Table:
+    return pa.table([range(count), [f"{text}{n}" for n in range(count)], [n % 3 for n in range(count)]], schema=SCHEMA)
+
+
+async def published(client: Client, name: str, uri: str, format_: str, *, masks: bool = False) -> Table:
+    """Publishes a table several times, so that files of earlier versions and masked rows are there."""
+    table = await client.create_table(name, SCHEMA, primary_key=["id"], buckets=2)
+    lake, options = open_lake_table(uri, format_), PublishOptions(file_rows=500, masks=masks)
+    await table.upsert(rows(2000))
+    await publish(client, name, lake, options)
+    await table.upsert(rows(50, "changed"))
+    await table.delete(where="id > 1900")
+    await publish(client, name, lake, options)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("format_", "masks"), [("delta", False), ("delta", True), ("iceberg", False), ("parquet", False)]
+)
+async def test_a_published_table_comes_back_as_its_newest_version(
+    client: Client, name: str, uri: str, format_: str, masks: bool
+) -> None:
+    table = await published(client, name, uri, format_, masks=masks)
+    reports: list[BootstrapProgress] = []
+    copy = await client.bootstrap(f"{name}_copy", uri, schema=SCHEMA, primary_key=["id"], on_progress=reports.append)
+    assert await live_rows(copy) == await live_rows(table)
+    assert reports[0].total_rows == (None if masks else 1901)
+
+
+async def test_a_partitioned_delta_table_of_another_program(client: Client, name: str, tmp_path: Path) -> None:
+    deltalake.write_deltalake(tmp_path / "t", rows(1000), partition_by=["day"])
+    source = deltalake.DeltaTable(tmp_path / "t")
+    source.delete("id >= 500")
+    source.optimize.compact()
+    copy = await client.bootstrap(name, tmp_path / "t", primary_key=["day", "id"], partition_by=["day"])
+    assert (await copy.scan().to_arrow()).sort_by("id").select(SCHEMA.names).equals(rows(500).cast(copy_schema(copy)))
+    assert len(await copy.partitions()) == 3
+
+
+def copy_schema(table: Table) -> pa.Schema:
+    return pa.schema([table.schema.field(name) for name in SCHEMA.names])
+
+
+async def test_an_iceberg_table_of_another_catalog_is_named_by_its_metadata(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    properties = {"uri": f"sqlite:///{tmp_path}/other.db", "warehouse": str(tmp_path)}
+    with closing(SqlCatalog("other", **properties)) as catalog:
+        catalog.create_namespace("db")
+        source = catalog.create_table("db.t", SCHEMA)
+        source.append(rows(300))
+        source.delete("id >= 200")
+        metadata, location = source.metadata_location, source.location()
+    copy = await client.bootstrap(name, metadata, primary_key=["id"])
+    assert [row["id"] for row in await live_rows(copy)] == list(range(200))
+    with pytest.raises(UsageError, match=r"does not say which version of the Iceberg table is the newest"):
+        await client.bootstrap(f"{name}_2", location, primary_key=["id"])
+    hint = Path(location.removeprefix("file://")) / "metadata" / "version-hint.text"
+    hint.write_text(Path(metadata).name)
+    copy = await client.bootstrap(f"{name}_2", location, primary_key=["id"])
+    assert await copy.count() == 200
+
+
+@pytest.mark.parametrize("format_", ["parquet", "delta"])
+async def test_sources_on_an_object_store(client: Client, name: str, format_: str) -> None:
+    with s3_bucket("sources") as bucket:
+        uri = bucket % name
+        table = await published(client, name, uri, format_)
+        copy = await client.bootstrap(f"{name}_copy", uri, schema=SCHEMA, primary_key=["id"])
+        assert await live_rows(copy) == await live_rows(table)
+
+
+async def test_one_file_is_a_source(client: Client, name: str, tmp_path: Path) -> None:
+    parquet.write_table(rows(100), tmp_path / "rows.pq")
+    copy = await client.bootstrap(name, tmp_path / "rows.pq", primary_key=["id"])
+    assert await copy.count() == 100
+
+
+async def test_what_cannot_be_read_is_an_error_that_names_it(client: Client, name: str, tmp_path: Path) -> None:
+    async def bootstrap(source: Path, format_: str | None = None) -> None:
+        await client.bootstrap(name, source, primary_key=["id"], source_format=format_)  # type: ignore[arg-type]
+
+    with pytest.raises(LakeUnavailable, match="missing does not exist"):
+        await bootstrap(tmp_path / "missing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="has no Parquet files"):
+        await bootstrap(tmp_path / "empty")
+    with pytest.raises(LakeUnavailable, match="Delta table"):
+        await bootstrap(tmp_path / "empty", "delta")
+    with pytest.raises(UsageError, match='must be "delta", "iceberg" or "parquet", not \'orc\''):
+        await bootstrap(tmp_path / "empty", "orc")
+    (tmp_path / "rows.parquet").write_bytes(b"no rows")
+    with pytest.raises(UsageError, match="cannot be read as Parquet files"):
+        await bootstrap(tmp_path / "rows.parquet")
+    deltalake.write_deltalake(tmp_path / "t", rows(10))
+    for file in (tmp_path / "t").glob("*.parquet"):
+        file.unlink()
+    with pytest.raises((LakeUnavailable, LakeDamaged), match="cannot be read to its end"):
+        await bootstrap(tmp_path / "t")
+    assert name not in {table.name for table in await client.tables()}
