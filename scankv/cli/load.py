@@ -10,6 +10,7 @@ import pyarrow as pa
 import typer
 
 from aio_client import sync
+from scankv.cli.bootstrapping import bootstrap_table
 from scankv.cli.connecting import open_client
 from scankv.cli.loading import Loading
 from scankv.cli.new_table import NEEDS_KEY, NewTable, plan_new_table
@@ -41,6 +42,13 @@ class Mode(StrEnum):
 
     MERGE = "merge"
     OVERWRITE = "overwrite"
+
+
+class DuplicateRows(StrEnum):
+    """How a bootstrap treats rows with the same key."""
+
+    ERROR = "error"
+    MERGE = "merge"
 
 
 DataFile = Annotated[
@@ -120,6 +128,19 @@ def load(
             "backfill faster. Streams of changes, consumers and undo fail when they reach it.",
         ),
     ] = True,
+    bootstrap: Annotated[
+        bool,
+        typer.Option(
+            "--bootstrap",
+            help="Make a new table from FILE, which is a Delta table, an Iceberg table or Parquet files, as a path or "
+            "a URI such as s3://bucket/table. The table appears with all rows at once, several times as fast as with "
+            "--create. Needs --key.",
+        ),
+    ] = False,
+    duplicates: Annotated[
+        DuplicateRows,
+        typer.Option(help="With --bootstrap: whether rows with the same key are an error, or are merged."),
+    ] = DuplicateRows.ERROR,
     url: Url = None,
 ) -> None:
     """Write the rows of a file to a table. They are merged with existing rows as the table's merge engine defines.
@@ -127,7 +148,39 @@ def load(
     Rows are appended to a table without a primary key.
 
     With --create, options that you give override the definition in an exported file, and every difference is reported.
+
+    With --bootstrap, all rows of a table in an open format become a new table at once, or none.
     """
+    if bootstrap:
+        others = (
+            create,
+            no_key,
+            ignore_definition,
+            format_,
+            null,
+            delimiter,
+            on_error is OnError.SKIP,
+            not track_changes,
+        )
+        if any(others) or not key:
+            raise UsageError(
+                "--bootstrap needs --key, and takes only --buckets, --set, --mode and --duplicates besides: leave out "
+                "the other options"
+            )
+        with open_client(url) as client:
+            bootstrap_table(
+                client,
+                table,
+                file,
+                key=split_names(key),
+                buckets=buckets,
+                settings=table_settings_of(set_),
+                mode=(mode or Mode.MERGE).value,
+                duplicates=duplicates.value,
+            )
+        return
+    if duplicates is not DuplicateRows.ERROR:
+        raise UsageError("--duplicates is for --bootstrap: leave it out")
     if not create and (key or no_key or buckets or set_ or ignore_definition):
         raise UsageError("--key, --no-key, --buckets, --set and --ignore-definition are for a new table: add --create")
     settings = table_settings_of(set_)

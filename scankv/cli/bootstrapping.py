@@ -1,0 +1,94 @@
+"""`load --bootstrap`: makes a new table from a table or from files in an open format, and shows how far it is."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from scankv.cli.show import stderr_console
+from scankv.formats.printable import printable
+from scankv.model.types.types import format_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from aio_client import BootstrapProgress
+    from aio_client._client.bootstrap import Duplicates
+    from aio_client._write.merging import WriteMode
+    from aio_client.sync import Client
+
+
+def bootstrap_table(
+    client: Client,
+    name: str,
+    source: str,
+    *,
+    key: Sequence[str],
+    buckets: int | None,
+    settings: Mapping[str, Any],
+    mode: WriteMode,
+    duplicates: Duplicates,
+) -> None:
+    """Bootstraps a table, and prints what was made. Raises as `Client.bootstrap`."""
+    began = time.monotonic()
+    with _shown_progress() as show:
+        table = client.bootstrap(
+            name,
+            source,
+            primary_key=key,
+            buckets=buckets,
+            mode=mode,
+            duplicates=duplicates,
+            on_progress=show,
+            **settings,
+        )
+    rows, seconds = show.last.rows, time.monotonic() - began
+    typer.echo(f"created {name}: {printable(format_schema(table.schema))}")
+    merged = "" if rows == show.last.rows_in_table else f", merged to {show.last.rows_in_table:,}"
+    typer.echo(f"loaded {rows:,} rows into {name}{merged} in {seconds:.2f} s ({rows / seconds:,.0f} rows/s)")
+
+
+class _Progress:
+    """Receives the progress, and shows it with a function."""
+
+    def __init__(self, show: Callable[[BootstrapProgress], None]) -> None:
+        self.last: BootstrapProgress
+        self._show = show
+
+    def __call__(self, progress: BootstrapProgress) -> None:
+        self.last = progress
+        self._show(progress)
+
+
+@contextmanager
+def _shown_progress() -> Iterator[_Progress]:
+    """Shows a progress bar on standard error if it is a terminal."""
+    console = stderr_console()
+    if not console.is_terminal:
+        yield _Progress(lambda progress: None)
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn  # on use, as in `load`
+
+    columns = BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}")
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None, text="")
+
+        def show(progress: BootstrapProgress) -> None:
+            known = progress.fraction is not None
+            bar.update(
+                task, total=1.0 if known else None, completed=progress.fraction or 0.0, text=progress_text(progress)
+            )
+
+        yield _Progress(show)
+
+
+def progress_text(progress: BootstrapProgress) -> str:
+    """Returns how far a bootstrap is, as text: rows, megabytes and how long the rest will take."""
+    text = f"{progress.rows:,} rows, {progress.bytes / 1e6:,.0f} MB sent"
+    if progress.merged_rows:
+        text += f", {progress.merged_rows:,} rows merged"
+    left = progress.seconds_left
+    return text if left is None else f"{text}, {left:,.0f} s left"

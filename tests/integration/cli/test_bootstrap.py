@@ -1,0 +1,69 @@
+"""`scankv load --bootstrap` makes a table from a table or from files in an open format."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import deltalake
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from aio_client import BootstrapProgress
+from scankv.cli.bootstrapping import progress_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.command_line import CommandLine
+
+ROWS = pa.table({"id": pa.array(range(1000)), "v": [n % 7 for n in range(1000)]})
+
+
+@pytest.mark.parametrize("format_", ["delta", "parquet"])
+def test_a_table_is_made_from_an_open_format(scankv: CommandLine, table: str, tmp_path: Path, format_: str) -> None:
+    source = tmp_path / "source"
+    if format_ == "delta":
+        deltalake.write_deltalake(source, ROWS)
+    else:
+        source.mkdir()
+        parquet.write_table(ROWS, source / "rows.parquet")
+    made = scankv("load", table, str(source), "--bootstrap", "--key", "id", "--buckets", "3", "--set", "changelog=none")
+    assert re.fullmatch(
+        rf"created {table}: id int64 not null, v int64\nloaded 1,000 rows into {table} in [\d.]+ s \([\d,]+ rows/s\)\n",
+        made.text,
+    )
+    assert scankv("count", table).text.strip() == "1000"
+    described = scankv("describe", table, "--json").json
+    assert (described["buckets"], described["options"]) == (3, {"changelog": "none"})
+    assert "exists already" in scankv.fails("load", table, str(source), "--bootstrap", "--key", "id")
+
+
+def test_rows_with_the_same_key_are_an_error_or_merged(scankv: CommandLine, table: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "rows.parquet")
+    parquet.write_table(ROWS, file)
+    command = "load", table, file, "--bootstrap", "--key", "v"
+    assert re.search(r"have the key v=[0-6]: correct the source", scankv.fails(*command))
+    merged = scankv(*command, "--duplicates", "merge").text
+    assert f"loaded 1,000 rows into {table}, merged to 7 in" in merged
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--create", "--key", "id"], [], ["--key", "id", "--delimiter", ";"], ["--key", "id", "--no-track-changes"]],
+)
+def test_options_that_a_bootstrap_does_not_have_are_refused(
+    scankv: CommandLine, table: str, tmp_path: Path, options: list[str]
+) -> None:
+    refused = scankv.fails("load", table, str(tmp_path), "--bootstrap", *options)
+    assert "--bootstrap needs --key, and takes only --buckets" in refused
+    assert "--duplicates is for --bootstrap" in scankv.fails("load", table, "-", "--duplicates", "merge")
+
+
+def test_the_progress_says_how_much_is_left() -> None:
+    sent = BootstrapProgress(rows=1_000_000, bytes=25_000_000, total_rows=2_000_000, seconds=5.0)
+    assert progress_text(sent) == "1,000,000 rows, 25 MB sent, 15 s left"
+    merging = BootstrapProgress(rows=2_000_000, bytes=50_000_000, total_rows=2_000_000, merged_rows=10, seconds=5.0)
+    assert progress_text(merging) == "2,000,000 rows, 50 MB sent, 10 rows merged, 5 s left"
+    assert progress_text(BootstrapProgress(rows=1, bytes=10)) == "1 rows, 0 MB sent"
