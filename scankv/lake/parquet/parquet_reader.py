@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyarrow import dataset
 
 from scankv.lake.formats import KEEP_SECONDS
 from scankv.lake.parquet.parquet_table import ParquetLakeTable
@@ -28,6 +27,9 @@ def read_parquet(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | No
         LakeUnavailable: The location cannot be read.
         LakeDamaged: The manifest of a published table is damaged.
     """
+    # On use, as it imports pandas.
+    from pyarrow import dataset
+
     with location.translate_errors("read"):
         try:
             paths = _published_files(location) or location.root
