@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.workloads import (
     backups,
     bases,
+    bootstrap,
     changes,
     consumers,
     dashboards,
@@ -70,6 +71,7 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "shares": shares.run,
     "upsert": upsert.run,
     "untracked": untracked.run,
+    "bootstrap": bootstrap.run,
     "deletes": deletes.run,
     "evolution": evolution.run,
     "expiry": expiry.run,
