@@ -16,6 +16,7 @@ import pyarrow as pa
 from aio_client._input.data import is_frame_of, rows_of
 from aio_client._input.requests import to_ipc
 from aio_client._table.shape import TableShape
+from aio_client._transport.lease import ttl_millis
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.write_requests import WritePieces, mode_of
 from scankv.model.errors import ScanKvError, UsageError
@@ -141,7 +142,12 @@ class OpenBootstrap:
 
     @classmethod
     async def begin(
-        cls, transport: Transport, definition: table_pb2.CreateTableRequest, mode: WriteMode, duplicates: Duplicates
+        cls,
+        transport: Transport,
+        definition: table_pb2.CreateTableRequest,
+        mode: WriteMode,
+        duplicates: Duplicates,
+        ttl: float | None = None,
     ) -> Self:
         """Begins a bootstrap. Raises as `Client.bootstrap`."""
         if duplicates not in get_args(Duplicates):
@@ -151,9 +157,22 @@ class OpenBootstrap:
             definition=definition,
             mode=mode_of(mode),
             merge_duplicates=duplicates == "merge",
+            ttl_millis=0 if ttl is None else ttl_millis(ttl),
         )
         answer = await transport.call(lambda: transport.services.bootstraps.BeginBootstrap, request, repeatable=False)
-        return cls(transport, TableShape.of(answer.definition), answer.bootstrap_id)
+        return cls.join(transport, answer.SerializeToString())
+
+    @classmethod
+    def join(cls, transport: Transport, ticket: bytes) -> Self:
+        """Returns a bootstrap that another client has begun, by its ticket."""
+        begun = bootstrap_pb2.BeginBootstrapResponse.FromString(ticket)
+        return cls(transport, TableShape.of(begun.definition), begun.bootstrap_id)
+
+    @property
+    def ticket(self) -> bytes:
+        """What other clients need to take part."""
+        begun = bootstrap_pb2.BeginBootstrapResponse(bootstrap_id=self.id, definition=self.shape.description)
+        return begun.SerializeToString()
 
     def part(self, name: str) -> BootstrapPart:
         """Returns a participant."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from aio_client._admin.indexes import Indexes
     from aio_client._write.merging import Names
     from scankv.model.tables.agg import Aggregator
+
+
+NewTableMessage: TypeAlias = table_pb2.CreateTableRequest
+"""The definition of a new table."""
 
 
 def definition_message(

@@ -10,7 +10,7 @@ next, with all rows. No row passes a write-ahead log or is a change in the chang
 with rows begins with one range marker, see Changelog.rescan_untracked.
 
 Until the commit nothing of the table is visible. A bootstrap ends without a trace when it is aborted, when no client
-has called for an hour, and when the server stops.
+has called for its time to live, and when the server stops.
 """
 
 from collections import abc as _abc
@@ -39,6 +39,7 @@ class BeginBootstrapRequest(_message.Message):
     DEFINITION_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     MERGE_DUPLICATES_FIELD_NUMBER: _builtins.int
+    TTL_MILLIS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`, as in `definition.name`."""
     mode: _write_pb2.WriteMode.ValueType
@@ -49,6 +50,8 @@ class BeginBootstrapRequest(_message.Message):
     """Whether several rows with the same key are merged, in the order of the parts of the commit and of their rows.
     Otherwise they are an error.
     """
+    ttl_millis: _builtins.int
+    """Without calls for this long, the bootstrap ends: 1 second to 7 days. 0: one hour."""
     @_builtins.property
     def definition(self) -> _table_pb2.CreateTableRequest: ...
     def __init__(
@@ -58,10 +61,11 @@ class BeginBootstrapRequest(_message.Message):
         definition: _table_pb2.CreateTableRequest | None = ...,
         mode: _write_pb2.WriteMode.ValueType = ...,
         merge_duplicates: _builtins.bool = ...,
+        ttl_millis: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "merge_duplicates", b"merge_duplicates", "mode", b"mode", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "merge_duplicates", b"merge_duplicates", "mode", b"mode", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ next, with all rows. No row passes a write-ahead log or is a change in the chang
 with rows begins with one range marker, see Changelog.rescan_untracked.
 
 Until the commit nothing of the table is visible. A bootstrap ends without a trace when it is aborted, when no client
-has called for an hour, and when the server stops.
+has called for its time to live, and when the server stops.
 """
 
 from collections import abc as _abc
@@ -44,7 +44,7 @@ class BootstrapServiceStub:
     BeginBootstrap: _grpc.UnaryUnaryMultiCallable[_bootstrap_pb2.BeginBootstrapRequest, _bootstrap_pb2.BeginBootstrapResponse]
     """Begins a bootstrap. The definition is checked completely.
     Errors: as for CreateTable; INVALID_ARGUMENT INVALID_REQUEST (a table without a primary key, or with
-    changelog=input); FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
+    changelog=input; the time to live); FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
     """
     StageRows: _grpc.UnaryUnaryMultiCallable[_bootstrap_pb2.StageRowsRequest, _bootstrap_pb2.StageRowsResponse]
     """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
@@ -69,7 +69,7 @@ class BootstrapServiceAsyncStub(BootstrapServiceStub):
     BeginBootstrap: _aio.UnaryUnaryMultiCallable[_bootstrap_pb2.BeginBootstrapRequest, _bootstrap_pb2.BeginBootstrapResponse]  # type: ignore[assignment]
     """Begins a bootstrap. The definition is checked completely.
     Errors: as for CreateTable; INVALID_ARGUMENT INVALID_REQUEST (a table without a primary key, or with
-    changelog=input); FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
+    changelog=input; the time to live); FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
     """
     StageRows: _aio.UnaryUnaryMultiCallable[_bootstrap_pb2.StageRowsRequest, _bootstrap_pb2.StageRowsResponse]  # type: ignore[assignment]
     """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
@@ -97,7 +97,7 @@ class BootstrapServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_bootstrap_pb2.BeginBootstrapResponse, _abc.Awaitable[_bootstrap_pb2.BeginBootstrapResponse]]:
         """Begins a bootstrap. The definition is checked completely.
         Errors: as for CreateTable; INVALID_ARGUMENT INVALID_REQUEST (a table without a primary key, or with
-        changelog=input); FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
+        changelog=input; the time to live); FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
         """
 
     @_abc_1.abstractmethod

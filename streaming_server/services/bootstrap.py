@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest
 from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import bootstrap_pb2, bootstrap_pb2_grpc
+from streaming_server.engine.bootstrap.bootstrap import BOOTSTRAP_TTL_SECONDS
 from streaming_server.services.errors import map_errors, map_write_errors
 from streaming_server.services.table import parts_of, schema_of, table_message
 from streaming_server.services.write import overwrites
@@ -44,7 +45,10 @@ class BootstrapService(bootstrap_pb2_grpc.BootstrapServiceServicer):
             schema, parts = schema_of(request.definition.arrow_schema), parts_of(request.definition)
             definition = self._tables.define(request.table, schema, **parts)
             id_ = await self._tables.begin_bootstrap(
-                definition, overwrite=overwrites(request.mode), merges_duplicates=request.merge_duplicates
+                definition,
+                overwrite=overwrites(request.mode),
+                merges_duplicates=request.merge_duplicates,
+                ttl=request.ttl_millis / 1000 if request.ttl_millis else BOOTSTRAP_TTL_SECONDS,
             )
         return bootstrap_pb2.BeginBootstrapResponse(bootstrap_id=id_, definition=table_message(definition))
 

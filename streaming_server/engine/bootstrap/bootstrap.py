@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import BootstrapLost, InvalidRequest
+from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from streaming_server.engine.bootstrap.bucket_build import BucketBuild, BuildRules
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRuns
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.files.disk_reserve import DiskReserve
     from streaming_server.storage.rocks.store import RocksResources
+
+BOOTSTRAP_TTL_SECONDS: Final = 3600.0
+"""For how long a bootstrap is kept without a call, unless its client asks for another time."""
 
 _AT_ONCE: Final = 2
 """How many buckets are made at once. While one sorts or compresses, which releases the interpreter lock, another one
@@ -60,11 +64,21 @@ class BootstrapTerms:
         merger: The rules of the table.
         overwrite: Whether the rows are already merged.
         merges_duplicates: Whether rows with the same key are merged. If not, they are an error.
+        ttl: For how many seconds the bootstrap is kept without a call.
     """
 
     merger: Merger
     overwrite: bool = False
     merges_duplicates: bool = False
+    ttl: float = BOOTSTRAP_TTL_SECONDS
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest if the time to live is out of range."""
+        if not MIN_LEASE_SECONDS <= self.ttl <= MAX_LEASE_SECONDS:
+            raise InvalidRequest(
+                f"the time to live of a bootstrap must be between {MIN_LEASE_SECONDS:g} and {MAX_LEASE_SECONDS:,.0f} "
+                f"seconds (7 days), not {self.ttl:g}"
+            )
 
 
 class Bootstrap:

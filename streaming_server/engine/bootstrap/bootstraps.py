@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from scankv.model.errors import InvalidRequest
 from streaming_server.engine.bootstrap.bootstrap import Bootstrap, BootstrapHost, BootstrapTerms, bootstrap_lost
@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest
-
-_TTL_SECONDS: Final = 3600.0
-"""For how long a bootstrap is kept without a call."""
 
 
 class Bootstraps:
@@ -71,7 +68,7 @@ class Bootstraps:
         return id_ in self._by_id
 
     def get(self, id_: str, table: str) -> Bootstrap:
-        """Returns a bootstrap of a table, and lets it live for another hour. Raises BootstrapLost."""
+        """Returns a bootstrap of a table, and lets it live for its time to live again. Raises BootstrapLost."""
         bootstrap = self._by_id.get(id_)
         if bootstrap is None or bootstrap.definition.name != table:
             raise bootstrap_lost(table)
@@ -104,7 +101,7 @@ class Bootstraps:
             await bootstrap.end()
 
     def _renew(self, bootstrap: Bootstrap) -> None:
-        bootstrap.expires = self._host.clock.monotonic() + _TTL_SECONDS
+        bootstrap.expires = self._host.clock.monotonic() + bootstrap.terms.ttl
         self._reaper.notify(bootstrap.expires)
 
     def _next_expiry(self) -> float | None:

@@ -26,7 +26,11 @@ from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.archive import KEPT_LOG_SECONDS, Archive
 from streaming_server.engine.backups.backup_cut import CutTaker
 from streaming_server.engine.backups.backups import Backups
-from streaming_server.engine.bootstrap.bootstrap import BootstrapHost, BootstrapTerms
+from streaming_server.engine.bootstrap.bootstrap import (
+    BOOTSTRAP_TTL_SECONDS,
+    BootstrapHost,
+    BootstrapTerms,
+)
 from streaming_server.engine.bootstrap.bootstraps import Bootstraps
 from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
 from streaming_server.engine.changelog.log_maintenance import LogMaintenance
@@ -432,7 +436,12 @@ class Tables:
         return definition
 
     async def begin_bootstrap(
-        self, definition: TableDefinition, *, overwrite: bool = False, merges_duplicates: bool = False
+        self,
+        definition: TableDefinition,
+        *,
+        overwrite: bool = False,
+        merges_duplicates: bool = False,
+        ttl: float = BOOTSTRAP_TTL_SECONDS,
     ) -> str:
         """Begins a bootstrap of a table that `define` has returned: see `Bootstraps.begin`.
 
@@ -446,7 +455,7 @@ class Tables:
         self._catalog.check_free(definition.name)
         self._reserve.check()
         merger = Merger.of(TableCodec.of(definition), self._installed)
-        terms = BootstrapTerms(merger=merger, overwrite=overwrite, merges_duplicates=merges_duplicates)
+        terms = BootstrapTerms(merger=merger, overwrite=overwrite, merges_duplicates=merges_duplicates, ttl=ttl)
         return self.bootstraps.begin(terms)
 
     async def rows_of_bootstrap(self, id_: str, name: str) -> int | None:

@@ -139,6 +139,16 @@ async def test_a_bootstrap_without_calls_expires_after_an_hour(tables: Tables, c
         await stage(tables, id_, "one", 2, rows(2, 1))
 
 
+async def test_a_bootstrap_has_the_time_to_live_that_its_client_asks_for(tables: Tables, clocks: FakeClocks) -> None:
+    definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={})
+    with pytest.raises(InvalidRequest, match=r"must be between 1 and 604,800 seconds \(7 days\), not 0.5"):
+        await tables.begin_bootstrap(definition, ttl=0.5)
+    id_ = await tables.begin_bootstrap(definition, ttl=10 * HOUR)
+    clocks.pass_time(9 * HOUR)
+    await tables.bootstraps._end_expired()
+    assert await stage(tables, id_, "one", 0, rows(0, 1)) == 1
+
+
 async def test_a_stop_ends_bootstraps_and_their_commits(tmp_path: Path) -> None:
     tables = Tables(ServerConfig(data=tmp_path, block_cache_bytes=1 << 20, storage_threads=2))
     await tables.recover()
