@@ -7,11 +7,12 @@ discovery fails, call `spark.dataSource.register(scankv.spark.ScanKvDataSource)`
 """
 
 from scankv.model.public_names import set_public_module
+from spark_bridge.bootstrap import bootstrap
 from spark_bridge.dataframe import scan_dataframe
 from spark_bridge.server_queries import aggregate, count, tables, top_n
 from spark_bridge.source import ScanKvDataSource
 from spark_bridge.union import table
 
-__all__ = ["ScanKvDataSource", "aggregate", "count", "scan_dataframe", "table", "tables", "top_n"]
+__all__ = ["ScanKvDataSource", "aggregate", "bootstrap", "count", "scan_dataframe", "table", "tables", "top_n"]
 
 set_public_module("scankv.spark", globals(), __all__)

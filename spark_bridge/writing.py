@@ -113,7 +113,7 @@ def prepare_write(options: WriteOptions, schema: StructType, *, replaces: bool) 
     if extra and options.operation == UPSERT and options.columns is None:
         names = ", ".join(f'"{name}"' for name in extra)
         raise SchemaMismatch(f"change columns cannot be written to a table: call drop({names}) first", column=extra[0])
-    rows = pa.RecordBatch.from_pylist([], _arrow_columns(schema))
+    rows = pa.RecordBatch.from_pylist([], arrow_columns(schema))
     with work_span("plan", options.table, options.traceparent) as traceparent, options.open_client() as client:
         table = _open_table(client, options, rows.schema)
         if replaces:
@@ -292,7 +292,7 @@ def _open_table(client: sync.Client, options: WriteOptions, schema: pa.Schema) -
         return client.table(options.table)
 
 
-def _arrow_columns(schema: StructType) -> pa.Schema:
+def arrow_columns(schema: StructType) -> pa.Schema:
     """Returns the Arrow types in which Spark will deliver the columns.
 
     Raises:
