@@ -1,20 +1,23 @@
-"""After a kill at any moment of a bootstrap, its table has all rows or does not exist, and nothing else is left."""
+"""After a kill or a full disk at any moment of a bootstrap, its table has all rows or does not exist."""
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from aio_client import BootstrapLost, ConnectionFailed, connect
+from aio_client import BootstrapLost, ConnectionFailed, DiskFull, connect, sync
 from tests.faults.test_transaction_crash import deaths_of
+from tests.support.server_process import ServerProcess
+from tests.support.small_disk import small_disk
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from aio_client import BootstrapProgress
-    from tests.support.server_process import ServerProcess
 
 
 @pytest.mark.timeout(300)  # up to 60 kills, each with a start
@@ -46,3 +49,24 @@ async def test_a_client_learns_that_the_server_was_killed_and_bootstraps_again(
         assert await client.tables() == []
         table = await client.bootstrap("test.t", rows, primary_key=["k"])
         assert await table.count() == 500_000
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("megabytes", [200, 70])
+def test_a_full_disk_ends_a_bootstrap_with_an_error_and_takes_no_space(tmp_path: Path, megabytes: int) -> None:
+    # 200 MB do not fit while they are staged; 70 MB do, but not together with the files that are made of them.
+    rng = random.Random(1)
+    rows = pa.table(
+        {"k": pa.array(range(megabytes * 10)), "v": [rng.randbytes(100_000) for _ in range(megabytes * 10)]}
+    )
+    settings = "--set=min_free_bytes=1048576"
+    with (
+        small_disk(tmp_path / "disk", 128 << 20) as disk,
+        ServerProcess(disk.path / "data", settings) as server,
+        sync.connect(server.url) as client,
+    ):
+        with pytest.raises(DiskFull, match="free some space"):
+            client.bootstrap("test.t", rows, primary_key=["k"], compression="none")
+        wait_until(lambda: not [*(disk.path / "data" / "trash").iterdir()], "everything was removed")
+        assert client.tables() == []
+        assert client.bootstrap("test.t", rows.slice(0, 100), primary_key=["k"], compression="none").count() == 100
