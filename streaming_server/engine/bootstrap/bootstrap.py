@@ -100,7 +100,7 @@ class Bootstrap:
         self.staged_rows = self.rows = 0
         self.commit: asyncio.Task[None] | None = None
         self.expires = float("inf")
-        self._is_placing = False
+        self._is_placing = self._is_over = False
         self._host = host
         self._path = host.draft(terms.merger.definition)
         self._staging = asyncio.Lock()
@@ -129,12 +129,12 @@ class Bootstrap:
         """Stages the rows of a request, and returns their number. Repeating it does no harm.
 
         Raises:
-            BootstrapLost: The bootstrap is being committed, or has ended.
+            BootstrapLost: The bootstrap is being committed, or an earlier request could not be staged.
             InvalidRequest: The sequence is not the next one of its part, or the rows are not valid.
             DiskFull, DiskFailed: The rows cannot be written.
         """
         async with self._staging:
-            if self.commit is not None:
+            if self.commit is not None or self._is_over:
                 raise bootstrap_lost(self.definition.name)
             sizes = self._sizes.setdefault(request.part, [])
             if request.sequence > len(sizes):
@@ -151,7 +151,12 @@ class Bootstrap:
         rows = encoder.canonicalize(read_request(data, self.terms.merger.codec.schema))
         keys, buckets = encoder.encode(rows)
         with translate_disk_errors(self._path.parent):
-            self._runs.append(request, rows, keys, buckets)
+            try:
+                self._runs.append(request, rows, keys, buckets)
+            except BaseException:
+                # The file ends with a part of a run.
+                self._is_over = True
+                raise
         return int(rows.num_rows)
 
     def begin_commit(self, parts: Mapping[str, int]) -> asyncio.Task[None]:
@@ -162,9 +167,12 @@ class Bootstrap:
                 same key count.
 
         Raises:
+            BootstrapLost: A request could not be staged, as the disk was full.
             InvalidRequest: A part has another number of requests.
         """
         if self.commit is None:
+            if self._is_over:
+                raise bootstrap_lost(self.definition.name)
             for part, count in parts.items():
                 if len(self._sizes.get(part, ())) != count:
                     raise InvalidRequest(
@@ -248,6 +256,7 @@ class Bootstrap:
 
     async def remove(self) -> None:
         """Removes the files."""
+        self._is_over = True
         await self._host.executor.run(self._remove)
 
     def _remove(self) -> None:

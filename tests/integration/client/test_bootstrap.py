@@ -21,11 +21,14 @@ from aio_client import (
     Table,
     TableExists,
     TableNotFound,
+    UpgradeNotConfirmed,
     UsageError,
     agg,
     connect,
     sync,
 )
+from streaming_server.storage.files.checked_json import write_checked_json
+from streaming_server.storage.tables.data_directory import REFUSALS_FORMAT
 from tests.support.examples import seeds
 from tests.support.server_process import ServerProcess
 
@@ -291,3 +294,15 @@ async def test_the_blocking_client_has_the_same_call(client: Client, name: str) 
             return other.bootstrap(name, pa.table({"k": [1, 2]}), primary_key=["k"]).count()
 
     assert await asyncio.to_thread(bootstrap) == 2
+
+
+@pytest.mark.one_process
+async def test_a_directory_of_an_earlier_format_refuses_bootstraps(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with ServerProcess(data):
+        pass
+    write_checked_json(data / "scankv.json", {"format": REFUSALS_FORMAT})
+    with ServerProcess(data) as server:
+        async with connect(server.url) as client:
+            with pytest.raises(UpgradeNotConfirmed, match="need format 3 of the data directory, which has format 2"):
+                await client.bootstrap("test.t", pa.table({"k": [1]}), primary_key=["k"])

@@ -193,6 +193,20 @@ async def test_wrong_rows_are_refused_and_the_bootstrap_continues(tables: Tables
     assert (await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)).rows == 3
 
 
+async def test_after_a_run_that_was_written_in_part_nothing_can_be_staged_or_committed(tables: Tables) -> None:
+    id_ = await begin(tables)
+    await stage(tables, id_, "one", 0, rows(0, 3))
+    tables.bootstraps.get(id_, NAME)._runs._file.close()
+    with pytest.raises(ValueError, match="closed file"):
+        await stage(tables, id_, "one", 1, rows(3, 3))
+    with pytest.raises(BootstrapLost):
+        await stage(tables, id_, "one", 1, rows(3, 3))
+    with pytest.raises(BootstrapLost):
+        await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
+    await tables.bootstraps.abort(id_, NAME)
+    assert left(tables) == []
+
+
 async def test_a_row_that_an_index_cannot_have_fails_the_commit(tables: Tables) -> None:
     schema = pa.schema([pa.field("k", pa.string(), nullable=False), ("t", pa.string())])
     definition = tables.define(NAME, schema, primary_key=["k"], bucket_key=[], options={}, indexes=[["t"]], buckets=1)
