@@ -188,6 +188,11 @@ class LiveTable:
             await all_ended(live.open() for live in self.buckets)
         await all_ended(live.wait_written() for live in self.buckets)
 
+    def build_indexes(self) -> None:
+        """Begins to build the indexes in the background, also in buckets that no client has used yet."""
+        for live in self.buckets:
+            self._index_builds.wake(live)
+
     async def statistics(self) -> tuple[list[BucketStats], list[IndexBuildProgress]]:
         """Returns the statistics of each bucket, read one after another, and how far each index is built.
 

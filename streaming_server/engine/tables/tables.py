@@ -472,6 +472,9 @@ class Tables:
     async def _place(self, definition: TableDefinition) -> None:
         """Adds the table of a draft, with its rows."""
         await self._to_its_end(self._create(self._catalog.place, definition, has_files=True))
+        if definition.indexes and self._catalog.is_usable(definition.name):
+            with suppress(TableNotFound):  # dropped in the meantime
+                self.table(definition.name).build_indexes()
 
     def define(self, name: str, schema: pa.Schema, **parts: Unpack[TableParts]) -> TableDefinition:
         """Returns the definition of a new table, which does not exist yet.

@@ -15,6 +15,7 @@ from streaming_server.engine.tables.tables import Tables
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest
 from tests.support.clocks import HOUR, FakeClocks
 from tests.support.tables import ipc_stream
+from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -205,6 +206,22 @@ async def test_after_a_run_that_was_written_in_part_nothing_can_be_staged_or_com
         await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
     await tables.bootstraps.abort(id_, NAME)
     assert left(tables) == []
+
+
+async def test_indexes_are_built_before_any_client_uses_the_table(tables: Tables) -> None:
+    definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, indexes=[["v"]], buckets=2)
+    id_ = await tables.begin_bootstrap(definition)
+    await stage(tables, id_, "one", 0, rows(0, 100))
+    await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
+    buckets = tables.table(NAME).buckets
+
+    async def are_ready() -> bool:
+        return all(live.open_bucket is not None and live.open_bucket.state.ready_indexes for live in buckets)
+
+    await await_until(are_ready, "the index was built in every bucket")
+    for live in buckets:
+        findings = await (await tables.table(NAME).open_check(live.number)).run()
+        assert [(index.ready, index.entries) for index in findings.indexes] == [(True, findings.rows)]
 
 
 async def test_a_row_that_an_index_cannot_have_fails_the_commit(tables: Tables) -> None:
