@@ -238,6 +238,7 @@ def open_source(
 
 async def bootstrap_table(
     transport: Transport,
+    running: dict[str, OpenBootstrap],
     definition: table_pb2.CreateTableRequest,
     rows: pa.RecordBatchReader,
     *,
@@ -246,7 +247,10 @@ async def bootstrap_table(
     duplicates: Duplicates,
     on_progress: Callable[[BootstrapProgress], None] | None,
 ) -> table_pb2.Table:
-    """Bootstraps a table: see `Client.bootstrap`. Returns its description."""
+    """Bootstraps a table: see `Client.bootstrap`. Returns its description.
+
+    The bootstrap is in `running` as long as it has to be aborted if the client is closed.
+    """
     began, progress = time.monotonic(), BootstrapProgress(total_rows=total_rows)
 
     def report(after: BootstrapProgress) -> BootstrapProgress:
@@ -256,6 +260,7 @@ async def bootstrap_table(
         return after
 
     opened = await OpenBootstrap.begin(transport, definition, mode, duplicates)
+    running[opened.id] = opened
     try:
         part, requests = opened.part("rows"), 0
         async for count, size in part.stage(rows, mode):
@@ -269,4 +274,6 @@ async def bootstrap_table(
     except BaseException:
         await opened.abort()
         raise
+    finally:
+        running.pop(opened.id, None)
     return opened.shape.description

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from aio_client._admin.check import BucketCheck
     from aio_client._admin.indexes import Indexes, IndexStatus
-    from aio_client._client.bootstrap import BootstrapProgress, Duplicates
+    from aio_client._client.bootstrap import BootstrapProgress, Duplicates, OpenBootstrap
     from aio_client._client.transaction import ConflictMode, LockMode
     from aio_client._client.transaction_info import LostWrites, TransactionInfo
     from aio_client._input.data import Data
@@ -69,6 +69,7 @@ class Client:
         self._config = config
         self._transport = Transport(config)
         self._owners = Owners(self._transport)
+        self._bootstraps: dict[str, OpenBootstrap] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,7 +88,10 @@ class Client:
         return self._config
 
     async def aclose(self) -> None:
-        """Ends all scans of this client and closes the connection. Idempotent."""
+        """Ends all scans and bootstraps of this client, and closes the connection. Idempotent."""
+        for each in [*self._bootstraps.values()]:
+            # The blocking client is closed while an interrupted call ends.
+            await each.abort()
         await self._owners.close()
         await self._transport.close()
 
@@ -266,6 +270,7 @@ class Client:
         )
         description = await bootstrap_table(
             self._transport,
+            self._bootstraps,
             definition,
             rows,
             total_rows=total_rows,

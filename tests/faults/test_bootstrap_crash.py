@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from aio_client import BootstrapLost, ConnectionFailed, DiskFull, connect, sync
+from aio_client import BootstrapLost, ConnectionFailed, DiskFull, ScanKvError, connect, sync
 from tests.faults.test_transaction_crash import deaths_of
 from tests.support.server_process import ServerProcess
 from tests.support.small_disk import small_disk
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from aio_client import BootstrapProgress
@@ -70,3 +73,29 @@ def test_a_full_disk_ends_a_bootstrap_with_an_error_and_takes_no_space(tmp_path:
         wait_until(lambda: not [*(disk.path / "data" / "trash").iterdir()], "everything was removed")
         assert client.tables() == []
         assert client.bootstrap("test.t", rows.slice(0, 100), primary_key=["k"], compression="none").count() == 100
+
+
+def test_closing_a_client_ends_its_bootstraps(tmp_path: Path) -> None:
+    is_sent, is_over = threading.Event(), threading.Event()
+    batch = pa.record_batch({"k": pa.array(range(100_000))})
+
+    def source() -> Iterator[pa.RecordBatch]:
+        yield from [batch] * 3
+        is_over.wait(60)
+        yield batch
+
+    reader = pa.RecordBatchReader.from_batches(batch.schema, source())
+    trash = tmp_path / "data" / "trash"
+    with ServerProcess(tmp_path / "data") as server, ThreadPoolExecutor(2) as threads:
+        client = sync.connect(server.url)
+        running = threads.submit(
+            client.bootstrap, "test.t", reader, primary_key=["k"], on_progress=lambda _: is_sent.set()
+        )
+        assert is_sent.wait(60)
+        assert [*trash.iterdir()] != []
+        closing = threads.submit(client.close)
+        wait_until(lambda: not [*trash.iterdir()], "everything was removed")
+        is_over.set()
+        closing.result(60)
+        with pytest.raises(ScanKvError):
+            running.result(60)

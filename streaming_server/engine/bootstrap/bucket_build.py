@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.rocks.store import RocksResources
 
 _RANGE_BYTES: Final = 48 << 20
-_SLICE_ROWS: Final = 8192
+_SLICE_ROWS: Final = 16_384
 
 
 class _NoRows:
