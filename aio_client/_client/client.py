@@ -247,6 +247,7 @@ class Client:
                 no result. InvalidKey for a null in the key, SchemaMismatch for a column that does not fit.
             RequestTooLarge: A row or its key is too large.
             BootstrapLost: The server was restarted.
+            TooManyBootstraps: The server has 100 open bootstraps.
             LakeUnavailable, LakeDamaged: The source cannot be read.
             DiskFull: The server has too little disk space. It needs about twice the size of the table.
             UpgradeNotConfirmed: The server's data directory has an older format.

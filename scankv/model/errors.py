@@ -644,6 +644,17 @@ class BootstrapLost(ServerRefused):
     reason = "BOOTSTRAP_LOST"
 
 
+class TooManyBootstraps(ServerRefused):
+    """The server has reached its limit of open bootstraps, which is 100.
+
+    What to do:
+        Wait for the others to end. Those whose clients are gone expire after their time to live.
+    """
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_BOOTSTRAPS"
+
+
 class UndoConflict(ServerRefused):
     """Other writers wrote keys of an undo while it ran, at each of its attempts. Repeat the undo.
 

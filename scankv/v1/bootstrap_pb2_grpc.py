@@ -62,7 +62,8 @@ class BootstrapServiceServicer:
     def BeginBootstrap(self, request, context):
         """Begins a bootstrap. The definition is checked completely.
         Errors: as for CreateTable; INVALID_ARGUMENT INVALID_REQUEST (a table without a primary key, or with
-        changelog=input; the time to live); FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
+        changelog=input; the time to live); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS;
+        FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

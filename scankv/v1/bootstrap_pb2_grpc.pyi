@@ -44,7 +44,8 @@ class BootstrapServiceStub:
     BeginBootstrap: _grpc.UnaryUnaryMultiCallable[_bootstrap_pb2.BeginBootstrapRequest, _bootstrap_pb2.BeginBootstrapResponse]
     """Begins a bootstrap. The definition is checked completely.
     Errors: as for CreateTable; INVALID_ARGUMENT INVALID_REQUEST (a table without a primary key, or with
-    changelog=input; the time to live); FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
+    changelog=input; the time to live); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS;
+    FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
     """
     StageRows: _grpc.UnaryUnaryMultiCallable[_bootstrap_pb2.StageRowsRequest, _bootstrap_pb2.StageRowsResponse]
     """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
@@ -69,7 +70,8 @@ class BootstrapServiceAsyncStub(BootstrapServiceStub):
     BeginBootstrap: _aio.UnaryUnaryMultiCallable[_bootstrap_pb2.BeginBootstrapRequest, _bootstrap_pb2.BeginBootstrapResponse]  # type: ignore[assignment]
     """Begins a bootstrap. The definition is checked completely.
     Errors: as for CreateTable; INVALID_ARGUMENT INVALID_REQUEST (a table without a primary key, or with
-    changelog=input; the time to live); FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
+    changelog=input; the time to live); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS;
+    FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
     """
     StageRows: _aio.UnaryUnaryMultiCallable[_bootstrap_pb2.StageRowsRequest, _bootstrap_pb2.StageRowsResponse]  # type: ignore[assignment]
     """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
@@ -97,7 +99,8 @@ class BootstrapServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_bootstrap_pb2.BeginBootstrapResponse, _abc.Awaitable[_bootstrap_pb2.BeginBootstrapResponse]]:
         """Begins a bootstrap. The definition is checked completely.
         Errors: as for CreateTable; INVALID_ARGUMENT INVALID_REQUEST (a table without a primary key, or with
-        changelog=input; the time to live); FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
+        changelog=input; the time to live); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS;
+        FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
         """
 
     @_abc_1.abstractmethod

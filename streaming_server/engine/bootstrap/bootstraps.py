@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import InvalidRequest
+from scankv.model.errors import InvalidRequest, TooManyBootstraps
 from streaming_server.engine.bootstrap.bootstrap import Bootstrap, BootstrapHost, BootstrapTerms, bootstrap_lost
 from streaming_server.engine.tasks.reaper import Reaper
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest
+
+
+_MOST_OPEN: Final = 100
 
 
 class Bootstraps:
@@ -44,6 +47,7 @@ class Bootstraps:
 
         Raises:
             InvalidRequest: The table has no primary key, or a changelog of what is written.
+            TooManyBootstraps: 100 are open.
             DiskFull, DiskFailed: Its directory cannot be created.
         """
         definition = terms.merger.definition
@@ -59,6 +63,8 @@ class Bootstraps:
                 "bootstrap records none: create the table, and upsert the rows",
                 table=definition.name,
             )
+        if sum(not each.is_done for each in self._by_id.values()) >= _MOST_OPEN:
+            raise TooManyBootstraps(f"the server has {_MOST_OPEN} open bootstraps, the limit: wait for others to end")
         bootstrap = self._by_id[definition.incarnation] = Bootstrap(terms, self._host)
         self._renew(bootstrap)
         return definition.incarnation

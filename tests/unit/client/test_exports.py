@@ -94,6 +94,7 @@ NAMES = [
     "TlsHandshakeFailed",
     "TokenEnv",
     "TokenFile",
+    "TooManyBootstraps",
     "TooManyConsumers",
     "TooManyLocks",
     "TooManyScans",

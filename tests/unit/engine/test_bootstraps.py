@@ -9,7 +9,14 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 
-from scankv.model.errors import BootstrapLost, InvalidKey, InvalidRequest, RequestTooLarge, SchemaMismatch
+from scankv.model.errors import (
+    BootstrapLost,
+    InvalidKey,
+    InvalidRequest,
+    RequestTooLarge,
+    SchemaMismatch,
+    TooManyBootstraps,
+)
 from streaming_server.config import ServerConfig
 from streaming_server.engine.tables.tables import Tables
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest
@@ -148,6 +155,15 @@ async def test_a_bootstrap_has_the_time_to_live_that_its_client_asks_for(tables:
     clocks.pass_time(9 * HOUR)
     await tables.bootstraps._end_expired()
     assert await stage(tables, id_, "one", 0, rows(0, 1)) == 1
+
+
+async def test_a_hundred_bootstraps_may_be_open(tables: Tables) -> None:
+    ids = [await begin(tables) for _ in range(100)]
+    with pytest.raises(TooManyBootstraps, match="has 100 open bootstraps, the limit"):
+        await begin(tables)
+    await tables.bootstraps.commit(ids[0], NAME, {}, 60)
+    definition = tables.define("test.other", SCHEMA, primary_key=["k"], bucket_key=[], options={})
+    await tables.begin_bootstrap(definition)
 
 
 async def test_a_stop_ends_bootstraps_and_their_commits(tmp_path: Path) -> None:
