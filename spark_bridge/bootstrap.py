@@ -52,7 +52,7 @@ def bootstrap(
     tls: bool | Tls | None = None,
     **options: str | bool | int | None,
 ) -> int:
-    """Makes a new table with all rows of a DataFrame, several times as fast as a write. See `scankv.Client.bootstrap`.
+    """Makes a new table with all rows of a DataFrame. See `scankv.Client.bootstrap`.
 
         scankv.spark.bootstrap(spark.read.parquet("s3a://lake/scores"), url, "game.scores", primary_key=["player"])
 

@@ -133,7 +133,7 @@ def load(
         typer.Option(
             "--bootstrap",
             help="Make a new table from FILE, which is a Delta table, an Iceberg table or Parquet files, as a path or "
-            "a URI such as s3://bucket/table. The table appears with all rows at once, several times as fast as with "
+            "a URI such as s3://bucket/table. The table appears with all rows at once, at less cost than with "
             "--create. Needs --key.",
         ),
     ] = False,
