@@ -29,6 +29,8 @@ STDIN: Final = "-"
 """The argument that stands for standard input."""
 
 _BUFFER_BYTES: Final = 1 << 20
+_OF_TABLES: Final = frozenset({"_delta_log", "_scankv"})
+"""What the directories of Delta tables and of tables that were published as Parquet have."""
 _GZIP: Final = b"\x1f\x8b"
 _ZIP: Final = b"PK\x03\x04"
 
@@ -178,14 +180,21 @@ def open_inputs(argument: str, format_: Format | None = None, *, again: bool = F
     Names in a directory that begin with `.` or `_` are skipped, as other programs do that read such directories.
 
     Raises:
-        BadFile: A file cannot be opened, or the directory is empty or has files of other formats.
+        BadFile: A file cannot be opened, or the directory is empty, has files of other formats, or is a Delta table or
+            a published table.
     """
     with ExitStack() as stack:
         if not os.path.isdir(argument):
             yield [stack.enter_context(open_input(argument, format_, again=again))]
             return
         with convert_errors(argument):
-            names = sorted(name for name in os.listdir(argument) if not name.startswith((".", "_")))
+            found_names = os.listdir(argument)
+            if of_tables := sorted(_OF_TABLES.intersection(found_names)):
+                raise ValueError(
+                    f"the directory has {of_tables[0]}, so it is a table, some of whose files may have rows that the "
+                    "table no longer has: load it with --bootstrap, or give single files"
+                )
+            names = sorted(name for name in found_names if not name.startswith((".", "_")))
             others = [name for name in names if format_of_name(name) not in (Format.PARQUET, Format.ARROW)]
             if others or not names:
                 found = f"has the file {others[0]}" if others else "has no files"

@@ -61,6 +61,18 @@ def test_options_that_a_bootstrap_does_not_have_are_refused(
     assert "--duplicates is for --bootstrap" in scankv.fails("load", table, "-", "--duplicates", "merge")
 
 
+def test_the_files_of_a_table_are_not_loaded_as_if_all_of_them_counted(
+    scankv: CommandLine, table: str, tmp_path: Path
+) -> None:
+    deltalake.write_deltalake(tmp_path / "t", ROWS)
+    deltalake.DeltaTable(tmp_path / "t").delete("id >= 10")
+    refused = scankv.fails("load", table, str(tmp_path / "t"), "--create", "--key", "id")
+    assert "the directory has _delta_log, so it is a table" in refused
+    assert "load it with --bootstrap" in refused
+    scankv("load", table, str(tmp_path / "t"), "--bootstrap", "--key", "id")
+    assert scankv("count", table).text.strip() == "10"
+
+
 def test_the_progress_says_how_much_is_left() -> None:
     sent = BootstrapProgress(rows=1_000_000, bytes=25_000_000, total_rows=2_000_000, seconds=5.0)
     assert progress_text(sent) == "1,000,000 rows, 25 MB sent, 15 s left"
