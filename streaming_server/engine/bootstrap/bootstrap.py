@@ -141,12 +141,11 @@ class Bootstrap:
                 raise InvalidRequest(f"sequence must be {len(sizes)}, the next one of its part, not {request.sequence}")
             if request.sequence == len(sizes):
                 self._host.reserve.check(len(data))
-                rows = await self._host.executor.run(self._stage, request, data)
-                sizes.append(rows)
-                self.staged_rows += rows
+                await self._host.executor.run(self._stage, request, data, sizes)
             return sizes[request.sequence]
 
-    def _stage(self, request: BootstrapRequest, data: bytes) -> int:
+    def _stage(self, request: BootstrapRequest, data: bytes, sizes: list[int]) -> None:
+        """Stages a request, and records that. All of it in the thread, which continues if the call is cancelled."""
         encoder = self.terms.merger.codec.keys
         rows = encoder.canonicalize(read_request(data, self.terms.merger.codec.schema))
         keys, buckets = encoder.encode(rows)
@@ -157,7 +156,8 @@ class Bootstrap:
                 # The file ends with a part of a run.
                 self._is_over = True
                 raise
-        return int(rows.num_rows)
+        sizes.append(rows.num_rows)
+        self.staged_rows += rows.num_rows
 
     def begin_commit(self, parts: Mapping[str, int]) -> asyncio.Task[None]:
         """Begins to make the table, and returns the task. The next calls return the same.

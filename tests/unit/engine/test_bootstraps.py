@@ -87,6 +87,20 @@ async def test_a_repeated_request_is_staged_once_and_a_later_one_is_refused(tabl
     assert await values(tables) == [0] * 10
 
 
+async def test_a_request_whose_call_is_cancelled_and_repeated_is_staged_once(tables: Tables) -> None:
+    id_ = await begin(tables)
+    for number in range(20):
+        data = rows(number * 10_000, 10_000)
+        call = asyncio.create_task(stage(tables, id_, "one", number, data))
+        for _ in range(1 + number % 5):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        assert await stage(tables, id_, "one", number, data) == 10_000
+    made = await tables.bootstraps.commit(id_, NAME, {"one": 20}, 60)
+    assert (made.staged_rows, made.rows) == (200_000, 200_000)
+
+
 async def test_only_the_parts_of_the_commit_count(tables: Tables) -> None:
     id_ = await begin(tables)
     for attempt in range(3):
