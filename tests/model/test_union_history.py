@@ -52,6 +52,8 @@ async def test_published_rows_lead_to_the_live_table(
             await history.read()
             await history.travel()
             await history.follow()
+            if random.random() < 0.05:
+                history.expire()
             if number % 15 == 14:
                 server.kill()
                 server.restart()
