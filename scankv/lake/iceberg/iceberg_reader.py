@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from scankv.lake.iceberg.catalogs import FILE, catalog_table, translate_errors
+from scankv.lake.iceberg.catalogs import catalog_table, translate_errors
 from scankv.lake.location import require_package
 from scankv.model.errors import LakeDamaged, UsageError
 
@@ -50,8 +50,8 @@ def _open(location: LakeLocation) -> Table:
     options = {f"s3.{name}": value for name, value in location.object_store_options().items()}
     if location.root.endswith(METADATA):
         return StaticTable.from_metadata(location.root_uri, options)
-    if location.local is not None and (location.local / FILE).exists():
-        name = catalog_table(None, location)
+    name = None if location.local is None else catalog_table(None, location)
+    if name is not None and name.exists(location):
         with name.open(location) as catalog:
             return catalog.load_table(name.identifier)
     hint = location.read(_HINT)

@@ -371,6 +371,7 @@ class RocksStore:
         options.set_move_files(True)
         try:
             self.check_writable()
+            self.readers.create_all()
             self.rows.ingest_external_file([str(file) for file in files], options)
         except Exception as error:
             raise self._refuse(error) from error
