@@ -112,6 +112,8 @@ class CommitCoordinator:
         table: Returns the table of a name, or raises TableNotFound.
         uses: Keeps tables from being altered during a commit.
         clock: The server's clock.
+        end: Ends a transaction that is applied everywhere. Called at the instant at which it is recorded, so that no
+            call finds it neither decided nor committed.
 
     Attributes:
         stats: The stats of its commits.
@@ -126,8 +128,10 @@ class CommitCoordinator:
         table: Callable[[str], LiveTable],
         uses: TableUsageLock,
         clock: ServerClock,
+        end: Callable[[CommittedTransaction], None],
     ) -> None:
         self._clock = clock
+        self._end = end
         self.stats = CommitStats()
         self._root = root
         self._decisions = decisions
@@ -225,7 +229,6 @@ class CommitCoordinator:
                     writer=transaction.options.writer,
                 )
                 decision = await self._agree_and_decide(decision, agreement, parts, buckets)
-                transaction.is_decided = True
                 if decision.untold:
                     telling = asyncio.create_task(self._tell(decision))
                 rolling = self._new_roll_forward(decision, files, tables)
@@ -314,10 +317,15 @@ class CommitCoordinator:
                 self.stuck[token] = why_untold(told.failures)
             return None
         committed = decision.to_committed(decision.applied)
-        self._decisions.record_done(committed)
         self._applied_here.discard(token)
-        self.stuck.pop(token, None)
+        self._record_done(committed)
         return committed
+
+    def _record_done(self, committed: CommittedTransaction) -> None:
+        """Records that a transaction is applied everywhere."""
+        self._decisions.record_done(committed)
+        self.stuck.pop(committed.token, None)
+        self._end(committed)
 
     def _commit_time(self, buckets: Sequence[LiveBucket]) -> int:
         """Returns the one commit time of all changes of a transaction.
@@ -531,6 +539,7 @@ class CommitCoordinator:
                 for each in lost:
                     _log.warning("the transaction %s (id %r) is given up; lost: %s", token, decision.id, each)
                 self.stuck.pop(token)
+                self._end(committed)
                 self._unblock(decision, rolling.buckets)
         return committed, lost
 
@@ -565,8 +574,7 @@ class CommitCoordinator:
         is_applied = not rolling.failed and not unreadable
         if is_applied and not decision.untold:
             committed = decision.to_committed(rolling.offsets)
-            self._decisions.record_done(committed)
-            self.stuck.pop(decision.token, None)
+            self._record_done(committed)
         else:
             committed = None
             decision = replace(decision, applied=rolling.offsets)

@@ -92,7 +92,6 @@ class OpenTransaction:
         agreement: How this worker process agrees with others on the running commit. None: it decides alone.
         deleting: The deletions of all rows of a table that are being staged, by part and request number.
         has_ended: Whether it was committed or aborted, or has expired.
-        is_decided: Whether it is committed, so that it never opens again.
         is_divided: Whether other worker processes may have requests of its parts.
     """
 
@@ -109,7 +108,6 @@ class OpenTransaction:
     agreement: Agreement | None = None
     deleting: dict[tuple[str, int], asyncio.Task[int]] = field(default_factory=dict)
     has_ended: bool = False
-    is_decided: bool = False
     is_divided: bool = False
 
     def __post_init__(self) -> None:

@@ -123,7 +123,9 @@ class Transactions:
             self._damage = error
             self._decisions = Decisions(root, clock, UnreadableLog(error))
         self._peers: Peers | None = None
-        self._coordinator = CommitCoordinator(root, self._decisions, executor, table, self.uses, clock)
+        self._coordinator = CommitCoordinator(
+            root, self._decisions, executor, table, self.uses, clock, self._end_committed
+        )
         self._committed = CommittedTransactions(limits.remembered_seconds, self._table_exists)
         for committed in self._decisions.take_finished():
             self._committed.add(committed)
@@ -360,8 +362,8 @@ class Transactions:
         while transaction.commit is not None and not transaction.has_ended:
             with suppress(ScanKvError):
                 await asyncio.shield(transaction.commit)
-            if transaction.is_decided or self._coordinator.is_decided(transaction.token):
-                # The commit is decided, but stuck, or was until just now: this raises why.
+            if self._coordinator.is_decided(transaction.token):
+                # The commit is decided, but stuck: this raises why.
                 await self.commit(transaction.token, transaction.options.id, ())
         await self._end(transaction)
 
@@ -448,12 +450,10 @@ class Transactions:
                 pass
             committed = await self._coordinator.commit(transaction, sizes)
         except BaseException:
-            # Another task may have applied it, and not have ended it yet.
-            if not transaction.is_decided and not self._coordinator.is_decided(transaction.token):
+            # Another task may have applied it.
+            if not transaction.has_ended and not self._coordinator.is_decided(transaction.token):
                 self._open_again(transaction)
             raise
-        self._committed.add(committed)
-        self._forget(transaction)
         self._tasks.start(self._conclude(committed))
         return committed
 
@@ -463,9 +463,15 @@ class Transactions:
         transaction.renew()
         self._reaper.notify(transaction.expires)
 
-    async def _conclude(self, committed: CommittedTransaction) -> None:
-        """Remembers a commit, and removes its staged rows."""
+    def _end_committed(self, committed: CommittedTransaction) -> None:
+        """Ends a transaction that is applied everywhere, and remembers its commit."""
         self._committed.add(committed)
+        transaction = self._open.get(committed.token)
+        if transaction is not None:
+            self._forget(transaction)
+
+    async def _conclude(self, committed: CommittedTransaction) -> None:
+        """Makes the end of a committed transaction durable, and removes its staged rows."""
         try:
             await self._coordinator.finish(committed)
         except (ScanKvError, OSError) as error:
@@ -506,9 +512,6 @@ class Transactions:
         if not done:
             await self._coordinator.tidy_up()
         for committed in done:
-            transaction = self._open.get(committed.token)
-            if transaction is not None:
-                self._forget(transaction)
             await self._conclude(committed)
 
     async def end_doubts(self) -> None:
@@ -533,9 +536,6 @@ class Transactions:
     async def _give_up(self, token: str) -> tuple[CommittedTransaction, list[BucketLoss]]:
         await self._end_doubts()
         committed, lost = await self._coordinator.give_up(token)
-        transaction = self._open.get(token)
-        if transaction is not None:
-            self._forget(transaction)
         await self._conclude(committed)
         # Later transactions may have waited for this one.
         await self.retry()
