@@ -196,77 +196,25 @@ class Server:
         # First, so that a server that cannot use these files leaves the data directory as it is.
         authenticator = self._make_authenticator()
         credentials = self._make_credentials()
-        worker = self._worker
-        if worker is not None:
-            self._workers = Workers(worker, WINDOW_BYTES, self.config.stall_timeout_seconds)
-        self._tables = Tables(
-            self.config,
-            clocks=self._clocks,
-            placement=ALONE if worker is None else worker.placement,
-            lock=None if worker is None else worker.lock,
-            lender=None if worker is None or self._workers is None else ViewLoans(self._workers, worker.aliases),
-        )
+        self._tables = self._open_tables()
         self._unread = UnreadAnswers(
             self.config.max_unread_answer_bytes, self.config.stall_timeout_seconds, close_connection
         )
-        self._registry = ScanRegistry(
-            Admission(
-                AdmissionLimits(
-                    live=self.config.max_live_scans,
-                    live_per_bucket=self.config.max_live_scans_per_bucket,
-                    waiting=self.config.max_waiting_scans,
-                    wait_seconds=self.config.admission_wait_seconds,
-                )
-            ),
-            following=Admission(
-                AdmissionLimits(
-                    live=self.config.max_followers,
-                    live_per_bucket=self.config.max_followers,
-                    waiting=self.config.max_waiting_scans,
-                    wait_seconds=self.config.admission_wait_seconds,
-                )
-            ),
-            stall_timeout=self.config.stall_timeout_seconds,
-            max_scan=self.config.max_scan_seconds,
-            turns_with_events=None if self._loop_turns is None else self._loop_turns.count_turns_with_events,
-            unread=self._unread,
-        )
+        self._registry = self._make_registry()
         self._waiting = WaitingCalls(self.config.max_waiting_calls)
         self._health = HealthService()
         if self._workers is not None:
             peers = OtherWorkers(self._workers)
             self._shares = self._tables.transactions.set_peers(peers)
             self._tables.backups.set_peers(peers)
-        self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=worker is not None))
-        self._forwarded = ForwardedPeers("" if worker is None else worker.peer_key)
-        self._principals = RequestPrincipals()
-        calls = Calls(self.config.slow_request_seconds, find_tracer(), self._forwarded)
+        self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=self._worker is not None))
         pressure = MemoryPressure(memory_limit())
-        self._intake = Intake(
-            self.config.max_request_bytes_in_flight, self.config.request_receive_seconds, calls, self._unread, pressure
-        )
+        self._intake = self._make_intake(pressure)
         self._not_ready: str | None = "the server is starting"
         self._audit_log: AuditLog | None = None
         self._monitoring = Endpoint(self._read_all_metrics, lambda: self._not_ready)
         try:
-            if self.config.audit_log:
-                self._audit_log = AuditLog(Path(self.config.audit_log), self._wall_nanos)
-            self._access = self._make_access(authenticator)
-            watch: list[Callable[[], Coroutine[Any, Any, None]]] = [partial(repeat, CHECK_SECONDS, pressure.check)]
-            if self._access is not None:
-                watch.append(partial(repeat, _WATCH_SECONDS, self._access.check_streams))
-            if authenticator is not None:
-                watch.append(authenticator.run)
-            self._add_services()
-            port = self._listen(credentials)
-            self.address = address_of(self.config.host, port)
-            if self.config.http_port:
-                watch.append(self._make_gateway().run)
-            self._watching = Background(*watch)
-            await self._listen_for_monitoring()
-            await self._tables.recover()
-            self._tables.start()
-            await self._server.start()
+            await self._start(authenticator, credentials, pressure)
         except BaseException:
             await self._monitoring.close()
             await self._tables.close()
@@ -279,6 +227,71 @@ class Server:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._not_ready = None
         return self
+
+    def _open_tables(self) -> Tables:
+        """Opens the data directory. Raises as `Tables`."""
+        worker, lender = self._worker, None
+        if worker is not None:
+            self._workers = Workers(worker, WINDOW_BYTES, self.config.stall_timeout_seconds)
+            lender = ViewLoans(self._workers, worker.aliases)
+        return Tables(
+            self.config,
+            clocks=self._clocks,
+            placement=ALONE if worker is None else worker.placement,
+            lock=None if worker is None else worker.lock,
+            lender=lender,
+        )
+
+    def _make_registry(self) -> ScanRegistry:
+        def admission(*, live: int, live_per_bucket: int) -> Admission:
+            limits = AdmissionLimits(
+                live=live,
+                live_per_bucket=live_per_bucket,
+                waiting=self.config.max_waiting_scans,
+                wait_seconds=self.config.admission_wait_seconds,
+            )
+            return Admission(limits)
+
+        followers = self.config.max_followers
+        return ScanRegistry(
+            admission(live=self.config.max_live_scans, live_per_bucket=self.config.max_live_scans_per_bucket),
+            following=admission(live=followers, live_per_bucket=followers),
+            stall_timeout=self.config.stall_timeout_seconds,
+            max_scan=self.config.max_scan_seconds,
+            turns_with_events=None if self._loop_turns is None else self._loop_turns.count_turns_with_events,
+            unread=self._unread,
+        )
+
+    def _make_intake(self, pressure: MemoryPressure) -> Intake:
+        self._forwarded = ForwardedPeers("" if self._worker is None else self._worker.peer_key)
+        self._principals = RequestPrincipals()
+        calls = Calls(self.config.slow_request_seconds, find_tracer(), self._forwarded)
+        return Intake(
+            self.config.max_request_bytes_in_flight, self.config.request_receive_seconds, calls, self._unread, pressure
+        )
+
+    async def _start(
+        self, authenticator: Authenticator | None, credentials: grpc.ServerCredentials | None, pressure: MemoryPressure
+    ) -> None:
+        """Adds the services, listens, recovers the tables, and starts what runs in the background."""
+        if self.config.audit_log:
+            self._audit_log = AuditLog(Path(self.config.audit_log), self._wall_nanos)
+        self._access = self._make_access(authenticator)
+        watch: list[Callable[[], Coroutine[Any, Any, None]]] = [partial(repeat, CHECK_SECONDS, pressure.check)]
+        if self._access is not None:
+            watch.append(partial(repeat, _WATCH_SECONDS, self._access.check_streams))
+        if authenticator is not None:
+            watch.append(authenticator.run)
+        self._add_services()
+        port = self._listen(credentials)
+        self.address = address_of(self.config.host, port)
+        if self.config.http_port:
+            watch.append(self._make_gateway().run)
+        self._watching = Background(*watch)
+        await self._listen_for_monitoring()
+        await self._tables.recover()
+        self._tables.start()
+        await self._server.start()
 
     async def _listen_for_monitoring(self) -> None:
         """Listens for monitoring systems before tables are recovered, because that may take long."""
