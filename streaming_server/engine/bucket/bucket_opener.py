@@ -141,6 +141,13 @@ class BucketOpener:
         for owner in self._held_at_opening - self._take_holds(bucket):
             bucket.log.holds.release(owner)
 
+    def has_followed(self, bucket: Bucket) -> bool:
+        """Whether a bucket records changes as the table now wants it, and has followed the last drop of partitions."""
+        definition, state = self._definition(), bucket.state
+        drop = definition.last_drop
+        is_followed = drop is None or state.last_drop == drop.number
+        return is_followed and len(state.changelog_starts) == len(definition.earlier_changelogs)
+
     def has_other_changelog(self, bucket: Bucket) -> bool:
         """Whether a bucket that can be written does not record changes as the table now wants it."""
         return len(bucket.state.changelog_starts) != len(self._definition().earlier_changelogs) and bucket.is_writable

@@ -211,7 +211,7 @@ class LiveBucket:
         bucket = self._bucket
         if bucket is None or self._closed is not None or not self._is_settled or self._needs_repair:
             return None
-        if self._opener.has_other_changelog(bucket) or self._opener.has_dropped_partitions(bucket):
+        if not self._opener.has_followed(bucket):
             return None
         self.used = time.monotonic()
         return bucket

@@ -13,7 +13,7 @@ import pyarrow as pa
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_ENCODED_KEYS, MAX_LOOKUP_KEYS
 from scankv.model.tables.expiry import tick_of
-from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable, wait_until_readable
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.columnar.base_adoption import adopt_bases
 from streaming_server.engine.columnar.base_choice import choose_bases, choose_live_read_path, record_errors
@@ -108,7 +108,7 @@ class TableReads:
             ):
                 codec, plan = table.codec, timed
                 reader, choices = plan_reads(plan, codec)
-            if plan.limit != 0:
+            if choices and plan.limit != 0:
                 reader = await read_through_index(reader, choices, self._lock_view(opened))
             bases = choose_bases(plan, reader, opened)
             on_error = record_errors({live.number: live for live, _ in opened}, bases)
@@ -116,7 +116,7 @@ class TableReads:
             table.abort_on_close(scan.source)
         try:
             if not plan.latest:
-                await wait_until_durable(table.buckets, states)
+                await wait_until_readable(table.buckets, view.log_offsets)
             await merge_deltas(bases, table.executor.run)
         except BaseException:
             scan.source.close()
