@@ -130,6 +130,7 @@ class _ScriptedClient(Client):
         self._config = config
         self._transport = cast("Transport", _ScriptedTransport(server, config))
         self._owners = Owners(self._transport)
+        self._bootstraps = {}
 
 
 class _ScriptedTransport:

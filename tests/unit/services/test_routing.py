@@ -20,6 +20,7 @@ OF_TRANSACTIONS = {
     "TransactionService/BeginTransaction",
     "TransactionService/CommitTransaction",
     "TransactionService/AbortTransaction",
+    "TransactionService/GiveUpTransaction",
 }
 
 
