@@ -226,7 +226,7 @@ class ConcludeTransactionResponse(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[_transaction_pb2.CommittedTable]:
-        """The offsets after the transaction. None: the share is undone."""
+        """The offsets after the transaction. None: the share is undone, or was applied so long ago that it is forgotten."""
 
     def __init__(
         self,

@@ -124,7 +124,7 @@ class Peers(Protocol):
     async def conclude(self, worker: int, token: str, attempt: str, micros: int | None) -> LogOffsetsOfTables:
         """Has a worker apply a prepared share, with the time of the commit, or undo it (None).
 
-        Returns the offsets after the transaction, by table and bucket; none if the share is undone.
+        Returns the offsets after the transaction, by table and bucket; none if the share is undone or forgotten.
         """
         ...
 
