@@ -25,6 +25,10 @@ from scankv.lake.versions import open_version
 from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.errors import LakeError, SchemaMismatch
 from scankv.model.expressions.binding import bind, columns_of
+from scankv.model.expressions.key_planning import plan_keys
+from scankv.model.keys.buckets import KeyPlaces
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.keys.key_ranges import ALL_KEY_RANGES, NO_KEY_RANGES
 from scankv.model.tables.columns import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from aio_client._transport.transport import Transport
     from scankv.lake.lake_table import DataFile, LakeTable, LakeVersion
     from scankv.model.expressions.binding import BoundPredicate
+    from scankv.model.keys.key_codec import KeyCodec
+    from scankv.model.keys.key_ranges import KeyRanges
     from scankv.model.scans.scan_spec import ScanSpec
 
 MOST_CHANGED_SHARE: Final = 0.25
@@ -60,6 +66,7 @@ class UnionPlan:
         columns: The columns that are read, by name: those of the answer, of the predicate and of the key.
         fresh: What has changed between the version and the instant.
         where: The predicate of the scan. None: all rows match.
+        keys: The keys that rows of the answer can have, by bucket. Other buckets have none of them.
     """
 
     spec: ScanSpec
@@ -69,6 +76,7 @@ class UnionPlan:
     columns: Mapping[str, UnionColumn] = field(repr=False)
     fresh: FreshRows = field(repr=False)
     where: BoundPredicate | None = field(repr=False)
+    keys: Mapping[int, KeyRanges] = field(repr=False)
 
     @property
     def schema(self) -> pa.Schema:
@@ -82,15 +90,12 @@ class UnionPlan:
 
     def files(self, bucket: int) -> list[DataFile]:
         """Returns the files of a bucket that may have keys of the scan, in the order of their keys."""
-        keys = self.spec.key_range
-        files = [file for file in self.version.files if file.bucket == bucket]
-        if keys is not None:
-            files = [
-                file
-                for file in files
-                if (keys.start is None or file.last_key >= keys.start)
-                and (keys.end is None or file.first_key < keys.end)
-            ]
+        keys = self.keys.get(bucket, NO_KEY_RANGES)
+        files = [
+            file
+            for file in self.version.files
+            if file.bucket == bucket and keys.within(KeyRange(file.first_key, file.last_key + b"\0"))
+        ]
         return sorted(files, key=lambda file: file.first_key)
 
     def describe(self) -> str:
@@ -175,6 +180,7 @@ def _make_plan(
 ) -> UnionPlan:
     schema = pa.schema([column.field for column in columns.values()])
     codec = key_codec(schema, table.primary_key) if table.primary_key else None
+    where = None if spec.where is None else bind(spec.where, schema)
     return UnionPlan(
         spec=spec,
         version=version,
@@ -182,8 +188,23 @@ def _make_plan(
         progress=progress,
         columns=columns,
         fresh=fresh,
-        where=None if spec.where is None else bind(spec.where, schema),
+        where=where,
+        keys=_keys_of(spec, where, table, codec),
     )
+
+
+def _keys_of(
+    spec: ScanSpec, where: BoundPredicate | None, table: Table, codec: KeyCodec | None
+) -> dict[int, KeyRanges]:
+    """Returns the keys that rows of an answer can have, by bucket."""
+    buckets = range(table.buckets) if spec.buckets is None else spec.buckets
+    if codec is None:
+        return dict.fromkeys(buckets, ALL_KEY_RANGES)
+    ranges = ALL_KEY_RANGES if where is None else plan_keys(where, codec).ranges
+    if spec.key_range is not None:
+        ranges = ranges.within(spec.key_range)
+    key = pa.schema([table.schema.field(name) for name in table.primary_key])
+    return KeyPlaces(key, table.bucket_key, table.buckets).of_ranges(ranges, buckets)
 
 
 def _check_spec(spec: ScanSpec) -> None:

@@ -18,6 +18,8 @@ from scankv.lake.publisher import PublishOptions, publish
 from tests.support.lake_readers import sorted_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from aio_client import Client, Scan, Table
     from tests.support.server_process import ServerProcess
 
@@ -270,6 +272,22 @@ async def test_a_file_that_is_damaged_or_gone_is_an_error_and_no_short_answer(
         await table.scan().read_path("lake", uri).to_arrow()
 
 
+async def test_files_without_a_key_that_can_match_are_not_read(client: Client, name: str, uri: str) -> None:
+    table = await create(client, name)
+    await publish_to(client, name, uri)
+    version = open_lake_table(uri).load()
+    assert version is not None
+    first, *others = sorted(version.files, key=lambda file: (file.bucket, file.first_key))
+    (kept,) = parquet.read_table(Path(uri, first.path)).slice(0, 1).to_pylist()
+    remove_files(uri, [file.path for file in others])
+    player = kept["player"]
+    for where in (f"player = {player}", f"player in ({player}, {player}) and score < 99"):
+        found = await table.scan(where=where).read_path("lake", uri).to_pylist()
+        assert [row["player"] for row in found] == [player]
+    with pytest.raises(LakeUnavailable, match="is gone"):
+        await table.scan(where=f"player >= {player}").read_path("lake", uri).to_arrow()
+
+
 async def test_a_read_survives_the_death_of_the_server(server: ServerProcess, uri: str) -> None:
     async with connect(server.url) as client:
         table = await create(client, "lake.dies")
@@ -291,6 +309,11 @@ async def test_a_location_is_needed_for_the_lake_alone(client: Client, name: str
         await table.scan().read_path("lake", "nonsense://x").to_arrow()
     with pytest.raises(SchemaMismatch):
         await table.scan(["nothing"]).read_path("lake", uri).to_arrow()
+
+
+def remove_files(uri: str, paths: Iterable[str]) -> None:
+    for path in paths:
+        Path(uri, path).unlink()
 
 
 def data_files(uri: str) -> list[Path]:
