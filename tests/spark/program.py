@@ -116,6 +116,7 @@ def connect(url: str, table: str) -> None:
     except Exception as error:
         say('there is no option "splitz"' in str(error))
     say(counts_of_one_instant(spark, url, f"{table}_connect_instants", writing))
+    say(spark_bridge.bootstrap(spark.range(1000), url, f"{table}_connect_bootstrap", primary_key=["id"]))
     spark.stop()
 
 

@@ -103,14 +103,3 @@ def test_no_rows_make_an_empty_table_and_wrong_rows_none(
     variant = spark.sql("select 1 as id, parse_json('1') as v")
     with pytest.raises(SchemaMismatch, match="variant"):
         spark_bridge.bootstrap(variant, shared_server.url, f"{name}_variant", primary_key=["id"])
-
-
-def test_spark_connect_bootstraps_as_well(
-    spark_remote: str, shared_server: ServerProcess, client: sync.Client, name: str
-) -> None:
-    remote = SparkSession.builder.remote(spark_remote).create()
-    try:
-        assert spark_bridge.bootstrap(rows(remote), shared_server.url, name, primary_key=["id"]) == 10_000
-    finally:
-        remote.stop()
-    assert client.table(name).count() == 10_000

@@ -38,6 +38,7 @@ def test_every_row_is_read_once_by_a_client_of_spark_connect(
         WHOLE,
         "True",
         "[20, 24]",
+        "1000",
     ]
 
 

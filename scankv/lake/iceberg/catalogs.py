@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -147,7 +147,7 @@ def _file(location: LakeLocation) -> Path:
 
 def _open_file(location: LakeLocation) -> Catalog:
     from pyiceberg.catalog.sql import SqlCatalog
-    from sqlalchemy.exc import OperationalError
+    from sqlalchemy.exc import IntegrityError, OperationalError
 
     from scankv.lake.iceberg.durable_files import NAME
 
@@ -163,7 +163,9 @@ def _open_file(location: LakeLocation) -> Catalog:
     except OperationalError:
         # Another publisher has created the tables of the database in the meantime.
         catalog = SqlCatalog(_LOCAL_NAME, **properties)
-    catalog.create_namespace_if_not_exists(_LOCAL_TABLE[0])
+    # Another publisher may create it in the meantime, too.
+    with suppress(IntegrityError):
+        catalog.create_namespace_if_not_exists(_LOCAL_TABLE[0])
     return catalog
 
 
