@@ -6,6 +6,7 @@ their encoded keys in a last column. It has no checksums, because it does not ou
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _KEY: Final = "\0key"  # No column of a table has such a name.
 _SAMPLES: Final = 32
-"""How many keys of each run are considered as ends of ranges, for each range. The largest range is hardly larger."""
+"""How many keys are considered as ends of ranges, for each range. More of them make ranges more equal."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,13 +47,9 @@ class StagedRuns:
     Args:
         path: The file, which does not exist.
         schema: The columns of the rows.
-
-    Attributes:
-        bytes: The size of the rows in memory, with their keys.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.bytes = 0
         self._path = path
         self._schema = schema.append(pa.field(_KEY, pa.binary(), nullable=False))
         self._runs: list[_Run] = []
@@ -84,7 +81,6 @@ class StagedRuns:
             run = everything.slice(first, end - first)
             self._writer.write_batch(run)
             self._runs.append(_Run(request, number))
-            self.bytes += run.nbytes
 
     def seal(self) -> None:
         """Ends writing, so that the runs can be read."""
@@ -118,7 +114,7 @@ class StagedRuns:
         if not runs:
             return
         ranges = max(1, sum(run.nbytes for run in runs) // range_bytes)
-        ends = _choose_ends([run.column(_KEY) for run in runs], ranges)
+        ends = _choose_ends(runs, ranges)
         positions = [[0, *pc.search_sorted(run.column(_KEY), ends).to_pylist(), run.num_rows] for run in runs]
         for number in range(len(ends) + 1):
             parts = [
@@ -165,13 +161,31 @@ class StagedRange:
         return None if place < 0 else self._rows.take(self._order.slice(place, 1))
 
 
-def _choose_ends(keys: list[pa.BinaryArray], ranges: int) -> pa.BinaryArray:
-    """Returns keys that divide all keys into ranges of about equal size. Each belongs to the range above it."""
+def _choose_ends(runs: list[pa.RecordBatch], ranges: int) -> pa.BinaryArray:
+    """Returns keys that divide all rows into ranges of about equal bytes. Each belongs to the range above it."""
     if ranges == 1:
         return pa.array([], pa.binary())
-    total = sum(map(len, keys))
-    step = max(1, total // (ranges * _SAMPLES))
-    samples = pa.concat_arrays([each.take(pa.array(np.arange(step // 2, len(each), step))) for each in keys])
+    count = min(ranges * _SAMPLES, sum(run.num_rows for run in runs))
+    samples = pa.array(_sample(runs, count), pa.binary())
     samples = samples.take(stable_order(samples))
-    places = np.arange(1, ranges) * len(samples) // ranges
+    places = np.arange(1, ranges) * count // ranges
     return samples.take(pa.array(places)).unique()
+
+
+def _sample(runs: list[pa.RecordBatch], count: int) -> Iterator[bytes]:
+    """Yields the keys at random positions in the bytes of all runs, one in each of `count` equal parts of them.
+
+    Large rows are met more often than small ones. Runs may be smaller than a part.
+    """
+    ends = np.cumsum([run.nbytes for run in runs])
+    parts = (np.arange(count) + np.random.default_rng(count).random(count)) * (ends[-1] / count)
+    owners = np.minimum(np.searchsorted(ends, parts, side="right"), len(runs) - 1)
+    for number, position in zip(owners.tolist(), parts.tolist(), strict=True):
+        run = runs[number]
+        before = position - (ends[number] - run.nbytes)
+        yield run.column(_KEY)[_row_at(run, before)].as_py()
+
+
+def _row_at(run: pa.RecordBatch, position: float) -> int:
+    """Returns the number of the row that has the byte at a position of a run."""
+    return bisect_right(range(1, run.num_rows), position, key=lambda rows: run.slice(0, rows).nbytes)

@@ -13,6 +13,7 @@ from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, Sta
 from tests.support.examples import seeds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -53,4 +54,38 @@ def test_every_row_comes_once_in_order_in_ranges_of_a_size(tmp_path: Path, seed:
             found += here
         assert found == expected
     assert set(runs.buckets()) == {place for rows in staged.values() for place, _, _ in rows}
+    runs.close()
+
+
+def staged(path: Path, rows: Callable[[int], dict[int, int]], count: int) -> tuple[StagedRuns, list[BootstrapRequest]]:
+    """Stages requests, each with a row of so many bytes for each key. Returns their runs and the requests."""
+    schema = pa.schema([("text", pa.string())])
+    runs, requests = StagedRuns(path / "staged", schema), [BootstrapRequest("rows", n) for n in range(count)]
+    for request in requests:
+        sizes = rows(request.sequence)
+        batch = pa.record_batch([pa.array(["x" * size for size in sizes.values()])], schema=schema)
+        keys = pa.array([key.to_bytes(8, "big") for key in sizes], pa.binary())
+        runs.append(request, batch, keys, np.zeros(len(keys), np.int32))
+    runs.seal()
+    return runs, requests
+
+
+def test_many_small_runs_are_divided_into_ranges(tmp_path: Path) -> None:
+    runs, requests = staged(tmp_path, lambda n: {row * 1000 + n: 100 for row in range(20)}, 500)
+    sizes = [len(part.keys) for part in runs.read(0, requests, 400_000)]
+    assert sum(sizes) == 10_000
+    assert len(sizes) > 1
+    assert max(sizes) < 2 * 10_000 / len(sizes)
+    runs.close()
+
+
+def test_ranges_have_about_equal_bytes_if_some_keys_have_large_rows(tmp_path: Path) -> None:
+    def rows(number: int) -> dict[int, int]:
+        large = {number * 4 + row: 10_000 for row in range(4)}
+        return large | {10**9 + number * 1000 + row: 1 for row in range(1000)}
+
+    runs, requests = staged(tmp_path, rows, 50)
+    sizes = [sum(rows.nbytes for rows, _ in part.slices(1000)) for part in runs.read(0, requests, 100_000)]
+    assert sum(sizes) > 2_000_000
+    assert max(sizes) < 300_000
     runs.close()
