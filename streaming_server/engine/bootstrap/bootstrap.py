@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -136,15 +137,15 @@ class Bootstrap:
         async with self._staging:
             if self.commit is not None or self._is_over:
                 raise bootstrap_lost(self.definition.name)
-            sizes = self._sizes.setdefault(request.part, [])
-            if request.sequence > len(sizes):
-                raise InvalidRequest(f"sequence must be {len(sizes)}, the next one of its part, not {request.sequence}")
-            if request.sequence == len(sizes):
+            there = len(self._sizes.get(request.part, ()))
+            if request.sequence > there:
+                raise InvalidRequest(f"sequence must be {there}, the next one of its part, not {request.sequence}")
+            if request.sequence == there:
                 self._host.reserve.check(len(data))
-                await self._host.executor.run(self._stage, request, data, sizes)
-            return sizes[request.sequence]
+                await self._host.executor.run(self._stage, request, data)
+            return self._sizes[request.part][request.sequence]
 
-    def _stage(self, request: BootstrapRequest, data: bytes, sizes: list[int]) -> None:
+    def _stage(self, request: BootstrapRequest, data: bytes) -> None:
         """Stages a request, and records that. All of it in the thread, which continues if the call is cancelled."""
         encoder = self.terms.merger.codec.keys
         rows = encoder.canonicalize(read_request(data, self.terms.merger.codec.schema))
@@ -156,7 +157,7 @@ class Bootstrap:
                 # The file ends with a part of a run.
                 self._is_over = True
                 raise
-        sizes.append(rows.num_rows)
+        self._sizes.setdefault(request.part, []).append(rows.num_rows)
         self.staged_rows += rows.num_rows
 
     def begin_commit(self, parts: Mapping[str, int]) -> asyncio.Task[None]:
@@ -194,9 +195,12 @@ class Bootstrap:
             await self._host.executor.run(self._settle)
             self._is_placing = True
             await self._host.place(self.definition)
-        except BaseException:
+        except BaseException as error:
+            _release_locals(error)
             await asyncio.shield(self.remove())
             raise
+        finally:
+            self._sizes.clear()
         self.rows = sum(build.rows for build in self._builds)
 
     async def _build(self, requests: list[BootstrapRequest]) -> None:
@@ -268,6 +272,13 @@ def _step(steps: Iterator[int], path: Path) -> bool:
     """Merges rows into one more file. Returns whether there was one to be made. Blocks."""
     with translate_disk_errors(path.parent):
         return next(steps, None) is not None
+
+
+def _release_locals(error: BaseException | None) -> None:
+    """Frees what the functions that an error has passed refer to: the bootstrap keeps the error, but not their rows."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def bootstrap_lost(name: str) -> BootstrapLost:

@@ -89,12 +89,14 @@ class Bootstraps:
         """Makes the table, and returns after `wait` seconds at the latest; `Bootstrap.is_done` says whether it exists.
 
         Raises:
-            BootstrapLost: No such bootstrap is open.
+            BootstrapLost: No such bootstrap is open, or it was aborted in the meantime.
             ScanKvError: As `BucketBuild.merge` and `BootstrapHost.place`; the bootstrap has ended.
         """
         bootstrap = self.get(id_, table)
         task = bootstrap.begin_commit(parts)
         await asyncio.wait([task], timeout=wait)
+        if task.cancelled():
+            raise bootstrap_lost(table)
         if task.done():
             task.result()
         return bootstrap

@@ -90,8 +90,9 @@ class StagedRuns:
             self._reader = pa.ipc.open_file(pa.memory_map(str(self._path)))
 
     def close(self) -> None:
-        """Closes the file, which may then be removed. Idempotent."""
+        """Closes the file, which may then be removed, and forgets the runs. Idempotent."""
         self._reader = None
+        self._runs = []
         self._file.close()
 
     def buckets(self) -> list[int]:

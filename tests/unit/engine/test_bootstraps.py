@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from scankv.model.errors import (
     BootstrapLost,
+    DuplicateKeys,
     InvalidKey,
     InvalidRequest,
     RequestTooLarge,
@@ -144,6 +145,36 @@ async def test_an_abort_during_the_commit_leaves_nothing_or_the_table(tables: Ta
     await tables.bootstraps.abort(id_, NAME)
     assert left(tables) == []
     assert tables.definitions() == []
+
+
+async def test_a_call_that_waits_for_a_commit_learns_of_the_abort(tables: Tables) -> None:
+    id_ = await begin(tables)
+    await stage(tables, id_, "one", 0, rows(0, 100_000))
+    waiting = asyncio.create_task(tables.bootstraps.commit(id_, NAME, {"one": 1}, 60))
+    await asyncio.sleep(0)
+    await tables.bootstraps.abort(id_, NAME)
+    with pytest.raises(BootstrapLost):
+        await waiting
+
+
+async def test_a_failed_commit_keeps_no_rows_in_memory(tables: Tables) -> None:
+    id_ = await begin(tables)
+    for number in range(2):
+        await stage(tables, id_, "one", number, rows(0, 100_000))
+    before = pa.total_allocated_bytes()
+    with pytest.raises(DuplicateKeys):
+        await tables.bootstraps.commit(id_, NAME, {"one": 2}, 60)
+    assert pa.total_allocated_bytes() < before + 100_000
+    with pytest.raises(DuplicateKeys):
+        await tables.bootstraps.commit(id_, NAME, {"one": 2}, 60)
+
+
+async def test_a_part_whose_rows_are_refused_is_forgotten(tables: Tables) -> None:
+    id_ = await begin(tables)
+    for number in range(3):
+        with pytest.raises(InvalidRequest):
+            await stage(tables, id_, f"part {number}", 0, b"no rows")
+    assert tables.bootstraps.get(id_, NAME)._sizes == {}
 
 
 async def test_a_bootstrap_without_calls_expires_after_an_hour(tables: Tables, clocks: FakeClocks) -> None:
