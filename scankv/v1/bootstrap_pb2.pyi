@@ -112,7 +112,9 @@ class StageRowsRequest(_message.Message):
     """`database.table`."""
     bootstrap_id: _builtins.str
     part: _builtins.str
-    """One participant, or one attempt of one: 1 to 128 characters. A commit that does not name the part leaves its rows out."""
+    """One participant, or one attempt of one: 1 to 128 printable characters. A commit that does not name the part leaves
+    its rows out.
+    """
     sequence: _builtins.int
     rows: _builtins.bytes
     """An Arrow IPC stream with all columns of the table."""
@@ -168,7 +170,7 @@ class CommitBootstrapRequest(_message.Message):
     """The server answers after this time at the latest, done or not. At most 60,000."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_transaction_pb2.TransactionPartSize]:
-        """The parts whose rows the table gets."""
+        """The parts whose rows the table gets, each once."""
 
     def __init__(
         self,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from scankv.model.errors import InvalidRequest
 from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import bootstrap_pb2, bootstrap_pb2_grpc
 from streaming_server.engine.bootstrap.bootstrap import BOOTSTRAP_TTL_SECONDS
+from streaming_server.engine.transactions.open_transaction import check_id
 from streaming_server.services.errors import map_errors, map_write_errors
 from streaming_server.services.table import parts_of, schema_of, table_message
 from streaming_server.services.write import overwrites
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     import grpc
 
     from streaming_server.engine.tables.tables import Tables
-
-_MOST_PART: Final = 128
 
 
 class BootstrapService(bootstrap_pb2_grpc.BootstrapServiceServicer):
@@ -58,8 +57,7 @@ class BootstrapService(bootstrap_pb2_grpc.BootstrapServiceServicer):
         context: grpc.aio.ServicerContext[bootstrap_pb2.StageRowsRequest, bootstrap_pb2.StageRowsResponse],
     ) -> bootstrap_pb2.StageRowsResponse:
         async with map_write_errors(request, context):
-            if not 1 <= len(request.part) <= _MOST_PART:
-                raise InvalidRequest(f"part must have between 1 and {_MOST_PART} characters, not {len(request.part)}")
+            check_id("a bootstrap's part", request.part)
             place = BootstrapRequest(request.part, request.sequence)
             rows = await self._bootstraps.stage(request.bootstrap_id, request.table, place, request.rows)
         return bootstrap_pb2.StageRowsResponse(rows=rows)
@@ -72,7 +70,7 @@ class BootstrapService(bootstrap_pb2_grpc.BootstrapServiceServicer):
         async with map_write_errors(request, context):
             if request.wait_millis > MAX_WAIT_MILLIS:
                 raise InvalidRequest(f"wait_millis must be at most {MAX_WAIT_MILLIS:,}, not {request.wait_millis:,}")
-            parts = {part.part: part.requests for part in request.parts}
+            parts = _parts_of(request)
             rows = await self._tables.rows_of_bootstrap(request.bootstrap_id, request.table)
             if rows is not None:
                 return bootstrap_pb2.CommitBootstrapResponse(done=True, rows=rows)
@@ -90,3 +88,13 @@ class BootstrapService(bootstrap_pb2_grpc.BootstrapServiceServicer):
         async with map_errors(request, context):
             await self._bootstraps.abort(request.bootstrap_id, request.table)
         return bootstrap_pb2.AbortBootstrapResponse()
+
+
+def _parts_of(request: bootstrap_pb2.CommitBootstrapRequest) -> dict[str, int]:
+    """Returns the parts of a commit, with their numbers of requests. Raises InvalidRequest if one is named twice."""
+    parts = {part.part: part.requests for part in request.parts}
+    for name in parts:
+        check_id("a bootstrap's part", name)
+    if len(parts) < len(request.parts):
+        raise InvalidRequest("a part of the bootstrap is named twice: name each part once")
+    return parts

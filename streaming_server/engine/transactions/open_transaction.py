@@ -51,7 +51,7 @@ class TransactionOptions:
         """Raises InvalidRequest unless the options are allowed."""
         check_lease_id(self.attempt)
         if self.id:
-            check_id("id", self.id)
+            check_id("a transaction's id", self.id)
         if self.writer:
             check_writer_id(self.writer)
         if not MIN_LEASE_SECONDS <= self.ttl <= MAX_LEASE_SECONDS:
@@ -67,11 +67,9 @@ class TransactionOptions:
 
 
 def check_id(what: str, text: str) -> None:
-    """Raises InvalidRequest unless a text may name a transaction, or a part of one."""
+    """Raises InvalidRequest unless a text may name a transaction, or a part of one or of a bootstrap."""
     if not 1 <= len(text) <= MAX_ID or not text.isprintable():
-        raise InvalidRequest(
-            f"a transaction's {what} must be 1 to {MAX_ID} printable characters, not {text[:MAX_ID]!r}"
-        )
+        raise InvalidRequest(f"{what} must be 1 to {MAX_ID} printable characters, not {text[:MAX_ID]!r}")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -145,7 +143,7 @@ class OpenTransaction:
         """
         staged = self.parts.get(part)
         if staged is None:
-            check_id("part", part)
+            check_id("a transaction's part", part)
             number = 1 + max((each.number for each in self.parts.values()), default=-1)
             staged = PartFile(self.directory.part_path(number), part)
         if staged.has(sequence):

@@ -27,6 +27,7 @@ from aio_client import (
     connect,
     sync,
 )
+from scankv.v1 import bootstrap_pb2, transaction_pb2
 from streaming_server.storage.files.checked_json import write_checked_json
 from streaming_server.storage.tables.data_directory import REFUSALS_FORMAT
 from tests.support.examples import seeds
@@ -253,6 +254,20 @@ async def test_tables_that_cannot_be_bootstrapped_are_refused(client: Client, na
     changes = pa.table({"k": [1], "_change_type": ["+I"]})
     with pytest.raises(UsageError, match="_change_type"):
         await client.bootstrap(name, changes, schema=rows.schema, primary_key=["k"])
+
+
+async def test_names_of_parts_that_cannot_be_right_are_refused(client: Client, name: str) -> None:
+    services = client._transport.services.bootstraps
+    wrong = ("", "x" * 129, "a\nb")
+    for part in wrong:
+        staging = bootstrap_pb2.StageRowsRequest(table=name, bootstrap_id="0", part=part)
+        with pytest.raises(InvalidRequest, match="must be 1 to 128 printable characters"):
+            await client._transport.call(lambda: services.StageRows, staging)
+    for parts, message in [*(([part], "printable characters") for part in wrong), (["a", "a"], "named twice")]:
+        sizes = [transaction_pb2.TransactionPartSize(part=part, requests=1) for part in parts]
+        commit = bootstrap_pb2.CommitBootstrapRequest(table=name, bootstrap_id="0", parts=sizes)
+        with pytest.raises(InvalidRequest, match=message):
+            await client._transport.call(lambda: services.CommitBootstrap, commit)
 
 
 async def test_the_table_is_as_before_after_restarts(tmp_path: Path) -> None:
