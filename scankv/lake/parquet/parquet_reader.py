@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -19,11 +20,12 @@ _BATCH_ROWS: Final = 65_536
 def read_parquet(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | None]:
     """Returns the rows of all files, with the partition columns of directories such as `day=3`, and their number.
 
-    Files whose names begin with `_` or `.` do not count. Of a table that was published as Parquet, only the files of
+    A column that a file does not have is null in its rows. Columns have a type that fits the values of all files. Files
+    whose names begin with `_` or `.` do not count. Of a table that was published as Parquet, only the files of
     its newest version do. Few batches are read ahead.
 
     Raises:
-        UsageError: There is no file, or the files are not Parquet files with the same columns.
+        UsageError: There is no file, or the files are not Parquet files whose columns fit together.
         LakeUnavailable: The location cannot be read.
         LakeDamaged: The manifest of a published table is damaged.
     """
@@ -33,7 +35,16 @@ def read_parquet(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | No
     with location.translate_errors("read"):
         try:
             paths = _published_files(location) or location.root
-            files = dataset.dataset(paths, filesystem=location.files, format="parquet", partitioning="hive")
+            open_files = partial(
+                dataset.dataset, paths, filesystem=location.files, format="parquet", partitioning="hive"
+            )
+            # Its columns are those of the first file.
+            files = open_files()
+            schema = pa.unify_schemas(
+                [files.schema, *(file.physical_schema for file in files.get_fragments())], promote_options="permissive"
+            )
+            if not schema.equals(files.schema):
+                files = open_files(schema=schema)
             rows = files.count_rows()
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UsageError(f"{location} cannot be read as Parquet files of one table: {error}") from error

@@ -103,6 +103,18 @@ async def test_one_file_is_a_source(client: Client, name: str, tmp_path: Path) -
     assert await copy.count() == 100
 
 
+async def test_files_with_different_columns_lose_no_column_and_no_value(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    parquet.write_table(pa.table({"id": pa.array([1], pa.int32()), "old": ["a"]}), tmp_path / "1.parquet")
+    parquet.write_table(pa.table({"new": [1.5], "id": [2**40]}), tmp_path / "2.parquet")
+    copy = await client.bootstrap(name, tmp_path, primary_key=["id"])
+    assert await live_rows(copy) == [{"id": 1, "old": "a", "new": None}, {"id": 2**40, "old": None, "new": 1.5}]
+    parquet.write_table(pa.table({"id": ["text"]}), tmp_path / "3.parquet")
+    with pytest.raises(UsageError, match=r"cannot be read as Parquet files of one table: .* id has incompatible types"):
+        await client.bootstrap(f"{name}_2", tmp_path, primary_key=["id"])
+
+
 async def test_what_cannot_be_read_is_an_error_that_names_it(client: Client, name: str, tmp_path: Path) -> None:
     async def bootstrap(source: Path, format_: str | None = None) -> None:
         await client.bootstrap(name, source, primary_key=["id"], source_format=format_)  # type: ignore[arg-type]
