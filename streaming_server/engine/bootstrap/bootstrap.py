@@ -180,17 +180,17 @@ class Bootstrap:
                         f'part "{part}" has {len(self._sizes.get(part, ()))} requests, not {count}: commit once all of '
                         "them are answered"
                     )
-            self.commit = asyncio.create_task(self._make(list(parts)))
+            requests = [BootstrapRequest(part, number) for part, count in parts.items() for number in range(count)]
+            self.commit = asyncio.create_task(self._make(requests))
             # Its client may be gone.
             self.commit.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self.commit
 
-    async def _make(self, parts: list[str]) -> None:
-        requests = [BootstrapRequest(part, number) for part in parts for number in range(len(self._sizes[part]))]
+    async def _make(self, requests: list[BootstrapRequest]) -> None:
         try:
             async with self._staging:
-                self.staged_rows = sum(sum(self._sizes[part]) for part in parts)
-                await self._host.executor.run(self._runs.seal)
+                self.staged_rows = sum(self._sizes[request.part][request.sequence] for request in requests)
+                await self._host.executor.run(self._seal)
             await self._build(requests)
             await self._host.executor.run(self._settle)
             self._is_placing = True
@@ -202,6 +202,10 @@ class Bootstrap:
         finally:
             self._sizes.clear()
         self.rows = sum(build.rows for build in self._builds)
+
+    def _seal(self) -> None:
+        with translate_disk_errors(self._path.parent):
+            self._runs.seal()
 
     async def _build(self, requests: list[BootstrapRequest]) -> None:
         terms, host = self.terms, self._host

@@ -114,6 +114,13 @@ async def test_only_the_parts_of_the_commit_count(tables: Tables) -> None:
     assert await values(tables) == [1] * 5 + [7] * 5
 
 
+async def test_a_part_without_requests_adds_no_rows(tables: Tables) -> None:
+    id_ = await begin(tables)
+    await stage(tables, id_, "one", 0, rows(0, 5))
+    made = await tables.bootstraps.commit(id_, NAME, {"unknown": 0, "one": 1}, 60)
+    assert (made.staged_rows, made.rows) == (5, 5)
+
+
 async def test_a_commit_that_takes_longer_continues(tables: Tables) -> None:
     id_ = await begin(tables)
     await stage(tables, id_, "one", 0, rows(0, 50))
