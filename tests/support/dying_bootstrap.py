@@ -94,7 +94,7 @@ def main(directory: Path, stride: int) -> None:
     ):
         DEATH.wrap(owner, name)
     # Several files for each bucket.
-    bucket_build._RANGE_BYTES = 1024  # type: ignore[misc]
+    bucket_build.RANGE_BYTES = 1024  # type: ignore[misc]
     deaths, ended = 0, False
     for steps in range(0, 1000, stride):
         data = directory / f"bootstrap-{steps}"

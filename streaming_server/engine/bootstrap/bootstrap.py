@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import BootstrapLost, InvalidRequest
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
-from streaming_server.engine.bootstrap.bucket_build import BucketBuild, BuildRules
+from streaming_server.engine.bootstrap.bucket_build import RANGE_BYTES, BucketBuild, BuildRules
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRuns
 from streaming_server.storage.bootstrap.taken_in import mark_taken_in
@@ -226,9 +226,10 @@ class Bootstrap:
             while waiting:
                 build = waiting.pop()
                 # One file at a time, so that other work need not wait for a complete bucket.
-                steps = build.merge(self._runs, requests)
-                while await host.executor.run(_step, steps, self._path):
-                    pass
+                steps, has_more = build.merge(self._runs, requests), True
+                while has_more:
+                    host.reserve.check(RANGE_BYTES)
+                    has_more = await host.executor.run(_step, steps, self._path)
                 await host.executor.run(build.finish)
 
         tasks = [asyncio.create_task(build_next()) for _ in range(_AT_ONCE)]

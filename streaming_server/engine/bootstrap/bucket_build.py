@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRange, StagedRuns
     from streaming_server.storage.rocks.store import RocksResources
 
-_RANGE_BYTES: Final = 48 << 20
+RANGE_BYTES: Final = 48 << 20
+"""About how many bytes of staged rows become one file."""
 _SLICE_ROWS: Final = 16_384
 
 
@@ -104,7 +105,7 @@ class BucketBuild:
             InvalidRequest, RequestTooLarge: The rows cannot be merged.
             DiskFull, DiskFailed: The files cannot be written.
         """
-        for rows in runs.read(self._number, requests, _RANGE_BYTES):
+        for rows in runs.read(self._number, requests, RANGE_BYTES):
             self._check_unique(rows)
             file = self._path.parent / f"{self._path.name}-{len(self._files)}.sst"
             self._write(rows, file)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pytest_asyncio
 
 from scankv.model.errors import (
     BootstrapLost,
+    DiskFull,
     DuplicateKeys,
     InvalidKey,
     InvalidRequest,
@@ -230,6 +233,19 @@ async def test_a_stop_ends_bootstraps_and_their_commits(tmp_path: Path) -> None:
     await tables.close()
     await asyncio.wait([committing])
     assert [*(tmp_path / "trash").iterdir()] == []
+
+
+async def test_a_commit_leaves_the_reserve_of_the_disk_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = Tables(ServerConfig(data=tmp_path, block_cache_bytes=1 << 20, storage_threads=2, min_free_bytes=1 << 20))
+    await tables.recover()
+    id_ = await begin(tables)
+    await stage(tables, id_, "one", 0, rows(0, 10))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1 << 40, free=1000))
+        with pytest.raises(DiskFull, match="keeps 1,048,576 bytes free"):
+            await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
+    assert left(tables) == []
+    await tables.close()
 
 
 async def test_after_a_restart_a_repeated_commit_finds_the_table(tmp_path: Path) -> None:
