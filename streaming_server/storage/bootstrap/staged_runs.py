@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scankv.model.errors import RequestTooLarge
 from streaming_server.arrays.sorted_merge import stable_order
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _KEY: Final = "\0key"  # No column of a table has such a name.
 _SAMPLES: Final = 32
 """How many keys are considered as ends of ranges, for each range. More of them make ranges more equal."""
+_MOST_RANGE_BYTES: Final = 512 << 20
+"""The most bytes of one range. Only rows of one key reach that, because no key is in two ranges."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -106,6 +109,9 @@ class StagedRuns:
             bucket: The bucket.
             requests: The requests whose rows count. Rows with the same key come in the order of their requests.
             range_bytes: About how many bytes of rows a range has.
+
+        Raises:
+            RequestTooLarge: The rows of one key have more than 512 MiB.
         """
         assert self._reader is not None
         place = {request: number for number, request in enumerate(requests)}
@@ -123,6 +129,11 @@ class StagedRuns:
                 for run, at in zip(runs, positions, strict=True)
                 if at[number + 1] > at[number]
             ]
+            if (size := sum(part.nbytes for part in parts)) > _MOST_RANGE_BYTES:
+                raise RequestTooLarge(
+                    f"the rows of one key have {size:,} bytes; the limit is {_MOST_RANGE_BYTES:,}: merge them before, "
+                    "or create the table and upsert them"
+                )
             if parts:
                 yield StagedRange(pa.concat_batches(parts))
 

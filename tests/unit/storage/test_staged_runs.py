@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from scankv.model.errors import RequestTooLarge
+from streaming_server.storage.bootstrap import staged_runs
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRuns
 from tests.support.examples import seeds
 
@@ -88,4 +90,13 @@ def test_ranges_have_about_equal_bytes_if_some_keys_have_large_rows(tmp_path: Pa
     sizes = [sum(rows.nbytes for rows, _ in part.slices(1000)) for part in runs.read(0, requests, 100_000)]
     assert sum(sizes) > 2_000_000
     assert max(sizes) < 300_000
+    runs.close()
+
+
+def test_rows_of_one_key_that_exceed_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, requests = staged(tmp_path, lambda n: {7: 10_000, 1000 + n: 1}, 50)
+    monkeypatch.setattr(staged_runs, "_MOST_RANGE_BYTES", 400_000)
+    with pytest.raises(RequestTooLarge, match=r"the rows of one key have 50\d,\d+ bytes; the limit is 400,000"):
+        list(runs.read(0, requests, 1000))
+    assert sum(len(part.keys) for part in runs.read(0, requests[:30], 1000)) == 60
     runs.close()
