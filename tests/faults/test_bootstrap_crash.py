@@ -15,6 +15,7 @@ from tests.faults.test_transaction_crash import deaths_of
 from tests.support.server_process import ServerProcess
 from tests.support.small_disk import small_disk
 from tests.support.waiting import wait_until
+from tests.support.workers import kill_worker, names_of_workers, wait_for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +74,37 @@ def test_a_full_disk_ends_a_bootstrap_with_an_error_and_takes_no_space(tmp_path:
         wait_until(lambda: not [*(disk.path / "data" / "trash").iterdir()], "everything was removed")
         assert client.tables() == []
         assert client.bootstrap("test.t", rows.slice(0, 100), primary_key=["k"], compression="none").count() == 100
+
+
+def test_a_worker_that_starts_again_removes_what_it_had_staged_and_nothing_of_others(tmp_path: Path) -> None:
+    names = [name for name, *_ in names_of_workers(2)]
+    trash, rows = tmp_path / "data" / "trash", pa.table({"k": pa.array(range(1000))})
+    with ServerProcess(tmp_path / "data", "--workers", "2") as server, ThreadPoolExecutor(2) as threads:
+        is_over = threading.Event()
+        staged = [threading.Event() for _ in names]
+
+        def source(number: int) -> Iterator[pa.RecordBatch]:
+            yield from rows.to_batches()
+            staged[number].set()
+            is_over.wait(60)
+
+        def bootstrap(number: int) -> int:
+            with sync.connect(server.url) as client:
+                reader = pa.RecordBatchReader.from_batches(rows.schema, source(number))
+                return client.bootstrap(names[number], reader, primary_key=["k"]).count()
+
+        sources = [threads.submit(bootstrap, number) for number in range(2)]
+        try:
+            assert all(each.wait(60) for each in staged)
+            assert len([*trash.iterdir()]) == 2
+            kill_worker(server, 1)
+            wait_for_worker(server, 1)
+            assert len([*trash.iterdir()]) == 1
+        finally:
+            is_over.set()
+        assert sources[0].result(60) == 1000
+        with pytest.raises(BootstrapLost):
+            sources[1].result(60)
 
 
 def test_closing_a_client_ends_its_bootstraps(tmp_path: Path) -> None:

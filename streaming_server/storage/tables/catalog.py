@@ -123,7 +123,7 @@ class Catalog:
 
     def draft(self, definition: TableDefinition) -> Path:
         """Returns where the directory of a table is made before `place`. After a crash, the next start removes it."""
-        return self._directory.trash / f"new-{definition.incarnation}"
+        return self._directory.draft(definition.incarnation)
 
     def check_free(self, name: str) -> None:
         """Raises TableExists if a table has a name, or DataLoss if an unusable one has it."""

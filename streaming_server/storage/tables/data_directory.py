@@ -15,7 +15,8 @@ transactions/log-7                       the transaction log
 transactions/<token>/                    the staged requests of a transaction
 workers/workers.json                     how many worker processes the server has; missing: the server is one process
 workers/3/transactions, workers/3/clock.json  what worker 3 has of its own, in place of those above
-trash/                                   tables that are being created or dropped; emptied at every start
+trash/                                   tables that are being created or dropped; emptied at every start of the server
+trash/new-3-<incarnation>                a table that worker 3 is creating; removed when worker 3 starts, too
 """
 
 from __future__ import annotations
@@ -140,8 +141,11 @@ class DataDirectory:
         self.trash = path / "trash"
         self.own = path if placement.is_alone else path / _WORKERS / str(placement.number)
         self.transactions = self.own / "transactions"
+        self._draft = f"new-{placement.number}-"
         if lock is not None:
             self._lock = lock
+            # Of an earlier process of this worker. The others have drafts as well, which they are still making.
+            self._remove_trash(self._draft)
             self.format = read_format(path)
             return
         try:
@@ -179,12 +183,7 @@ class DataDirectory:
         with translate_disk_errors(self.path):
             for directory in directories:
                 directory.mkdir(mode=_PRIVATE, exist_ok=True)
-            for entry in list(os.scandir(self.trash)):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                else:
-                    with suppress(OSError):
-                        os.unlink(entry.path)
+            self._remove_trash()
             try:
                 sync_directory(self.path)
             except OSError as error:
@@ -192,6 +191,19 @@ class DataDirectory:
                     raise
                 # Nothing is written before a later sync of this directory succeeds: see `Catalog.create`.
                 _log.warning("the data directory %s cannot be synced: %s", self.path, error)
+
+    def draft(self, incarnation: str) -> Path:
+        """Returns where the directory of a table is made. After a crash, the next start of this process removes it."""
+        return self.trash / f"{self._draft}{incarnation}"
+
+    def _remove_trash(self, prefix: str = "") -> None:
+        """Removes everything in the trash whose name begins with a prefix."""
+        for entry in [entry for entry in os.scandir(self.trash) if entry.name.startswith(prefix)]:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    os.unlink(entry.path)
 
     def _take_lock(self) -> None:
         try:
