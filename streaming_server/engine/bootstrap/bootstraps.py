@@ -93,6 +93,8 @@ class Bootstraps:
             ScanKvError: As `BucketBuild.merge` and `BootstrapHost.place`; the bootstrap has ended.
         """
         bootstrap = self.get(id_, table)
+        # The call may take longer than the time to live.
+        self._renew(bootstrap, wait)
         task = bootstrap.begin_commit(parts)
         await asyncio.wait([task], timeout=wait)
         if task.cancelled():
@@ -108,8 +110,9 @@ class Bootstraps:
             del self._by_id[id_]
             await bootstrap.end()
 
-    def _renew(self, bootstrap: Bootstrap) -> None:
-        bootstrap.expires = self._host.clock.monotonic() + bootstrap.terms.ttl
+    def _renew(self, bootstrap: Bootstrap, call_seconds: float = 0.0) -> None:
+        """Lets a bootstrap live for its time to live, from the end of a call that takes so long."""
+        bootstrap.expires = self._host.clock.monotonic() + call_seconds + bootstrap.terms.ttl
         self._reaper.notify(bootstrap.expires)
 
     def _next_expiry(self) -> float | None:

@@ -212,6 +212,19 @@ async def test_a_bootstrap_has_the_time_to_live_that_its_client_asks_for(tables:
     assert await stage(tables, id_, "one", 0, rows(0, 1)) == 1
 
 
+async def test_a_bootstrap_does_not_expire_during_a_call_that_waits_for_its_commit(
+    tables: Tables, clocks: FakeClocks
+) -> None:
+    definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={})
+    id_ = await tables.begin_bootstrap(definition, ttl=1.0)
+    await stage(tables, id_, "one", 0, rows(0, 10_000))
+    waiting = asyncio.create_task(tables.bootstraps.commit(id_, NAME, {"one": 1}, 60))
+    await asyncio.sleep(0)
+    clocks.pass_time(59)
+    await tables.bootstraps._end_expired()
+    assert (await waiting).rows == 10_000
+
+
 async def test_a_hundred_bootstraps_may_be_open(tables: Tables) -> None:
     ids = [await begin(tables) for _ in range(100)]
     with pytest.raises(TooManyBootstraps, match="has 100 open bootstraps, the limit"):
