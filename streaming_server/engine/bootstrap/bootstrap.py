@@ -108,8 +108,12 @@ class Bootstrap:
         self._sizes: dict[str, list[int]] = {}
         self._builds: list[BucketBuild] = []
         with translate_disk_errors(self._path.parent):
-            (self._path / "buckets").mkdir(parents=True)
-            self._runs = StagedRuns(self._path / "staged", terms.merger.codec.schema)
+            try:
+                (self._path / "buckets").mkdir(parents=True)
+                self._runs = StagedRuns(self._path / "staged", terms.merger.codec.schema)
+            except BaseException:
+                shutil.rmtree(self._path, ignore_errors=True)
+                raise
 
     @property
     def definition(self) -> TableDefinition:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -223,6 +224,17 @@ async def test_a_bootstrap_does_not_expire_during_a_call_that_waits_for_its_comm
     clocks.pass_time(59)
     await tables.bootstraps._end_expired()
     assert (await waiting).rows == 10_000
+
+
+async def test_a_bootstrap_that_cannot_begin_leaves_nothing(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pa, "OSFile", fail)
+        with pytest.raises(DiskFull):
+            await begin(tables)
+    assert left(tables) == []
 
 
 async def test_a_hundred_bootstraps_may_be_open(tables: Tables) -> None:
