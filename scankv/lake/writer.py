@@ -172,6 +172,7 @@ class _OpenFile:
                 self._schema,
                 compression="zstd",
                 store_schema=False,
+                write_page_checksum=True,
                 metadata_collector=self._footers,
                 **encodings,
             )

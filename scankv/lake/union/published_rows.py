@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
 
+from scankv.lake.data_files import damaged_error, open_data_file
 from scankv.lake.union.fresh_rows import encode_keys
-from scankv.model.errors import LakeDamaged, LakeUnavailable
+from scankv.model.errors import LakeUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     import numpy.typing as npt
+    from pyarrow import parquet
 
     from scankv.lake.lake_table import DataFile, LakeState, LakeTable
     from scankv.lake.union.fresh_rows import ChangedKeys
+    from scankv.model.errors import LakeDamaged
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_range import KeyRange
 
@@ -91,10 +93,12 @@ class PublishedRows:
 
     def masked_positions(self, file: DataFile) -> npt.NDArray[np.uint32]:
         """Returns the positions of the rows of a file that do not belong to the version. Raises as `read`."""
-        positions = self.lake.masked_positions(file) if file.masked_rows else ()
+        positions = np.array(self.lake.masked_positions(file) if file.masked_rows else (), np.uint32)
         if len(positions) != file.masked_rows:
             raise self._damaged(file, f"{len(positions):,} rows are masked instead of {file.masked_rows:,}")
-        return np.array(positions, np.uint32)
+        if len(positions) and positions.max() >= file.rows:
+            raise self._damaged(file, f"row {positions.max():,} of {file.rows:,} is masked")
+        return positions
 
     def file_schema(self, file: DataFile) -> pa.Schema:
         """Returns the columns that a file has. Raises as `read`."""
@@ -144,23 +148,16 @@ class PublishedRows:
     @contextmanager
     def _open(self, file: DataFile) -> Iterator[parquet.ParquetFile]:
         try:
-            with self.lake.location.open_input(file.path) as stream:
-                yield parquet.ParquetFile(stream)
+            with open_data_file(self.lake.location, file) as opened:
+                yield opened
         except FileNotFoundError as error:
             raise LakeUnavailable(
                 f"{file.path} of the table in {self.lake.location} is gone, because the version that has it has "
                 "expired: read again, which takes the latest version"
             ) from error
-        except pa.ArrowInvalid as error:
-            raise self._damaged(file, str(error)) from error
-        except OSError as error:
-            raise LakeUnavailable(f"{file.path} in {self.lake.location} cannot be read ({error}): try again") from error
 
     def _damaged(self, file: DataFile, what: str) -> LakeDamaged:
-        return LakeDamaged(
-            f"{file.path} of the table in {self.lake.location} cannot be used: {what}; read without the lake, and "
-            "publish with --full"
-        )
+        return damaged_error(self.lake.location, file, what)
 
 
 def _only_chunk(column: pa.ChunkedArray) -> pa.Array:

@@ -288,6 +288,26 @@ async def test_files_without_a_key_that_can_match_are_not_read(client: Client, n
         await table.scan(where=f"player >= {player}").read_path("lake", uri).to_arrow()
 
 
+async def test_a_changed_bit_in_a_file_is_an_error_and_no_wrong_answer(client: Client, name: str, uri: str) -> None:
+    table = await create(client, name)
+    await publish_to(client, name, uri)
+    path = data_files(uri)[3]
+    before, rows = path.read_bytes(), await table.scan().ordered().to_arrow()
+    pages_bytes = len(before) - parquet.read_metadata(path).serialized_size - 8
+    errors = []
+    for place in range(4, pages_bytes, pages_bytes // 20):
+        content = bytearray(before)
+        content[place] ^= 4
+        path.write_bytes(content)
+        try:
+            # Some bits are those of statistics, which are not read.
+            assert (await table.scan().read_path("lake", uri).to_arrow()).sort_by("player") == rows
+        except LakeDamaged as error:
+            errors.append(error.message)
+    assert len(errors) > 10
+    assert all(f"{path.name} of the table in {uri} cannot be used" in each for each in errors)
+
+
 async def test_a_read_survives_the_death_of_the_server(server: ServerProcess, uri: str) -> None:
     async with connect(server.url) as client:
         table = await create(client, "lake.dies")
