@@ -6,15 +6,17 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from scankv.lake.formats import find_lake_table
-from scankv.model.errors import LakeDamaged, LakeVersionNotFound
+from scankv.model.errors import LakeDamaged, LakeUnavailable, LakeVersionNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scankv.lake.lake_table import LakeTable, LakeVersion
+
+_MOST_SEARCHES: Final = 10
 
 
 def open_version(uri: str, table: str, as_of: datetime | int | None = None) -> tuple[LakeTable, LakeVersion]:
@@ -34,15 +36,25 @@ def open_version(uri: str, table: str, as_of: datetime | int | None = None) -> t
     lake = find_lake_table(uri)
     version = lake.load() if as_of is None else find_version(lake, as_of)
     if version is None:
-        raise LakeVersionNotFound(f"nothing was published in {lake.location}")
+        raise _nothing_published(lake)
     if version.state.table != table:
-        raise LakeDamaged(f"{lake.location} was published from table {version.state.table}")
+        raise LakeDamaged(
+            f"{lake.location} was published from table {version.state.table}, not from {table}: give the location of "
+            f"{table}"
+        )
     if version.state.content != "rows":
-        raise LakeDamaged(f"{lake.location} has the changes of table {table}, not its rows")
+        raise LakeDamaged(
+            f"{lake.location} has the changes of table {table}, not its rows: give the location of its rows"
+        )
     if version.foreign:
-        raise LakeDamaged(f"another program has changed the files in {lake.location}")
+        raise LakeDamaged(
+            f"another program has changed the files in {lake.location}: publish again, which writes all rows"
+        )
     if any(column.id < 1 for columns in version.state.schemas.values() for column in columns):
-        raise LakeDamaged("the table had no changelog when it was published")
+        raise LakeDamaged(
+            f"the table had no changelog when version {version.version:,} in {lake.location} was published, so which "
+            'columns the version has is not known: set the option "changelog", and publish again'
+        )
     return lake, version
 
 
@@ -59,9 +71,17 @@ def find_version(lake: LakeTable, as_of: datetime | int) -> LakeVersion:
     Raises:
         LakeVersionNotFound: No such version exists, or some of its files were deleted.
         LakeDamaged: The version cannot be read.
-        LakeUnavailable: The location does not answer.
+        LakeUnavailable: The location does not answer, or versions expire as fast as they are read.
     """
-    return _Versions(lake).find(as_of)
+    for _ in range(_MOST_SEARCHES):
+        versions = _Versions(lake)
+        try:
+            return versions.find(as_of)
+        except LakeDamaged:
+            # A version that has expired during the search is no damage: it is searched for among the others.
+            if set(versions.numbers) <= set(lake.versions()):
+                raise
+    raise LakeUnavailable(f"the versions in {lake.location} expire while they are read: publish with more --keep-days")
 
 
 @dataclass(frozen=True)
@@ -73,7 +93,7 @@ class _Versions:
     def find(self, as_of: datetime | int) -> LakeVersion:
         """See `find_version`."""
         if not self.numbers:
-            raise LakeVersionNotFound(f"nothing was published in {self.lake.location}")
+            raise _nothing_published(self.lake)
         if isinstance(as_of, datetime):
             later = bisect_right(range(len(self.numbers)), as_of, key=self._time_at)
             own = self._own_before(later - 1)
@@ -83,7 +103,7 @@ class _Versions:
         else:
             number = as_of
             if number not in self.numbers:
-                raise self._not_found(f"it has no version {number:,}")
+                raise self._not_found(f"no version {number:,} exists")
         version = self.lake.load_version(number)
         if not self._has_files(version):
             raise self._not_found(f"version {number:,} has expired: some of its files were deleted")
@@ -118,7 +138,7 @@ class _Versions:
         here = f"{what} in {self.lake.location}"
         first = bisect_left(self.numbers, 1, key=lambda number: self._has_files(self.lake.load_version(number)))
         if first == len(self.numbers):
-            return LakeVersionNotFound(f"{here}, and no other version can be read: publish again")
+            return LakeVersionNotFound(f"{here}, and no other version can be read: publish with --full")
         oldest, newest = _text(self._time_at(first)), _text(self._time_at(len(self.numbers) - 1))
         return LakeVersionNotFound(
             f"{here}: choose one from version {self.numbers[first]:,}, as of {oldest}, to version "
@@ -126,6 +146,12 @@ class _Versions:
             oldest=oldest,
             newest=newest,
         )
+
+
+def _nothing_published(lake: LakeTable) -> LakeVersionNotFound:
+    return LakeVersionNotFound(
+        f"nothing was published in {lake.location}: give the location to which scankv publish writes the table"
+    )
 
 
 def _text(time: datetime) -> str:

