@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 _LISTING_THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+_VERIFIED: Final = {"parquet.page.verify-checksum.enabled": "true"}
+"""Parquet does not verify the checksums of pages unless it is told to."""
 _GLOB: Final = frozenset("*?[]{}\\")
 _FILE_SYSTEMS: Final = {"s3a": "hadoop-aws", "gs": "hadoop-gcp", "abfs": "hadoop-azure", "abfss": "hadoop-azure"}
 """The packages that read what PySpark alone does not, by the scheme of URIs."""
@@ -146,7 +148,7 @@ class _UnionFrame:
         types, location = self._types_in(files[0]), self._plan.published.lake.location
         paths = [_spark_path(location.root_uri, file.path) for file in files]
         read = self._spark.read.schema(types).options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
-        read = read.options(**_s3a_options(location.object_store_options()))
+        read = read.options(**_s3a_options(location.object_store_options()), **_VERIFIED)
         with _listing_here(self._spark, paths), self._translate_errors(paths[0]):
             rows = read.parquet(*paths)
             rows.schema  # noqa: B018  # Spark Connect looks for the files only now

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import spark_bridge
 from aio_client import LakeVersionNotFound, SnapshotLost, UsageError, connect
@@ -220,6 +221,24 @@ def test_many_rows_that_have_changed_are_not_a_part_of_the_plan(
     assert "BroadcastHashJoin" in plan
     assert union.groupBy("score").count().orderBy("score").collect() == [(1, 500), (2, 20_000)]
     assert {name: spark.conf.get(name) for name in memory_rows._OUTSIDE_THE_PLAN} == before
+
+
+def test_a_changed_bit_in_a_file_is_an_error_and_no_wrong_answer(
+    spark: SparkSession, client: sync.Client, name: str, tmp_path: Path
+) -> None:
+    schema = pa.schema([("id", pa.int64()), ("value", pa.float64())])
+    table = client.create_table(name, schema, primary_key=["id"])
+    table.upsert(pa.table({"id": range(1000), "value": [each / 7 for each in range(1000)]}, schema))
+    publish_to(client, name, str(tmp_path))
+    for path in tmp_path.glob("*.parquet"):
+        value = parquet.read_metadata(path).row_group(0).column(1)
+        content = bytearray(path.read_bytes())
+        # Within the dictionary, which has the values.
+        content[value.data_page_offset - 10] ^= 4
+        path.write_bytes(content)
+    rows = spark_bridge.table(spark, client.config.address, name, lake=str(tmp_path))
+    with pytest.raises(Exception, match="CRC checksum verification failed"):
+        rows.collect()
 
 
 def test_columns_are_found_by_their_ids(
