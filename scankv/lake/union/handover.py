@@ -147,27 +147,44 @@ class HandoverStream(ScanStream):
         if self._is_planned:
             return
         self._is_planned = True
-        spec, token = self._lake_spec, self._lake_spec.resume_token
+        spec = self._lake_spec
         consumer_id = None if spec.log is None else spec.log.consumer_id
         if consumer_id is not None:
+            await self._plan_consumer(consumer_id)
+        else:
+            at = None if spec.resume_token is None else FileToken.of_bytes(spec.resume_token, spec)
+            self._begin(await plan_changes(self._transport, spec, at), at)
+
+    async def _plan_consumer(self, consumer_id: str) -> None:
+        """Takes over the consumer, and continues at the position that it has then."""
+        spec, known = self._lake_spec, await self._find_consumer(consumer_id)
+        while known is None or known.phase == "rows":
+            token = None if known is None else known.rows_position
+            at = None if token is None else FileToken.of_bytes(token, spec)
+            plan = await self._plan_for_consumer(consumer_id, at)
+            fence = await self._take_over(plan)
+            # Until it was taken over, the reader before could commit more.
             known = await self._find_consumer(consumer_id)
-            if known is not None and known.phase == "changes":
-                self._is_in_files = False
+            if known is None or (known.phase, known.rows_position) == ("rows", token):
+                self._file_token = token
+                self._committed = None if at is None else (at.file, at.row)
+                self._begin(plan, at, fence)
                 return
-            token = self._file_token = None if known is None else known.rows_position
-        at = None if token is None else FileToken.of_bytes(token, spec)
+        self._is_in_files = False
+
+    async def _plan_for_consumer(self, consumer_id: str, at: FileToken | None) -> ChangesPlan:
         try:
-            plan = await plan_changes(self._transport, spec, at)
+            return await plan_changes(self._transport, self._lake_spec, at)
         except LakeVersionNotFound as error:
-            if at is None or consumer_id is None:
+            if at is None:
                 raise
             raise LakeVersionNotFound(
                 f"the consumer {consumer_id} was interrupted within the files of a version that it cannot continue "
                 f"with: delete it, so that it begins again ({error.message})",
-                table=spec.table,
+                table=self._lake_spec.table,
             ) from error
-        fence = 0 if consumer_id is None else await self._take_over(plan)
-        self._committed = None if at is None or consumer_id is None else (at.file, at.row)
+
+    def _begin(self, plan: ChangesPlan, at: FileToken | None, fence: int = 0) -> None:
         self._progress = plan.after.followed_later(plan.spec, fence)
         self._is_from_lake = True
         self._rows = _rows_of(plan, at, self._most_files)

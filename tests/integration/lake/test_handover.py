@@ -28,6 +28,8 @@ from aio_client._scan.stream import ScanStream
 from aio_client._transport.repeatable_calls import commit_position
 from scankv.lake.formats import FORMATS, open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
+from scankv.lake.union import handover
+from scankv.lake.union.changes_plan import plan_changes
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aio_client import Client, Scan, Table
+    from scankv.lake.union.changes_plan import ChangesPlan
 
 SCHEMA = pa.schema([("id", pa.int64()), ("score", pa.uint64()), ("team", pa.string())])
 pytestmark = pytest.mark.asyncio
@@ -248,6 +251,36 @@ async def test_a_consumer_continues_after_what_it_has_committed(client: Client, 
     with pytest.raises(ConsumerNotFound):
         async with table.changes(StartFrom.lake(uri), consumer_id="other", must_exist=True).stream():
             pass
+
+
+@pytest.mark.parametrize("most", [1, 1000], ids=["rows", "changes"])
+async def test_what_the_reader_before_commits_during_a_take_over_comes_once(
+    client: Client, name: str, uri: str, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    table = await make(client, name, uri)
+    scan = table.changes(StartFrom.lake(uri), StopAt.LATEST, consumer_id="etl").with_chunk(rows=40)
+    state: dict[int, dict[str, Any]] = {}
+    async with scan.stream() as before:
+
+        async def commit_after_plan(*args: Any) -> ChangesPlan:
+            monkeypatch.undo()
+            plan = await plan_changes(*args)
+            for _ in range(most):
+                batch = await anext(before, None)
+                if batch is None:
+                    break
+                apply(state, batch)
+            await before.commit()
+            return plan
+
+        monkeypatch.setattr(handover, "plan_changes", commit_after_plan)
+        async with scan.stream() as after:
+            async for batch in after:
+                apply(state, batch)
+            await after.commit()
+            with pytest.raises(ConsumerFenced):
+                await before.commit(after.resume_token)
+    assert state == {row["id"]: row for row in await table.scan().to_pylist()}
 
 
 async def test_a_consumer_that_has_not_committed_the_last_rows_begins_again(
