@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, TooManyBootstraps
 from streaming_server.engine.bootstrap.bootstrap import Bootstrap, BootstrapHost, BootstrapTerms, bootstrap_lost
+from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Bootstraps:
     def __init__(self, host: BootstrapHost) -> None:
         self._host = host
         self._by_id: dict[str, Bootstrap] = {}
+        self._endings = DetachedTasks()
         self._reaper = Reaper(self._next_expiry, self._end_expired, host.clock)
 
     def start(self) -> None:
@@ -41,6 +43,7 @@ class Bootstraps:
         await self._reaper.close()
         for id_, each in list(self._by_id.items()):
             await self.abort(id_, each.definition.name)
+        await self._endings.join()
 
     def begin(self, terms: BootstrapTerms) -> str:
         """Begins a bootstrap, and returns its id: the incarnation that the table will have.
@@ -104,11 +107,15 @@ class Bootstraps:
         return bootstrap
 
     async def abort(self, id_: str, table: str) -> None:
-        """Ends a bootstrap, unless its table exists, and removes its files. Does nothing if it does not exist."""
+        """Ends a bootstrap, unless its table exists, and removes its files, even if the caller is cancelled.
+
+        Does nothing if it does not exist.
+        """
         bootstrap = self._by_id.get(id_)
         if bootstrap is not None and bootstrap.definition.name == table:
             del self._by_id[id_]
-            await bootstrap.end()
+            # A client that is interrupted closes its connection while the end waits for a request that is being staged.
+            await asyncio.shield(self._endings.start(bootstrap.end()))
 
     def _renew(self, bootstrap: Bootstrap, call_seconds: float = 0.0) -> None:
         """Lets a bootstrap live for its time to live, from the end of a call that takes so long."""

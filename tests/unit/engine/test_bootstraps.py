@@ -158,6 +158,18 @@ async def test_an_abort_during_the_commit_leaves_nothing_or_the_table(tables: Ta
     assert tables.definitions() == []
 
 
+async def test_an_abort_whose_call_is_cancelled_removes_what_was_staged(tables: Tables) -> None:
+    id_ = await begin(tables)
+    staging = asyncio.create_task(stage(tables, id_, "one", 0, rows(0, 100_000)))
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(tables.bootstraps.abort(id_, NAME))
+    await asyncio.sleep(0)
+    ending.cancel()
+    await asyncio.wait([staging, ending])
+    await tables.bootstraps.close()
+    assert left(tables) == []
+
+
 async def test_a_call_that_waits_for_a_commit_learns_of_the_abort(tables: Tables) -> None:
     id_ = await begin(tables)
     await stage(tables, id_, "one", 0, rows(0, 100_000))
