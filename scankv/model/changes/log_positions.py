@@ -161,7 +161,10 @@ class StartFrom(_Position):
             uri: Where the table is published: a directory, or a URI such as `s3://bucket/scores`.
         """
         if not isinstance(uri, str) or not uri:
-            raise UsageError(f"StartFrom.lake needs the location of the published table, not {uri!r}")
+            raise UsageError(
+                'StartFrom.lake needs the location of the published table as text, such as "s3://bucket/scores", not '
+                f"{uri!r}"
+            )
         return cls(PositionKind.LAKE, uri=uri)
 
 

@@ -139,11 +139,15 @@ class ScanSpec:
             raise UsageError(
                 f"read_path must be {' or '.join(map(repr, READ_PATHS))}, not {self.read_path!r}", option="read_path"
             )
-        if (self.read_path == "lake") != (isinstance(self.lake, str) and bool(self.lake)):
+        if self.read_path == "lake" and not (isinstance(self.lake, str) and self.lake):
             raise UsageError(
-                f'read_path "lake" needs the location of the published table, and no other read_path has one: '
-                f"{self.read_path!r} was given with {self.lake!r}",
-                option="read_path",
+                'read_path "lake" needs the location of the published table as text, such as "s3://bucket/scores", not '
+                f"{self.lake!r}",
+                option="lake",
+            )
+        if self.read_path != "lake" and self.lake is not None:
+            raise UsageError(
+                f'lake is for read_path "lake" only, not for "{self.read_path}": leave out {self.lake!r}', option="lake"
             )
         if self.as_of is not None:
             self._check_as_of(self.as_of)

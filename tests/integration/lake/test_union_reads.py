@@ -325,9 +325,13 @@ async def test_a_read_survives_the_death_of_the_server(server: ServerProcess, ur
 
 async def test_a_location_is_needed_for_the_lake_alone(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
-    for arguments in (("lake",), ("lake", ""), ("auto", uri)):
-        with pytest.raises(UsageError, match="needs the location of the published table"):
-            table.scan().read_path(*arguments)
+    no_locations: list[Any] = [None, "", Path(uri)]
+    for lake in no_locations:
+        with pytest.raises(UsageError, match="needs the location of the published table as text, such as"):
+            table.scan().read_path("lake", lake)
+    for lake in [uri, *no_locations[1:]]:
+        with pytest.raises(UsageError, match='lake is for read_path "lake" only, not for "auto"'):
+            table.scan().read_path("auto", lake)
     with pytest.raises(UsageError, match="is no location for a table"):
         await table.scan().read_path("lake", "nonsense://x").to_arrow()
     with pytest.raises(SchemaMismatch):
