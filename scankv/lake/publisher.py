@@ -17,7 +17,7 @@ from scankv.lake.masking import FileMasker
 from scankv.lake.plan import BucketPlan, find_obstacle, find_obstacle_by_id, schemas_in_use, small_appended_files
 from scankv.lake.table_view import pin_view, view_changes
 from scankv.lake.writer import FILE_ROWS, LakeWriter
-from scankv.model.errors import LakeConflict, LakeDamaged, UsageError
+from scankv.model.errors import InvalidRequest, LakeConflict, LakeDamaged, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from scankv.lake.plan import Replacement
     from scankv.lake.table_view import TableView
 
-_UNKNOWN_CHANGES: Final = (PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated)
+_UNKNOWN_CHANGES: Final = (InvalidRequest, PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated)
+"""Why changes cannot be read. `InvalidRequest`: the table lost its changelog after the pass began."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -12,7 +12,7 @@ from aio_client import LogOffsets, RangeNotTracked, SnapshotNotTaken, StartFrom,
 from scankv.lake.lake_table import FIELD_ID, Content, LakeColumn
 from scankv.lake.masking import ChangedRows
 from scankv.model.changes.change_columns import CHANGE_FIELDS
-from scankv.model.errors import UsageError
+from scankv.model.errors import InvalidRequest, UsageError
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.tables.columns import CHANGE_COLUMNS
 
@@ -292,7 +292,16 @@ def _columns_change(name: str) -> SnapshotNotTaken:
 
 
 async def _view_of_changes(client: Client, table: Table, content: Content) -> TableView | None:
-    """Returns a table with a changelog as of now. None: its columns have changed since it was looked up."""
+    """Returns a table with a changelog as of now. None: it has other columns or no changelog since it was looked up."""
+    try:
+        return await _open_view(client, table, content)
+    except InvalidRequest:
+        if (await client.table(table.name)).options.get("changelog") != "none":
+            raise
+        return None
+
+
+async def _open_view(client: Client, table: Table, content: Content) -> TableView | None:
     async with table.changes(StartFrom.LATEST, StopAt.LATEST).stream() as stream:
         columns = list(stream.schema)[len(CHANGE_COLUMNS) :]
         if [(field.name, field.type) for field in columns] != [(field.name, field.type) for field in table.schema]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import duckdb
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import LakeConflict, LakeDamaged, LakeUnavailable, LogOffsets, StartFrom, StopAt, UsageError
+from scankv.lake import table_view
 from scankv.lake.formats import open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
 from tests.support.lake_readers import live_rows, read_delta, read_with_polars, sorted_rows
@@ -314,3 +315,25 @@ async def test_a_location_that_cannot_be_created_is_reported(client: Client, nam
         with pytest.raises((LakeUnavailable, LakeDamaged)):
             await publish(client, name, open_lake_table(uri))
     assert (tmp_path / "file").read_text() == "not a directory"
+
+
+@pytest.mark.parametrize("masks", [False, True], ids=["files", "vectors"])
+@pytest.mark.parametrize("is_before", [True, False], ids=["before the view", "after the view"])
+async def test_a_table_that_loses_its_changelog_during_a_pass_is_written_again(
+    client: Client, name: str, uri: str, monkeypatch: pytest.MonkeyPatch, is_before: bool, masks: bool
+) -> None:
+    table = await create(client, name)
+    await publish_and_compare(client, name, uri)
+    await table.upsert(rows_of(range(5), score=2))
+    view_of_changes = table_view._view_of_changes
+
+    async def lose_changelog(*args: Any) -> table_view.TableView | None:
+        monkeypatch.undo()
+        view = None if is_before else await view_of_changes(*args)
+        await client.alter_table(name, changelog="none")
+        return await view_of_changes(*args) if is_before else view
+
+    monkeypatch.setattr(table_view, "_view_of_changes", lose_changelog)
+    report = await publish(client, name, open_lake_table(uri), PublishOptions(masks=masks))
+    assert (report.mode, report.reason) == ("full", 'the table has no changelog (changelog="none")')
+    assert (await publish_and_compare(client, name, uri)).mode == "full"
