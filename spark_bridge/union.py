@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 _LISTING_THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _VERIFIED: Final = {"parquet.page.verify-checksum.enabled": "true"}
-"""Parquet does not verify the checksums of pages unless it is told to."""
+"""Parquet for Java verifies the checksums of pages only with this option."""
 _GLOB: Final = frozenset("*?[]{}\\")
 _FILE_SYSTEMS: Final = {"s3a": "hadoop-aws", "gs": "hadoop-gcp", "abfs": "hadoop-azure", "abfss": "hadoop-azure"}
 """The packages that read what PySpark alone does not, by the scheme of URIs."""

@@ -1,4 +1,4 @@
-"""Opens data files for reading: every page is checked against its checksum, and damage is told from silence."""
+"""Opens data files for reading: pages must match their checksums, and damage is not taken for an outage."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ SMALL_SHARE: Final = 8
 """A file is small if it has less than one in so many rows of a complete one."""
 MOST_SMALL_FILES: Final = 8
 """So many small files side by side are joined."""
+_NO_IDS: Final = 'the table had no changelog (changelog="none") before, which knows the ids of columns'
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ def find_obstacle(
         if before is None and column.id not in nulls:
             return f'column "{column.name}" was added with a default'
         if before is not None and before.id != column.id:
-            return f'column "{column.name}" replaces a column with the same name'
+            return _NO_IDS if before.id < 0 else f'column "{column.name}" replaces a column with the same name'
         if before is not None and before.type != column.type:
             return f'column "{column.name}" was changed from {before.type} to {column.type}'
     return None
@@ -180,7 +181,7 @@ def find_obstacle_by_id(
         null_columns: The ids of the columns in which rows are null that were written before the column was added.
     """
     if any(column.id < 0 for column in written):
-        return 'the table had no changelog (changelog="none") before, which knows the ids of columns'
+        return _NO_IDS
     by_id = {column.id: column for column in written}
     nulls = set(null_columns)
     for column in columns:

@@ -842,7 +842,7 @@ class ScanInterrupted(ConnectionFailed):
 class LakeError(ScanKvError):
     """A table in an open format, which `scankv publish` keeps, could not be read or written.
 
-    The published table is as it was, or has the complete next version. The server is not concerned.
+    The published table is as it was, or has the complete next version. The server is not affected.
 
     What to do:
         As the message says.

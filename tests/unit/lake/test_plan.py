@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.lake.lake_table import DataFile, LakeColumn
-from scankv.lake.plan import BucketPlan, find_obstacle, small_appended_files
+from scankv.lake.plan import BucketPlan, find_obstacle, find_obstacle_by_id, small_appended_files
 from scankv.model.keys.key_range import KeyRange
 from tests.support.examples import examples
 
@@ -156,3 +156,9 @@ PLAYER, SCORE = LakeColumn(1, "player", "string"), LakeColumn(2, "score", "int32
 )
 def test_files_stay_as_long_as_a_reader_finds_their_columns(columns: list[LakeColumn], obstacle: str | None) -> None:
     assert find_obstacle([PLAYER, SCORE], columns, {3}) == obstacle
+
+
+def test_columns_without_ids_are_not_taken_for_other_columns() -> None:
+    unknown = [replace(column, id=-1 - place) for place, column in enumerate((PLAYER, SCORE))]
+    for find in (find_obstacle, find_obstacle_by_id):
+        assert str(find(unknown, [PLAYER, SCORE], {})).startswith("the table had no changelog")
