@@ -288,7 +288,11 @@ class BackupStore:
     def _list(self, directory: str, *, recursive: bool = False) -> list[fs.FileInfo]:
         selector = fs.FileSelector(f"{self._root}/{directory}", allow_not_found=True, recursive=recursive)
         try:
-            return list(self._files.get_file_info(selector))
+            try:
+                return list(self._files.get_file_info(selector))
+            except FileNotFoundError:
+                # The directory was created after it was not found.
+                return list(self._files.get_file_info(selector))
         except (OSError, pa.ArrowException) as error:
             raise self._failure(error) from error
 
