@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from scankv.cli.connecting import PROFILE
 from scankv.cli.options import TableName, Url
 from scankv.cli.outcome import complain, run_async
+from scankv.cli.show import counted
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -129,8 +130,8 @@ def _show(report: PublishReport, *, as_json: bool) -> None:
     else:
         why = "" if report.reason is None else f"; all rows, because {report.reason}"
         typer.echo(
-            f"{report.table}: version {report.version} as of {report.view_time[:19]} UTC, {report.rows:,} rows in "
-            f"{report.files_added:,} files written ({decimal(report.bytes)}), {report.files_kept:,} files kept, in "
-            f"{report.seconds:.1f} s{why}"
+            f"{report.table}: version {report.version} as of {report.view_time[:19]} UTC, "
+            f"{counted(report.rows, 'row')} in {counted(report.files_added, 'file')} written "
+            f"({decimal(report.bytes)}), {counted(report.files_kept, 'file')} kept, in {report.seconds:.1f} s{why}"
         )
     sys.stdout.flush()  # a reader of a pipe sees each version when it is committed

@@ -9,7 +9,7 @@ from aio_client import sync
 from scankv.cli.arguments import parse_rows
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, TableName, Url, Where
-from scankv.cli.show import output, show_json, show_rows
+from scankv.cli.show import counted, output, show_json, show_rows
 from scankv.formats.json_text import json_lines
 from scankv.formats.key_text import parse_keys
 from scankv.formats.text import to_text
@@ -80,7 +80,7 @@ def put(
             written = found.upsert(rows, None if len(rows.schema) == len(found.schema) else rows.schema.names)
         else:
             written = found.append(rows.to_pylist())
-    typer.echo(f"wrote {written.rows:,} {'row' if written.rows == 1 else 'rows'}")
+    typer.echo(f"wrote {counted(written.rows, 'row')}")
 
 
 def delete(

@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Annotated, Final
 
+import pyarrow as pa
 import typer
 
 from aio_client import sync
@@ -128,7 +129,9 @@ def _default_format(output: Path | None) -> OutputFormat:
 
 def _show(wanted: sync.Scan, *, cut: bool) -> None:
     # One row more than is shown tells whether the table has more rows.
-    rows = (wanted.limit(_TERMINAL_ROWS + 1) if cut else wanted).to_arrow()
+    with (wanted.limit(_TERMINAL_ROWS + 1) if cut else wanted).stream() as stream:
+        _report_fallback(stream)
+        rows = pa.Table.from_batches(list(stream), stream.schema)
     shown = rows.slice(0, _TERMINAL_ROWS) if cut else rows
     show_rows(shown)
     more = ", and there are more; --limit shows them" if shown.num_rows < rows.num_rows else ""
@@ -138,6 +141,7 @@ def _show(wanted: sync.Scan, *, cut: bool) -> None:
 
 def _write(wanted: sync.Scan, format_: Format, output: Path | None) -> None:
     with wanted.stream() as stream, _destination(output) as out:
+        _report_fallback(stream)
         writer = row_writer(format_, out, stream.schema, seekable=output is not None)
         for rows in stream:
             writer.write(rows)
@@ -145,6 +149,11 @@ def _write(wanted: sync.Scan, format_: Format, output: Path | None) -> None:
             out.flush()
         writer.close()
         out.flush()
+
+
+def _report_fallback(stream: sync.ScanStream) -> None:
+    if stream.lake_fallback is not None:
+        typer.echo(printable(f"scankv: warning: the server is read alone, because {stream.lake_fallback}"), err=True)
 
 
 @contextmanager

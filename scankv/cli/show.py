@@ -96,6 +96,11 @@ def no_width_for(hidden: Sequence[str]) -> str:
     return f"not enough width for: {printable(', '.join(hidden))}; choose with --columns"
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with a noun, in the plural unless it is 1."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Formats a duration in its two largest units: `4.2 s`, `3 min 20 s`, `2 h 5 min`, `-6 d 1 h`."""
     if seconds < 0:
