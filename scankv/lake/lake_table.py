@@ -341,8 +341,10 @@ class LakeTable(ABC):
         return [file.path]
 
     def masked_positions(self, file: DataFile) -> BitMap:
-        """Returns the positions of the masked rows of a file that was loaded. Only if the format `can_mask`."""
-        raise NotImplementedError
+        """Returns the positions of the masked rows of a file that was loaded. A format that cannot mask has none."""
+        from pyroaring import BitMap
+
+        return BitMap()
 
     @abstractmethod
     def commit(self, base: LakeVersion | None, change: LakeChange) -> int:

@@ -55,6 +55,6 @@ def read_parquet(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | No
 
 
 def _published_files(location: LakeLocation) -> list[str]:
-    """Returns the files of the newest version of a published table. Empty: there is none."""
+    """Returns the files of the newest version of a published table; an empty list if no version exists."""
     version = ParquetLakeTable(location, KEEP_SECONDS).load()
     return [] if version is None else [f"{location.root}/{file.path}" for file in version.files]

@@ -129,7 +129,7 @@ class Peers(Protocol):
         ...
 
     async def outcome(self, worker: int, token: str, attempt: str) -> int | CommitOutcome:
-        """Asks the coordinator for the outcome: the time of the commit, or why there is none."""
+        """Asks the coordinator for the outcome: the time of the commit, or its state if it has none."""
         ...
 
     async def remaining(self, token: str) -> float:

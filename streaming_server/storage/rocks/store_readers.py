@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,14 +28,20 @@ class StoreReaders:
         """Has no readers yet. `failure` translates errors of RocksDB."""
         self.count = 0
         self._failure = failure
-        self._lock = Lock()
+        # Reentrant: what is created may itself be a reader with iterators.
+        self._lock = RLock()
         self._waiting: dict[StoreReader, Callable[[], None]] = {}
 
     def add(self, create: Callable[[], None]) -> StoreReader:
-        """Adds a reader, whose iterators a function creates. Nothing is written to the store meanwhile."""
+        """Adds a reader. Call it while nothing is written to the store.
+
+        Args:
+            create: Creates the iterators of the reader; called at most once.
+        """
         reader = StoreReader(self)
-        self.count += 1
-        self._waiting[reader] = create
+        with self._lock:
+            self.count += 1
+            self._waiting[reader] = create
         return reader
 
     def create_all(self) -> None:
