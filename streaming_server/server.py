@@ -90,6 +90,7 @@ from streaming_server.services.routing import Router, read_metrics_of_all
 from streaming_server.services.scan import ScanService
 from streaming_server.services.snapshot import SnapshotService
 from streaming_server.services.table import TableService
+from streaming_server.services.tablets.tablet_service import TabletService, tell_owners
 from streaming_server.services.tls import https_context, server_credentials
 from streaming_server.services.transaction import TransactionService
 from streaming_server.services.view_loans import ViewLoans
@@ -98,8 +99,7 @@ from streaming_server.services.write import WriteService
 from streaming_server.storage.files.file_limit import max_connections, raise_file_limit
 from streaming_server.storage.files.memory_limit import memory_limit
 from streaming_server.storage.tables.data_directory import DirectoryLocked, ForeignDirectory
-from streaming_server.storage.tables.placement import ALONE
-from streaming_server.workers import HEARTBEAT_SECONDS
+from streaming_server.workers import HEARTBEAT_SECONDS, alone_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -173,7 +173,6 @@ class Server:
     ) -> None:
         self.config = config
         self._worker = worker
-        self._workers: Workers | None = None
         self._clocks = clocks
         self._machine_clocks = clocks or SystemClocks()
         self._loop_turns = loop_turns
@@ -203,7 +202,7 @@ class Server:
         self._registry = self._make_registry()
         self._waiting = WaitingCalls(self.config.max_waiting_calls)
         self._health = HealthService()
-        if self._workers is not None:
+        if self._worker is not None:
             peers = OtherWorkers(self._workers)
             self._shares = self._tables.transactions.set_peers(peers)
             self._tables.backups.set_peers(peers)
@@ -230,17 +229,18 @@ class Server:
 
     def _open_tables(self) -> Tables:
         """Opens the data directory. Raises as `Tables`."""
-        worker, lender = self._worker, None
-        if worker is not None:
-            self._workers = Workers(worker, WINDOW_BYTES, self.config.stall_timeout_seconds)
-            lender = ViewLoans(self._workers, worker.aliases)
-        return Tables(
+        worker = self._worker
+        self._calls_itself = worker or alone_in(Path(self.config.data))
+        self._workers = Workers(self._calls_itself, WINDOW_BYTES, self.config.stall_timeout_seconds)
+        tables = Tables(
             self.config,
             clocks=self._clocks,
-            placement=ALONE if worker is None else worker.placement,
+            placement=self._calls_itself.placement,
             lock=None if worker is None else worker.lock,
-            lender=lender,
+            lender=None if worker is None else ViewLoans(self._workers, worker.aliases),
         )
+        tables.set_tell_owners(partial(tell_owners, self._workers))
+        return tables
 
     def _make_registry(self) -> ScanRegistry:
         def admission(*, live: int, live_per_bucket: int) -> Admission:
@@ -325,7 +325,7 @@ class Server:
 
     async def _read_all_metrics(self) -> tuple[str, bytes]:
         """Returns the metrics of all workers; they are read from this one if it is the whole server."""
-        if self._workers is None:
+        if self._worker is None:
             return await self._read_metrics()
         return await read_metrics_of_all(self._workers)
 
@@ -415,18 +415,20 @@ class Server:
             self.config.metrics_max_tables,
         )
         # It has the methods of a server that generated code calls.
-        router = None if self._workers is None else Router(self._workers)
+        router = Router(self._workers, self._tables)
         server: Any = GuardedServer(self._intake, self._server, self._registry.turns, self._access, router)
         scans.add_to_server(server)
         LookupService(self._tables, self._registry, results, self._waiting).add_to_server(server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables, self._worker), server)
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, server)
         lock_pb2_grpc.add_LockServiceServicer_to_server(LockService(self._tables), server)
-        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables, self._workers), server)
+        workers = None if self._worker is None else self._workers
+        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables, workers), server)
         transactions = TransactionService(self._tables, is_worker=self._worker is not None)
         transaction_pb2_grpc.add_TransactionServiceServicer_to_server(transactions, server)
         bootstrap_pb2_grpc.add_BootstrapServiceServicer_to_server(BootstrapService(self._tables), server)
-        if self._workers is not None:
+        worker_pb2_grpc.add_TabletServiceServicer_to_server(TabletService(self._tables, self._workers), server)
+        if self._worker is not None:
             worker_service = WorkerService(self._shares, self._tables.backups, self._workers)
             worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker_service, server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)
@@ -447,7 +449,7 @@ class Server:
         if self._worker is not None:
             # gRPC loads the certificate of an object only for the first port.
             self._listen_on(self._worker.port, self._make_credentials())
-            self._server.add_insecure_port(self._worker.address_of(self._worker.placement.number))
+        self._server.add_insecure_port(self._calls_itself.address_of(self._calls_itself.placement.number))
         return port
 
     def _listen_on(self, port: int, credentials: grpc.ServerCredentials | None) -> int:
@@ -493,8 +495,7 @@ class Server:
             await self._monitoring.close()
             await self._tables.close()
             await self._close_audit_log()
-            if self._workers is not None:
-                await self._workers.close()
+            await self._workers.close()
 
 
 _EXIT_CODES = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from streaming_server.storage.tables.placement import ALONE
 
 HEARTBEAT_SECONDS: Final = 1.0
 """How often a worker that is ready tells its supervisor, over its standard output, that its event loop runs."""
@@ -48,3 +51,8 @@ class WorkerSettings:
     def address_of(self, number: int) -> str:
         """Returns the address on which a worker listens for the others, as gRPC writes it."""
         return f"unix:{self.sockets / str(number)}"
+
+
+def alone_in(data: Path) -> WorkerSettings:
+    """Returns the settings of a server of one process, which calls only itself, over a socket in its data directory."""
+    return WorkerSettings(placement=ALONE, lock=-1, sockets=data, key=secrets.token_hex(32), peer_key="", ports=())

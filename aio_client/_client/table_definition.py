@@ -33,6 +33,7 @@ def definition_message(
     primary_key: Sequence[str],
     bucket_key: Sequence[str],
     buckets: int | None,
+    tablets: int = 1,
     indexes: Indexes,
     partition_by: Sequence[str],
     version_column: str | None,
@@ -45,6 +46,8 @@ def definition_message(
         raise UsageError(f"schema must be a pyarrow.Schema, not a {type(schema).__name__}", option="schema")
     if buckets is not None and (type(buckets) is not int or buckets < 1):
         raise UsageError(f"buckets must be a whole number of at least 1, not {buckets!r}", option="buckets")
+    if type(tablets) is not int or tablets < 1:
+        raise UsageError(f"tablets must be a whole number of at least 1, not {tablets!r}", option="tablets")
     merging = merge_spec(version_column, sequence_column, sequence_groups, aggregates)
     return table_pb2.CreateTableRequest(
         name=text_of(name, "name"),
@@ -52,6 +55,7 @@ def definition_message(
         primary_key=names_of(primary_key, "primary_key"),
         bucket_key=names_of(bucket_key, "bucket_key"),
         buckets=buckets or 0,
+        tablets=tablets if tablets > 1 else 0,
         options={option: option_text(value) for option, value in options.items() if value is not None},
         indexes=index_messages(indexes, "indexes"),
         partition_by=names_of(partition_by, "partition_by"),

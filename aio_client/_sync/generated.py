@@ -89,6 +89,7 @@ class Client(BlockingClient):
         primary_key: Sequence[str],
         bucket_key: Sequence[str] = (),
         buckets: int | None = None,
+        tablets: int = 1,
         indexes: Indexes = (),
         partition_by: Sequence[str] = (),
         version_column: str | None = None,
@@ -110,6 +111,9 @@ class Client(BlockingClient):
             bucket_key: The key columns whose values choose the bucket. Default: the complete primary key. In a table
                 without a key, any columns that could be in a key; by default, the buckets take turns.
             buckets: The number of buckets, 1 to 1024. Default: the server's, 4.
+            tablets: Into how many tablets to divide the buckets, at most as many as there are. The worker processes of
+                a server share the tablets of a table, so that its rows are written and read on several cores; see
+                "Tablets" in the documentation for what such tables lack. 1: into none.
             indexes: For each index its column, or its columns in order: `["score", ("league", "score")]`. An index lets
                 top-N by its first column, and predicates on its first columns, read only the rows that they return. It
                 makes every write read the old row.
@@ -155,6 +159,7 @@ class Client(BlockingClient):
                     primary_key=primary_key,
                     bucket_key=bucket_key,
                     buckets=buckets,
+                    tablets=tablets,
                     indexes=indexes,
                     partition_by=partition_by,
                     version_column=version_column,

@@ -189,6 +189,17 @@ class TableRecreated(ServerRefused):
     reason = "TABLE_RECREATED"
 
 
+class NotOwner(ServerRefused):
+    """The call is about a bucket that the called tablet or worker process does not have. Nothing was done.
+
+    What to do:
+        Ask for it by the name of the table, which any worker process answers.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "NOT_OWNER"
+
+
 class InvalidRequest(ServerRefused):
     """The request is not valid for this table. Nothing was changed.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from scankv.model.errors import InvalidRequest
 from scankv.model.limits import MAX_NAME_LENGTH
@@ -12,6 +13,7 @@ _PART = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{MAX_NAME_LENGTH - 1}}}")
 _WRITER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_NAME_LENGTH}}}")
 _CONSUMER_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
 _SNAPSHOT_NAME = _CONSUMER_ID
+_TABLET: Final = "#"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,6 +55,22 @@ class TableName:
     def __str__(self) -> str:
         """Returns the form that `parse` reads."""
         return f"{self.database}.{self.table}"
+
+
+def tablet_name(table: str, number: int) -> str:
+    """Returns the name under which the server keeps a tablet. No table can have it, because of its `#`."""
+    return f"{table}{_TABLET}{number}"
+
+
+def table_of(name: str) -> str:
+    """Returns the table that the name of a table or of a tablet belongs to."""
+    return name.partition(_TABLET)[0]
+
+
+def tablet_number(name: str) -> int | None:
+    """Returns the number of the tablet that a name is that of. None: it is the name of no tablet."""
+    _, mark, number = name.partition(_TABLET)
+    return int(number) if mark and number.isascii() and number.isdecimal() else None
 
 
 def check_consumer_id(consumer_id: object) -> None:

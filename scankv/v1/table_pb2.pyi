@@ -80,6 +80,7 @@ class Table(_message.Message):
     PARTITION_BY_FIELD_NUMBER: _builtins.int
     OWNER_PORT_FIELD_NUMBER: _builtins.int
     WORKER_PORTS_FIELD_NUMBER: _builtins.int
+    TABLETS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`."""
     incarnation: _builtins.str
@@ -100,6 +101,10 @@ class Table(_message.Message):
     """The port of the worker process that owns the table, on the host of the server. The worker process at any port of the
     server answers calls about the table, and passes them on to the owner, which takes longer. 0: the server is one
     process.
+    """
+    tablets: _builtins.int
+    """Into how many tablets the buckets are divided. Each tablet has its own owner among the worker processes. 0 or 1: into
+    none.
     """
     @_builtins.property
     def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -160,10 +165,11 @@ class Table(_message.Message):
         partition_by: _abc.Iterable[_builtins.str] | None = ...,
         owner_port: _builtins.int = ...,
         worker_ports: _abc.Iterable[_builtins.int] | None = ...,
+        tablets: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["merging", b"merging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "last_column_id", b"last_column_id", "merging", b"merging", "name", b"name", "options", b"options", "owner_port", b"owner_port", "partition_by", b"partition_by", "primary_key", b"primary_key", "schema_id", b"schema_id", "worker_ports", b"worker_ports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "last_column_id", b"last_column_id", "merging", b"merging", "name", b"name", "options", b"options", "owner_port", b"owner_port", "partition_by", b"partition_by", "primary_key", b"primary_key", "schema_id", b"schema_id", "tablets", b"tablets", "worker_ports", b"worker_ports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -386,12 +392,15 @@ class CreateTableRequest(_message.Message):
     INDEXES_FIELD_NUMBER: _builtins.int
     MERGING_FIELD_NUMBER: _builtins.int
     PARTITION_BY_FIELD_NUMBER: _builtins.int
+    TABLETS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`; each part has 1 to 128 of A-Z a-z 0-9 _ -, and begins with a letter or _."""
     arrow_schema: _builtins.bytes
     """The encapsulated Arrow IPC schema message. Key columns become NOT NULL."""
     buckets: _builtins.int
     """1 to 1024. 0: the default of 4."""
+    tablets: _builtins.int
+    """At most as many as buckets. Needs a primary key, and no partitions. 0 or 1: the buckets are not divided."""
     @_builtins.property
     def primary_key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """At least one column, each once, in key order."""
@@ -426,10 +435,11 @@ class CreateTableRequest(_message.Message):
         indexes: _abc.Iterable[Global___IndexColumns] | None = ...,
         merging: Global___Merging | None = ...,
         partition_by: _abc.Iterable[_builtins.str] | None = ...,
+        tablets: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["merging", b"merging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "indexes", b"indexes", "merging", b"merging", "name", b"name", "options", b"options", "partition_by", b"partition_by", "primary_key", b"primary_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "indexes", b"indexes", "merging", b"merging", "name", b"name", "options", b"options", "partition_by", b"partition_by", "primary_key", b"primary_key", "tablets", b"tablets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from scankv.v1 import transaction_pb2 as scankv_dot_v1_dot_transaction__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16scankv/v1/worker.proto\x12\tscankv.v1\x1a\x1bscankv/v1/transaction.proto\"5\n\x18LocateTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\xa1\x02\n\x19LocateTransactionResponse\x12\x39\n\x05state\x18\x01 \x01(\x0e\x32*.scankv.v1.LocateTransactionResponse.State\x12-\n\x05parts\x18\x02 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x18\n\x0b\x63oordinator\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10remaining_millis\x18\x04 \x01(\x04\"V\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_UNKNOWN\x10\x01\x12\x0e\n\nSTATE_OPEN\x10\x02\x12\x13\n\x0fSTATE_COMMITTED\x10\x03\x42\x0e\n\x0c_coordinator\"\x8f\x01\n\x19PrepareTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\r\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x0e\n\x06micros\x18\x05 \x01(\x03\"\xdb\x01\n\x1aPrepareTransactionResponse\x12\x0e\n\x06micros\x18\x01 \x01(\x03\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x41\n\x06tables\x18\x03 \x03(\x0b\x32\x31.scankv.v1.PrepareTransactionResponse.TablesEntry\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x1a-\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\\\n\x1a\x43oncludeTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x13\n\x06micros\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_micros\"H\n\x1b\x43oncludeTransactionResponse\x12)\n\x06tables\x18\x01 \x03(\x0b\x32\x19.scankv.v1.CommittedTable\">\n\x1cGetTransactionOutcomeRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\"S\n\x1dGetTransactionOutcomeResponse\x12\x13\n\x06micros\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nmay_commit\x18\x02 \x01(\x08\x42\t\n\x07_micros\"\x17\n\x15\x46lushForBackupRequest\"\x18\n\x16\x46lushForBackupResponse\"(\n\x16\x42\x65ginBackupPartRequest\x12\x0e\n\x06\x63ut_id\x18\x01 \x01(\t\")\n\x17\x42\x65ginBackupPartResponse\x12\x0e\n\x06micros\x18\x01 \x01(\x03\"I\n\x17\x46inishBackupPartRequest\x12\x0e\n\x06\x63ut_id\x18\x01 \x01(\t\x12\x13\n\x06micros\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_micros\",\n\x18\x46inishBackupPartResponse\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x32\xb2\x05\n\rWorkerService\x12^\n\x11LocateTransaction\x12#.scankv.v1.LocateTransactionRequest\x1a$.scankv.v1.LocateTransactionResponse\x12\x61\n\x12PrepareTransaction\x12$.scankv.v1.PrepareTransactionRequest\x1a%.scankv.v1.PrepareTransactionResponse\x12\x64\n\x13\x43oncludeTransaction\x12%.scankv.v1.ConcludeTransactionRequest\x1a&.scankv.v1.ConcludeTransactionResponse\x12j\n\x15GetTransactionOutcome\x12\'.scankv.v1.GetTransactionOutcomeRequest\x1a(.scankv.v1.GetTransactionOutcomeResponse\x12U\n\x0e\x46lushForBackup\x12 .scankv.v1.FlushForBackupRequest\x1a!.scankv.v1.FlushForBackupResponse\x12X\n\x0f\x42\x65ginBackupPart\x12!.scankv.v1.BeginBackupPartRequest\x1a\".scankv.v1.BeginBackupPartResponse\x12[\n\x10\x46inishBackupPart\x12\".scankv.v1.FinishBackupPartRequest\x1a#.scankv.v1.FinishBackupPartResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16scankv/v1/worker.proto\x12\tscankv.v1\x1a\x1bscankv/v1/transaction.proto\"5\n\x18LocateTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\xa1\x02\n\x19LocateTransactionResponse\x12\x39\n\x05state\x18\x01 \x01(\x0e\x32*.scankv.v1.LocateTransactionResponse.State\x12-\n\x05parts\x18\x02 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x18\n\x0b\x63oordinator\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10remaining_millis\x18\x04 \x01(\x04\"V\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_UNKNOWN\x10\x01\x12\x0e\n\nSTATE_OPEN\x10\x02\x12\x13\n\x0fSTATE_COMMITTED\x10\x03\x42\x0e\n\x0c_coordinator\"\x8f\x01\n\x19PrepareTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\r\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x0e\n\x06micros\x18\x05 \x01(\x03\"\xdb\x01\n\x1aPrepareTransactionResponse\x12\x0e\n\x06micros\x18\x01 \x01(\x03\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x41\n\x06tables\x18\x03 \x03(\x0b\x32\x31.scankv.v1.PrepareTransactionResponse.TablesEntry\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x1a-\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\\\n\x1a\x43oncludeTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x13\n\x06micros\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_micros\"H\n\x1b\x43oncludeTransactionResponse\x12)\n\x06tables\x18\x01 \x03(\x0b\x32\x19.scankv.v1.CommittedTable\">\n\x1cGetTransactionOutcomeRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\"S\n\x1dGetTransactionOutcomeResponse\x12\x13\n\x06micros\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nmay_commit\x18\x02 \x01(\x08\x42\t\n\x07_micros\"9\n\x12\x46ollowTableRequest\x12\x12\n\ntable_name\x18\x01 \x01(\t\x12\x0f\n\x07\x63losing\x18\x02 \x01(\x08\"\x15\n\x13\x46ollowTableResponse\"E\n\x11HoldTabletRequest\x12\x0e\n\x06tablet\x18\x01 \x01(\t\x12\x0f\n\x07hold_id\x18\x02 \x01(\t\x12\x0f\n\x07\x66lushes\x18\x03 \x01(\x08\"\x14\n\x12HoldTabletResponse\"\x17\n\x15\x46lushForBackupRequest\"\x18\n\x16\x46lushForBackupResponse\"(\n\x16\x42\x65ginBackupPartRequest\x12\x0e\n\x06\x63ut_id\x18\x01 \x01(\t\")\n\x17\x42\x65ginBackupPartResponse\x12\x0e\n\x06micros\x18\x01 \x01(\x03\"I\n\x17\x46inishBackupPartRequest\x12\x0e\n\x06\x63ut_id\x18\x01 \x01(\t\x12\x13\n\x06micros\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_micros\",\n\x18\x46inishBackupPartResponse\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x32\xb2\x05\n\rWorkerService\x12^\n\x11LocateTransaction\x12#.scankv.v1.LocateTransactionRequest\x1a$.scankv.v1.LocateTransactionResponse\x12\x61\n\x12PrepareTransaction\x12$.scankv.v1.PrepareTransactionRequest\x1a%.scankv.v1.PrepareTransactionResponse\x12\x64\n\x13\x43oncludeTransaction\x12%.scankv.v1.ConcludeTransactionRequest\x1a&.scankv.v1.ConcludeTransactionResponse\x12j\n\x15GetTransactionOutcome\x12\'.scankv.v1.GetTransactionOutcomeRequest\x1a(.scankv.v1.GetTransactionOutcomeResponse\x12U\n\x0e\x46lushForBackup\x12 .scankv.v1.FlushForBackupRequest\x1a!.scankv.v1.FlushForBackupResponse\x12X\n\x0f\x42\x65ginBackupPart\x12!.scankv.v1.BeginBackupPartRequest\x1a\".scankv.v1.BeginBackupPartResponse\x12[\n\x10\x46inishBackupPart\x12\".scankv.v1.FinishBackupPartRequest\x1a#.scankv.v1.FinishBackupPartResponse2\xaa\x01\n\rTabletService\x12L\n\x0b\x46ollowTable\x12\x1d.scankv.v1.FollowTableRequest\x1a\x1e.scankv.v1.FollowTableResponse\x12K\n\nHoldTablet\x12\x1c.scankv.v1.HoldTabletRequest\x1a\x1d.scankv.v1.HoldTabletResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,18 +54,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTRANSACTIONOUTCOMEREQUEST']._serialized_end=1011
   _globals['_GETTRANSACTIONOUTCOMERESPONSE']._serialized_start=1013
   _globals['_GETTRANSACTIONOUTCOMERESPONSE']._serialized_end=1096
-  _globals['_FLUSHFORBACKUPREQUEST']._serialized_start=1098
-  _globals['_FLUSHFORBACKUPREQUEST']._serialized_end=1121
-  _globals['_FLUSHFORBACKUPRESPONSE']._serialized_start=1123
-  _globals['_FLUSHFORBACKUPRESPONSE']._serialized_end=1147
-  _globals['_BEGINBACKUPPARTREQUEST']._serialized_start=1149
-  _globals['_BEGINBACKUPPARTREQUEST']._serialized_end=1189
-  _globals['_BEGINBACKUPPARTRESPONSE']._serialized_start=1191
-  _globals['_BEGINBACKUPPARTRESPONSE']._serialized_end=1232
-  _globals['_FINISHBACKUPPARTREQUEST']._serialized_start=1234
-  _globals['_FINISHBACKUPPARTREQUEST']._serialized_end=1307
-  _globals['_FINISHBACKUPPARTRESPONSE']._serialized_start=1309
-  _globals['_FINISHBACKUPPARTRESPONSE']._serialized_end=1353
-  _globals['_WORKERSERVICE']._serialized_start=1356
-  _globals['_WORKERSERVICE']._serialized_end=2046
+  _globals['_FOLLOWTABLEREQUEST']._serialized_start=1098
+  _globals['_FOLLOWTABLEREQUEST']._serialized_end=1155
+  _globals['_FOLLOWTABLERESPONSE']._serialized_start=1157
+  _globals['_FOLLOWTABLERESPONSE']._serialized_end=1178
+  _globals['_HOLDTABLETREQUEST']._serialized_start=1180
+  _globals['_HOLDTABLETREQUEST']._serialized_end=1249
+  _globals['_HOLDTABLETRESPONSE']._serialized_start=1251
+  _globals['_HOLDTABLETRESPONSE']._serialized_end=1271
+  _globals['_FLUSHFORBACKUPREQUEST']._serialized_start=1273
+  _globals['_FLUSHFORBACKUPREQUEST']._serialized_end=1296
+  _globals['_FLUSHFORBACKUPRESPONSE']._serialized_start=1298
+  _globals['_FLUSHFORBACKUPRESPONSE']._serialized_end=1322
+  _globals['_BEGINBACKUPPARTREQUEST']._serialized_start=1324
+  _globals['_BEGINBACKUPPARTREQUEST']._serialized_end=1364
+  _globals['_BEGINBACKUPPARTRESPONSE']._serialized_start=1366
+  _globals['_BEGINBACKUPPARTRESPONSE']._serialized_end=1407
+  _globals['_FINISHBACKUPPARTREQUEST']._serialized_start=1409
+  _globals['_FINISHBACKUPPARTREQUEST']._serialized_end=1482
+  _globals['_FINISHBACKUPPARTRESPONSE']._serialized_start=1484
+  _globals['_FINISHBACKUPPARTRESPONSE']._serialized_end=1528
+  _globals['_WORKERSERVICE']._serialized_start=1531
+  _globals['_WORKERSERVICE']._serialized_end=2221
+  _globals['_TABLETSERVICE']._serialized_start=2224
+  _globals['_TABLETSERVICE']._serialized_end=2394
 # @@protoc_insertion_point(module_scope)

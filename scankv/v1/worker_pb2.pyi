@@ -290,6 +290,88 @@ class GetTransactionOutcomeResponse(_message.Message):
 Global___GetTransactionOutcomeResponse: _TypeAlias = GetTransactionOutcomeResponse  # noqa: Y015
 
 @_typing.final
+class FollowTableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_NAME_FIELD_NUMBER: _builtins.int
+    CLOSING_FIELD_NUMBER: _builtins.int
+    table_name: _builtins.str
+    """The name of the table."""
+    closing: _builtins.bool
+    """Whether the table is about to be dropped: its tablets are closed until the next call."""
+    def __init__(
+        self,
+        *,
+        table_name: _builtins.str = ...,
+        closing: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "table_name", b"table_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowTableRequest: _TypeAlias = FollowTableRequest  # noqa: Y015
+
+@_typing.final
+class FollowTableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowTableResponse: _TypeAlias = FollowTableResponse  # noqa: Y015
+
+@_typing.final
+class HoldTabletRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_FIELD_NUMBER: _builtins.int
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    FLUSHES_FIELD_NUMBER: _builtins.int
+    tablet: _builtins.str
+    """The name of the tablet."""
+    hold_id: _builtins.str
+    """Identifies the hold."""
+    flushes: _builtins.bool
+    """Whether to flush the buckets before the pause, for the call that pins a snapshot."""
+    def __init__(
+        self,
+        *,
+        tablet: _builtins.str = ...,
+        hold_id: _builtins.str = ...,
+        flushes: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushes", b"flushes", "hold_id", b"hold_id", "tablet", b"tablet"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldTabletRequest: _TypeAlias = HoldTabletRequest  # noqa: Y015
+
+@_typing.final
+class HoldTabletResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldTabletResponse: _TypeAlias = HoldTabletResponse  # noqa: Y015
+
+@_typing.final
 class FlushForBackupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

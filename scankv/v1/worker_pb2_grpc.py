@@ -376,3 +376,126 @@ class WorkerService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class TabletServiceStub:
+    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.FollowTable = channel.unary_unary(
+                '/scankv.v1.TabletService/FollowTable',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.FollowTableRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.FollowTableResponse.FromString,
+                _registered_method=True)
+        self.HoldTablet = channel.unary_stream(
+                '/scankv.v1.TabletService/HoldTablet',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.HoldTabletRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.HoldTabletResponse.FromString,
+                _registered_method=True)
+
+
+class TabletServiceServicer:
+    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients.
+    """
+
+    def FollowTable(self, request, context):
+        """Has the worker read the definition of a table again, whose tablets it owns.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HoldTablet(self, request, context):
+        """Pauses the writers of a tablet, so that a call can open a view of it as of one instant with views of other tablets.
+        That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
+        call of the hold ends.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TabletServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'FollowTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.FollowTable,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.FollowTableRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.FollowTableResponse.SerializeToString,
+            ),
+            'HoldTablet': grpc.unary_stream_rpc_method_handler(
+                    servicer.HoldTablet,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.HoldTabletRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.HoldTabletResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'scankv.v1.TabletService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('scankv.v1.TabletService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class TabletService:
+    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients.
+    """
+
+    @staticmethod
+    def FollowTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.TabletService/FollowTable',
+            scankv_dot_v1_dot_worker__pb2.FollowTableRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.FollowTableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldTablet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/scankv.v1.TabletService/HoldTablet',
+            scankv_dot_v1_dot_worker__pb2.HoldTabletRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.HoldTabletResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -149,3 +149,58 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes the instant of the backup, ends the pause, and stores all tables of the worker. Returns when they are stored."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class TabletServiceStub:
+    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> TabletServiceAsyncStub: ...
+    FollowTable: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FollowTableRequest, _worker_pb2.FollowTableResponse]
+    """Has the worker read the definition of a table again, whose tablets it owns."""
+    HoldTablet: _grpc.UnaryStreamMultiCallable[_worker_pb2.HoldTabletRequest, _worker_pb2.HoldTabletResponse]
+    """Pauses the writers of a tablet, so that a call can open a view of it as of one instant with views of other tablets.
+    That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
+    call of the hold ends.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
+    """
+
+@_typing.type_check_only
+class TabletServiceAsyncStub(TabletServiceStub):
+    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    FollowTable: _aio.UnaryUnaryMultiCallable[_worker_pb2.FollowTableRequest, _worker_pb2.FollowTableResponse]  # type: ignore[assignment]
+    """Has the worker read the definition of a table again, whose tablets it owns."""
+    HoldTablet: _aio.UnaryStreamMultiCallable[_worker_pb2.HoldTabletRequest, _worker_pb2.HoldTabletResponse]  # type: ignore[assignment]
+    """Pauses the writers of a tablet, so that a call can open a view of it as of one instant with views of other tablets.
+    That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
+    call of the hold ends.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
+    """
+
+class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
+    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients."""
+
+    @_abc_1.abstractmethod
+    def FollowTable(
+        self,
+        request: _worker_pb2.FollowTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.FollowTableResponse, _abc.Awaitable[_worker_pb2.FollowTableResponse]]:
+        """Has the worker read the definition of a table again, whose tablets it owns."""
+
+    @_abc_1.abstractmethod
+    def HoldTablet(
+        self,
+        request: _worker_pb2.HoldTabletRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.HoldTabletResponse], _abc.AsyncIterator[_worker_pb2.HoldTabletResponse]]:
+        """Pauses the writers of a tablet, so that a call can open a view of it as of one instant with views of other tablets.
+        That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
+        call of the hold ends.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
+        """
+
+def add_TabletServiceServicer_to_server(servicer: TabletServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

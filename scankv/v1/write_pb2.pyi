@@ -505,18 +505,22 @@ class OpenWriterRequest(_message.Message):
 
     TABLE_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
+    LEAST_EPOCH_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     id: _builtins.str
+    least_epoch: _builtins.int
+    """Of the worker processes of a server, for a tablet: the least epoch. 0: any."""
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         id: _builtins.str = ...,
+        least_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "least_epoch", b"least_epoch", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -172,7 +172,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         """Checks that everything stored for a table is consistent, one bucket after another."""
         async with map_errors(request, context):
             table, loop = self._tables.table(request.table), asyncio.get_running_loop()
-            buckets = tuple(range(len(table.buckets)))
+            buckets = tuple(table.buckets.numbers)
             scan = RegisteredScan(table=request.table, buckets=buckets, snapshot_id="", peer=context.peer())
             with self._registry.call(scan):
                 async with self._registry.admit(scan):

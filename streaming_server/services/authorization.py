@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import PermissionDenied, ScanKvError, Unauthenticated
+from scankv.model.names import table_of
 from streaming_server.access.callers import ANYBODY, CallerIdentity
 from streaming_server.access.grants import Role
 from streaming_server.access.limits import CallerLimiter, CallerLimits
@@ -144,7 +145,7 @@ class CallGuard:
     def _check(self, caller: CallerIdentity, requirement: Requirement, request: Message) -> list[str]:
         role, scope, grants = requirement.role, requirement.scope, caller.grants
         if isinstance(scope, NamedTable):
-            name: str = getattr(request, scope.field)
+            name = table_of(getattr(request, scope.field))
             if not name and scope.may_be_empty:
                 return self._check_somewhere(caller, role)
             if not grants.allow(role, name):
@@ -158,7 +159,7 @@ class CallGuard:
                 self._resources.tables.check_exists(name, lambda table: grants.allow(Role.READ, table))
             return [name]
         if isinstance(scope, NamedById):
-            tables = list(scope.resolve(self._resources, *ids_in(request, scope.fields)))
+            tables = sorted(set(map(table_of, scope.resolve(self._resources, *ids_in(request, scope.fields)))))
             for table in tables:
                 if not grants.allow(role, table):
                     # Without the name of the table, which the caller may not know.

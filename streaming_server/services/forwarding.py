@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 FORWARDED: Final = "scankv-forwarded"
 """The metadata by which a worker shows that it forwards a call. Its value is the secret of the workers."""
 
+HOLD: Final = "scankv-hold"
+"""The metadata, besides that above, with the id of the hold under which a call of a worker opens its view."""
+
 OF_SERVER: Final = "scankv-of-server"
 """The metadata, with the same value, by which a worker shows that it makes a call in the name of the server."""
 
@@ -40,7 +43,7 @@ _ABSENT: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELL
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 # gRPC makes these by itself for every call.
 _OF_GRPC: Final = ("grpc-", ":")
-_NOT_FORWARDED: Final = frozenset({"user-agent", "content-type", "te", FORWARDED, OF_SERVER, FORWARDED_PEER})
+_NOT_FORWARDED: Final = frozenset({"user-agent", "content-type", "te", FORWARDED, HOLD, OF_SERVER, FORWARDED_PEER})
 _CALLS_PER_CONNECTION: Final = MIN_CALLS_PER_CONNECTION // 2
 """Streams may last forever, and further calls over their connection would wait for their end."""
 
@@ -97,7 +100,14 @@ class Workers:
         return isinstance(given, str) and hmac.compare_digest(given.encode(), self._key.encode())
 
     async def ask(
-        self, number: int, method: str, request: bytes, timeout: float | None, *, of_server: bool = False
+        self,
+        number: int,
+        method: str,
+        request: bytes,
+        timeout: float | None,
+        *,
+        of_server: bool = False,
+        hold_id: str = "",
     ) -> bytes:
         """Makes a call with one answer to a worker, possibly this one, in the name of the caller of the current call.
 
@@ -107,13 +117,16 @@ class Workers:
             request: The serialized request.
             timeout: The seconds that are left. None: no limit.
             of_server: Whether to make the call in the name of the server instead, which may do everything.
+            hold_id: The hold under which the call opens its view. Empty: none.
 
         Raises:
             grpc.aio.AioRpcError: The answer of the worker is an error, or it does not run.
         """
         with self._connections[number].use() as channel:
             call = channel.unary_unary(f"/{method}", _as_it_is, _as_it_is)
-            answer: bytes = await call(request, metadata=self._metadata(of_server=of_server), timeout=timeout)
+            answer: bytes = await call(
+                request, metadata=self._metadata(of_server=of_server, hold_id=hold_id), timeout=timeout
+            )
             return answer
 
     async def relay(
@@ -131,7 +144,7 @@ class Workers:
         with self.open(number, method, request, context.time_remaining()) as call:
             try:
                 async for message in call:
-                    with self._patient(call, unread.answer(context.peer()), len(message)):
+                    with self.patient(call, unread.answer(context.peer()), len(message)):
                         await context.write(message)
             except grpc.aio.BaseError as error:
                 # The client is gone, as in `map_errors`.
@@ -139,7 +152,7 @@ class Workers:
 
     @contextmanager
     def open(
-        self, number: int, method: str, request: bytes, timeout: float | None = None
+        self, number: int, method: str, request: bytes, timeout: float | None = None, *, hold_id: str = ""
     ) -> Iterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
         """Makes a streaming call to a worker for the length of the block, in the name of the current caller.
 
@@ -148,24 +161,30 @@ class Workers:
             method: The method, as `package.Service/Method`.
             request: The serialized request.
             timeout: The seconds that are left. None: no limit.
+            hold_id: The hold under which the call opens its view. Empty: none.
         """
         with self._connections[number].use() as channel:
             stream = channel.unary_stream(f"/{method}", _as_it_is, _as_it_is)
-            call = stream(request, metadata=self._metadata(), timeout=timeout)
+            call = stream(request, metadata=self._metadata(hold_id=hold_id), timeout=timeout)
             try:
                 yield call
             finally:
                 call.cancel()
 
     @contextmanager
-    def _patient(self, call: grpc.aio.Call, answer: UnreadAnswer, size: int) -> Iterator[None]:
-        """Cancels a call if the block takes too long, in which a message of it is written. Raises ScanStalled."""
+    def patient(self, call: grpc.aio.Call | None, answer: UnreadAnswer, size: int) -> Iterator[None]:
+        """Cancels a call (None: none) if the block takes too long, in which a message of it is written.
+
+        Raises:
+            ScanStalled: The block took too long.
+        """
         is_stalled = False
 
         def stall() -> None:
             nonlocal is_stalled
             is_stalled = True
-            call.cancel()
+            if call is not None:
+                call.cancel()
             answer.claim(size, may_refuse=False)
 
         # A write cannot be given up: gRPC would lose the status that follows it.
@@ -181,7 +200,7 @@ class Workers:
                 "stream: resume it, or read faster"
             )
 
-    def _metadata(self, *, of_server: bool = False) -> tuple[tuple[str, str | bytes], ...]:
+    def _metadata(self, *, of_server: bool = False, hold_id: str = "") -> tuple[tuple[str, str | bytes], ...]:
         if of_server:
             return ((OF_SERVER, self._key),)
         given = [
@@ -189,7 +208,13 @@ class Workers:
             for name, value in CALL_METADATA.get()
             if name not in _NOT_FORWARDED and not name.startswith(_OF_GRPC)
         ]
-        return ((FORWARDED, self._key), forwarded_peer(self._peer_key, current_client()), *given)
+        held = ((HOLD, hold_id),) if hold_id else ()
+        return ((FORWARDED, self._key), *held, forwarded_peer(self._peer_key, current_client()), *given)
+
+    def hold_of(self, metadata: Metadata) -> str:
+        """Returns the id of the hold under which a call of a worker opens its view. Empty: none."""
+        given = next((value for name, value in metadata if name == HOLD), "")
+        return given if isinstance(given, str) and self.is_forwarded(metadata) else ""
 
     async def close(self) -> None:
         """Closes the connections."""

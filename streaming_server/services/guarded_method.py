@@ -16,11 +16,11 @@ from google.protobuf.message import DecodeError
 from scankv.model.errors import InvalidRequest, ScanKvError, TooManyScans
 from streaming_server.access.callers import STREAM_CALLER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
+from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.services.call_handlers import CallHandlers
 from streaming_server.services.errors import end_with
 from streaming_server.services.message_shape import check_shape
 from streaming_server.services.permissions import permission_of
-from streaming_server.services.routing import Forward
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -167,6 +167,8 @@ class _GuardedMethod:
                 raise self._pressure.refusal()
             if self._intake.unread.unread_bytes:
                 self._intake.unread.check(context.peer())
+            if router is not None and (hold_id := router.hold_of(metadata)):
+                CURRENT_HOLD.set(router.tables.holds.find(hold_id))
             data, received.claimed = await self._intake.receive(context)
             try:
                 self._read(received, data, metadata)
@@ -274,7 +276,7 @@ class _GuardedMethod:
     async def _stream(self, _: object, context: Context[Any, Any]) -> None:
         received = await self._receive(context)
         self._intake.release(received.claimed)
-        if isinstance(received.route, Forward):
+        if received.route is not None:
             await received.route.stream(context, self._intake.unread)
             return
         request, caller, access = received.request, received.caller, self._access

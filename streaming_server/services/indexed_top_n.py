@@ -71,7 +71,7 @@ async def indexed_top_n(
         return None
     scan = RegisteredScan(
         table=request.table,
-        buckets=tuple(range(definition.buckets)),
+        buckets=tuple(definition.own_buckets),
         snapshot_id=request.snapshot.snapshot_id,
         peer=peer,
     )

@@ -279,7 +279,7 @@ PERMISSIONS: Final[dict[str, Permission]] = {
 """What each call needs, by `package.Service/Method`."""
 
 
-_OF_WORKERS: Final = "scankv.v1.WorkerService/"
+_OF_WORKERS: Final = ("scankv.v1.WorkerService/", "scankv.v1.TabletService/")
 _COMMIT: Final = "scankv.v1.TransactionService/CommitTransaction"
 
 

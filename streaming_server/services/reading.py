@@ -267,7 +267,7 @@ async def open_complete_view(
     table, definition = live_table_of(tables, request), definition_of(tables, request)
     scan = RegisteredScan(
         table=request.table,
-        buckets=tuple(sorted(plan.buckets or range(definition.buckets))),
+        buckets=tuple(sorted(plan.buckets or definition.own_buckets)),
         snapshot_id=request.snapshot.snapshot_id,
         peer=peer,
     )

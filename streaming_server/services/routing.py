@@ -12,11 +12,12 @@ import hashlib
 import uuid
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import grpc
 
-from scankv.model.errors import LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost
+from scankv.model.errors import LockLost, ScanNotFound, ScanStalled, SnapshotLost, TableNotFound, TransactionLost
+from scankv.model.names import table_of, tablet_number
 from scankv.v1 import admin_pb2, lock_pb2, scan_pb2, snapshot_pb2, table_pb2, transaction_pb2, worker_pb2
 from streaming_server.engine.transactions.open_transaction import transaction_lost
 from streaming_server.services.errors import end_with
@@ -29,14 +30,16 @@ from streaming_server.services.merged_answers import (
     merge_transactions,
 )
 from streaming_server.services.permissions import NamedTable, permission_of
+from streaming_server.services.tablets.joined_calls import OF_DEFINITION, JoinedCall
 from streaming_server.services.worker import LOCATE, place_in
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from google.protobuf.message import Message
 
     from streaming_server.current_call import Metadata
+    from streaming_server.engine.tables.tables import Tables
     from streaming_server.engine.transactions.two_phase import TransactionPlace
     from streaming_server.scan.admission.unread_answers import UnreadAnswers
 
@@ -94,8 +97,15 @@ _DENIED: Final = frozenset({grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.U
 
 _Answer: TypeAlias = "bytes | grpc.aio.AioRpcError"
 
-Route: TypeAlias = "Callable[[Context[Any, Any]], Awaitable[bytes | None]]"
-"""Answers a call with what other workers answer: returns the serialized answer, or None after a stream."""
+
+class Route(Protocol):
+    """How other workers answer a call."""
+
+    async def __call__(self, context: Context[Any, Any]) -> bytes:
+        """Returns the serialized answer of a call with one answer."""
+
+    async def stream(self, context: Context[Any, Any], unread: UnreadAnswers) -> None:
+        """Streams the answers of a call with several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +114,15 @@ class Router:
 
     Args:
         workers: The workers of the server.
+        tables: The tables and tablets of this one.
     """
 
     workers: Workers
+    tables: Tables
+
+    def hold_of(self, metadata: Metadata) -> str:
+        """Returns the id of the hold under which a call of a worker opens its view. Empty: none."""
+        return self.workers.hold_of(metadata)
 
     def route(self, method: str, request: Message, data: bytes, metadata: Metadata) -> Route | None:
         """Returns how other workers take part in a call. None: this worker answers it alone.
@@ -117,10 +133,19 @@ class Router:
             data: The serialized request.
             metadata: The metadata of the call.
         """
-        if self.workers.is_forwarded(metadata) or not method.startswith(_SERVICE):
+        if not method.startswith(_SERVICE):
             return None
         name = method.removeprefix(_SERVICE)
         table = _table_in(method, request)
+        divided = self.tables.divided(table) if table else None
+        if divided is not None and name not in OF_DEFINITION:
+            return JoinedCall(self.workers, self.tables.table(table), method, request)
+        if self.workers.is_forwarded(metadata):
+            return None
+        if tablet_number(table) is not None:
+            raise TableNotFound(f"{table} is a part of the table {table_of(table)}: use the table", table=table)
+        if self.workers.placement.is_alone:
+            return None
         if table:
             if _is_answered_anywhere(request):
                 return None
@@ -198,6 +223,10 @@ class _All:
 
     workers: Workers
     method: str
+
+    async def stream(self, context: Context[Any, Any], unread: UnreadAnswers) -> None:
+        """Not called, since such a call has one answer."""
+        raise NotImplementedError
 
     def to_all(self, request: bytes) -> dict[int, bytes]:
         """Returns the same request for every worker."""

@@ -16,6 +16,7 @@ import grpc
 
 from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 from scankv.v1 import scan_pb2
+from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.changes.change_stream import ChangeStream
 from streaming_server.scan.execution.producer import FIRST_CHUNK_ROWS, stream_messages, unchanged_messages
@@ -126,9 +127,10 @@ class ScanService:
             return
         scan = RegisteredScan(
             table=request.table,
-            buckets=tuple(sorted(plan.buckets or range(definition.buckets))),
+            buckets=tuple(sorted(plan.buckets or definition.own_buckets)),
             snapshot_id=request.snapshot.snapshot_id,
             peer=context.peer(),
+            may_wait=CURRENT_HOLD.get() is not None,
         )
         with self._registry.call(scan):
             explain_if_slow(self._tables, request, plan)
@@ -183,7 +185,7 @@ class ScanService:
         table = self._tables.table(request.table)
         scan = RegisteredScan(
             table=request.table,
-            buckets=tuple(range(len(table.buckets)) if plan.buckets is None else sorted(plan.buckets)),
+            buckets=tuple(sorted(table.buckets.numbers if plan.buckets is None else plan.buckets)),
             snapshot_id="",
             peer=context.peer(),
             follows=True,

@@ -102,7 +102,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         context: grpc.aio.ServicerContext[table_pb2.ListTablesRequest, table_pb2.ListTablesResponse],
     ) -> table_pb2.ListTablesResponse:
         async with map_errors(request, context):
-            tables = [self._message(definition) for definition in self._tables.definitions()]
+            tables = [self._message(each) for each in self._tables.definitions() if each.tablet is None]
             damaged = [
                 table_pb2.DamagedTable(name=name, reason=reason) for name, reason in self._tables.find_damaged().items()
             ]
@@ -126,6 +126,7 @@ def parts_of(request: table_pb2.CreateTableRequest) -> TableParts:
         "indexes": _indexes(request.indexes),
         "merging": merging_from_proto(request.merging),
         "partition_by": tuple(request.partition_by),
+        "tablets": request.tablets or 1,
     }
 
 
@@ -219,4 +220,5 @@ def table_message(definition: TableDefinition) -> table_pb2.Table:
         column_comments={column.name: column.comment for column in definition.schema.columns if column.comment},
         last_column_id=definition.last_column_id,
         partition_by=definition.partition_by,
+        tablets=definition.tablets if definition.tablets > 1 else 0,
     )

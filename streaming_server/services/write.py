@@ -182,7 +182,9 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
     ) -> write_pb2.OpenWriterResponse:
         async with map_write_errors(request, context):
             check_writer_id(request.id)
-            epoch, sequence = await self._tables.table(request.table).writes.open_writer(request.id)
+            epoch, sequence = await self._tables.table(request.table).writes.open_writer(
+                request.id, request.least_epoch
+            )
         return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
 
 

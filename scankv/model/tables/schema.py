@@ -16,7 +16,7 @@ from scankv.model.limits import (
     MAX_INDEX_COLUMNS,
     MAX_INDEXES,
 )
-from scankv.model.names import TableName
+from scankv.model.names import TableName, tablet_name
 from scankv.model.tables import log_tables
 from scankv.model.tables.columns import (
     ColumnDefinition,
@@ -83,6 +83,8 @@ class TableDefinition:
         write_times_from: The first schema version whose rows have the time of their last write. 0: no rows have it.
         expiry_since_micros: When the row TTL was set or changed in this table, in microseconds since 1970 UTC. Rows
             without the time of their last write count as written then. 0: never since the table was created.
+        tablets: Into how many tablets the buckets are divided. 1: into none.
+        tablet: The number of the tablet that this is. None: it is the table.
     """
 
     name: str
@@ -102,6 +104,8 @@ class TableDefinition:
     last_drop: PartitionDrop | None = None
     write_times_from: int = 0
     expiry_since_micros: int = 0
+    tablets: int = 1
+    tablet: int | None = None
 
     def __post_init__(self) -> None:
         greatest = max(column.id for schema in self.schemas for column in schema.columns)
@@ -121,6 +125,7 @@ class TableDefinition:
         indexes: Sequence[Sequence[str]] = (),
         merging: MergeSpec | None = None,
         partition_by: Sequence[str] = (),
+        tablets: int = 1,
         incarnation: str,
         created_millis: int,
     ) -> TableDefinition:
@@ -138,6 +143,7 @@ class TableDefinition:
             indexes: The columns of each index.
             merging: The parameters of the merge engine.
             partition_by: The columns to partition by: the first columns of the primary key, in key order.
+            tablets: Into how many tablets to divide the buckets, at most as many as there are buckets. 1: into none.
             incarnation: A unique id of this creation of the table.
             created_millis: The time of the creation, in milliseconds since 1970 UTC.
 
@@ -158,6 +164,11 @@ class TableDefinition:
             raise InvalidRequest(
                 f"a table must have between 1 and {MAX_BUCKETS:,} buckets, not {buckets:,}", table=table
             )
+        if not 1 <= tablets <= buckets:
+            raise InvalidRequest(
+                f"a table must have between 1 tablet and as many as it has buckets ({buckets}), not {tablets:,}",
+                table=table,
+            )
         given = dict(options or {}) if key else log_tables.with_defaults(options or {})
         definition = cls(
             name=table,
@@ -170,6 +181,7 @@ class TableDefinition:
             created_millis=created_millis,
             merging=merging or NO_MERGING,
             partition_by=check_partition_by(schema, key, partition_by),
+            tablets=tablets,
         )
         if not key:
             log_tables.check_options(definition.options)
@@ -179,6 +191,26 @@ class TableDefinition:
             definition = replace(definition, write_times_from=schema.id)
         _ = definition.partition_rule
         return definition.add_indexes(indexes)
+
+    @property
+    def own_buckets(self) -> range:
+        """The numbers of the buckets that are kept under this definition. A table with tablets has none by itself."""
+        if self.tablets == 1:
+            return range(self.buckets)
+        if self.tablet is None:
+            return range(0)
+        first, end = (number * self.buckets // self.tablets for number in (self.tablet, self.tablet + 1))
+        return range(first, end)
+
+    def tablet_at(self, number: int) -> TableDefinition:
+        """Returns the definition of one tablet of the table."""
+        name, incarnation = tablet_name(self.name, number), f"{self.incarnation}-{number}"
+        return replace(self, name=name, incarnation=incarnation, tablet=number)
+
+    @property
+    def all_tablets(self) -> list[TableDefinition]:
+        """The definitions of all tablets, by their numbers. None: the buckets are not divided."""
+        return [self.tablet_at(number) for number in range(self.tablets)] if self.tablets > 1 else []
 
     @property
     def has_key(self) -> bool:
@@ -497,6 +529,8 @@ class TableDefinition:
             **({"last_drop": self.last_drop.to_json()} if self.last_drop else {}),
             **({"write_times_from": self.write_times_from} if self.write_times_from else {}),
             **({"expiry_since_micros": self.expiry_since_micros} if self.expiry_since_micros else {}),
+            **({"tablets": self.tablets} if self.tablets > 1 else {}),
+            **({} if self.tablet is None else {"tablet": self.tablet}),
         }
 
     @classmethod
@@ -527,6 +561,8 @@ class TableDefinition:
             last_drop=PartitionDrop.from_json(values["last_drop"]) if "last_drop" in values else None,
             write_times_from=values.get("write_times_from", 0),
             expiry_since_micros=values.get("expiry_since_micros", 0),
+            tablets=values.get("tablets", 1),
+            tablet=values.get("tablet"),
         )
 
 

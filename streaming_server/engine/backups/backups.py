@@ -101,6 +101,7 @@ class Backups:
         flush: Callable[[], Awaitable[None]],
     ) -> None:
         self._location = config.backup_location
+        self.is_enabled = bool(config.backup_location)
         self._every = config.backup_every_seconds
         self._keep = config.backup_keep
         self._directory = directory

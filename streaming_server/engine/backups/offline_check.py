@@ -109,7 +109,7 @@ class OfflineCheck:
         self._directory.close()
 
     async def _check_table(self, definition: TableDefinition, path: Path) -> AsyncIterator[CheckedPart]:
-        for number in range(definition.buckets):
+        for number in definition.own_buckets:
             bucket_path = path / "buckets" / f"{number:04}"
             async for part in self._check_bucket(definition, number, bucket_path):
                 yield part

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import DiskFailed, DiskFull, Unavailable
 from streaming_server.engine.bucket.commit_barrier import lock_latest, lock_mutexes, open_locked
+from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.engine.bucket.live_bucket import REPAIR_SECONDS, LiveBucket
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.storage.files.disk_space import details_of_cause
@@ -14,6 +15,7 @@ from streaming_server.storage.files.disk_space import details_of_cause
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from streaming_server.engine.bucket.own_buckets import OwnBuckets
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_state import BucketState
 
@@ -24,7 +26,8 @@ async def lock_buckets(
 ) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
     """Holds the mutexes of some buckets for the length of the block, and opens the buckets.
 
-    Nothing is written to any of them during the block. The buckets are given in ascending order.
+    Nothing is written to any of them during the block. The buckets are given in ascending order. A call that opens a
+    view under a hold uses the mutexes of the hold.
 
     Args:
         buckets: The buckets.
@@ -34,15 +37,20 @@ async def lock_buckets(
     Raises:
         DataLoss: A bucket is damaged.
     """
+    hold = CURRENT_HOLD.get()
+    if hold is not None and not hold.taken.is_set():
+        async with hold.use(buckets) as held:
+            yield held
+        return
     async with lock_latest(buckets) if latest else lock_mutexes(buckets):
         yield list(zip(buckets, await open_locked(buckets), strict=True))
 
 
-async def wait_until_durable(buckets: Sequence[LiveBucket], states: Mapping[int, BucketState]) -> dict[int, int]:
+async def wait_until_durable(buckets: OwnBuckets, states: Mapping[int, BucketState]) -> dict[int, int]:
     """Waits until buckets are durable up to the states in which they were read. Returns the states' log offsets.
 
     Args:
-        buckets: All buckets of the table.
+        buckets: The buckets of the table.
         states: The states, by bucket number.
 
     Raises:
@@ -53,7 +61,7 @@ async def wait_until_durable(buckets: Sequence[LiveBucket], states: Mapping[int,
     return offsets
 
 
-async def wait_until_readable(buckets: Sequence[LiveBucket], offsets: Mapping[int, int]) -> None:
+async def wait_until_readable(buckets: OwnBuckets, offsets: Mapping[int, int]) -> None:
     """Waits until buckets are durable up to the offsets at which they were read.
 
     Rule: a read returns durable rows only. A crash could undo others.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from scankv.model.errors import InvalidRequest
+from streaming_server.engine.bucket.own_buckets import OwnBuckets
 from streaming_server.engine.bucket.sweep_record import SweepRecord
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.rows.table_codec import TableCodec
@@ -29,7 +30,7 @@ class TableState:
     Attributes:
         codec: Encodes and decodes the current version of the table. `alter` replaces it.
         path: The table's directory.
-        buckets: Its buckets, by number.
+        buckets: Its own buckets, by number.
         executor: Runs blocking work.
         clock: The server's clock.
         reserve: The disk space that writes leave free.
@@ -66,7 +67,7 @@ class TableState:
         self.reserve = reserve
         self.base_delta_bytes = base_delta_bytes
         self.sweep = SweepRecord()
-        self.buckets = [make_bucket(number, self) for number in range(definition.buckets)]
+        self.buckets = OwnBuckets(definition, lambda number: make_bucket(number, self))
         self._sources: WeakSet[Abortable] = WeakSet()
         self._listeners: set[Callable[[], None]] = set()
 
@@ -102,15 +103,9 @@ class TableState:
             listener()
 
     def select_buckets(self, numbers: Sequence[int] | None) -> list[LiveBucket]:
-        """Returns some buckets (None: all), ascending. Raises InvalidRequest for one that does not exist."""
+        """Returns some buckets (None: all own ones), ascending. Raises as `OwnBuckets`; InvalidRequest for a twin."""
         if numbers is None:
-            return self.buckets
-        for number in numbers:
-            if not 0 <= number < len(self.buckets):
-                raise InvalidRequest(
-                    f"table {self.definition.name} has no bucket {number}: it has 0 to {len(self.buckets) - 1}",
-                    bucket=number,
-                )
+            return list(self.buckets)
         if len(set(numbers)) != len(numbers):
             raise InvalidRequest("a bucket is named twice: name each once")
         return [self.buckets[number] for number in sorted(numbers)]

@@ -153,7 +153,7 @@ def check_query(
     group: TableConsumers, consumer: ConsumerState, committed: ConsumerProgress, plan: LogPlan, table: TableState
 ) -> None:
     """Raises InvalidRequest if a stream asks for other rows than the consumer is reading."""
-    buckets = range(len(table.buckets)) if plan.buckets is None else plan.buckets
+    buckets = table.buckets.numbers if plan.buckets is None else plan.buckets
     if plan.fingerprint(table.definition, list(buckets)).query != committed.query:
         raise InvalidRequest(
             f'the consumer "{consumer.consumer_id}" of {group.table} is still reading the rows of the table that it '

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, ScanKvError
+from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.engine.columnar.base_replay import BaseReplay
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.scan.columnar.delta import Delta
@@ -81,6 +82,8 @@ async def adopt_base(table: TableState, live: LiveBucket, *, however_long: bool 
         OSError: The files cannot be read.
     """
     slot = live.columnar
+    if CURRENT_HOLD.get() is not None:
+        return  # The hold has the mutex. Its bases were adopted before.
     async with slot.adoption:
         if slot.is_adopted:
             return

@@ -141,13 +141,12 @@ def prepare_append(rows: pa.RecordBatch, codec: TableCodec, turn: int) -> list[A
             AppendedRows(number, codec.rows, rows.take(pa.array(places)), places.tolist())
             for number, places in by_bucket
         ]
-    count = definition.buckets
+    own = definition.own_buckets
+    count = len(own)
     pieces = max(1, min(count, rows.num_rows // _PIECE_ROWS))
     bounds = [rows.num_rows * number // pieces for number in range(pieces + 1)]
     parts = [
-        AppendedRows(
-            (turn + number) % definition.buckets, codec.rows, rows.slice(start, end - start), range(start, end)
-        )
+        AppendedRows(own[(turn + number) % count], codec.rows, rows.slice(start, end - start), range(start, end))
         for number, (start, end) in enumerate(pairwise(bounds))
     ]
     return sorted(parts, key=lambda part: part.bucket)

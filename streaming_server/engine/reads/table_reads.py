@@ -323,7 +323,7 @@ class TableReads:
         Raises:
             DataLoss: A bucket is damaged.
         """
-        async with lock_buckets(self._table.buckets, latest=latest) as opened:
+        async with lock_buckets([*self._table.buckets], latest=latest) as opened:
             states = {live.number: bucket.state for live, bucket in opened}
             yield self._lock_view(opened, check)
         if not latest:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import SnapshotNotTaken
+from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.columnar.base_adoption import adopt_bases
 from streaming_server.engine.tasks.executor import all_ended
@@ -66,7 +67,7 @@ class ViewPinner:
     def __init__(self, table: TableState) -> None:
         self.table = table
         self._clock = table.clock
-        self._buckets = table.buckets
+        self._buckets = [*table.buckets]
         self._executor = table.executor
         self._lock = asyncio.Lock()
         self._closed: ScanKvError | None = None
@@ -111,14 +112,15 @@ class ViewPinner:
             SnapshotNotTaken: Writers would have been paused for longer.
             DataLoss: A bucket is damaged.
         """
-        if base_paths is not None:
+        if base_paths is not None and CURRENT_HOLD.get() is None:
             await adopt_bases(self.table, self._buckets)
-        await self._flush()
+        if CURRENT_HOLD.get() is None:
+            await self.flush()
         cut = await self._checkpoints(paths, base_paths or (), definition, log_owner, max_hold_seconds)
-        await wait_until_durable(self._buckets, cut.states)
+        await wait_until_durable(self.table.buckets, cut.states)
         return cut
 
-    async def _flush(self) -> None:
+    async def flush(self) -> None:
         """Flushes every bucket, and then those that were written to in the meantime, so that few writes remain."""
         async with lock_buckets(self._buckets) as opened:
             chosen = list(opened)
@@ -136,16 +138,19 @@ class ViewPinner:
         log_owner: str,
         max_hold_seconds: float,
     ) -> PinnedStates:
-        clock = asyncio.get_running_loop().time
-        for live in self._buckets:
+        clock, hold = asyncio.get_running_loop().time, CURRENT_HOLD.get()
+        for live in self._buckets if hold is None else ():
             # Before the first mutex is held: a transaction may take long, and must not add to the pause of writers.
             await live.mutex.wait_for_barrier()
         async with AsyncExitStack() as mutexes:
-            await mutexes.enter_async_context(self._buckets[0].mutex)
+            if hold is None:
+                await mutexes.enter_async_context(self._buckets[0].mutex)
+            else:
+                await mutexes.enter_async_context(hold.use(self._buckets))
             started = clock()
             try:
                 async with asyncio.timeout_at(started + max_hold_seconds):
-                    for live in self._buckets[1:]:
+                    for live in self._buckets[1:] if hold is None else ():
                         await mutexes.enter_async_context(live.mutex)
                     opened = [await live.open() for live in self._buckets]
                     states = {live.number: bucket.state for live, bucket in zip(self._buckets, opened, strict=True)}

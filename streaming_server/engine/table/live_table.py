@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import BucketStats
+    from streaming_server.engine.bucket.own_buckets import OwnBuckets
     from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
     from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.indexes.index_builds import IndexBuildProgress
@@ -131,7 +132,7 @@ class LiveTable:
         return self.state.definition
 
     @property
-    def buckets(self) -> list[LiveBucket]:
+    def buckets(self) -> OwnBuckets:
         return self.state.buckets
 
     def alter(self, definition: TableDefinition) -> None:
@@ -174,7 +175,7 @@ class LiveTable:
             DiskFull: Less than the reserve of disk space is free, so nothing was changed; or the disk is full.
         """
         self.state.reserve.check()
-        async with lock_buckets(self.buckets) as opened:
+        async with lock_buckets([*self.buckets]) as opened:
             for live, bucket in opened:
                 if any(owner.startswith(UNDO_OWNER) for owner in bucket.log.holds.owners):
                     raise InvalidRequest(
@@ -198,7 +199,7 @@ class LiveTable:
 
         Opens buckets that were never opened. Adopts their columnar bases first, as the next scan would.
         """
-        await adopt_bases(self.state, self.buckets)
+        await adopt_bases(self.state, [*self.buckets])
         figures = [await live.stats() for live in self.buckets]
         return figures, [self._index_builds.status(index, figures) for index in self.definition.indexes]
 

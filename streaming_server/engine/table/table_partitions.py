@@ -66,7 +66,7 @@ class TablePartitions:
             DataLoss: A bucket is damaged.
         """
         self._check(prefix)
-        async with lock_buckets(self._table.buckets) as opened:
+        async with lock_buckets([*self._table.buckets]) as opened:
             return await self._read(opened, [prefix])
 
     async def create(self, prefix: bytes) -> bool:
@@ -78,7 +78,7 @@ class TablePartitions:
         """
         self._partitioning.check(prefix, complete=True)
         self._table.reserve.check()
-        async with lock_buckets(self._table.buckets) as opened:
+        async with lock_buckets([*self._table.buckets]) as opened:
             if await self._read(opened, [prefix]):
                 return False
             # One bucket is enough, because listing reads all of them.
@@ -112,7 +112,7 @@ class TablePartitions:
         for prefix in prefixes:
             self._check(prefix)
         self._table.reserve.check()
-        buckets = self._table.buckets
+        buckets = [*self._table.buckets]
         with self._locks.admit(None, frozenset()):
             async with lock_buckets(buckets) as opened:
                 self._check_followed(opened)

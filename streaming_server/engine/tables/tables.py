@@ -20,6 +20,7 @@ from scankv.model.errors import (
     UpgradeNotConfirmed,
 )
 from scankv.model.limits import DEFAULT_BUCKETS
+from scankv.model.names import tablet_number
 from scankv.model.tables.evolution import NO_COLUMN_CHANGES
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ServerClock
@@ -32,6 +33,7 @@ from streaming_server.engine.bootstrap.bootstrap import (
     BootstrapTerms,
 )
 from streaming_server.engine.bootstrap.bootstraps import Bootstraps
+from streaming_server.engine.bucket.holds import BucketHolds
 from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
 from streaming_server.engine.changelog.log_maintenance import LogMaintenance
 from streaming_server.engine.columnar.base_maintenance import BaseMaintenance
@@ -52,6 +54,7 @@ from streaming_server.engine.tables.limits import (
     writer_limits,
 )
 from streaming_server.engine.tables.partition_expiry import PartitionExpiry
+from streaming_server.engine.tables.tablets import Tablets, TellOwners
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.executor import StorageExecutor
 from streaming_server.engine.tasks.throttled_value import ThrottledValue
@@ -72,6 +75,7 @@ from streaming_server.storage.tables.data_directory import (
     LOG_TABLES_FORMAT,
     MARKERS_FORMAT,
     PARTITIONS_FORMAT,
+    TABLETS_FORMAT,
     DataDirectory,
 )
 from streaming_server.storage.tables.placement import ALONE
@@ -112,6 +116,7 @@ class TableParts(TypedDict, total=False):
     indexes: Sequence[Sequence[str]]
     merging: MergeSpec | None
     partition_by: Sequence[str]
+    tablets: int
 
 
 class Tables:
@@ -137,6 +142,8 @@ class Tables:
         bootstraps: The tables that are being bootstrapped. They expire after `start`.
         backups: The backups of the tables. They are created regularly after `start`.
         archive: The archive of what was written since the last backup. It is written after `start`.
+        tablets: The own tablets of tables.
+        holds: The holds on tablets.
     """
 
     def __init__(
@@ -182,6 +189,18 @@ class Tables:
             self.locks = ColumnLocks(self._executor, self.clock)
             for definition in self.definitions():
                 self._load(definition)
+            self.tablets = Tablets(
+                catalog=self._catalog,
+                executor=self._executor,
+                live=self._live,
+                snapshots=self.snapshots,
+                consumers=self.consumers,
+                locks=self.locks,
+                ddl=self._ddl,
+                clock=self.clock,
+            )
+            self._tell_owners: TellOwners | None = None
+            self.holds = BucketHolds()
             self._transaction_limits = transaction_limits(config)
             self.transactions = self._read_transactions(self._directory.transactions)
             self.bootstraps = Bootstraps(
@@ -372,8 +391,12 @@ class Tables:
 
     def table(self, name: str) -> LiveTable:
         """Returns a table, and opens it if necessary. Raises TableNotFound, which suggests similar names."""
-        definition = self._catalog.get(name)
         live = self._live.get(name)
+        if tablet_number(name) is not None and live is None:
+            self.tablets.check_open(name)
+            if not self._catalog.has(name):
+                self.tablets.find(name)
+        definition = self._catalog.get(name)
         if live is None:
             live = LiveTable(
                 definition,
@@ -391,6 +414,23 @@ class Tables:
             )
             self._live[name] = live
         return live
+
+    def divided(self, name: str) -> TableDefinition | None:
+        """Returns the definition of a table of this process that has tablets; None for any other name."""
+        definition = self._catalog.find(name)
+        return definition if definition is not None and definition.tablets > 1 and definition.tablet is None else None
+
+    def set_tell_owners(self, tell_owners: TellOwners) -> None:
+        """Sets how the worker processes that may own tablets learn what becomes of tables."""
+        self._tell_owners = tell_owners
+
+    async def _tell(self, table: TableDefinition, *, closing: bool = False) -> None:
+        """Has everybody who owns tablets of a table follow it. Hold `ddl`."""
+        if table.tablets == 1:
+            return
+        await self.tablets.follow_locked(table.name, closing=closing)
+        if self._tell_owners is not None:
+            await self._tell_owners(table.name, closing)
 
     def owns(self, name: str) -> bool:
         """Whether a table belongs to this process, or would if it existed."""
@@ -496,7 +536,9 @@ class Tables:
             indexes=parts.get("indexes", ()),
             merging=parts.get("merging"),
             partition_by=parts.get("partition_by", ()),
+            tablets=parts.get("tablets", 1),
         )
+        self._check_tablets(definition)
         # Raises InvalidRequest if the server lacks one of the aggregate functions.
         Engines(definition, self._installed)
         if definition.options.changelog == "input":
@@ -509,6 +551,19 @@ class Tables:
         if definition.expiry is not None:
             self.require_format(EXPIRY_FORMAT, "tables whose rows expire")
         return definition
+
+    def _check_tablets(self, definition: TableDefinition) -> None:
+        if definition.tablets == 1:
+            return
+        self.require_format(TABLETS_FORMAT, "tables with tablets")
+        if definition.partition_by or not definition.has_key:
+            raise InvalidRequest(
+                "a table with tablets needs a primary key, and cannot be partitioned: leave out tablets"
+            )
+        if self.backups.is_enabled:
+            raise InvalidRequest(
+                "tables with tablets cannot be backed up yet, and this server creates backups: leave out tablets"
+            )
 
     def _check_retention(self, definition: TableDefinition) -> None:
         if not definition.options.log_retention_seconds:
@@ -523,6 +578,7 @@ class Tables:
                 self.archive.record_files(self.clock.commit_micros(), definition.incarnation)
             self.consumers.add(definition, self._catalog.path(definition.name))
             self.locks.add(definition, self._catalog.path(definition.name))
+            await self._tell(definition)
 
     async def alter(
         self,
@@ -578,10 +634,14 @@ class Tables:
         async with self._ddl, self.transactions.uses.altering(name), self.table(name).writes.locks.unchanged():
             live, before = self.table(name), self._catalog.get(name)
             definition = change(before)
+            await self._tell(before)  # Nobody who does not answer now may miss what follows.
             if definition.changelogs == before.changelogs:
                 await self._store_definition(self._catalog.replace, definition)
                 live.alter(definition)
+                await self._tell(definition)
             else:
+                if definition.tablets > 1:
+                    raise InvalidRequest('the option "changelog" of a table with tablets cannot be changed')
                 self.require_format(MARKERS_FORMAT, "changes of the table option changelog")
                 await live.alter_changelog(
                     definition, lambda: self._store_definition(self._catalog.replace, definition)
@@ -616,6 +676,7 @@ class Tables:
             try:
                 reason = TableNotFound(f'table "{name}" was dropped', table=name)
                 if live is not None:
+                    await self._tell(live.definition, closing=True)
                     await live.close(reason)
                 await self.snapshots.drop(name, reason)
                 await self.consumers.drop(name)
@@ -632,6 +693,8 @@ class Tables:
                 raise
             finally:
                 self._live.pop(name, None)
+                if live is not None:
+                    await self._tell(live.definition)
             await self._executor.run(self._catalog.discard, dropped)
 
     def _all_tables(self) -> list[LiveTable]:

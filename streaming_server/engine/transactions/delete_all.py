@@ -134,7 +134,7 @@ class DeleteAll:
                 async for chunk in chunks:
                     self.check(0)
                     rows += chunk.num_rows
-        buckets = {} if keys.is_empty else dict.fromkeys(range(self.table.definition.buckets), 1)
+        buckets = {} if keys.is_empty else dict.fromkeys(self.table.buckets.numbers, 1)
         return replace(request, action=DELETE_RANGE, rows=rows, buckets=buckets), encode_range(keys)
 
     async def _check_keys(self, keys: pa.Table) -> tuple[bytes, int, dict[int, int], bool]:

@@ -111,11 +111,7 @@ class UndoOperation:
                 'changelog="full", and later writes can be undone'
             )
         for number in offsets:
-            if not 0 <= number < len(self._table.buckets):
-                raise InvalidRequest(
-                    f"table {definition.name} has no bucket {number}: it has 0 to {len(self._table.buckets) - 1}",
-                    bucket=number,
-                )
+            _ = self._table.buckets[number]
 
     async def _hold(self, live: LiveBucket, start: int) -> int:
         """Retains the changes of a bucket from an offset on until the undo ends. Returns the resolved offset."""
@@ -204,7 +200,7 @@ class UndoOperation:
     async def _plan(self, live: LiveBucket, start: int, end: int, number: int, passes: int) -> UndoPlan:
         definition, keys = self._table.definition, self._table.state.codec.keys
         schema = definition.change_schema_at(definition.schema.id)
-        buckets = len(self._table.buckets)
+        buckets = definition.buckets
         changes = UndoChanges(
             self._writer,
             schema,

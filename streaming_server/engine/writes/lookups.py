@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.bucket.own_buckets import OwnBuckets
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
 
@@ -30,12 +31,12 @@ _SMALL_BYTES: Final = 64 * 1024
 
 
 async def lookup_rows(
-    buckets: Sequence[LiveBucket], keys: Mapping[int, list[bytes]], *, latest: bool = False
+    buckets: OwnBuckets, keys: Mapping[int, list[bytes]], *, latest: bool = False
 ) -> tuple[list[bytes | None], dict[int, int]]:
     """Returns the durable rows of encoded keys (None: no row), and the offset at which each bucket was read.
 
     Args:
-        buckets: All buckets of the table.
+        buckets: The buckets of the table.
         keys: The keys, by the numbers of their buckets, ascending.
         latest: Whether to read the rows that are applied, durable or not, and maybe a part of a transaction.
 

@@ -189,6 +189,12 @@ class TableWrites:
                 errors[number] = _renumber(refusal, number)
         return FewWritten(buckets, written.offsets, errors)
 
+    def check_few(self, data: Sequence[bytes], *, deletes: bool) -> None:
+        """Raises the error of the first of few encoded rows or keys that cannot be written. Blocks."""
+        _, errors = self._read_few(data, self._table.codec, deletes=deletes, checks_entries=True)
+        if errors:
+            raise errors[min(errors)]
+
     @staticmethod
     def _read_few(
         data: Sequence[bytes], codec: TableCodec, *, deletes: bool, checks_entries: bool
@@ -302,20 +308,22 @@ class TableWrites:
         check = self.check_upsert(data, schema_id, MERGE) if upsert else self.check_delete(data, MERGE)
         return [(part.bucket, part.key_array) for part in check()[1]]
 
-    async def open_writer(self, writer: str) -> tuple[int, int]:
-        """Begins a new epoch of a writer in every bucket, durably. Returns the epoch and the next sequence number.
+    async def open_writer(self, writer: str, least_epoch: int = 0) -> tuple[int, int]:
+        """Begins a new epoch of a writer, of at least `least_epoch`, in every bucket, durably.
+
+        Returns the epoch and the next sequence number.
 
         Raises:
             TooManyWriters: The writer is new, and the table has reached its limit of writers.
             DataLoss: A bucket is damaged.
         """
-        buckets = self._table.buckets
+        buckets = [*self._table.buckets]
         async with lock_buckets(buckets) as opened:
             known = [await live.run(bucket.writers.get, writer) for live, bucket in opened]
             for (live, bucket), state in zip(opened, known, strict=True):
                 if state is None:
                     await live.run(bucket.writers.ensure_capacity, writer)
-            epoch = 1 + max(0 if state is None else state.epoch for state in known)
+            epoch = max(least_epoch, 1 + max(0 if state is None else state.epoch for state in known))
             sequence = max(0 if state is None else state.next_sequence for state in known)
             for live, bucket in opened:
                 await live.run(bucket.open_writer, writer, epoch, sequence)

@@ -68,6 +68,7 @@ class RegisteredScan:
         ended: The error that ended the scan early. None if nothing has.
         caller: Whose stream it is. None: no stream, or no tokens are asked for.
         unread: Counts the messages that its reader has not taken yet, once the scan is over. None before.
+        may_wait: Whether its reader, another worker, may take nothing for as long as it likes.
         client: The address of whoever reads it, for people: of a browser if the server's own gateway reads it for one.
             All browsers share the connections of the gateway.
     """
@@ -91,6 +92,7 @@ class RegisteredScan:
     ended: ScanKvError | None = None
     caller: CallerIdentity | None = field(default_factory=STREAM_CALLER.get)
     unread: UnreadAnswer | None = None
+    may_wait: bool = False
     client: str = field(default_factory=current_client)
 
     def hold(self, source: Abortable) -> None:
@@ -329,7 +331,7 @@ class ScanRegistry:
         assert scan.admitted_at is not None
         left = math.inf if scan.follows else self._max_scan - (now - scan.admitted_at)
         waiting = 0.0 if scan.sending_since is None else now - scan.sending_since
-        patience = self._stall_timeout - waiting
+        patience = math.inf if scan.may_wait else self._stall_timeout - waiting
         if left <= 0:
             self.end(
                 scan,

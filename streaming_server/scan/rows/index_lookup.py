@@ -51,7 +51,7 @@ def plan_reads(plan: ReadPlan, codec: TableCodec) -> tuple[RowReader, list[Index
     reader = plan.reader(codec.rows, codec.key_codec)
     if len(reader.ranges) > _MANY_RANGES and codec.definition.has_key:
         places = KeyPlaces(codec.definition.key_schema, codec.definition.bucket_key, codec.definition.buckets)
-        reader = replace(reader, by_bucket=places.of_ranges(reader.ranges, range(codec.definition.buckets)))
+        reader = replace(reader, by_bucket=places.of_ranges(reader.ranges, codec.definition.own_buckets))
     return reader, index_choices(reader, codec.indexes.values())
 
 

@@ -165,7 +165,7 @@ class ViewDirectory:
             manifest = ViewManifest.from_json(content)
         except (ValueError, LookupError, TypeError, pa.ArrowException, ScanKvError) as error:
             raise DataLoss(f"the snapshot manifest {file} cannot be read: {error}") from error
-        if manifest.view_id != self.view_id or set(manifest.buckets) != set(range(manifest.definition.buckets)):
+        if manifest.view_id != self.view_id or set(manifest.buckets) != set(manifest.definition.own_buckets):
             raise DataLoss(f"the snapshot manifest {file} is of another view")
         return manifest
 

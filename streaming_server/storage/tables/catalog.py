@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss, NewerFormat, ScanKvError, TableExists, TableNotFound, did_you_mean
-from scankv.model.names import TableName
+from scankv.model.names import TableName, table_of, tablet_number
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.files.disk_space import translate_disk_errors
@@ -50,12 +50,16 @@ class Catalog:
         self._unusable: dict[str, DataLoss] = {}
         for file in sorted(directory.tables.glob(f"*/*/{_FILE}")):
             name = f"{file.parent.parent.name}.{file.parent.name}"
-            if not placement.owns(name):
-                continue
             try:
-                self._tables[name] = _read(file)
+                self._tables |= self._own_parts(_read(file))
             except DataLoss as error:
-                self.mark_unusable(name, error.message, error)
+                if placement.owns(name):
+                    self.mark_unusable(name, error.message, error)
+
+    def _own_parts(self, definition: TableDefinition) -> dict[str, TableDefinition]:
+        """Returns what belongs to this process of a table and its tablets, by name."""
+        parts = (definition, *definition.all_tablets)
+        return {each.name: each for each in parts if self._placement.owns(each.name)}
 
     def mark_unusable(self, name: str, why: str, error: Exception | None = None) -> None:
         """Makes a table unusable until the server is started again, because it is damaged or has a newer format."""
@@ -102,23 +106,33 @@ class Catalog:
         if name in self._unusable:
             raise copy(self._unusable[name])
         if definition is None:
-            TableName.parse(name)
+            TableName.parse(table_of(name))
             # A worker process does not know the tables of others, so the name that was meant may be missing here.
             known = self._tables if self._placement.is_alone else ()
             similar = did_you_mean(name, known if is_visible is None else filter(is_visible, known))
             raise TableNotFound(f'table "{name}" does not exist{similar}', table=name)
         return definition
 
+    def find(self, name: str) -> TableDefinition | None:
+        """Returns the definition of a table of this process that can be used. None: there is none of this name."""
+        return self._tables.get(name)
+
+    def has(self, name: str) -> bool:
+        """Whether this process knows a table or a tablet."""
+        return name in self._tables or name in self._unusable
+
     def path(self, name: str) -> Path:
-        """Returns the directory of a table."""
-        parsed = TableName.parse(name)
-        return self._directory.tables / parsed.database / parsed.table
+        """Returns the directory of a table or a tablet. Those of tablets are in that of their table."""
+        parsed, tablet = TableName.parse(table_of(name)), tablet_number(name)
+        path = self._directory.tables / parsed.database / parsed.table
+        return path if tablet is None else _path_of_tablet(path, tablet)
 
     def create(self, definition: TableDefinition) -> None:
         """Adds a table. Raises TableExists, DataLoss when an unusable table has the name, or DiskFull."""
         draft = self.draft(definition)
         with translate_disk_errors(self._directory.path):
-            (draft / "buckets").mkdir(parents=True, exist_ok=True)
+            for path in (draft, *(_path_of_tablet(draft, each) for each in _tablets_of(definition))):
+                (path / "buckets").mkdir(parents=True, exist_ok=True)
         self.place(definition)
 
     def draft(self, definition: TableDefinition) -> Path:
@@ -160,6 +174,21 @@ class Catalog:
         write_checked_json(self.path(definition.name) / _FILE, definition.to_json())
         self._tables[definition.name] = definition
 
+    def reload(self, name: str) -> tuple[list[TableDefinition], list[TableDefinition]]:
+        """Reads the definition of a table that another process has created, altered or dropped.
+
+        Returns:
+            The own tablets of the table as they were before, and as they are now.
+        """
+        file = self.path(name) / _FILE
+        before = [each for each in self._tables.values() if each.tablet is not None and table_of(each.name) == name]
+        parts = self._own_parts(_read(file)) if file.exists() else {}
+        now = [each for each in parts.values() if each.tablet is not None]
+        for each in before:
+            del self._tables[each.name]
+        self._tables |= {each.name: each for each in now}
+        return before, now
+
     def drop(self, name: str) -> Path:
         """Removes a table and moves its directory to the trash. Pass the result to `discard` once nothing uses it."""
         if self.is_usable(name):
@@ -178,6 +207,14 @@ class Catalog:
     def discard(dropped: Path) -> None:
         """Deletes the directory of a dropped table. After a crash, the next start deletes the rest."""
         shutil.rmtree(dropped, ignore_errors=True)
+
+
+def _tablets_of(definition: TableDefinition) -> range:
+    return range(definition.tablets) if definition.tablets > 1 else range(0)
+
+
+def _path_of_tablet(table: Path, number: int) -> Path:
+    return table / "tablets" / str(number)
 
 
 def _read(file: Path) -> TableDefinition:

@@ -64,6 +64,8 @@ EXPIRY_FORMAT: Final = 5
 """Rows expire: earlier servers would show expired rows, and not know the time of the last write in rows."""
 WORKERS_FORMAT: Final = 5
 """Worker processes share the directory: earlier servers would not see the transactions that they have decided."""
+TABLETS_FORMAT: Final = 5
+"""Tables are divided into tablets: earlier servers would find no rows in them."""
 NEWEST_FORMAT: Final = 5
 """The format of a new directory, and the newest one that this server opens. docs/internals/formats.md says how to add
 one."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
+from scankv.model.names import table_of, tablet_number
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -29,8 +31,12 @@ class Placement:
         return self.workers == 1
 
     def owner_of(self, table: str) -> int:
-        """Returns the number of the worker that owns a table, or would own it if it existed."""
-        return xxh3_64_intdigest(table.encode()) % self.workers
+        """Returns the number of the worker that owns a table or a tablet, or would own it if it existed.
+
+        The tablets of a table have one worker after another, beginning with that of the table.
+        """
+        tablet = tablet_number(table) or 0
+        return (xxh3_64_intdigest(table_of(table).encode()) + tablet) % self.workers
 
     def owns(self, table: str) -> bool:
         """Whether this worker owns a table."""

@@ -1,0 +1,116 @@
+"""The own tablets of tables, whichever worker process owns the table.
+
+A table is defined by one file, which only its owner writes. Whoever owns a tablet of it reads the file: at its start,
+and whenever the owner of the table tells it that the file is about to change or has changed. So what the file says is
+what holds, whoever ends in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from scankv.model.errors import TableNotFound, Unavailable
+from scankv.model.names import table_of
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.clock import ServerClock
+    from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
+    from streaming_server.engine.snapshots.snapshots import Snapshots
+    from streaming_server.engine.table.live_table import LiveTable
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.engine.writes.column_locks import ColumnLocks
+    from streaming_server.storage.tables.catalog import Catalog
+
+TellOwners: TypeAlias = Callable[[str, bool], Awaitable[None]]
+"""Has all other worker processes call `Tablets.follow`."""
+
+_CLOSED_SECONDS: Final = 10.0
+"""For how long tablets stay closed if the owner of the table ends before it says what became of the table."""
+
+_RETRY_SECONDS: Final = 0.2
+
+
+@dataclass(slots=True, kw_only=True)
+class Tablets:
+    """The own tablets of all tables. Bound to the event loop.
+
+    Args:
+        catalog: The definitions of this process.
+        executor: Runs blocking work.
+        live: The open tables and tablets, by name.
+        snapshots: Their snapshots.
+        consumers: Their consumers.
+        locks: Their column locks.
+        ddl: Held while tables are created, altered or dropped.
+        clock: The clock of the server.
+    """
+
+    catalog: Catalog
+    executor: StorageExecutor
+    live: dict[str, LiveTable]
+    snapshots: Snapshots
+    consumers: ConsumerRegistry
+    locks: ColumnLocks
+    ddl: asyncio.Lock
+    clock: ServerClock
+    _closed: dict[str, float] = field(default_factory=dict)
+
+    def check_open(self, name: str) -> None:
+        """Raises Unavailable for a tablet of a table that is about to be dropped."""
+        since = self._closed.get(table_of(name))
+        if since is not None and self.clock.monotonic() - since < _CLOSED_SECONDS:
+            raise Unavailable(f"{name} is being dropped: try again", retry_after=_RETRY_SECONDS)
+
+    def find(self, name: str) -> None:
+        """Reads the definition of a tablet that this process does not know yet, if it exists. Blocks shortly."""
+        self._add(self.catalog.reload(table_of(name))[1])
+
+    async def follow(self, table: str, *, closing: bool) -> None:
+        """Follows a table that its owner has created or altered, has dropped, or is about to drop.
+
+        Args:
+            table: The table.
+            closing: Whether it is about to be dropped: its tablets are closed, and stay closed until the next call.
+        """
+        async with self.ddl:
+            await self.follow_locked(table, closing=closing)
+
+    async def follow_locked(self, table: str, *, closing: bool) -> None:
+        """As `follow`, for a caller that holds `ddl`."""
+        if closing:
+            self._closed[table] = self.clock.monotonic()
+            for name in [name for name in self.live if name != table and table_of(name) == table]:
+                await self.live[name].close(Unavailable(f"{name} is being dropped", retry_after=_RETRY_SECONDS))
+                del self.live[name]
+            return
+        before, now = await self.executor.run(self.catalog.reload, table)
+        by_name = {each.name: each for each in now}
+        for old in before:
+            new = by_name.get(old.name)
+            if new is None or new.incarnation != old.incarnation:
+                await self._forget(old.name, TableNotFound(f'table "{table}" was dropped', table=table))
+            elif new != old and old.name in self.live:
+                self.live[old.name].alter(new)
+        known = {each.name: each.incarnation for each in before}
+        self._add([each for each in now if known.get(each.name) != each.incarnation])
+        self._closed.pop(table, None)
+
+    def _add(self, tablets: list[TableDefinition]) -> None:
+        for each in tablets:
+            path = self.catalog.path(each.name)
+            self.snapshots.load(each, path)
+            self.consumers.load(each, path)
+            self.locks.add(each, path)
+
+    async def _forget(self, name: str, reason: TableNotFound) -> None:
+        live = self.live.pop(name, None)
+        if live is not None:
+            await live.close(reason)
+        await self.snapshots.drop(name, reason)
+        await self.consumers.drop(name)
+        await self.locks.drop(name)

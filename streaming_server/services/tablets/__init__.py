@@ -1,0 +1,1 @@
+"""Calls about tables with tablets: each is divided into calls about tablets, whose answers are joined."""

@@ -1,0 +1,73 @@
+"""Which calls about a table with tablets are answered, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import grpc
+
+from scankv.model.errors import InvalidRequest
+from scankv.v1 import scan_pb2
+from streaming_server.services.errors import map_errors
+from streaming_server.services.tablets.queries import count
+from streaming_server.services.tablets.rows import delete, look_up, open_writer, upsert
+from streaming_server.services.tablets.scans import scan
+from streaming_server.services.tablets.tablet_calls import TabletCalls
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from google.protobuf.message import Message
+
+    from streaming_server.engine.table.live_table import LiveTable
+    from streaming_server.scan.admission.unread_answers import UnreadAnswers
+    from streaming_server.services.forwarding import Workers
+
+Context = grpc.aio.ServicerContext
+
+Join: TypeAlias = "Callable[[Any, TabletCalls], Awaitable[Message]]"
+"""Answers a request about a table by calls about its tablets."""
+
+_JOINS: Final[Mapping[str, Join]] = {
+    "WriteService/Upsert": upsert,
+    "WriteService/Delete": delete,
+    "WriteService/OpenWriter": open_writer,
+    "LookupService/Lookup": look_up,
+    "LookupService/Count": count,
+}
+
+OF_DEFINITION: Final = frozenset(
+    {"TableService/CreateTable", "TableService/DropTable", "TableService/AlterTable", "TableService/GetTable"}
+)
+"""Calls about the definition of a table, which its owner answers by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedCall:
+    """Answers a call about a table with tablets by calls about the tablets."""
+
+    workers: Workers
+    table: LiveTable
+    method: str
+    request: Message
+
+    async def __call__(self, context: Context[Any, Any]) -> bytes:
+        async with map_errors(self.request, context):
+            join = _JOINS.get(self.method.removeprefix("scankv.v1."))
+            if join is None:
+                raise self._refusal()
+            answer = await join(self.request, TabletCalls(self.workers, self.table, context))
+        return answer.SerializeToString()
+
+    async def stream(self, context: Context[Any, Any], unread: UnreadAnswers) -> None:
+        async with map_errors(self.request, context):
+            if not isinstance(self.request, scan_pb2.ScanKvRequest):
+                raise self._refusal()
+            await scan(self.request, TabletCalls(self.workers, self.table, context), context, unread)
+
+    def _refusal(self) -> InvalidRequest:
+        name, call = self.table.definition.name, self.method.rpartition("/")[2]
+        return InvalidRequest(
+            f"table {name} has tablets, for which {call} is not available: use a table without tablets", table=name
+        )

@@ -1,0 +1,192 @@
+"""What the calls about one table with tablets have in common: they ask tablets, and hold them for one instant."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+import numpy as np
+
+from scankv.model.errors import ScanKvError, TableNotFound, Unavailable
+from scankv.v1 import worker_pb2
+from streaming_server.services.forwarding import RETRY_SECONDS, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+
+    import numpy.typing as npt
+    import pyarrow as pa
+    from google.protobuf.message import Message
+
+    from streaming_server.engine.table.live_table import LiveTable
+    from streaming_server.scan.admission.unread_answers import UnreadAnswers
+    from streaming_server.services.forwarding import Workers
+
+_Response = TypeVar("_Response", bound="Message")
+
+_HOLD: Final = "scankv.v1.TabletService/HoldTablet"
+
+HOLD_SECONDS: Final = 2.0
+"""How long the writers of tablets are paused at most, so that a view of all of them can be opened."""
+
+
+class TabletCalls:
+    """Asks the tablets of one table, in the name of the current call. Bound to the event loop.
+
+    Args:
+        workers: The workers of the server.
+        table: The table, which has no buckets by itself.
+        context: The call.
+
+    Attributes:
+        workers: The workers of the server.
+        table: The table.
+        definition: Its definition as of the begin of the call.
+        tablets: The definitions of the tablets, by their numbers.
+    """
+
+    def __init__(self, workers: Workers, table: LiveTable, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self.workers = workers
+        self.table = table
+        self.definition = table.definition
+        self.tablets = self.definition.all_tablets
+        self._first_buckets = np.array([each.own_buckets.start for each in self.tablets])
+        self._context = context
+
+    def owner_of(self, tablet: int) -> int:
+        """Returns the worker that owns a tablet."""
+        return self.workers.placement.owner_of(self.tablets[tablet].name)
+
+    def tablets_of_buckets(self, buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns the tablet of each of some buckets."""
+        return np.searchsorted(self._first_buckets, buckets, side="right") - 1
+
+    def buckets_by_tablet(self, buckets: Iterable[int]) -> dict[int, list[int]]:
+        """Returns which of some buckets (none: all) each tablet has; leaves out tablets that have none of them.
+
+        Unknown buckets go to the first tablet, which refuses them.
+        """
+        chosen = set(buckets) or set(range(self.definition.buckets))
+        found = {
+            number: [each for each in tablet.own_buckets if each in chosen]
+            for number, tablet in enumerate(self.tablets)
+        }
+        unknown = sorted(chosen - set(range(self.definition.buckets)))
+        if unknown:
+            found[0] += unknown
+        return {number: each for number, each in found.items() if each}
+
+    async def ask(
+        self,
+        method: str,
+        requests: Mapping[int, Message],
+        answer: type[_Response],
+        holds: Mapping[int, str] | None = None,
+    ) -> dict[int, _Response]:
+        """Makes a call to some tablets at once, and returns their answers once all calls have ended.
+
+        Args:
+            method: The method, as `package.Service/Method`.
+            requests: The request for each tablet.
+            answer: The type of the answers.
+            holds: The hold of each tablet under which it opens its view. None: none.
+
+        Raises:
+            ScanKvError: The error of the first tablet that has refused the call.
+        """
+        timeout = self._context.time_remaining()
+
+        async def one(number: int, request: Message) -> _Response:
+            data = request.SerializeToString()
+            hold_id = "" if holds is None else holds[number]
+            owner = self.owner_of(number)
+            try:
+                return answer.FromString(await self.workers.ask(owner, method, data, timeout, hold_id=hold_id))
+            except grpc.aio.AioRpcError as error:
+                raise self.error_of(number, error) from error
+
+        found = await asyncio.gather(*(one(*each) for each in requests.items()), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        return {
+            number: each for number, each in zip(requests, found, strict=True) if not isinstance(each, BaseException)
+        }
+
+    def error_of(self, tablet: int, error: grpc.aio.AioRpcError) -> ScanKvError:
+        """Returns the error of a call to a tablet, to be raised here."""
+        name = self.tablets[tablet].name
+        found = error_of(error, self.owner_of(tablet), f"tablet {tablet} of {self.definition.name}")
+        if isinstance(found, TableNotFound) and name in found.message:
+            # The table is dropped or created at this moment.
+            return Unavailable(f"{name} is not there at this moment: try again", retry_after=RETRY_SECONDS)
+        return found
+
+    def check_same_schema(self, schemas: Iterable[pa.Schema]) -> None:
+        """Raises Unavailable if tablets have answered with different columns: the table is altered at this moment."""
+        if len(set(map(str, schemas))) > 1:
+            raise Unavailable(f"table {self.definition.name} is being altered: try again", retry_after=RETRY_SECONDS)
+
+    @contextmanager
+    def open(
+        self, method: str, tablet: int, request: Message, hold_id: str
+    ) -> Iterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
+        """Makes a streaming call to a tablet for the length of the block."""
+        owner, seconds = self.owner_of(tablet), self._context.time_remaining()
+        with self.workers.open(owner, method, request.SerializeToString(), seconds, hold_id=hold_id) as call:
+            yield call
+
+    async def messages(self, tablet: int, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> AsyncIterator[bytes]:
+        """Yields the further messages of a streaming call to a tablet. Raises the error with which it ends."""
+        try:
+            while isinstance(message := await call.read(), bytes):
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise self.error_of(tablet, error) from error
+
+    def sender(
+        self, context: grpc.aio.ServicerContext[Any, Any], unread: UnreadAnswers
+    ) -> Callable[[bytes], Awaitable[None]]:
+        """Returns a function that sends a message to the client, who may take nothing for the stall timeout."""
+
+        async def send(message: bytes) -> None:
+            with self.workers.patient(None, unread.answer(context.peer()), len(message)):
+                await context.write(message)
+
+        return send
+
+    @asynccontextmanager
+    async def hold(self, tablets: Iterable[int], *, flushes: bool = False) -> AsyncIterator[dict[int, str]]:
+        """Keeps the writers of some tablets from writing for the length of the block, at most for two seconds.
+
+        Yields the id of the hold of each tablet, for calls that open views. A single tablet is not held, because one
+        call to it sees one instant anyway.
+
+        Raises:
+            Unavailable: A tablet cannot be held.
+        """
+        # Everybody who holds several tablets holds them in this order, as those who raise barriers do.
+        order = sorted(tablets, key=lambda each: (self.owner_of(each), each))
+        if len(order) == 1:
+            yield {order[0]: ""}
+            return
+        hold_id, name = uuid.uuid4().hex, self.definition.name
+        async with AsyncExitStack() as holds:
+            ids: dict[int, str] = {}
+            for number in order:
+                ids[number] = f"{hold_id}-{number}"
+                request = worker_pb2.HoldTabletRequest(
+                    tablet=self.tablets[number].name, hold_id=ids[number], flushes=flushes
+                )
+                call = holds.enter_context(
+                    self.workers.open(self.owner_of(number), _HOLD, request.SerializeToString(), HOLD_SECONDS)
+                )
+                try:
+                    if not isinstance(await call.read(), bytes):
+                        raise Unavailable(f"{name} could not be held: try again", retry_after=RETRY_SECONDS)
+                except grpc.aio.AioRpcError as error:
+                    raise self.error_of(number, error) from error
+            yield ids
