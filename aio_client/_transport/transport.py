@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from aio_client._transport.owners import Owners
     from aio_client._transport.tls import Certificates, Tls
     from scankv.model.tracing import Headers, Tracer
+    from scankv.v1 import table_pb2
     from scankv.v1.admin_pb2 import CheckTableRequest
     from scankv.v1.admin_pb2_grpc import AdminServiceAsyncStub
     from scankv.v1.backup_pb2_grpc import BackupServiceAsyncStub
@@ -344,6 +345,19 @@ class Transport:
         """
         owners = None if self.owners is None else self.owners()
         return self if owners is None else await owners.transport_for_part(table, part)
+
+    async def to_tablet(self, table: table_pb2.Table, tablet: int) -> Transport:
+        """Returns the client's transport to the worker process that owns a tablet.
+
+        Args:
+            table: The table, as the server describes it.
+            tablet: The number of the tablet.
+        """
+        ports = list(table.worker_ports)
+        if table.owner_port not in ports:
+            return self
+        # The tablets have one worker after another, beginning with that of the table.
+        return await self.for_part(table.name, ports.index(table.owner_port) + tablet)
 
     def _connection_for_stream(self, window: int) -> _Services:
         """Returns a connection of this window that can take one more stream, and makes one if necessary."""

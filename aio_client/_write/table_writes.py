@@ -10,7 +10,7 @@ from aio_client._input.data import rows_of
 from aio_client._table.handle import TableMethods
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.column_locks import ColumnLockOpener, lock_ids_of
-from aio_client._write.repeatable_writes import write_until_answered
+from aio_client._write.divided_writes import write_rows
 from aio_client._write.row_writes import EncodedRows, NeedsArrowError, RowWrites
 from aio_client._write.write_requests import (
     UndoReport,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from aio_client._table.handle import TableHandle
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import Names, WriteMode
+    from aio_client._write.repeatable_writes import Request
 
 
 class WriteMethods(TableMethods):
@@ -394,12 +395,18 @@ class WriteMethods(TableMethods):
         log_offsets, lock_ids = LogOffsets(), lock_ids_of(locks)
         transport = self._handle.transport
         with transport.writers.one() as writer:
-            while (request := await asyncio.to_thread(pieces.next_request)) is not None:
-                request.writer.CopyFrom(writer.next_identity())
-                if unchanged_since is not None:
-                    request.unchanged_since.CopyFrom(unchanged_since)
-                request.column_locks.extend(lock_ids)
-                response = await write_until_answered(transport, request)
+            while (batch := await asyncio.to_thread(next, pieces.batches, None)) is not None:
+                identity = writer.next_identity()
+
+                def complete(request: Request, identity: write_pb2.WriterIdentity = identity) -> None:
+                    request.writer.CopyFrom(identity)
+                    if unchanged_since is not None:
+                        request.unchanged_since.CopyFrom(unchanged_since)
+                    request.column_locks.extend(lock_ids)
+
+                is_whole = unchanged_since is not None
+                shape = self._handle.shape
+                response = await write_rows(transport, shape, pieces.kind, batch, complete, is_whole=is_whole)
                 rows += response.rows
                 log_offsets.advance(response.log_offsets, response.table_incarnation)
         return WriteResult(rows=rows, log_offsets=log_offsets)

@@ -7,13 +7,14 @@ import uuid
 from contextlib import AsyncExitStack
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from aio_client._input.data import rows_of
 from aio_client._input.requests import REQUEST_BYTES
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.column_locks import ColumnLockOpener
-from aio_client._write.repeatable_writes import write_until_answered
+from aio_client._write.divided_writes import write_rows
 from aio_client._write.write_requests import WritePieces, WriteResult
 from aio_client._write.writer_lanes import Lane, LaneChooser
 from scankv.model.changes.log_offsets import LogOffsets
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from aio_client._input.data import Data
     from aio_client._table.handle import TableHandle
     from aio_client._write.merging import Names, WriteMode
+    from aio_client._write.repeatable_writes import Request
     from aio_client._write.writer_lanes import LanePiece
 
 _MAX_SECONDS: Final = 3600.0
@@ -325,12 +327,10 @@ class Writer:
         sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
         self._in_flight[sequence] = piece.batch.num_rows
         try:
-            request = await asyncio.to_thread(piece.kind.request, piece.batch)
-            request.column_locks.extend(self._lock_ids)
-            request.writer.id, request.writer.epoch, request.writer.sequence = self._id, self._epoch, sequence
-            request.writer.acked_below = min(self._in_flight)
             if self._failure is None:
-                response = await write_until_answered(self._transport, request)
+                response = await write_rows(
+                    self._transport, self._table.shape, piece.kind, piece.batch, partial(self._complete, sequence)
+                )
                 self._rows += response.rows
                 self._log_offsets.advance(response.log_offsets, response.table_incarnation)
             else:
@@ -340,6 +340,11 @@ class Writer:
             self._failure = self._failure or error
         finally:
             del self._in_flight[sequence]
+
+    def _complete(self, sequence: int, request: Request) -> None:
+        request.column_locks.extend(self._lock_ids)
+        request.writer.id, request.writer.epoch, request.writer.sequence = self._id, self._epoch, sequence
+        request.writer.acked_below = min(self._in_flight)
 
     async def _raise_failure(self) -> None:
         """Raises the first failure, if there is one, as soon as no request is in flight."""

@@ -30,7 +30,7 @@ from streaming_server.services.merged_answers import (
     merge_transactions,
 )
 from streaming_server.services.permissions import NamedTable, permission_of
-from streaming_server.services.tablets.joined_calls import OF_DEFINITION, JoinedCall
+from streaming_server.services.tablets.joined_calls import OF_DEFINITION, OF_TABLETS, JoinedCall
 from streaming_server.services.worker import LOCATE, place_in
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Router:
             return JoinedCall(self.workers, self.tables.table(table), method, request)
         if self.workers.is_forwarded(metadata):
             return None
-        if tablet_number(table) is not None:
+        if tablet_number(table) is not None and name not in OF_TABLETS:
             raise TableNotFound(f"{table} is a part of the table {table_of(table)}: use the table", table=table)
         if self.workers.placement.is_alone:
             return None

@@ -201,7 +201,7 @@ def _failures(errors: Mapping[int, ScanKvError]) -> list[write_pb2.WriteFailure]
 
 
 def _write_response(rows: int, offsets: Mapping[int, int], table: LiveTable) -> write_pb2.WriteResponse:
-    incarnation = table.definition.incarnation
+    incarnation = table.definition.table_incarnation
     return write_pb2.WriteResponse(rows=rows, log_offsets=offsets, table_incarnation=incarnation)
 
 

@@ -43,6 +43,10 @@ OF_DEFINITION: Final = frozenset(
 """Calls about the definition of a table, which its owner answers by itself."""
 
 
+OF_TABLETS: Final = frozenset({"WriteService/Upsert", "WriteService/Delete"})
+"""Calls that clients may make about a tablet by its name, so that its owner gets its rows directly."""
+
+
 @dataclass(frozen=True, slots=True)
 class JoinedCall:
     """Answers a call about a table with tablets by calls about the tablets."""

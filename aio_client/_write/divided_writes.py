@@ -1,0 +1,96 @@
+"""Writes of many rows to a table with tablets: the owner of each tablet gets its rows directly."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from aio_client._write.repeatable_writes import write_until_answered
+from scankv.model.errors import NotOwner, TableNotFound
+from scankv.model.keys.buckets import bucket_of
+from scankv.model.keys.key_codec import KeyCodec
+from scankv.model.names import tablet_name
+from scankv.v1 import write_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aio_client._table.shape import TableShape
+    from aio_client._transport.transport import Transport
+    from aio_client._write.repeatable_writes import Request
+    from aio_client._write.write_requests import RequestKind
+    from scankv.v1 import table_pb2
+
+_MANY_ROWS: Final = 1024
+"""So many rows are worth several calls. Fewer go to the owner of the table, which checks all before it writes any."""
+
+
+async def write_rows(
+    transport: Transport,
+    shape: TableShape,
+    kind: RequestKind,
+    batch: pa.RecordBatch,
+    complete: Callable[[Request], None],
+    *,
+    is_whole: bool = False,
+) -> write_pb2.WriteResponse:
+    """Writes the rows of one request, to each tablet its own if there are many. Repeats it until it is answered.
+
+    Args:
+        transport: The transport to the owner of the table.
+        shape: The table.
+        kind: What to do with the rows.
+        batch: The rows.
+        complete: Adds the identity of the request, the same to each of its parts.
+        is_whole: Whether the request must not be divided, because of a precondition.
+
+    Raises:
+        ScanKvError: See `write_until_answered`. Rows of other tablets may have been written.
+    """
+    description = shape.description
+    if is_whole or description.tablets < 2 or batch.num_rows < _MANY_ROWS:
+        request = await asyncio.to_thread(kind.request, batch)
+        complete(request)
+        return await write_until_answered(transport, request)
+    requests = await asyncio.to_thread(_divide, shape, kind, batch)
+    for request in requests.values():
+        complete(request)
+    answers = await asyncio.gather(
+        *(_write_to_tablet(transport, description, *each) for each in requests.items()), return_exceptions=True
+    )
+    joined = write_pb2.WriteResponse()
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        joined.MergeFrom(answer)
+    joined.rows = batch.num_rows
+    return joined
+
+
+def _divide(shape: TableShape, kind: RequestKind, batch: pa.RecordBatch) -> dict[int, Request]:
+    """Returns the request for each tablet. Blocks."""
+    description = shape.description
+    names = list(description.bucket_key)
+    codec = KeyCodec([shape.schema.field(name).type for name in names], names)
+    buckets = bucket_of(codec.encode([codec.canonical(batch.column(name)) for name in names]), description.buckets)
+    first = [number * description.buckets // description.tablets for number in range(description.tablets)]
+    tablets = np.searchsorted(np.array(first), buckets, side="right") - 1
+    requests = {}
+    for tablet in np.unique(tablets).tolist():
+        requests[tablet] = kind.request(batch.take(pa.array(np.flatnonzero(tablets == tablet))))
+        requests[tablet].table = tablet_name(shape.name, tablet)
+    return requests
+
+
+async def _write_to_tablet(
+    transport: Transport, description: table_pb2.Table, tablet: int, request: Request
+) -> write_pb2.WriteResponse:
+    """Sends a request to the owner of a tablet; if it is no tablet any more, to the owner of the table."""
+    try:
+        return await write_until_answered(await transport.to_tablet(description, tablet), request)
+    except (NotOwner, TableNotFound):
+        request.table = description.name
+        return await write_until_answered(transport, request)
