@@ -385,6 +385,7 @@ class Server:
             chunk_bytes=self.config.chunk_bytes,
             heartbeat_seconds=self.config.heartbeat_seconds,
             follow_heartbeat_seconds=self.config.follow_heartbeat_seconds,
+            ticket_of=self._workers.ticket_of,
         )
         admin = AdminService(
             self._tables,

@@ -22,11 +22,13 @@ class ScannedTable:
         key_schema: The key columns in key order; none in a table without a primary key.
         buckets: The number of buckets.
         bucket_key: The columns that choose the bucket. Empty: the complete key.
+        tablets: Into how many tablets the buckets are divided. 1: into none.
     """
 
     key_schema: pa.Schema
     buckets: int
     bucket_key: tuple[str, ...] = ()
+    tablets: int = 1
 
     @property
     def places(self) -> KeyPlaces:

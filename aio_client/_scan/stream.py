@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from aio_client._scan.cleared_range import ClearedRange
+from aio_client._scan.divided_call import DividedCall
 from aio_client._scan.progress import ScanProgress
 from aio_client._scan.protocol import scan_request, violation
 from aio_client._scan.resume import Verdict, verdict
@@ -90,7 +91,7 @@ class ScanStream:
         self._on_cleared: Callable[[ClearedRange], None] | None = None
         self._transport = transport
         self._progress = ScanProgress(spec)
-        self._call: ScanCall | None = None
+        self._call: ScanCall | DividedCall | None = None
         self._trace: ScanTrace | None = None
         self._listener: Callable[[], None] | None = None
         self._pausing: asyncio.Timeout | None = None
@@ -427,7 +428,13 @@ class ScanStream:
         request = scan_request(progress.spec, progress.token, progress.fence, config.heartbeat_millis, clears=clears)
         transport = await self._find_transport()
         await transport.prepare_token()
-        call = transport.open_scan(request, window, () if self._trace is None else self._trace.headers)
+        trace = () if self._trace is None else self._trace.headers
+        call: ScanCall | DividedCall
+        if self._is_divided:
+            request.divided = True
+            call = DividedCall(transport, request, window, trace)
+        else:
+            call = transport.open_scan(request, window, trace)
         self._call = call
         before = progress.header
         while progress.header is before:
@@ -438,6 +445,13 @@ class ScanStream:
                 progress.book(message)
         if self._trace is not None:
             self._trace.begin_rows()
+
+    @property
+    def _is_divided(self) -> bool:
+        """Whether the owners of tablets send their rows directly."""
+        spec = self._progress.spec
+        is_plain = spec.log is None and spec.snapshot_id is None and spec.limit is None and not spec.ordered
+        return is_plain and spec.buckets != () and self._table is not None and self._table.tablets > 1
 
     async def _find_transport(self) -> Transport:
         """Returns the transport to the worker of the server that is to be called."""

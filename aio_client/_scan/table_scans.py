@@ -45,7 +45,10 @@ class ScanMethods(TableMethods):
         names = None if columns is None else names_of(columns, "columns")
         shape = self._handle.shape
         spec = ScanSpec(shape.name, columns=names, where=self._handle.parse_where(where), limit=limit)
-        table = ScannedTable(shape.key_schema, shape.description.buckets, tuple(shape.description.bucket_key))
+        description = shape.description
+        table = ScannedTable(
+            shape.key_schema, description.buckets, tuple(description.bucket_key), max(1, description.tablets)
+        )
         return Scan(self._handle.transport, spec, table)
 
     def snapshot(

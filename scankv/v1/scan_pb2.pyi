@@ -124,6 +124,8 @@ class ScanKvRequest(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     IF_CHANGED_SINCE_FIELD_NUMBER: _builtins.int
+    DIVIDED_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
     WHERE_FIELD_NUMBER: _builtins.int
     KEY_RANGE_FIELD_NUMBER: _builtins.int
     REVERSE_FIELD_NUMBER: _builtins.int
@@ -149,6 +151,11 @@ class ScanKvRequest(_message.Message):
     """The version in the header of an earlier scan, or of another result for the same buckets. If nothing has changed
     since, the stream is a header with `unchanged` and a trailer, and the server reads nothing. Absent: read in any
     case.
+    """
+    divided: _builtins.bool
+    """Of a table with tablets: whether the reader reads the streams of the tablets by itself. The header then has `parts`,
+    and no chunk follows. The views of the parts last as long as this call. Its trailer comes after those of all parts, and
+    has their totals; its crc32c is 0. INVALID_REQUEST with a limit, or with `ordered`. Ignored for other tables.
     """
     reverse: _builtins.bool
     """Whether the rows of each bucket come in descending key order."""
@@ -204,8 +211,14 @@ class ScanKvRequest(_message.Message):
         """Bounds of one chunk. A chunk ends at the first bound that it reaches, but has at least one row."""
 
     @_builtins.property
+    def claim(self) -> Global___ScanClaim:
+        """Reads a part: `table` is its tablet. All other fields are absent. The stream has no header. Errors: UNAVAILABLE
+        UNAVAILABLE if the scan has ended, or another call reads the part.
+        """
+
+    @_builtins.property
     def where(self) -> _expression_pb2.Predicate:
-        """11 to 15 are reserved for cuts and retention holds.
+        """13 to 15 are reserved for retention holds.
 
         The rows to return: those for which the predicate is true. The server evaluates it, and reads only the key ranges
         that it allows. Absent: all rows.
@@ -228,6 +241,8 @@ class ScanKvRequest(_message.Message):
         chunk: Global___ChunkBounds | None = ...,
         resume_token: _builtins.bytes = ...,
         if_changed_since: _builtins.bytes | None = ...,
+        divided: _builtins.bool = ...,
+        claim: Global___ScanClaim | None = ...,
         where: _expression_pb2.Predicate | None = ...,
         key_range: Global___KeyRange | None = ...,
         reverse: _builtins.bool = ...,
@@ -238,9 +253,9 @@ class ScanKvRequest(_message.Message):
         no_buckets: _builtins.bool = ...,
         changes_follow: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "claim", b"claim", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "changes_follow", b"changes_follow", "chunk", b"chunk", "columns", b"columns", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "read_path", b"read_path", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "changes_follow", b"changes_follow", "chunk", b"chunk", "claim", b"claim", "columns", b"columns", "divided", b"divided", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "read_path", b"read_path", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
@@ -256,6 +271,88 @@ class ScanKvRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
 Global___ScanKvRequest: _TypeAlias = ScanKvRequest  # noqa: Y015
+
+@_typing.final
+class ScanClaim(_message.Message):
+    """The right to read one part of a divided scan, once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LogOffsetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TICKET_FIELD_NUMBER: _builtins.int
+    LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    ticket: _builtins.str
+    """As in the header of the scan, within 10 seconds."""
+    @_builtins.property
+    def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """The log offsets in the header of the scan. The resume tokens of the part contain them."""
+
+    def __init__(
+        self,
+        *,
+        ticket: _builtins.str = ...,
+        log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScanClaim: _TypeAlias = ScanClaim  # noqa: Y015
+
+@_typing.final
+class ScanPart(_message.Message):
+    """A part of a divided scan: the rows of one tablet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    tablet: _builtins.str
+    """The name of the tablet, and its number."""
+    number: _builtins.int
+    ticket: _builtins.str
+    owner: _builtins.int
+    """The number of the worker process that owns the tablet, in `worker_ports` of the table. Any other one passes the call
+    on.
+    """
+    def __init__(
+        self,
+        *,
+        tablet: _builtins.str = ...,
+        number: _builtins.int = ...,
+        ticket: _builtins.str = ...,
+        owner: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "owner", b"owner", "tablet", b"tablet", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScanPart: _TypeAlias = ScanPart  # noqa: Y015
 
 @_typing.final
 class Changelog(_message.Message):
@@ -727,6 +824,7 @@ class ScanHeader(_message.Message):
     CONSUMER_FENCE_FIELD_NUMBER: _builtins.int
     COLUMN_IDS_FIELD_NUMBER: _builtins.int
     INITIAL_DEFAULTS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     scan_id: _builtins.str
     """Identifies this scan in the server's logs and listings."""
     server_incarnation: _builtins.str
@@ -781,6 +879,10 @@ class ScanHeader(_message.Message):
         renamed keeps its id.
         """
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScanPart]:
+        """Of a divided scan: its parts, in the order in which their rows follow each other."""
+
     def __init__(
         self,
         *,
@@ -801,10 +903,11 @@ class ScanHeader(_message.Message):
         consumer_fence: _builtins.int = ...,
         column_ids: _abc.Iterable[_builtins.int] | None = ...,
         initial_defaults: _builtins.bytes = ...,
+        parts: _abc.Iterable[Global___ScanPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "_row_estimate", b"_row_estimate", "limit_left", b"limit_left", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "_row_estimate", b"_row_estimate", "arrow_schema", b"arrow_schema", "column_ids", b"column_ids", "consumer_fence", b"consumer_fence", "full", b"full", "initial_defaults", b"initial_defaults", "limit_left", b"limit_left", "log_offsets", b"log_offsets", "resume_token", b"resume_token", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate", "scan_id", b"scan_id", "schema_id", b"schema_id", "server_incarnation", b"server_incarnation", "table_incarnation", b"table_incarnation", "unchanged", b"unchanged", "version", b"version", "view_micros", b"view_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "_row_estimate", b"_row_estimate", "arrow_schema", b"arrow_schema", "column_ids", b"column_ids", "consumer_fence", b"consumer_fence", "full", b"full", "initial_defaults", b"initial_defaults", "limit_left", b"limit_left", "log_offsets", b"log_offsets", "parts", b"parts", "resume_token", b"resume_token", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate", "scan_id", b"scan_id", "schema_id", b"schema_id", "server_incarnation", b"server_incarnation", "table_incarnation", b"table_incarnation", "unchanged", b"unchanged", "version", b"version", "view_micros", b"view_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit_left: _TypeAlias = _typing.Literal["limit_left"]  # noqa: Y015
     _WhichOneofArgType__limit_left: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left"]  # noqa: Y015

@@ -31,6 +31,9 @@ FORWARDED: Final = "scankv-forwarded"
 HOLD: Final = "scankv-hold"
 """The metadata, besides that above, with the id of the hold under which a call of a worker opens its view."""
 
+PARK: Final = "scankv-park"
+"""The metadata, besides that above, with the ticket of the call that will read a scan that a worker opens."""
+
 OF_SERVER: Final = "scankv-of-server"
 """The metadata, with the same value, by which a worker shows that it makes a call in the name of the server."""
 
@@ -43,7 +46,9 @@ _ABSENT: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELL
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 # gRPC makes these by itself for every call.
 _OF_GRPC: Final = ("grpc-", ":")
-_NOT_FORWARDED: Final = frozenset({"user-agent", "content-type", "te", FORWARDED, HOLD, OF_SERVER, FORWARDED_PEER})
+_NOT_FORWARDED: Final = frozenset(
+    {"user-agent", "content-type", "te", FORWARDED, HOLD, PARK, OF_SERVER, FORWARDED_PEER}
+)
 _CALLS_PER_CONNECTION: Final = MIN_CALLS_PER_CONNECTION // 2
 """Streams may last forever, and further calls over their connection would wait for their end."""
 
@@ -152,7 +157,14 @@ class Workers:
 
     @contextmanager
     def open(
-        self, number: int, method: str, request: bytes, timeout: float | None = None, *, hold_id: str = ""
+        self,
+        number: int,
+        method: str,
+        request: bytes,
+        timeout: float | None = None,
+        *,
+        hold_id: str = "",
+        ticket: str = "",
     ) -> Iterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
         """Makes a streaming call to a worker for the length of the block, in the name of the current caller.
 
@@ -162,10 +174,11 @@ class Workers:
             request: The serialized request.
             timeout: The seconds that are left. None: no limit.
             hold_id: The hold under which the call opens its view. Empty: none.
+            ticket: The ticket of the call that will read the stream. Empty: this one does.
         """
         with self._connections[number].use() as channel:
             stream = channel.unary_stream(f"/{method}", _as_it_is, _as_it_is)
-            call = stream(request, metadata=self._metadata(hold_id=hold_id), timeout=timeout)
+            call = stream(request, metadata=self._metadata(hold_id=hold_id, ticket=ticket), timeout=timeout)
             try:
                 yield call
             finally:
@@ -200,7 +213,9 @@ class Workers:
                 "stream: resume it, or read faster"
             )
 
-    def _metadata(self, *, of_server: bool = False, hold_id: str = "") -> tuple[tuple[str, str | bytes], ...]:
+    def _metadata(
+        self, *, of_server: bool = False, hold_id: str = "", ticket: str = ""
+    ) -> tuple[tuple[str, str | bytes], ...]:
         if of_server:
             return ((OF_SERVER, self._key),)
         given = [
@@ -208,12 +223,19 @@ class Workers:
             for name, value in CALL_METADATA.get()
             if name not in _NOT_FORWARDED and not name.startswith(_OF_GRPC)
         ]
-        held = ((HOLD, hold_id),) if hold_id else ()
+        held = tuple((name, value) for name, value in ((HOLD, hold_id), (PARK, ticket)) if value)
         return ((FORWARDED, self._key), *held, forwarded_peer(self._peer_key, current_client()), *given)
 
     def hold_of(self, metadata: Metadata) -> str:
         """Returns the id of the hold under which a call of a worker opens its view. Empty: none."""
-        given = next((value for name, value in metadata if name == HOLD), "")
+        return self._given(metadata, HOLD)
+
+    def ticket_of(self, metadata: Metadata) -> str:
+        """Returns the ticket of the call that will read the stream of a call of a worker. Empty: that call itself."""
+        return self._given(metadata, PARK)
+
+    def _given(self, metadata: Metadata, wanted: str) -> str:
+        given = next((value for name, value in metadata if name == wanted), "")
         return given if isinstance(given, str) and self.is_forwarded(metadata) else ""
 
     async def close(self) -> None:

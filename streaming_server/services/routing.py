@@ -142,7 +142,8 @@ class Router:
             return JoinedCall(self.workers, self.tables.table(table), method, request)
         if self.workers.is_forwarded(metadata):
             return None
-        if tablet_number(table) is not None and name not in OF_TABLETS:
+        claims = isinstance(request, scan_pb2.ScanKvRequest) and request.HasField("claim")
+        if tablet_number(table) is not None and name not in OF_TABLETS and not claims:
             raise TableNotFound(f"{table} is a part of the table {table_of(table)}: use the table", table=table)
         if self.workers.placement.is_alone:
             return None

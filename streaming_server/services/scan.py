@@ -9,21 +9,26 @@ import asyncio
 import time
 import uuid
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
 
 from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
+from scankv.model.names import tablet_number
 from scankv.v1 import scan_pb2
+from streaming_server.current_call import CALL_METADATA
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.changes.change_stream import ChangeStream
+from streaming_server.scan.divided_token import DividedTokens
 from streaming_server.scan.execution.producer import FIRST_CHUNK_ROWS, stream_messages, unchanged_messages
 from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import map_errors
 from streaming_server.services.flow_control import Send, one_in_flight
 from streaming_server.services.log_request import log_plan
+from streaming_server.services.parked_scans import ParkedScans
 from streaming_server.services.reading import (
     borrow_view,
     current_view_of,
@@ -35,8 +40,9 @@ from streaming_server.services.reading import (
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, heartbeat_seconds, read_plan
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
+    from streaming_server.current_call import Metadata
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
@@ -59,6 +65,7 @@ class ScanService:
         chunk_bytes: The most stored bytes of a chunk, for requests that do not set it.
         heartbeat_seconds: The interval of heartbeats of a scan that finds no rows to return.
         follow_heartbeat_seconds: The interval of heartbeats of a stream of changes that waits for changes.
+        ticket_of: Returns the ticket of the call that will read a scan, from the metadata of the call that opens it.
     """
 
     def __init__(
@@ -71,6 +78,7 @@ class ScanService:
         chunk_bytes: int,
         heartbeat_seconds: float,
         follow_heartbeat_seconds: float,
+        ticket_of: Callable[[Metadata], str],
     ) -> None:
         self._tables = tables
         self._registry = registry
@@ -79,6 +87,8 @@ class ScanService:
         self._chunk_bytes = chunk_bytes
         self._heartbeat_seconds = heartbeat_seconds
         self._follow_heartbeat_seconds = follow_heartbeat_seconds
+        self._ticket_of = ticket_of
+        self._parked = ParkedScans()
 
     def add_to_server(self, server: GuardedServer) -> None:
         """Registers the service, once, before the server starts."""
@@ -102,6 +112,9 @@ class ScanService:
         async with map_errors(request, context):
             if request.HasField("log"):
                 await self._follow(request, context, started)
+                return
+            if request.HasField("claim"):
+                await self._parked.find(request.claim.ticket).read(context, dict(request.claim.log_offsets))
                 return
             plan, chunk = read_plan(request), chunk_spec(request, self._chunk_bytes)
             async with borrow_view(self._tables, request):
@@ -140,7 +153,14 @@ class ScanService:
                     if opened.large_chunks:
                         chunk = chunk_spec_of_base(request, chunk, partial(self._registry.may_have_large_chunk, scan))
                     heartbeat = heartbeat_seconds(request, self._heartbeat_seconds)
-                    await self._stream(opened, chunk, scan, started, heartbeat, send)
+
+                    def stream(opened: OpenedScan) -> Iterator[bytes | None]:
+                        return stream_messages(opened, chunk, self._incarnation, scan, started, heartbeat)
+
+                    if ticket := self._ticket_of(CALL_METADATA.get()):
+                        await self._serve_parked(ticket, opened, scan, stream, send)
+                    else:
+                        await self._send_all(stream(opened), scan, send)
 
     async def ExplainScan(
         self,
@@ -217,11 +237,35 @@ class ScanService:
         with closing(opened.source):
             yield opened
 
-    async def _stream(
-        self, opened: OpenedScan, chunk: ChunkSpec, scan: RegisteredScan, started: float, heartbeat: float, send: Send
+    async def _serve_parked(
+        self,
+        ticket: str,
+        opened: OpenedScan,
+        scan: RegisteredScan,
+        stream: Callable[[OpenedScan], Iterator[bytes | None]],
+        send: Send,
     ) -> None:
+        """Sends the header to the call that has opened the view, the rows to another one, and the trailer to both."""
+        with self._parked.park(ticket) as parked:
+            await send(next(message for message in stream(opened) if message is not None))
+            reader = await parked.wait_for_reader()
+            tokens = DividedTokens(opened.tokens, tablet_number(scan.table) or 0, parked.log_offsets)
+            messages = stream(replace(opened, tokens=tokens))
+            next(messages)
+            last = b""
+
+            async def send_on(message: bytes) -> None:
+                nonlocal last
+                last = message
+                await send_to_reader(message)
+
+            async with one_in_flight(reader, scan) as send_to_reader:
+                await self._send_all(messages, scan, send_on)
+            await send(last)
+
+    async def _send_all(self, messages: Iterator[bytes | None], scan: RegisteredScan, send: Send) -> None:
         spent, began = 0.0, time.perf_counter()
-        for message in stream_messages(opened, chunk, self._incarnation, scan, started, heartbeat):
+        for message in messages:
             spent += time.perf_counter() - began
             if message is None:
                 await asyncio.sleep(0)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 import time
 import uuid
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import google_crc32c
@@ -16,6 +14,7 @@ import pyarrow as pa
 from scankv.model.changes.chunk_checksum import chunk_crc32c
 from scankv.model.errors import InvalidRequest, InvalidResumeToken, Unavailable
 from scankv.v1 import scan_pb2
+from streaming_server.scan.divided_token import TabletPlace
 from streaming_server.scan.framing import frame_chunk
 from streaming_server.services.forwarding import RETRY_SECONDS
 from streaming_server.services.tablets.queries import joined_version
@@ -27,48 +26,6 @@ if TYPE_CHECKING:
     from streaming_server.services.tablets.tablet_calls import TabletCalls
 
 _SCAN: Final = "scankv.v1.ScanService/ScanKv"
-
-_MARK: Final = b"\xf7"
-"""The first byte of a token of several tablets. Those of one tablet begin with a small version."""
-
-_HEAD: Final = struct.Struct("<cHQH")
-_OFFSET: Final = struct.Struct("<Hq")
-_CHECKSUM: Final = struct.Struct("<I")
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a scan of several tablets continues.
-
-    Attributes:
-        tablet: The tablet. Those before it are complete.
-        returned: The rows that those before it have returned.
-        token: The resume token of its stream. Empty: from its beginning.
-        log_offsets: The offsets of the view that the token comes from, of all buckets.
-    """
-
-    tablet: int
-    returned: int
-    token: bytes
-    log_offsets: Mapping[int, int] = field(default_factory=dict)
-
-    def to_bytes(self) -> bytes:
-        head = _HEAD.pack(_MARK, self.tablet, self.returned, len(self.log_offsets))
-        body = head + b"".join(_OFFSET.pack(*each) for each in sorted(self.log_offsets.items())) + self.token
-        return body + _CHECKSUM.pack(google_crc32c.value(body))
-
-    @classmethod
-    def of(cls, token: bytes) -> _Place:
-        """Reads a token. Raises InvalidResumeToken if it is damaged."""
-        body, checksum = token[: -_CHECKSUM.size], token[-_CHECKSUM.size :]
-        is_whole = len(body) >= _HEAD.size and body[:1] == _MARK
-        if not is_whole or checksum != _CHECKSUM.pack(google_crc32c.value(body)):
-            raise InvalidResumeToken("the resume token is damaged, or comes from another table: start again")
-        _, tablet, returned, count = _HEAD.unpack_from(body)
-        end = _HEAD.size + count * _OFFSET.size
-        if end > len(body):
-            raise InvalidResumeToken("the resume token is damaged: start again")
-        return cls(tablet, returned, body[end:], dict(_OFFSET.iter_unpack(body[_HEAD.size : end])))
 
 
 async def scan(
@@ -84,6 +41,9 @@ async def scan(
             table=calls.definition.name,
         )
     requests, place = _divide(request, calls)
+    if request.divided:
+        await _let_read(request, requests, place, calls, context, unread)
+        return
     if request.ordered and len(requests) > 1:
         raise InvalidRequest(
             f"table {calls.definition.name} has tablets, which are not merged into one order: sort the rows when they "
@@ -108,10 +68,45 @@ async def scan(
         await send(joined.trailer())
 
 
-def _divide(request: scan_pb2.ScanKvRequest, calls: TabletCalls) -> tuple[dict[int, scan_pb2.ScanKvRequest], _Place]:
+async def _let_read(
+    request: scan_pb2.ScanKvRequest,
+    requests: Mapping[int, scan_pb2.ScanKvRequest],
+    place: TabletPlace,
+    calls: TabletCalls,
+    context: grpc.aio.ServicerContext[Any, Any],
+    unread: UnreadAnswers,
+) -> None:
+    """Opens the views of all tablets, and lets the client read them at their owners."""
+    if request.ordered or request.HasField("limit"):
+        raise InvalidRequest("a scan with a limit or an order is not divided: leave out divided")
+    tickets = {tablet: uuid.uuid4().hex for tablet in requests}
+    with ExitStack() as streams:
+        async with calls.hold(requests) as holds:
+            parts = {
+                tablet: streams.enter_context(calls.open(_SCAN, tablet, each, holds[tablet], tickets[tablet]))
+                for tablet, each in requests.items()
+            }
+            headers = {tablet: await _header_of(tablet, part, calls) for tablet, part in parts.items()}
+        joined, send = _JoinedStream(request, calls, headers, place), calls.sender(context, unread)
+        await send(joined.header(tickets))
+        total = scan_pb2.ScanTrailer()
+        for tablet, part in () if joined.is_full else parts.items():
+            async for data in calls.messages(tablet, part):
+                trailer = scan_pb2.ScanKvResponse.FromString(data).trailer
+                total.rows_scanned += trailer.rows_scanned
+                total.rows_returned += trailer.rows_returned
+                total.bytes_returned += trailer.bytes_returned
+                total.chunks += trailer.chunks
+        total.buckets[:] = joined.buckets()
+        await send(scan_pb2.ScanKvResponse(trailer=total).SerializeToString())
+
+
+def _divide(
+    request: scan_pb2.ScanKvRequest, calls: TabletCalls
+) -> tuple[dict[int, scan_pb2.ScanKvRequest], TabletPlace]:
     """Returns the request for each tablet that is read, and where the scan continues."""
     by_tablet = calls.buckets_by_tablet(request.buckets)
-    place = _Place.of(request.resume_token) if request.resume_token else _Place(min(by_tablet), 0, b"")
+    place = TabletPlace.of(request.resume_token) if request.resume_token else TabletPlace(min(by_tablet), 0, b"")
     if place.tablet not in by_tablet:
         raise InvalidResumeToken("the resume token comes from a scan of other buckets: start again")
     requests = {}
@@ -121,6 +116,7 @@ def _divide(request: scan_pb2.ScanKvRequest, calls: TabletCalls) -> tuple[dict[i
         each = requests[tablet] = scan_pb2.ScanKvRequest()
         each.CopyFrom(request)
         each.ClearField("if_changed_since")
+        each.ClearField("divided")
         each.table, each.buckets[:] = calls.tablets[tablet].name, buckets
         each.resume_token = place.token if tablet == place.tablet else b""
     return requests, place
@@ -147,7 +143,7 @@ class _JoinedStream:
         request: scan_pb2.ScanKvRequest,
         calls: TabletCalls,
         headers: Mapping[int, scan_pb2.ScanHeader],
-        place: _Place,
+        place: TabletPlace,
     ) -> None:
         self._request = request
         self._calls = calls
@@ -176,8 +172,8 @@ class _JoinedStream:
         """Whether no further row is to be returned."""
         return self._is_unchanged or self._left == 0
 
-    def header(self) -> bytes:
-        """Returns the header."""
+    def header(self, tickets: Mapping[int, str] | None = None) -> bytes:
+        """Returns the header; with tickets, that of a divided scan."""
         headers = list(self._headers.values())
         joined = scan_pb2.ScanHeader()
         joined.CopyFrom(headers[0])
@@ -195,6 +191,16 @@ class _JoinedStream:
         joined.version = joined_version(each.version for each in headers)
         since = self._request.if_changed_since if self._request.HasField("if_changed_since") else None
         self._is_unchanged = joined.unchanged = since is not None and since == joined.version
+        if tickets and not self._is_unchanged:
+            joined.parts.extend(
+                scan_pb2.ScanPart(
+                    tablet=self._calls.tablets[tablet].name,
+                    number=tablet,
+                    ticket=ticket,
+                    owner=self._calls.owner_of(tablet),
+                )
+                for tablet, ticket in tickets.items()
+            )
         return scan_pb2.ScanKvResponse(header=joined).SerializeToString()
 
     async def messages(self, tablet: int, part: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -213,7 +219,7 @@ class _JoinedStream:
                 continue
             body = message.chunk if kind == "chunk" else message.heartbeat
             self._scanned = body.rows_scanned = self._scanned_before + body.rows_scanned
-            body.resume_token = _Place(tablet, returned_before, body.resume_token, self._offsets).to_bytes()
+            body.resume_token = TabletPlace(tablet, returned_before, body.resume_token, self._offsets).to_bytes()
             if kind == "heartbeat":
                 yield message.SerializeToString()
                 continue
@@ -250,11 +256,12 @@ class _JoinedStream:
             rows_returned=self._returned,
             bytes_returned=self._bytes,
             chunks=self._chunks,
-            buckets=self._buckets(),
+            buckets=self.buckets(),
             crc32c=self._crc32c,
             elapsed_micros=int((time.monotonic() - self._began) * 1_000_000),
         )
         return scan_pb2.ScanKvResponse(trailer=trailer).SerializeToString()
 
-    def _buckets(self) -> Sequence[int]:
+    def buckets(self) -> Sequence[int]:
+        """Returns the buckets of the scan, ascending."""
         return sorted(self._request.buckets or range(self._calls.definition.buckets))

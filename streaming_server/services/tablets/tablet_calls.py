@@ -132,11 +132,12 @@ class TabletCalls:
 
     @contextmanager
     def open(
-        self, method: str, tablet: int, request: Message, hold_id: str
+        self, method: str, tablet: int, request: Message, hold_id: str, ticket: str = ""
     ) -> Iterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
-        """Makes a streaming call to a tablet for the length of the block."""
+        """Makes a streaming call to a tablet for the length of the block. With a ticket, another call reads it."""
         owner, seconds = self.owner_of(tablet), self._context.time_remaining()
-        with self.workers.open(owner, method, request.SerializeToString(), seconds, hold_id=hold_id) as call:
+        data = request.SerializeToString()
+        with self.workers.open(owner, method, data, seconds, hold_id=hold_id, ticket=ticket) as call:
             yield call
 
     async def messages(self, tablet: int, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> AsyncIterator[bytes]:

@@ -1,0 +1,98 @@
+"""Parked scans: one call opens the view of a scan, and another call reads its rows.
+
+The owner of a table opens the views of all tablets at one instant, and the reader of the table then reads each of them
+at the owner of the tablet. Each view lasts as long as the call that has opened it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from scankv.model.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_CLAIM_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 0.2
+
+Context = grpc.aio.ServicerContext
+
+
+class ParkedScan:
+    """A scan with an open view that waits for its reader. Bound to the event loop.
+
+    Attributes:
+        log_offsets: The offsets of the scan that this is a part of. Known once it is claimed.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._reader: asyncio.Future[Context[Any, Any]] = loop.create_future()
+        self._end: asyncio.Future[BaseException | None] = loop.create_future()
+        self.log_offsets: Mapping[int, int] = {}
+
+    async def wait_for_reader(self) -> Context[Any, Any]:
+        """Returns the call that reads the scan. Raises Unavailable if none does in time."""
+        try:
+            async with asyncio.timeout(_CLAIM_SECONDS):
+                return await self._reader
+        except TimeoutError:
+            raise Unavailable(
+                f"nobody has read a part of the scan within {_CLAIM_SECONDS:g} s: start it again",
+                retry_after=_RETRY_SECONDS,
+            ) from None
+
+    def end(self, error: BaseException | None) -> None:
+        """Ends the call that reads the scan."""
+        if not self._end.done():
+            self._end.set_result(error)
+
+    async def read(self, context: Context[Any, Any], log_offsets: Mapping[int, int]) -> None:
+        """Has the scan send its messages to a call. Returns after the last one. Raises the error that ends the scan."""
+        self.log_offsets = log_offsets
+        self._reader.set_result(context)
+        error = await asyncio.shield(self._end)
+        if error is not None:
+            raise error
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether a call reads it."""
+        return self._reader.done()
+
+
+class ParkedScans:
+    """The parked scans of this process, by ticket. Bound to the event loop."""
+
+    def __init__(self) -> None:
+        self._scans: dict[str, ParkedScan] = {}
+
+    @contextmanager
+    def park(self, ticket: str) -> Iterator[ParkedScan]:
+        """Lets another call read a scan, for the length of the block."""
+        parked = self._scans[ticket] = ParkedScan()
+        try:
+            yield parked
+        except BaseException as error:
+            ended = error if isinstance(error, Exception) else _gone()
+            parked.end(ended)
+            raise
+        finally:
+            del self._scans[ticket]
+            parked.end(None)
+
+    def find(self, ticket: str) -> ParkedScan:
+        """Returns a scan that nobody reads yet. Raises Unavailable if there is none."""
+        parked = self._scans.get(ticket)
+        if parked is None or parked.is_claimed:
+            raise _gone()
+        return parked
+
+
+def _gone() -> Unavailable:
+    return Unavailable("the scan of this part has ended: start it again", retry_after=_RETRY_SECONDS)
