@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aio_client._transport.framing import ScanMessage
-    from aio_client._transport.call_traces import Headers
     from aio_client._transport.transport import ScanCall, Transport
+    from scankv.model.tracing import Headers
 
 _LEAST_WINDOW: Final = 64 * 1024
 

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.names import table_of
 from streaming_server.engine.columnar.base_stats import base_stats_of
 from streaming_server.engine.tasks.loop_turns import BOUNDS_SECONDS
 from streaming_server.engine.tasks.throttled_value import ThrottledValue
@@ -164,8 +165,10 @@ class MetricsReader:
         rocks: Counter[str] = Counter({field.name: 0 for field in fields(RocksStats)})
         began = time.perf_counter()
         # In the order of their first use, so that a table keeps its label while others come and go.
-        for number, table in enumerate(list(self._sources.tables.live_tables())):
-            label = (table.definition.name if number < self._max_tables else OTHER_TABLES,)
+        # A table with tablets has no buckets by itself.
+        tables = [table for table in self._sources.tables.live_tables() if len(table.buckets)]
+        for number, table in enumerate(tables):
+            label = (table_of(table.definition.name) if number < self._max_tables else OTHER_TABLES,)
             found = self._measure_table(table)
             for live in table.buckets:
                 _add_bucket(found, live)
@@ -202,7 +205,7 @@ class MetricsReader:
         found["scankv_consumers"] = lags.consumers
         found["scankv_consumers_live"] = lags.live
         found["scankv_consumer_lag_changes"] = lags.most
-        found["scankv_indexes"] = len(table.definition.indexes)
+        found["scankv_indexes"] = 0 if table.definition.tablet else len(table.definition.indexes)
         found["scankv_indexes_building"] = len(building)
         found["scankv_bases"] = sum(not base.unused_reason for base in bases)
         found["scankv_base_disk_bytes"] = sum(base.disk_bytes for base in bases)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss
+from scankv.model.names import table_of
 from scankv.v1 import admin_pb2, admin_pb2_grpc
 from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.services.bases import table_bases
 from streaming_server.services.errors import map_errors
+from streaming_server.services.merged_answers import merge_bases
 from streaming_server.services.table import disk_use_to_proto
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.files.file_limit import file_limit, open_files
@@ -116,10 +118,16 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 clock_jumps=clock.jumps,
                 resident_bytes=memory.get("VmRSS", 0),
                 peak_resident_bytes=memory.get("VmHWM", 0),
-                bases=[table_bases(table) for table in tables if table.definition.options.columnar_base != "off"],
+                bases=merge_bases(
+                    table_bases(table)
+                    for table in tables
+                    if len(table.buckets) and table.definition.options.columnar_base != "off"
+                ),
                 loop_turns=() if turns is None else turns.counts,
                 longest_loop_turn_micros=0 if turns is None else int(turns.longest * 1_000_000),
-                damaged_buckets=[f"{bucket.table}/{bucket.number}" for bucket in buckets if bucket.damage is not None],
+                damaged_buckets=[
+                    f"{table_of(bucket.table)}/{bucket.number}" for bucket in buckets if bucket.damage is not None
+                ],
             )
         raise AssertionError("map_errors ends the call")
 
@@ -215,7 +223,7 @@ def _live_scan(scan: RegisteredScan, now: float) -> admin_pb2.LiveScan:
     assert scan.admitted_at is not None
     return admin_pb2.LiveScan(
         scan_id=scan.scan_id,
-        table=scan.table,
+        table=table_of(scan.table),
         buckets=scan.buckets,
         snapshot_id=scan.snapshot_id,
         peer=scan.client,
@@ -230,7 +238,7 @@ def _live_scan(scan: RegisteredScan, now: float) -> admin_pb2.LiveScan:
 def _slow_call(call: LoggedCall, now: float) -> admin_pb2.SlowCall:
     return admin_pb2.SlowCall(
         method=call.method,
-        table=call.table,
+        table=table_of(call.table),
         age_millis=int((now - call.ended_at) * 1000),
         millis=int(call.seconds * 1000),
         waited_millis=int(call.waited_seconds * 1000),

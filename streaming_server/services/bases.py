@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scankv.model.names import table_of
 from scankv.v1 import admin_pb2, table_pb2
 from streaming_server.engine.columnar.base_stats import base_stats_of
 
@@ -37,7 +38,7 @@ def table_bases(table: LiveTable) -> admin_pb2.TableBases:
     now_micros = table.state.clock.commit_micros()
     found = [base_stats_of(live, now_micros) for live in table.buckets]
     return admin_pb2.TableBases(
-        table=table.definition.name,
+        table=table_of(table.definition.name),
         buckets=len(found),
         bases=sum(not each.unused_reason for each in found),
         rows=sum(each.rows for each in found),

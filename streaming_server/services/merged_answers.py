@@ -9,7 +9,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from scankv.v1 import admin_pb2, transaction_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from google.protobuf.message import Message
 
@@ -19,6 +19,10 @@ _LARGEST: Final = frozenset(
     {"uptime_millis", "longest_commit_micros", "longest_loop_turn_micros", "clock_offset_millis", "clock_jumps"}
 )
 _SMALLEST: Final = frozenset({"free_disk_bytes", "file_limit"})
+_SUMS_OF_BASES: Final = (
+    *("buckets", "bases", "rows", "disk_bytes", "changes_since", "delta_rows", "delta_bytes"),
+    *("builds", "build_cpu_micros", "written_bytes"),
+)
 _NAMES: Final = {"tables": "name", "damaged": "name", "locks": "table", "snapshots": "table"}
 
 
@@ -86,7 +90,24 @@ def merge_stats(answers: Mapping[int, admin_pb2.StatsResponse]) -> admin_pb2.Sta
     """Returns the statistics of the server: mostly sums."""
     merged = admin_pb2.StatsResponse(version=answers[0].version, incarnation=answers[0].incarnation)
     _add(merged, [*answers.values()])
+    bases = merge_bases(merged.bases)
+    merged.ClearField("bases")
+    merged.bases.extend(bases)
     return merged
+
+
+def merge_bases(bases: Iterable[admin_pb2.TableBases]) -> list[admin_pb2.TableBases]:
+    """Returns the statistics of bases with one item for each table, whose tablets may have some of their own."""
+    by_table: dict[str, admin_pb2.TableBases] = {}
+    for each in bases:
+        known = by_table.setdefault(each.table, each)
+        if known is each:
+            continue
+        for field in _SUMS_OF_BASES:
+            setattr(known, field, getattr(known, field) + getattr(each, field))
+        known.age_millis = max(known.age_millis, each.age_millis)
+        known.unused_reasons[:] = sorted({*known.unused_reasons, *each.unused_reasons})
+    return list(by_table.values())
 
 
 def _add(merged: Any, answers: Sequence[Any]) -> None:  # noqa: ANN401  # messages of one type

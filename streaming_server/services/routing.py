@@ -30,7 +30,7 @@ from streaming_server.services.merged_answers import (
     merge_transactions,
 )
 from streaming_server.services.permissions import NamedTable, permission_of
-from streaming_server.services.tablets.joined_calls import OF_DEFINITION, OF_TABLETS, JoinedCall
+from streaming_server.services.tablets.joined_calls import OF_TABLETS, JoinedCall, is_about_definition
 from streaming_server.services.worker import LOCATE, place_in
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Router:
         name = method.removeprefix(_SERVICE)
         table = _table_in(method, request)
         divided = self.tables.divided(table) if table else None
-        if divided is not None and name not in OF_DEFINITION:
+        if divided is not None and not is_about_definition(request):
             return JoinedCall(self.workers, self.tables.table(table), method, request)
         if self.workers.is_forwarded(metadata):
             return None

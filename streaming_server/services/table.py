@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest
+from scankv.model.names import table_of
 from scankv.model.tables.evolution import ColumnChanges
 from scankv.model.tables.merge_wire import aggregates_from_proto, merging_from_proto, merging_to_proto
 from scankv.model.types.default_values import values_to_ipc
@@ -103,9 +104,8 @@ class TableService(table_pb2_grpc.TableServiceServicer):
     ) -> table_pb2.ListTablesResponse:
         async with map_errors(request, context):
             tables = [self._message(each) for each in self._tables.definitions() if each.tablet is None]
-            damaged = [
-                table_pb2.DamagedTable(name=name, reason=reason) for name, reason in self._tables.find_damaged().items()
-            ]
+            found = {table_of(name): reason for name, reason in self._tables.find_damaged().items()}
+            damaged = [table_pb2.DamagedTable(name=name, reason=reason) for name, reason in found.items()]
         return table_pb2.ListTablesResponse(tables=tables, damaged=damaged)
 
     def _message(self, definition: TableDefinition) -> table_pb2.Table:

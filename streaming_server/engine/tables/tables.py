@@ -331,7 +331,7 @@ class Tables:
         self.archive.start()
 
     def __len__(self) -> int:
-        return len(self._catalog)
+        return sum(each.tablet is None for each in self.definitions())
 
     def has_format(self, needed: int) -> bool:
         """Whether the data directory can store what a format has: see `require_format`."""

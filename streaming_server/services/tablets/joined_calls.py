@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import grpc
 
 from scankv.model.errors import InvalidRequest
-from scankv.v1 import scan_pb2
+from scankv.v1 import admin_pb2, scan_pb2, table_pb2
 from streaming_server.services.errors import map_errors
+from streaming_server.services.tablets.definitions import check, describe
 from streaming_server.services.tablets.queries import count
 from streaming_server.services.tablets.rows import delete, look_up, open_writer, upsert
 from streaming_server.services.tablets.scans import scan
@@ -35,12 +36,15 @@ _JOINS: Final[Mapping[str, Join]] = {
     "WriteService/OpenWriter": open_writer,
     "LookupService/Lookup": look_up,
     "LookupService/Count": count,
+    "TableService/GetTable": describe,
 }
 
-OF_DEFINITION: Final = frozenset(
-    {"TableService/CreateTable", "TableService/DropTable", "TableService/AlterTable", "TableService/GetTable"}
-)
-"""Calls about the definition of a table, which its owner answers by itself."""
+
+def is_about_definition(request: Message) -> bool:
+    """Whether the owner of a table answers a request by itself, because it is about the definition of the table."""
+    if isinstance(request, table_pb2.GetTableRequest):
+        return not request.statistics
+    return isinstance(request, table_pb2.CreateTableRequest | table_pb2.DropTableRequest | table_pb2.AlterTableRequest)
 
 
 OF_TABLETS: Final = frozenset({"WriteService/Upsert", "WriteService/Delete"})
@@ -66,9 +70,13 @@ class JoinedCall:
 
     async def stream(self, context: Context[Any, Any], unread: UnreadAnswers) -> None:
         async with map_errors(self.request, context):
-            if not isinstance(self.request, scan_pb2.ScanKvRequest):
+            calls = TabletCalls(self.workers, self.table, context)
+            if isinstance(self.request, scan_pb2.ScanKvRequest):
+                await scan(self.request, calls, context, unread)
+            elif isinstance(self.request, admin_pb2.CheckTableRequest):
+                await check(self.request, calls, calls.sender(context, unread))
+            else:
                 raise self._refusal()
-            await scan(self.request, TabletCalls(self.workers, self.table, context), context, unread)
 
     def _refusal(self) -> InvalidRequest:
         name, call = self.table.definition.name, self.method.rpartition("/")[2]

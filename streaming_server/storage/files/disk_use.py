@@ -99,6 +99,7 @@ def measure_table(path: Path) -> TableFiles:
     # In this order, so that a base that a snapshot shares counts as the table's.
     bases = directory_bytes(path / "bases", seen)
     snapshots = directory_bytes(path / "snapshots", seen)
+    directory_bytes(path / "tablets", seen)  # Each tablet is measured by itself.
     return TableFiles(buckets=buckets, bases=bases, snapshots=snapshots, others=directory_bytes(path, seen))
 
 
