@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import grpc
 
-from scankv.model.errors import LockLost, ScanNotFound, ScanStalled, SnapshotLost, TableNotFound, TransactionLost
-from scankv.model.names import table_of, tablet_number
+from scankv.model.errors import LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost
+from scankv.model.names import TableName, tablet_number
 from scankv.v1 import admin_pb2, lock_pb2, scan_pb2, snapshot_pb2, table_pb2, transaction_pb2, worker_pb2
 from streaming_server.engine.transactions.open_transaction import transaction_lost
 from streaming_server.services.errors import end_with
@@ -144,7 +144,7 @@ class Router:
             return None
         claims = isinstance(request, scan_pb2.ScanKvRequest) and request.HasField("claim")
         if tablet_number(table) is not None and name not in OF_TABLETS and not claims:
-            raise TableNotFound(f"{table} is a part of the table {table_of(table)}: use the table", table=table)
+            TableName.parse(table)  # Raises InvalidRequest, because no table has such a name.
         if self.workers.placement.is_alone:
             return None
         if table:
