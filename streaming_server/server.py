@@ -99,7 +99,7 @@ from streaming_server.services.write import WriteService
 from streaming_server.storage.files.file_limit import max_connections, raise_file_limit
 from streaming_server.storage.files.memory_limit import memory_limit
 from streaming_server.storage.tables.data_directory import DirectoryLocked, ForeignDirectory
-from streaming_server.workers import HEARTBEAT_SECONDS, alone_in
+from streaming_server.workers import HEARTBEAT_SECONDS, alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -230,7 +230,7 @@ class Server:
     def _open_tables(self) -> Tables:
         """Opens the data directory. Raises as `Tables`."""
         worker = self._worker
-        self._calls_itself = worker or alone_in(Path(self.config.data))
+        self._calls_itself = worker or alone()
         self._workers = Workers(self._calls_itself, WINDOW_BYTES, self.config.stall_timeout_seconds)
         tables = Tables(
             self.config,

@@ -25,7 +25,8 @@ class WorkerSettings:
         placement: The place of the worker among all workers.
         lock: The inherited descriptor by which the supervisor has locked the data directory. The lock lasts until all
             processes that have it have ended.
-        sockets: The directory of the sockets on which workers listen for each other. Only their user can use it.
+        sockets: The directory of the sockets on which workers listen for each other. Only their user can use it. None:
+            the server is one process.
         key: A secret of this start of the server, by which workers recognize each other.
         peer_key: Another secret, with which workers and the HTTP gateway name the client for whom they make a call.
         ports: The port of each worker, by number, on which only that worker listens, besides that of the server.
@@ -33,10 +34,11 @@ class WorkerSettings:
 
     placement: Placement
     lock: int
-    sockets: Path
+    sockets: Path | None
     key: str = field(repr=False)
     peer_key: str = field(repr=False)
     ports: tuple[int, ...]
+    _abstract: str = field(default_factory=lambda: f"unix-abstract:scankv-{secrets.token_hex(16)}", repr=False)
 
     @property
     def port(self) -> int:
@@ -46,13 +48,17 @@ class WorkerSettings:
     @property
     def aliases(self) -> Path:
         """A directory that only this worker uses. It ends with the server."""
+        assert self.sockets is not None
         return self.sockets / f"aliases-{self.placement.number}"
 
     def address_of(self, number: int) -> str:
         """Returns the address on which a worker listens for the others, as gRPC writes it."""
-        return f"unix:{self.sockets / str(number)}"
+        return self._abstract if self.sockets is None else f"unix:{self.sockets / str(number)}"
 
 
-def alone_in(data: Path) -> WorkerSettings:
-    """Returns the settings of a server of one process, which calls only itself, over a socket in its data directory."""
-    return WorkerSettings(placement=ALONE, lock=-1, sockets=data, key=secrets.token_hex(32), peer_key="", ports=())
+def alone() -> WorkerSettings:
+    """Returns the settings of a server of one process, which calls only itself.
+
+    Its socket has no file, so any user of the host can connect to it. But it answers only who knows the key.
+    """
+    return WorkerSettings(placement=ALONE, lock=-1, sockets=None, key=secrets.token_hex(32), peer_key="", ports=())

@@ -39,9 +39,9 @@ class DividedCall:
         self._window = window
         self._trace = trace
         self._main = transport.open_scan(request, window, trace)
-        self._parts: Iterator[_Part] | None = None
-        self._opened: list[_Part] = []
-        self._part: _Part | None = None
+        self._parts: Iterator[_TabletCall] | None = None
+        self._opened: list[_TabletCall] = []
+        self._part: _TabletCall | None = None
         self._crc32c = 0
         self._scanned = 0
 
@@ -76,7 +76,7 @@ class DividedCall:
             transport = await self._transport.for_part(self._table, part.owner)
             await transport.prepare_token()
             request = scan_pb2.ScanKvRequest(table=part.tablet, claim=claim)
-            self._opened.append(_Part(transport.open_scan(request, window, self._trace)))
+            self._opened.append(_TabletCall(transport.open_scan(request, window, self._trace)))
         self._parts = iter(self._opened)
         self._part = next(self._parts, None)
 
@@ -97,7 +97,7 @@ class DividedCall:
             part.call.cancel()
 
 
-class _Part:
+class _TabletCall:
     """The stream of one part."""
 
     def __init__(self, call: ScanCall) -> None:

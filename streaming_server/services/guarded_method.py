@@ -13,7 +13,7 @@ import grpc
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from scankv.model.errors import InvalidRequest, ScanKvError, TooManyScans
+from scankv.model.errors import InvalidRequest, PermissionDenied, ScanKvError, TooManyScans
 from streaming_server.access.callers import STREAM_CALLER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
@@ -160,6 +160,8 @@ class _GuardedMethod:
         is_forwarded = router is not None and router.workers.is_forwarded(metadata)
         received = _ArrivedCall(None if is_forwarded else self._begin_audit(context))
         try:
+            if not is_forwarded and context.peer().startswith("unix"):
+                raise PermissionDenied("only the server itself uses this socket: use its port")
             # What the server asks itself needs no rights.
             if self._access is not None and not (router is not None and router.workers.is_of_server(metadata)):
                 await self._admit(self._access, received, context, is_forwarded=is_forwarded)

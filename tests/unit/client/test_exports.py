@@ -51,6 +51,7 @@ NAMES = [
     "LostWrites",
     "NewerFormat",
     "NoPrimaryKey",
+    "NotOwner",
     "PartitionInfo",
     "PermissionDenied",
     "PositionExpired",
