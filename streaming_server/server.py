@@ -90,6 +90,8 @@ from streaming_server.services.routing import Router, read_metrics_of_all
 from streaming_server.services.scan import ScanService
 from streaming_server.services.snapshot import SnapshotService
 from streaming_server.services.table import TableService
+from streaming_server.services.tablets.tablet_calls import QueryMemory
+from streaming_server.services.tablets.tablet_queries import TabletQueries
 from streaming_server.services.tablets.tablet_service import TabletService, tell_owners
 from streaming_server.services.tls import https_context, server_credentials
 from streaming_server.services.transaction import TransactionService
@@ -416,10 +418,11 @@ class Server:
             self.config.metrics_max_tables,
         )
         # It has the methods of a server that generated code calls.
-        router = Router(self._workers, self._tables)
+        router = Router(self._workers, self._tables, QueryMemory(results, self._waiting))
         server: Any = GuardedServer(self._intake, self._server, self._registry.turns, self._access, router)
         scans.add_to_server(server)
-        LookupService(self._tables, self._registry, results, self._waiting).add_to_server(server)
+        lookups = LookupService(self._tables, self._registry, results, self._waiting)
+        lookups.add_to_server(server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables, self._worker), server)
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, server)
         lock_pb2_grpc.add_LockServiceServicer_to_server(LockService(self._tables), server)
@@ -428,7 +431,8 @@ class Server:
         transactions = TransactionService(self._tables, is_worker=self._worker is not None)
         transaction_pb2_grpc.add_TransactionServiceServicer_to_server(transactions, server)
         bootstrap_pb2_grpc.add_BootstrapServiceServicer_to_server(BootstrapService(self._tables), server)
-        worker_pb2_grpc.add_TabletServiceServicer_to_server(TabletService(self._tables, self._workers), server)
+        queries = TabletQueries(self._tables, self._registry, results, self._waiting, lookups)
+        worker_pb2_grpc.add_TabletServiceServicer_to_server(TabletService(self._tables, self._workers, queries), server)
         if self._worker is not None:
             worker_service = WorkerService(self._shares, self._tables.backups, self._workers)
             worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker_service, server)

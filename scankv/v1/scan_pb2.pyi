@@ -135,6 +135,7 @@ class ScanKvRequest(_message.Message):
     HEARTBEAT_MILLIS_FIELD_NUMBER: _builtins.int
     NO_BUCKETS_FIELD_NUMBER: _builtins.int
     CHANGES_FOLLOW_FIELD_NUMBER: _builtins.int
+    EXPIRED_AT_MICROS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     limit: _builtins.int
@@ -183,6 +184,10 @@ class ScanKvRequest(_message.Message):
     """Whether the reader goes on with the changes from the log offsets of this scan. If so, the rows contain those that
     have expired and whose deletion the changelog will get, because a reader that adds up changes must not get a deletion
     of a row that it lacks. Not for the changelog, whose start `full` does so by itself.
+    """
+    expired_at_micros: _builtins.int
+    """Of the worker processes of a server, for a tablet: the time as of which rows have expired, in microseconds since
+    1970. Absent: that of the view.
     """
     @_builtins.property
     def live_kv(self) -> Global___LiveKv:
@@ -252,17 +257,22 @@ class ScanKvRequest(_message.Message):
         heartbeat_millis: _builtins.int = ...,
         no_buckets: _builtins.bool = ...,
         changes_follow: _builtins.bool = ...,
+        expired_at_micros: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "claim", b"claim", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expired_at_micros", b"_expired_at_micros", "_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "claim", b"claim", "columns", b"columns", "expired_at_micros", b"expired_at_micros", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "changes_follow", b"changes_follow", "chunk", b"chunk", "claim", b"claim", "columns", b"columns", "divided", b"divided", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "read_path", b"read_path", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expired_at_micros", b"_expired_at_micros", "_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "changes_follow", b"changes_follow", "chunk", b"chunk", "claim", b"claim", "columns", b"columns", "divided", b"divided", "expired_at_micros", b"expired_at_micros", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "read_path", b"read_path", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expired_at_micros: _TypeAlias = _typing.Literal["expired_at_micros"]  # noqa: Y015
+    _WhichOneofArgType__expired_at_micros: _TypeAlias = _typing.Literal["_expired_at_micros", b"_expired_at_micros"]  # noqa: Y015
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["live_kv", "snapshot", "log"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expired_at_micros) -> _WhichOneofReturnType__expired_at_micros | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__if_changed_since) -> _WhichOneofReturnType__if_changed_since | None: ...
     @_typing.overload

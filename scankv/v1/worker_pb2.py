@@ -22,10 +22,12 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from scankv.v1 import lookup_pb2 as scankv_dot_v1_dot_lookup__pb2
+from scankv.v1 import scan_pb2 as scankv_dot_v1_dot_scan__pb2
 from scankv.v1 import transaction_pb2 as scankv_dot_v1_dot_transaction__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16scankv/v1/worker.proto\x12\tscankv.v1\x1a\x1bscankv/v1/transaction.proto\"5\n\x18LocateTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\xa1\x02\n\x19LocateTransactionResponse\x12\x39\n\x05state\x18\x01 \x01(\x0e\x32*.scankv.v1.LocateTransactionResponse.State\x12-\n\x05parts\x18\x02 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x18\n\x0b\x63oordinator\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10remaining_millis\x18\x04 \x01(\x04\"V\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_UNKNOWN\x10\x01\x12\x0e\n\nSTATE_OPEN\x10\x02\x12\x13\n\x0fSTATE_COMMITTED\x10\x03\x42\x0e\n\x0c_coordinator\"\x8f\x01\n\x19PrepareTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\r\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x0e\n\x06micros\x18\x05 \x01(\x03\"\xdb\x01\n\x1aPrepareTransactionResponse\x12\x0e\n\x06micros\x18\x01 \x01(\x03\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x41\n\x06tables\x18\x03 \x03(\x0b\x32\x31.scankv.v1.PrepareTransactionResponse.TablesEntry\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x1a-\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\\\n\x1a\x43oncludeTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x13\n\x06micros\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_micros\"H\n\x1b\x43oncludeTransactionResponse\x12)\n\x06tables\x18\x01 \x03(\x0b\x32\x19.scankv.v1.CommittedTable\">\n\x1cGetTransactionOutcomeRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\"S\n\x1dGetTransactionOutcomeResponse\x12\x13\n\x06micros\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nmay_commit\x18\x02 \x01(\x08\x42\t\n\x07_micros\"9\n\x12\x46ollowTableRequest\x12\x12\n\ntable_name\x18\x01 \x01(\t\x12\x0f\n\x07\x63losing\x18\x02 \x01(\x08\"\x15\n\x13\x46ollowTableResponse\"E\n\x11HoldTabletRequest\x12\x0e\n\x06tablet\x18\x01 \x01(\t\x12\x0f\n\x07hold_id\x18\x02 \x01(\t\x12\x0f\n\x07\x66lushes\x18\x03 \x01(\x08\"\x14\n\x12HoldTabletResponse\"\x17\n\x15\x46lushForBackupRequest\"\x18\n\x16\x46lushForBackupResponse\"(\n\x16\x42\x65ginBackupPartRequest\x12\x0e\n\x06\x63ut_id\x18\x01 \x01(\t\")\n\x17\x42\x65ginBackupPartResponse\x12\x0e\n\x06micros\x18\x01 \x01(\x03\"I\n\x17\x46inishBackupPartRequest\x12\x0e\n\x06\x63ut_id\x18\x01 \x01(\t\x12\x13\n\x06micros\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_micros\",\n\x18\x46inishBackupPartResponse\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x32\xb2\x05\n\rWorkerService\x12^\n\x11LocateTransaction\x12#.scankv.v1.LocateTransactionRequest\x1a$.scankv.v1.LocateTransactionResponse\x12\x61\n\x12PrepareTransaction\x12$.scankv.v1.PrepareTransactionRequest\x1a%.scankv.v1.PrepareTransactionResponse\x12\x64\n\x13\x43oncludeTransaction\x12%.scankv.v1.ConcludeTransactionRequest\x1a&.scankv.v1.ConcludeTransactionResponse\x12j\n\x15GetTransactionOutcome\x12\'.scankv.v1.GetTransactionOutcomeRequest\x1a(.scankv.v1.GetTransactionOutcomeResponse\x12U\n\x0e\x46lushForBackup\x12 .scankv.v1.FlushForBackupRequest\x1a!.scankv.v1.FlushForBackupResponse\x12X\n\x0f\x42\x65ginBackupPart\x12!.scankv.v1.BeginBackupPartRequest\x1a\".scankv.v1.BeginBackupPartResponse\x12[\n\x10\x46inishBackupPart\x12\".scankv.v1.FinishBackupPartRequest\x1a#.scankv.v1.FinishBackupPartResponse2\xaa\x01\n\rTabletService\x12L\n\x0b\x46ollowTable\x12\x1d.scankv.v1.FollowTableRequest\x1a\x1e.scankv.v1.FollowTableResponse\x12K\n\nHoldTablet\x12\x1c.scankv.v1.HoldTabletRequest\x1a\x1d.scankv.v1.HoldTabletResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16scankv/v1/worker.proto\x12\tscankv.v1\x1a\x16scankv/v1/lookup.proto\x1a\x14scankv/v1/scan.proto\x1a\x1bscankv/v1/transaction.proto\"5\n\x18LocateTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\xa1\x02\n\x19LocateTransactionResponse\x12\x39\n\x05state\x18\x01 \x01(\x0e\x32*.scankv.v1.LocateTransactionResponse.State\x12-\n\x05parts\x18\x02 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x18\n\x0b\x63oordinator\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10remaining_millis\x18\x04 \x01(\x04\"V\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_UNKNOWN\x10\x01\x12\x0e\n\nSTATE_OPEN\x10\x02\x12\x13\n\x0fSTATE_COMMITTED\x10\x03\x42\x0e\n\x0c_coordinator\"\x8f\x01\n\x19PrepareTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\r\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x0e\n\x06micros\x18\x05 \x01(\x03\"\xdb\x01\n\x1aPrepareTransactionResponse\x12\x0e\n\x06micros\x18\x01 \x01(\x03\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x41\n\x06tables\x18\x03 \x03(\x0b\x32\x31.scankv.v1.PrepareTransactionResponse.TablesEntry\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x1a-\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\\\n\x1a\x43oncludeTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x13\n\x06micros\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_micros\"H\n\x1b\x43oncludeTransactionResponse\x12)\n\x06tables\x18\x01 \x03(\x0b\x32\x19.scankv.v1.CommittedTable\">\n\x1cGetTransactionOutcomeRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\"S\n\x1dGetTransactionOutcomeResponse\x12\x13\n\x06micros\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nmay_commit\x18\x02 \x01(\x08\x42\t\n\x07_micros\"9\n\x12\x46ollowTableRequest\x12\x12\n\ntable_name\x18\x01 \x01(\t\x12\x0f\n\x07\x63losing\x18\x02 \x01(\x08\"\x15\n\x13\x46ollowTableResponse\"E\n\x11HoldTabletRequest\x12\x0e\n\x06tablet\x18\x01 \x01(\t\x12\x0f\n\x07hold_id\x18\x02 \x01(\t\x12\x0f\n\x07\x66lushes\x18\x03 \x01(\x08\"\x14\n\x12HoldTabletResponse\"\xa2\x01\n\x12QueryTabletRequest\x12(\n\x05\x63ount\x18\x01 \x01(\x0b\x32\x17.scankv.v1.CountRequestH\x00\x12\x30\n\taggregate\x18\x02 \x01(\x0b\x32\x1b.scankv.v1.AggregateRequestH\x00\x12\'\n\x05top_n\x18\x03 \x01(\x0b\x32\x16.scankv.v1.TopNRequestH\x00\x42\x07\n\x05query\"\x85\x01\n\x13QueryTabletResponse\x12&\n\x04view\x18\x01 \x01(\x0b\x32\x16.scankv.v1.QueriedViewH\x00\x12\x0f\n\x05state\x18\x02 \x01(\x0cH\x00\x12*\n\x06result\x18\x03 \x01(\x0b\x32\x18.scankv.v1.QueriedResultH\x00\x42\t\n\x07message\"\x1e\n\x0bQueriedView\x12\x0f\n\x07version\x18\x01 \x01(\x0c\"\xeb\x01\n\rQueriedResult\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12=\n\x0blog_offsets\x18\x02 \x03(\x0b\x32(.scankv.v1.QueriedResult.LogOffsetsEntry\x12\x14\n\x0crows_scanned\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x03(\t\x12\x19\n\x11has_too_many_ties\x18\x05 \x01(\x08\x12\x1a\n\x12has_too_large_ties\x18\x06 \x01(\x08\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x8e\x01\n\x12WatchTabletRequest\x12\x0e\n\x06tablet\x18\x01 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x02 \x03(\r\x12+\n\x08snapshot\x18\x03 \x01(\x0b\x32\x19.scankv.v1.PinnedSnapshot\x12\x15\n\rknown_version\x18\x04 \x01(\x0c\x12\x13\n\x0bwait_millis\x18\x05 \x01(\r\"&\n\x13WatchTabletResponse\x12\x0f\n\x07version\x18\x01 \x01(\x0c\"\x17\n\x15\x46lushForBackupRequest\"\x18\n\x16\x46lushForBackupResponse\"(\n\x16\x42\x65ginBackupPartRequest\x12\x0e\n\x06\x63ut_id\x18\x01 \x01(\t\")\n\x17\x42\x65ginBackupPartResponse\x12\x0e\n\x06micros\x18\x01 \x01(\x03\"I\n\x17\x46inishBackupPartRequest\x12\x0e\n\x06\x63ut_id\x18\x01 \x01(\t\x12\x13\n\x06micros\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_micros\",\n\x18\x46inishBackupPartResponse\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x32\xb2\x05\n\rWorkerService\x12^\n\x11LocateTransaction\x12#.scankv.v1.LocateTransactionRequest\x1a$.scankv.v1.LocateTransactionResponse\x12\x61\n\x12PrepareTransaction\x12$.scankv.v1.PrepareTransactionRequest\x1a%.scankv.v1.PrepareTransactionResponse\x12\x64\n\x13\x43oncludeTransaction\x12%.scankv.v1.ConcludeTransactionRequest\x1a&.scankv.v1.ConcludeTransactionResponse\x12j\n\x15GetTransactionOutcome\x12\'.scankv.v1.GetTransactionOutcomeRequest\x1a(.scankv.v1.GetTransactionOutcomeResponse\x12U\n\x0e\x46lushForBackup\x12 .scankv.v1.FlushForBackupRequest\x1a!.scankv.v1.FlushForBackupResponse\x12X\n\x0f\x42\x65ginBackupPart\x12!.scankv.v1.BeginBackupPartRequest\x1a\".scankv.v1.BeginBackupPartResponse\x12[\n\x10\x46inishBackupPart\x12\".scankv.v1.FinishBackupPartRequest\x1a#.scankv.v1.FinishBackupPartResponse2\xc8\x02\n\rTabletService\x12L\n\x0b\x46ollowTable\x12\x1d.scankv.v1.FollowTableRequest\x1a\x1e.scankv.v1.FollowTableResponse\x12K\n\nHoldTablet\x12\x1c.scankv.v1.HoldTabletRequest\x1a\x1d.scankv.v1.HoldTabletResponse0\x01\x12N\n\x0bQueryTablet\x12\x1d.scankv.v1.QueryTabletRequest\x1a\x1e.scankv.v1.QueryTabletResponse0\x01\x12L\n\x0bWatchTablet\x12\x1d.scankv.v1.WatchTabletRequest\x1a\x1e.scankv.v1.WatchTabletResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,48 +36,64 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREPARETRANSACTIONRESPONSE_TABLESENTRY']._loaded_options = None
   _globals['_PREPARETRANSACTIONRESPONSE_TABLESENTRY']._serialized_options = b'8\001'
-  _globals['_LOCATETRANSACTIONREQUEST']._serialized_start=66
-  _globals['_LOCATETRANSACTIONREQUEST']._serialized_end=119
-  _globals['_LOCATETRANSACTIONRESPONSE']._serialized_start=122
-  _globals['_LOCATETRANSACTIONRESPONSE']._serialized_end=411
-  _globals['_LOCATETRANSACTIONRESPONSE_STATE']._serialized_start=309
-  _globals['_LOCATETRANSACTIONRESPONSE_STATE']._serialized_end=395
-  _globals['_PREPARETRANSACTIONREQUEST']._serialized_start=414
-  _globals['_PREPARETRANSACTIONREQUEST']._serialized_end=557
-  _globals['_PREPARETRANSACTIONRESPONSE']._serialized_start=560
-  _globals['_PREPARETRANSACTIONRESPONSE']._serialized_end=779
-  _globals['_PREPARETRANSACTIONRESPONSE_TABLESENTRY']._serialized_start=734
-  _globals['_PREPARETRANSACTIONRESPONSE_TABLESENTRY']._serialized_end=779
-  _globals['_CONCLUDETRANSACTIONREQUEST']._serialized_start=781
-  _globals['_CONCLUDETRANSACTIONREQUEST']._serialized_end=873
-  _globals['_CONCLUDETRANSACTIONRESPONSE']._serialized_start=875
-  _globals['_CONCLUDETRANSACTIONRESPONSE']._serialized_end=947
-  _globals['_GETTRANSACTIONOUTCOMEREQUEST']._serialized_start=949
-  _globals['_GETTRANSACTIONOUTCOMEREQUEST']._serialized_end=1011
-  _globals['_GETTRANSACTIONOUTCOMERESPONSE']._serialized_start=1013
-  _globals['_GETTRANSACTIONOUTCOMERESPONSE']._serialized_end=1096
-  _globals['_FOLLOWTABLEREQUEST']._serialized_start=1098
-  _globals['_FOLLOWTABLEREQUEST']._serialized_end=1155
-  _globals['_FOLLOWTABLERESPONSE']._serialized_start=1157
-  _globals['_FOLLOWTABLERESPONSE']._serialized_end=1178
-  _globals['_HOLDTABLETREQUEST']._serialized_start=1180
-  _globals['_HOLDTABLETREQUEST']._serialized_end=1249
-  _globals['_HOLDTABLETRESPONSE']._serialized_start=1251
-  _globals['_HOLDTABLETRESPONSE']._serialized_end=1271
-  _globals['_FLUSHFORBACKUPREQUEST']._serialized_start=1273
-  _globals['_FLUSHFORBACKUPREQUEST']._serialized_end=1296
-  _globals['_FLUSHFORBACKUPRESPONSE']._serialized_start=1298
-  _globals['_FLUSHFORBACKUPRESPONSE']._serialized_end=1322
-  _globals['_BEGINBACKUPPARTREQUEST']._serialized_start=1324
-  _globals['_BEGINBACKUPPARTREQUEST']._serialized_end=1364
-  _globals['_BEGINBACKUPPARTRESPONSE']._serialized_start=1366
-  _globals['_BEGINBACKUPPARTRESPONSE']._serialized_end=1407
-  _globals['_FINISHBACKUPPARTREQUEST']._serialized_start=1409
-  _globals['_FINISHBACKUPPARTREQUEST']._serialized_end=1482
-  _globals['_FINISHBACKUPPARTRESPONSE']._serialized_start=1484
-  _globals['_FINISHBACKUPPARTRESPONSE']._serialized_end=1528
-  _globals['_WORKERSERVICE']._serialized_start=1531
-  _globals['_WORKERSERVICE']._serialized_end=2221
-  _globals['_TABLETSERVICE']._serialized_start=2224
-  _globals['_TABLETSERVICE']._serialized_end=2394
+  _globals['_QUERIEDRESULT_LOGOFFSETSENTRY']._loaded_options = None
+  _globals['_QUERIEDRESULT_LOGOFFSETSENTRY']._serialized_options = b'8\001'
+  _globals['_LOCATETRANSACTIONREQUEST']._serialized_start=112
+  _globals['_LOCATETRANSACTIONREQUEST']._serialized_end=165
+  _globals['_LOCATETRANSACTIONRESPONSE']._serialized_start=168
+  _globals['_LOCATETRANSACTIONRESPONSE']._serialized_end=457
+  _globals['_LOCATETRANSACTIONRESPONSE_STATE']._serialized_start=355
+  _globals['_LOCATETRANSACTIONRESPONSE_STATE']._serialized_end=441
+  _globals['_PREPARETRANSACTIONREQUEST']._serialized_start=460
+  _globals['_PREPARETRANSACTIONREQUEST']._serialized_end=603
+  _globals['_PREPARETRANSACTIONRESPONSE']._serialized_start=606
+  _globals['_PREPARETRANSACTIONRESPONSE']._serialized_end=825
+  _globals['_PREPARETRANSACTIONRESPONSE_TABLESENTRY']._serialized_start=780
+  _globals['_PREPARETRANSACTIONRESPONSE_TABLESENTRY']._serialized_end=825
+  _globals['_CONCLUDETRANSACTIONREQUEST']._serialized_start=827
+  _globals['_CONCLUDETRANSACTIONREQUEST']._serialized_end=919
+  _globals['_CONCLUDETRANSACTIONRESPONSE']._serialized_start=921
+  _globals['_CONCLUDETRANSACTIONRESPONSE']._serialized_end=993
+  _globals['_GETTRANSACTIONOUTCOMEREQUEST']._serialized_start=995
+  _globals['_GETTRANSACTIONOUTCOMEREQUEST']._serialized_end=1057
+  _globals['_GETTRANSACTIONOUTCOMERESPONSE']._serialized_start=1059
+  _globals['_GETTRANSACTIONOUTCOMERESPONSE']._serialized_end=1142
+  _globals['_FOLLOWTABLEREQUEST']._serialized_start=1144
+  _globals['_FOLLOWTABLEREQUEST']._serialized_end=1201
+  _globals['_FOLLOWTABLERESPONSE']._serialized_start=1203
+  _globals['_FOLLOWTABLERESPONSE']._serialized_end=1224
+  _globals['_HOLDTABLETREQUEST']._serialized_start=1226
+  _globals['_HOLDTABLETREQUEST']._serialized_end=1295
+  _globals['_HOLDTABLETRESPONSE']._serialized_start=1297
+  _globals['_HOLDTABLETRESPONSE']._serialized_end=1317
+  _globals['_QUERYTABLETREQUEST']._serialized_start=1320
+  _globals['_QUERYTABLETREQUEST']._serialized_end=1482
+  _globals['_QUERYTABLETRESPONSE']._serialized_start=1485
+  _globals['_QUERYTABLETRESPONSE']._serialized_end=1618
+  _globals['_QUERIEDVIEW']._serialized_start=1620
+  _globals['_QUERIEDVIEW']._serialized_end=1650
+  _globals['_QUERIEDRESULT']._serialized_start=1653
+  _globals['_QUERIEDRESULT']._serialized_end=1888
+  _globals['_QUERIEDRESULT_LOGOFFSETSENTRY']._serialized_start=1839
+  _globals['_QUERIEDRESULT_LOGOFFSETSENTRY']._serialized_end=1888
+  _globals['_WATCHTABLETREQUEST']._serialized_start=1891
+  _globals['_WATCHTABLETREQUEST']._serialized_end=2033
+  _globals['_WATCHTABLETRESPONSE']._serialized_start=2035
+  _globals['_WATCHTABLETRESPONSE']._serialized_end=2073
+  _globals['_FLUSHFORBACKUPREQUEST']._serialized_start=2075
+  _globals['_FLUSHFORBACKUPREQUEST']._serialized_end=2098
+  _globals['_FLUSHFORBACKUPRESPONSE']._serialized_start=2100
+  _globals['_FLUSHFORBACKUPRESPONSE']._serialized_end=2124
+  _globals['_BEGINBACKUPPARTREQUEST']._serialized_start=2126
+  _globals['_BEGINBACKUPPARTREQUEST']._serialized_end=2166
+  _globals['_BEGINBACKUPPARTRESPONSE']._serialized_start=2168
+  _globals['_BEGINBACKUPPARTRESPONSE']._serialized_end=2209
+  _globals['_FINISHBACKUPPARTREQUEST']._serialized_start=2211
+  _globals['_FINISHBACKUPPARTREQUEST']._serialized_end=2284
+  _globals['_FINISHBACKUPPARTRESPONSE']._serialized_start=2286
+  _globals['_FINISHBACKUPPARTRESPONSE']._serialized_end=2330
+  _globals['_WORKERSERVICE']._serialized_start=2333
+  _globals['_WORKERSERVICE']._serialized_end=3023
+  _globals['_TABLETSERVICE']._serialized_start=3026
+  _globals['_TABLETSERVICE']._serialized_end=3354
 # @@protoc_insertion_point(module_scope)

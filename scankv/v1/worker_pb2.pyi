@@ -8,6 +8,8 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from scankv.v1 import lookup_pb2 as _lookup_pb2
+from scankv.v1 import scan_pb2 as _scan_pb2
 from scankv.v1 import transaction_pb2 as _transaction_pb2
 import builtins as _builtins
 import sys
@@ -370,6 +372,208 @@ class HoldTabletResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HoldTabletResponse: _TypeAlias = HoldTabletResponse  # noqa: Y015
+
+@_typing.final
+class QueryTabletRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    AGGREGATE_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def count(self) -> _lookup_pb2.CountRequest: ...
+    @_builtins.property
+    def aggregate(self) -> _lookup_pb2.AggregateRequest: ...
+    @_builtins.property
+    def top_n(self) -> _lookup_pb2.TopNRequest: ...
+    def __init__(
+        self,
+        *,
+        count: _lookup_pb2.CountRequest | None = ...,
+        aggregate: _lookup_pb2.AggregateRequest | None = ...,
+        top_n: _lookup_pb2.TopNRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "count", b"count", "query", b"query", "top_n", b"top_n"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "count", b"count", "query", b"query", "top_n", b"top_n"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_query: _TypeAlias = _typing.Literal["count", "aggregate", "top_n"]  # noqa: Y015
+    _WhichOneofArgType_query: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_query) -> _WhichOneofReturnType_query | None: ...
+
+Global___QueryTabletRequest: _TypeAlias = QueryTabletRequest  # noqa: Y015
+
+@_typing.final
+class QueryTabletResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VIEW_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    state: _builtins.bytes
+    """A part of what the result is joined of: an Arrow IPC stream of groups or rows."""
+    @_builtins.property
+    def view(self) -> Global___QueriedView:
+        """Once the view is open, which no write changes from then on."""
+
+    @_builtins.property
+    def result(self) -> Global___QueriedResult: ...
+    def __init__(
+        self,
+        *,
+        view: Global___QueriedView | None = ...,
+        state: _builtins.bytes = ...,
+        result: Global___QueriedResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "result", b"result", "state", b"state", "view", b"view"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "result", b"result", "state", b"state", "view", b"view"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["view", "state", "result"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___QueryTabletResponse: _TypeAlias = QueryTabletResponse  # noqa: Y015
+
+@_typing.final
+class QueriedView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.bytes
+    """As in CountResponse."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueriedView: _TypeAlias = QueriedView  # noqa: Y015
+
+@_typing.final
+class QueriedResult(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LogOffsetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    ROWS_SCANNED_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    HAS_TOO_MANY_TIES_FIELD_NUMBER: _builtins.int
+    HAS_TOO_LARGE_TIES_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """For a count."""
+    rows_scanned: _builtins.int
+    has_too_many_ties: _builtins.bool
+    """For a top-N with ties: there are more rows than are returned that are equal to the last one of the first n, more
+    than an answer may have, or larger ones.
+    """
+    has_too_large_ties: _builtins.bool
+    @_builtins.property
+    def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """As in the responses to queries."""
+
+    @_builtins.property
+    def index(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        rows_scanned: _builtins.int = ...,
+        index: _abc.Iterable[_builtins.str] | None = ...,
+        has_too_many_ties: _builtins.bool = ...,
+        has_too_large_ties: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_too_large_ties", b"has_too_large_ties", "has_too_many_ties", b"has_too_many_ties", "index", b"index", "log_offsets", b"log_offsets", "rows", b"rows", "rows_scanned", b"rows_scanned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueriedResult: _TypeAlias = QueriedResult  # noqa: Y015
+
+@_typing.final
+class WatchTabletRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    KNOWN_VERSION_FIELD_NUMBER: _builtins.int
+    WAIT_MILLIS_FIELD_NUMBER: _builtins.int
+    tablet: _builtins.str
+    """The name of the tablet."""
+    known_version: _builtins.bytes
+    """The version that the caller knows, and for how long to wait for another one. Without a wait, or if too many calls
+    wait, the call returns at once.
+    """
+    wait_millis: _builtins.int
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in CountRequest."""
+
+    @_builtins.property
+    def snapshot(self) -> _scan_pb2.PinnedSnapshot: ...
+    def __init__(
+        self,
+        *,
+        tablet: _builtins.str = ...,
+        buckets: _abc.Iterable[_builtins.int] | None = ...,
+        snapshot: _scan_pb2.PinnedSnapshot | None = ...,
+        known_version: _builtins.bytes = ...,
+        wait_millis: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "known_version", b"known_version", "snapshot", b"snapshot", "tablet", b"tablet", "wait_millis", b"wait_millis"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchTabletRequest: _TypeAlias = WatchTabletRequest  # noqa: Y015
+
+@_typing.final
+class WatchTabletResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        version: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchTabletResponse: _TypeAlias = WatchTabletResponse  # noqa: Y015
 
 @_typing.final
 class FlushForBackupRequest(_message.Message):

@@ -398,6 +398,16 @@ class TabletServiceStub:
                 request_serializer=scankv_dot_v1_dot_worker__pb2.HoldTabletRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_worker__pb2.HoldTabletResponse.FromString,
                 _registered_method=True)
+        self.QueryTablet = channel.unary_stream(
+                '/scankv.v1.TabletService/QueryTablet',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.QueryTabletRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.QueryTabletResponse.FromString,
+                _registered_method=True)
+        self.WatchTablet = channel.unary_unary(
+                '/scankv.v1.TabletService/WatchTablet',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.WatchTabletRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.WatchTabletResponse.FromString,
+                _registered_method=True)
 
 
 class TabletServiceServicer:
@@ -421,6 +431,22 @@ class TabletServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def QueryTablet(self, request, context):
+        """Computes the share of a tablet in a query: one `view`, any number of `state`, one `result`. A stream without a
+        result is incomplete. Errors: as for the query.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchTablet(self, request, context):
+        """Returns the version of a tablet, once it is another one than the caller knows, or after a time. Reads nothing.
+        Errors: as for Count.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TabletServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -433,6 +459,16 @@ def add_TabletServiceServicer_to_server(servicer, server):
                     servicer.HoldTablet,
                     request_deserializer=scankv_dot_v1_dot_worker__pb2.HoldTabletRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_worker__pb2.HoldTabletResponse.SerializeToString,
+            ),
+            'QueryTablet': grpc.unary_stream_rpc_method_handler(
+                    servicer.QueryTablet,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.QueryTabletRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.QueryTabletResponse.SerializeToString,
+            ),
+            'WatchTablet': grpc.unary_unary_rpc_method_handler(
+                    servicer.WatchTablet,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.WatchTabletRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.WatchTabletResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -490,6 +526,60 @@ class TabletService:
             '/scankv.v1.TabletService/HoldTablet',
             scankv_dot_v1_dot_worker__pb2.HoldTabletRequest.SerializeToString,
             scankv_dot_v1_dot_worker__pb2.HoldTabletResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QueryTablet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/scankv.v1.TabletService/QueryTablet',
+            scankv_dot_v1_dot_worker__pb2.QueryTabletRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.QueryTabletResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchTablet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.TabletService/WatchTablet',
+            scankv_dot_v1_dot_worker__pb2.WatchTabletRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.WatchTabletResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -165,6 +165,14 @@ class TabletServiceStub:
     call of the hold ends.
     Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
     """
+    QueryTablet: _grpc.UnaryStreamMultiCallable[_worker_pb2.QueryTabletRequest, _worker_pb2.QueryTabletResponse]
+    """Computes the share of a tablet in a query: one `view`, any number of `state`, one `result`. A stream without a
+    result is incomplete. Errors: as for the query.
+    """
+    WatchTablet: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WatchTabletRequest, _worker_pb2.WatchTabletResponse]
+    """Returns the version of a tablet, once it is another one than the caller knows, or after a time. Reads nothing.
+    Errors: as for Count.
+    """
 
 @_typing.type_check_only
 class TabletServiceAsyncStub(TabletServiceStub):
@@ -178,6 +186,14 @@ class TabletServiceAsyncStub(TabletServiceStub):
     That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
     call of the hold ends.
     Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
+    """
+    QueryTablet: _aio.UnaryStreamMultiCallable[_worker_pb2.QueryTabletRequest, _worker_pb2.QueryTabletResponse]  # type: ignore[assignment]
+    """Computes the share of a tablet in a query: one `view`, any number of `state`, one `result`. A stream without a
+    result is incomplete. Errors: as for the query.
+    """
+    WatchTablet: _aio.UnaryUnaryMultiCallable[_worker_pb2.WatchTabletRequest, _worker_pb2.WatchTabletResponse]  # type: ignore[assignment]
+    """Returns the version of a tablet, once it is another one than the caller knows, or after a time. Reads nothing.
+    Errors: as for Count.
     """
 
 class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -201,6 +217,26 @@ class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
         That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
         call of the hold ends.
         Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def QueryTablet(
+        self,
+        request: _worker_pb2.QueryTabletRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.QueryTabletResponse], _abc.AsyncIterator[_worker_pb2.QueryTabletResponse]]:
+        """Computes the share of a tablet in a query: one `view`, any number of `state`, one `result`. A stream without a
+        result is incomplete. Errors: as for the query.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchTablet(
+        self,
+        request: _worker_pb2.WatchTabletRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.WatchTabletResponse, _abc.Awaitable[_worker_pb2.WatchTabletResponse]]:
+        """Returns the version of a tablet, once it is another one than the caller knows, or after a time. Reads nothing.
+        Errors: as for Count.
         """
 
 def add_TabletServiceServicer_to_server(servicer: TabletServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

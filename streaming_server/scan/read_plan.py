@@ -68,6 +68,8 @@ class ReadPlan:
             to the view. None: not known yet, so rows of a table whose rows expire cannot be read.
         keeps_expired: Whether to read expired rows, too.
         changes_follow: Whether the reader goes on with the changes after the view.
+        expired_at: The time as of which rows have expired, in microseconds since 1970 UTC. None: that of the view; if
+            the scan resumes, that of its first view.
     """
 
     buckets: tuple[int, ...] | None
@@ -86,6 +88,7 @@ class ReadPlan:
     now_micros: int | None = None
     keeps_expired: bool = False
     changes_follow: bool = False
+    expired_at: int | None = None
 
     def bind(self, schema: Schema) -> ReadPlan:
         """Checks columns and predicate against a schema, and returns the plan with the bound predicate.

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import grpc
 import pyarrow as pa
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.queries.top_n import TopNSpec
     from streaming_server.services.guarded_method import GuardedServer
     from streaming_server.services.indexed_top_n import IndexedAnswer
-    from streaming_server.services.query_request import BoundQuery
+    from streaming_server.services.query_request import BoundQuery, QueryRequest
 
 _Question = TypeVar("_Question", lookup_pb2.CountRequest, lookup_pb2.AggregateRequest, lookup_pb2.TopNRequest)
 _Response = TypeVar("_Response", lookup_pb2.CountResponse, lookup_pb2.AggregateResponse, lookup_pb2.TopNResponse)
@@ -120,7 +120,7 @@ class LookupService:
         self, request: lookup_pb2.CountRequest, context: grpc.aio.ServicerContext[lookup_pb2.CountRequest, bytes]
     ) -> bytes:
         async with map_errors(request, context):
-            if not request.HasField("where") and (counted := await self._count_all(request)) is not None:
+            if not request.HasField("where") and (counted := await self.count_all(request)) is not None:
                 return counted
             return await self._answer(request, context, lookup_pb2.CountResponse, bind_count, self._count)
         raise AssertionError("map_errors ends the call")
@@ -163,14 +163,14 @@ class LookupService:
         since = request.if_changed_since if request.HasField("if_changed_since") else None
         request.ClearField("if_changed_since")
         clock = asyncio.get_running_loop().time
-        until = clock() + _wait_seconds(request, since, context)
+        until = clock() + wait_seconds(request, since, context)
         if latest:
             # Without a version, nothing tells whether the result of an earlier call is still the latest.
             uncached = Computation(lambda: None)
             result = await self._compute(request, None, bind, compute, context.peer(), uncached)
             self._results.computed += 1
             return await asyncio.to_thread(b"".join, (result.response, result.first_caller_fields))
-        query = _query_digest(request)
+        query = query_digest(request)
         while True:
             bound = await self._bind_unless_valid(request, query, bind)
             buckets = bucket_numbers(request.buckets) if isinstance(request, lookup_pb2.CountRequest) else None
@@ -213,7 +213,7 @@ class LookupService:
             bound = await asyncio.to_thread(bind, request, definition) if long else bind(request, definition)
         return await compute(bound, peer, computation)
 
-    async def _count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
+    async def count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
         """Answers a count of all rows without reading them. Returns None if the number is unknown."""
         buckets, table = bucket_numbers(request.buckets), self._tables.table(request.table)
         if definition_of(self._tables, request).expiry is not None:
@@ -295,9 +295,7 @@ async def _indexed_answer(answer: IndexedAnswer) -> CachedResult:
     return CachedResult(answer.version, respond() if found.is_small else await asyncio.to_thread(respond), cost)
 
 
-def _wait_seconds(
-    request: _Question, since: bytes | None, context: grpc.aio.ServicerContext[_Question, bytes]
-) -> float:
+def wait_seconds(request: QueryRequest, since: bytes | None, context: grpc.aio.ServicerContext[Any, Any]) -> float:
     """Returns how long a query may wait for another result, in seconds.
 
     Removes the wait from the request, because the result does not depend on it.
@@ -324,7 +322,7 @@ def _wait_seconds(
     return millis / 1000 if left is None else min(millis / 1000, _SHARE_OF_DEADLINE * left)
 
 
-def _query_digest(request: Message) -> bytes:
+def query_digest(request: Message) -> bytes:
     """Returns a digest of everything that the result of a query depends on, except the state of the table."""
     name = request.DESCRIPTOR.name.encode()
     return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16, key=name).digest()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.engine.transactions.two_phase import TransactionPlace
     from streaming_server.scan.admission.unread_answers import UnreadAnswers
+    from streaming_server.services.tablets.tablet_calls import QueryMemory
 
 Context = grpc.aio.ServicerContext
 
@@ -115,10 +116,12 @@ class Router:
     Args:
         workers: The workers of the server.
         tables: The tables and tablets of this one.
+        memory: What this one remembers of queries.
     """
 
     workers: Workers
     tables: Tables
+    memory: QueryMemory
 
     def hold_of(self, metadata: Metadata) -> str:
         """Returns the id of the hold under which a call of a worker opens its view. Empty: none."""
@@ -139,7 +142,7 @@ class Router:
         table = _table_in(method, request)
         divided = self.tables.divided(table) if table else None
         if divided is not None and not is_about_definition(request):
-            return JoinedCall(self.workers, self.tables.table(table), method, request)
+            return JoinedCall(self.workers, self.tables.table(table), method, request, self.memory)
         if self.workers.is_forwarded(metadata):
             return None
         claims = isinstance(request, scan_pb2.ScanKvRequest) and request.HasField("claim")

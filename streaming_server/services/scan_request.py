@@ -19,6 +19,7 @@ from scankv.model.limits import (
     MIN_CHUNK_BYTES,
     MIN_HEARTBEAT_MILLIS,
 )
+from scankv.model.names import tablet_number
 from scankv.v1 import scan_pb2
 from streaming_server.config import LARGEST_CHUNK_BYTES
 from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
@@ -46,6 +47,8 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
             "if_changed_since and resume_token cannot be used together: a resumed scan returns the remaining rows, "
             "whether the table has changed or not; leave one of them out"
         )
+    if request.HasField("expired_at_micros") and tablet_number(request.table) is None:
+        raise InvalidRequest("expired_at_micros is only for the worker processes of a server: leave it out")
     if request.no_buckets:
         raise InvalidRequest("no_buckets can only be used in a scan of the changelog: leave it out")
     if request.HasField("snapshot") and not request.snapshot.snapshot_id:
@@ -63,6 +66,7 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
         read_path=_read_path(request),
         latest=reads_latest(request),
         changes_follow=request.changes_follow,
+        expired_at=request.expired_at_micros if request.HasField("expired_at_micros") else None,
     )
 
 

@@ -103,3 +103,10 @@ class BucketHolds:
 
 CURRENT_HOLD: Final[ContextVar[BucketHold | None]] = ContextVar("scankv_current_hold", default=None)
 """The hold under which the current call opens its view. None: it locks the buckets by itself."""
+
+
+def open_again() -> None:
+    """Has the next view of the current call, too, opened under its hold, as of the same instant."""
+    hold = CURRENT_HOLD.get()
+    if hold is not None:
+        hold.taken.clear()

@@ -92,7 +92,7 @@ class TableReads:
         table = self._table
         chosen, codec = table.select_buckets(plan.buckets), table.codec
         # A scan that resumes goes on without the rows that had expired for the first part of it.
-        resumed = time_of_token(plan.resume_token) if plan.resume_token else None
+        resumed = time_of_token(plan.resume_token) if plan.resume_token else plan.expired_at
         plan = plan.as_of(table.clock.commit_micros() if resumed is None else resumed)
         reader, choices = await plan_reads_off_loop(table.executor.run, plan, codec)
         if consider_bases(plan, reader).base:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from scankv.model.errors import ServerDraining
 from scankv.model.tables.expiry import TICK_MICROS
-from streaming_server.current_call import CURRENT_CALL
+from streaming_server.current_call import count_waiting
 from streaming_server.scan.admission.wakeup_throttle import WakeupThrottle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from scankv.model.errors import ScanKvError
 
@@ -93,20 +93,25 @@ class WaitingCalls:
         """
         if self._closed is None:
             group = self._group(asked)
-            self.waiting += 1
-            began = asyncio.get_running_loop().time()
             try:
-                with suppress(TimeoutError):
+                with self.count(), suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
                         await group.calls.wait()
             finally:
-                self.waiting -= 1
-                if (call := CURRENT_CALL.get()) is not None:
-                    call.waited_seconds += asyncio.get_running_loop().time() - began
                 if not group.calls:
                     self._end((asked.source, asked.version), group)
         if self._closed is not None:
             raise copy(self._closed)
+
+    @contextmanager
+    def count(self) -> Iterator[None]:
+        """Counts the current call as one that waits, for the length of the block."""
+        self.waiting += 1
+        try:
+            with count_waiting():
+                yield
+        finally:
+            self.waiting -= 1
 
     def close(self) -> None:
         """Wakes all waiting calls with an error, and accepts no others."""

@@ -141,6 +141,28 @@ class Aggregation:
                 "for fewer functions"
             )
 
+    def state(self) -> pa.Table:
+        """Returns the groups, for `add_state` of another aggregation of the same query. May take long.
+
+        Raises:
+            InvalidRequest: There are too many groups.
+        """
+        self.settle()
+        return self._merged
+
+    def fits(self, state: pa.Table) -> bool:
+        """Whether a state is that of an aggregation of the same query and the same columns."""
+        return bool(state.schema.equals(self._merged.schema))
+
+    def add_state(self, state: pa.Table) -> None:
+        """Adds all rows that another aggregation has. May take long.
+
+        Raises:
+            InvalidRequest: There are too many groups.
+        """
+        self._pending.append(state)
+        self.settle()
+
     def result(self) -> pa.RecordBatch:
         """Returns the groups in ascending order, nulls last. May take long.
 

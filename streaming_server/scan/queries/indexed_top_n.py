@@ -84,12 +84,14 @@ class FoundRows:
     Attributes:
         scanned: The number of entries and rows read.
         index: The columns of the index.
+        error: What is wrong if too many rows tie with the last one. Then they are not there.
     """
 
     stored: pa.Array
     decoder: Decoder
     scanned: int
     index: tuple[str, ...]
+    error: ScanKvError | None = None
 
     @property
     def is_small(self) -> bool:
@@ -97,8 +99,15 @@ class FoundRows:
         return len(self.stored) <= _GET_ROWS and self.stored.nbytes <= _GET_BYTES // 16
 
     def result(self) -> pa.RecordBatch:
-        """Returns the rows in order. May take long. Raises DataLoss for a damaged row."""
-        return self.decoder.decode(self.stored)
+        """Returns the rows in order. May take long. Raises DataLoss for a damaged row, and `error`."""
+        rows, error = self.first_rows()
+        if error is not None:
+            raise error
+        return rows
+
+    def first_rows(self) -> tuple[pa.RecordBatch, ScanKvError | None]:
+        """Returns the rows in order, and `error`. May take long. Raises DataLoss for a damaged row."""
+        return self.decoder.decode(self.stored), self.error
 
 
 async def find_top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedView) -> FoundRows | None:
@@ -113,7 +122,6 @@ async def find_top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedV
         None if the search would read too many or too long entries to find matching rows: scan all rows then.
 
     Raises:
-        InvalidRequest: The rows that tie with the last one make more than 100,000 rows.
         RequestTooLarge: The rows take more than 128 MiB in stored form.
         DataLoss: Entries or rows are damaged, or disagree.
     """
@@ -124,14 +132,15 @@ async def find_top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedV
         best = await _first_entries(spec, plan, merge)
     except BudgetExceeded:
         return None
+    error = None
     if best.num_rows > MAX_TOP_N:
-        raise too_many_ties(spec)
+        best, error = best[: spec.n], too_many_ties(spec)
     names = locked.codec.definition.schema.names if spec.columns is None else spec.columns
     if set(index.covered) >= set(names):
-        return FoundRows(best["stored"], index.decoder(names), merge.read, index.index.columns)
+        return FoundRows(best["stored"], index.decoder(names), merge.read, index.index.columns, error)
     await merge.end_step()
     stored = await _rows_of_entries(best, spec, locked)
-    return FoundRows(stored, locked.codec.decoder(spec.columns), merge.read + len(stored), index.index.columns)
+    return FoundRows(stored, locked.codec.decoder(spec.columns), merge.read + len(stored), index.index.columns, error)
 
 
 async def _first_entries(spec: TopNSpec, plan: OrderPlan, merge: EntryMerge) -> pa.RecordBatch:

@@ -104,6 +104,24 @@ class ResultCache:
         if len(self._valid) > _VALID_QUERIES:
             self._valid.popitem(last=False)
 
+    def has(self, query: bytes) -> bool:
+        """Whether there is a result of a query, of whatever version."""
+        return query in self._results
+
+    def find(self, query: bytes, version: bytes | None) -> CachedResult | None:
+        """Returns the result of a query for a version. None: there is none, or the version is unknown."""
+        result = self._results.get(query)
+        if result is None or result.version != version:
+            return None
+        self._results.move_to_end(query)
+        self.cached += 1
+        return result
+
+    def add(self, query: bytes, result: CachedResult) -> None:
+        """Adds a result that its caller has computed for itself. Its view is durable."""
+        self.computed += 1
+        self._store(query, result)
+
     async def get_or_compute(
         self,
         query: bytes,
@@ -124,10 +142,8 @@ class ResultCache:
             ScanKvError: What `compute` raised.
         """
         version = current()
-        cached_result = self._results.get(query)
-        if cached_result is not None and cached_result.version == version:
-            self._results.move_to_end(query)
-            self.cached += 1
+        cached_result = self.find(query, version)
+        if cached_result is not None:
             return cached_result.response
         running = self._running.get(query)
         if running is not None and version is not None and running.may_join(version):

@@ -259,12 +259,23 @@ class TopNCollector:
             RequestTooLarge: The rows take too much memory.
             DataLoss: A row is damaged.
         """
+        rows, error = self.first_rows()
+        if error is not None:
+            raise error
+        return rows
+
+    def first_rows(self) -> tuple[pa.RecordBatch, ScanKvError | None]:
+        """Returns the best rows in order, and what is wrong if not all rows that tie with the last one are there.
+
+        May take long. Raises RequestTooLarge and DataLoss as `result`.
+        """
         self.settle()
         if not self._kept:
-            return self._rows.decode(pa.array([], pa.binary()))
+            return self._rows.decode(pa.array([], pa.binary())), None
+        error = None
         if self._dropped_ties is not None and self._worst is not None and self._dropped_ties[0].equals(self._worst[0]):
-            raise self._dropped_ties[1]
-        return self._rows.decode(self._kept[0]["stored"])
+            error = self._dropped_ties[1]
+        return self._rows.decode(self._kept[0]["stored"]), error
 
     def _with_keys(self, values: pa.Array, stored: pa.Array, numbers: pa.Array) -> pa.RecordBatch:
         """Returns the rows with their keys, without those that tie with the worst row and come after it."""

@@ -11,7 +11,7 @@ from scankv.model.errors import InvalidRequest
 from scankv.v1 import admin_pb2, scan_pb2, table_pb2
 from streaming_server.services.errors import map_errors
 from streaming_server.services.tablets.definitions import check, describe
-from streaming_server.services.tablets.queries import count
+from streaming_server.services.tablets.queries import aggregate, count, top_n
 from streaming_server.services.tablets.rows import delete, look_up, open_writer, upsert
 from streaming_server.services.tablets.scans import scan
 from streaming_server.services.tablets.tablet_calls import TabletCalls
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.scan.admission.unread_answers import UnreadAnswers
     from streaming_server.services.forwarding import Workers
+    from streaming_server.services.tablets.tablet_calls import QueryMemory
 
 Context = grpc.aio.ServicerContext
 
-Join: TypeAlias = "Callable[[Any, TabletCalls], Awaitable[Message]]"
-"""Answers a request about a table by calls about its tablets."""
+Join: TypeAlias = "Callable[[Any, TabletCalls], Awaitable[Message | bytes]]"
+"""Answers a request about a table by calls about its tablets. The answer may be serialized already."""
 
 _JOINS: Final[Mapping[str, Join]] = {
     "WriteService/Upsert": upsert,
@@ -37,6 +38,8 @@ _JOINS: Final[Mapping[str, Join]] = {
     "LookupService/Lookup": look_up,
     "LookupService/Count": count,
     "TableService/GetTable": describe,
+    "LookupService/Aggregate": aggregate,
+    "LookupService/TopN": top_n,
 }
 
 
@@ -59,18 +62,19 @@ class JoinedCall:
     table: LiveTable
     method: str
     request: Message
+    memory: QueryMemory
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
         async with map_errors(self.request, context):
             join = _JOINS.get(self.method.removeprefix("scankv.v1."))
             if join is None:
                 raise self._refusal()
-            answer = await join(self.request, TabletCalls(self.workers, self.table, context))
-        return answer.SerializeToString()
+            answer = await join(self.request, TabletCalls(self.workers, self.table, context, self.memory))
+        return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
     async def stream(self, context: Context[Any, Any], unread: UnreadAnswers) -> None:
         async with map_errors(self.request, context):
-            calls = TabletCalls(self.workers, self.table, context)
+            calls = TabletCalls(self.workers, self.table, context, self.memory)
             if isinstance(self.request, scan_pb2.ScanKvRequest):
                 await scan(self.request, calls, context, unread)
             elif isinstance(self.request, admin_pb2.CheckTableRequest):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 import numpy as np
 
-from scankv.model.errors import ScanKvError, TableNotFound, Unavailable
+from scankv.model.errors import InvalidRequest, ScanKvError, TableNotFound, Unavailable
 from scankv.v1 import worker_pb2
 from streaming_server.services.forwarding import RETRY_SECONDS, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.scan.admission.unread_answers import UnreadAnswers
+    from streaming_server.scan.admission.waiting_calls import WaitingCalls
+    from streaming_server.scan.queries.result_cache import ResultCache
     from streaming_server.services.forwarding import Workers
 
 _Response = TypeVar("_Response", bound="Message")
@@ -33,6 +36,19 @@ HOLD_SECONDS: Final = 2.0
 """How long the writers of tablets are paused at most, so that a view of all of them can be opened."""
 
 
+@dataclass(frozen=True, slots=True)
+class QueryMemory:
+    """What this process remembers of queries. Immutable, as a pair.
+
+    Attributes:
+        results: Their results.
+        waiting: The calls that wait for other results.
+    """
+
+    results: ResultCache
+    waiting: WaitingCalls
+
+
 class TabletCalls:
     """Asks the tablets of one table, in the name of the current call. Bound to the event loop.
 
@@ -40,21 +56,27 @@ class TabletCalls:
         workers: The workers of the server.
         table: The table, which has no buckets by itself.
         context: The call.
+        memory: The results of earlier queries.
 
     Attributes:
         workers: The workers of the server.
+        context: The call.
+        memory: The results of earlier queries.
         table: The table.
         definition: Its definition as of the begin of the call.
         tablets: The definitions of the tablets, by their numbers.
     """
 
-    def __init__(self, workers: Workers, table: LiveTable, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def __init__(
+        self, workers: Workers, table: LiveTable, context: grpc.aio.ServicerContext[Any, Any], memory: QueryMemory
+    ) -> None:
         self.workers = workers
         self.table = table
         self.definition = table.definition
         self.tablets = self.definition.all_tablets
         self._first_buckets = np.array([each.own_buckets.start for each in self.tablets])
-        self._context = context
+        self.context = context
+        self.memory = memory
 
     def owner_of(self, tablet: int) -> int:
         """Returns the worker that owns a tablet."""
@@ -63,6 +85,19 @@ class TabletCalls:
     def tablets_of_buckets(self, buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Returns the tablet of each of some buckets."""
         return np.searchsorted(self._first_buckets, buckets, side="right") - 1
+
+    def check_buckets(self, buckets: Sequence[int] | None) -> None:
+        """Raises InvalidRequest if one of some buckets (None: all) does not exist, or is named twice."""
+        if buckets is None:
+            return
+        if len(set(buckets)) != len(buckets):
+            raise InvalidRequest("a bucket is named twice: name each once")
+        for number in sorted(buckets):
+            if not 0 <= number < self.definition.buckets:
+                raise InvalidRequest(
+                    f"table {self.definition.name} has no bucket {number}: it has 0 to {self.definition.buckets - 1}",
+                    bucket=number,
+                )
 
     def buckets_by_tablet(self, buckets: Iterable[int]) -> dict[int, list[int]]:
         """Returns which of some buckets (none: all) each tablet has; leaves out tablets that have none of them.
@@ -97,7 +132,7 @@ class TabletCalls:
         Raises:
             ScanKvError: The error of the first tablet that has refused the call.
         """
-        timeout = self._context.time_remaining()
+        timeout = self.context.time_remaining()
 
         async def one(number: int, request: Message) -> _Response:
             data = request.SerializeToString()
@@ -132,10 +167,26 @@ class TabletCalls:
 
     @contextmanager
     def open(
-        self, method: str, tablet: int, request: Message, hold_id: str, ticket: str = ""
+        self,
+        method: str,
+        tablet: int,
+        request: Message,
+        hold_id: str,
+        ticket: str = "",
+        *,
+        outlasts: bool = False,
     ) -> Iterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
-        """Makes a streaming call to a tablet for the length of the block. With a ticket, another call reads it."""
-        owner, seconds = self.owner_of(tablet), self._context.time_remaining()
+        """Makes a streaming call to a tablet for the length of the block.
+
+        Args:
+            method: The method, as `package.Service/Method`.
+            tablet: The tablet.
+            request: The request.
+            hold_id: The hold under which the call opens its view. Empty: none.
+            ticket: The ticket of the call that will read the stream. Empty: this one does.
+            outlasts: Whether the call may last longer than the current one, because others wait for it, too.
+        """
+        owner, seconds = self.owner_of(tablet), None if outlasts else self.context.time_remaining()
         data = request.SerializeToString()
         with self.workers.open(owner, method, data, seconds, hold_id=hold_id, ticket=ticket) as call:
             yield call

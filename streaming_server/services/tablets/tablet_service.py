@@ -18,6 +18,7 @@ from streaming_server.services.tablets.tablet_calls import HOLD_SECONDS
 if TYPE_CHECKING:
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.services.forwarding import Workers
+    from streaming_server.services.tablets.tablet_queries import TabletQueries
 
 _FOLLOW: Final = "scankv.v1.TabletService/FollowTable"
 _FOLLOW_SECONDS: Final = 10.0
@@ -29,11 +30,13 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
     Args:
         tables: The tables and tablets of this worker.
         workers: The workers of the server.
+        queries: Computes the shares of tablets in queries.
     """
 
-    def __init__(self, tables: Tables, workers: Workers) -> None:
+    def __init__(self, tables: Tables, workers: Workers, queries: TabletQueries) -> None:
         self._tables = tables
         self._workers = workers
+        self._queries = queries
 
     def _check_caller(self) -> None:
         """Raises PermissionDenied unless a worker of this server calls."""
@@ -66,6 +69,25 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
                 await context.write(worker_pb2.HoldTabletResponse())
                 # The caller ends the call once the views are open.
                 await asyncio.sleep(HOLD_SECONDS)
+
+    async def QueryTablet(  # type: ignore[override]  # it writes its answers
+        self,
+        request: worker_pb2.QueryTabletRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        async with map_errors(request, context):
+            self._check_caller()
+            await self._queries.answer(request, context.peer(), context.write)
+
+    async def WatchTablet(
+        self,
+        request: worker_pb2.WatchTabletRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.WatchTabletRequest, worker_pb2.WatchTabletResponse],
+    ) -> worker_pb2.WatchTabletResponse:
+        async with map_errors(request, context):
+            self._check_caller()
+            return worker_pb2.WatchTabletResponse(version=await self._queries.version(request))
+        raise AssertionError("map_errors ends the call")
 
 
 async def tell_owners(workers: Workers, table: str, closing: bool) -> None:

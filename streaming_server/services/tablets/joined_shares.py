@@ -1,0 +1,161 @@
+"""The results of queries about tables with tablets, joined of the shares of the tablets. Pure, and exact."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scankv.model.limits import MAX_TOP_N
+from scankv.v1 import lookup_pb2
+from streaming_server.arrays.sort_codes import sort_codes
+from streaming_server.scan.framing import frame_answer
+from streaming_server.scan.queries.top_n import MAX_KEPT_BYTES, too_large, too_many_ties
+from streaming_server.services.lookup import ipc_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from scankv.model.errors import ScanKvError
+    from scankv.model.keys.key_codec import KeyCodec
+    from scankv.v1 import worker_pb2
+    from streaming_server.scan.queries.aggregation import Aggregation
+    from streaming_server.scan.queries.top_n import TopNSpec
+
+    CheckSchemas = Callable[[Iterable[pa.Schema]], None]
+
+
+class JoinedCount:
+    """Adds up the rows of tablets."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    def add(self, share: worker_pb2.QueriedResult, state: bytes) -> None:
+        """Adds the rows of a tablet. `state` is empty."""
+        self._rows += share.rows
+
+    def respond(self, log_offsets: Mapping[int, int], version: bytes) -> tuple[bytes, bytes]:
+        """Returns a serialized `CountResponse`, and nothing for the first caller."""
+        response = lookup_pb2.CountResponse(rows=self._rows, log_offsets=log_offsets, version=version)
+        return response.SerializeToString(), b""
+
+
+class JoinedGroups:
+    """Merges the groups of tablets. Holds all groups, and those of one tablet.
+
+    Floats are added in the order of the tablets, so that the sum is the same for one view.
+
+    Args:
+        aggregation: An aggregation without rows.
+        check_schemas: Raises if tablets have answered with different columns.
+    """
+
+    def __init__(self, aggregation: Aggregation, check_schemas: CheckSchemas) -> None:
+        self._aggregation = aggregation
+        self._check_schemas = check_schemas
+
+    def add(self, share: worker_pb2.QueriedResult, state: bytes) -> None:
+        """Adds the groups of a tablet, an Arrow IPC stream. Raises InvalidRequest for too many groups."""
+        groups = pa.ipc.open_stream(pa.py_buffer(state)).read_all()
+        self._check_schemas([groups.schema, self._aggregation.state().schema])
+        self._aggregation.add_state(groups)
+
+    def respond(self, log_offsets: Mapping[int, int], version: bytes) -> tuple[bytes, bytes]:
+        """Returns a serialized `AggregateResponse`, and nothing for the first caller.
+
+        Raises:
+            InvalidRequest: A sum does not fit into its type.
+            RequestTooLarge: The answer is too large.
+        """
+        response = lookup_pb2.AggregateResponse(log_offsets=log_offsets, version=version)
+        return frame_answer(response, ipc_of(self._aggregation.result())), b""
+
+
+class JoinedRows:
+    """The first rows of those of tablets. Holds them, and those of one tablet.
+
+    Args:
+        spec: The requested rows.
+        keys: The codec of their keys.
+        check_schemas: Raises if tablets have answered with different columns.
+    """
+
+    def __init__(self, spec: TopNSpec, keys: KeyCodec, check_schemas: CheckSchemas) -> None:
+        self._spec = spec
+        self._keys = keys
+        self._check_schemas = check_schemas
+        self._direction = "ascending" if spec.ascending else "descending"
+        # The first rows, with `value`, the sort code of the column, and `key`, the encoded key.
+        self._order: pa.Table | None = None
+        self._rows: pa.Table | None = None
+        self._scanned = 0
+        self._indexes: set[tuple[str, ...]] = set()
+        # Values with which more rows tie than were returned, and the error if such a value is the last one.
+        self._dropped_ties: list[tuple[pa.Scalar, ScanKvError]] = []
+
+    def add(self, share: worker_pb2.QueriedResult, state: bytes) -> None:
+        """Adds the first rows of a tablet, an Arrow IPC stream."""
+        self._scanned += share.rows_scanned
+        self._indexes.add(tuple(share.index))
+        rows = pa.ipc.open_stream(pa.py_buffer(state)).read_all().combine_chunks()
+        columns = [self._array(rows, name) for name in self._keys.names]
+        order = pa.table([sort_codes(self._array(rows, self._spec.by)), self._keys.encode(columns)], ["value", "key"])
+        if share.has_too_many_ties:
+            self._dropped_ties.append((order["value"][self._spec.n - 1], too_many_ties(self._spec)))
+        if share.has_too_large_ties:
+            self._dropped_ties.append((order["value"][self._spec.n - 1], too_large(self._spec.n, MAX_KEPT_BYTES)))
+        if self._rows is not None and self._order is not None:
+            self._check_schemas([self._rows.schema, rows.schema])
+            rows, order = pa.concat_tables([self._rows, rows]), pa.concat_tables([self._order, order])
+        sorted_ = pc.sort_indices(order, sort_keys=[("value", self._direction), ("key", "ascending")])
+        kept = sorted_[: self._count(order["value"].take(sorted_))]
+        self._rows, self._order = rows.take(kept), order.take(kept)
+
+    @staticmethod
+    def _array(rows: pa.Table, name: str) -> pa.Array:
+        column = rows.column(name)
+        return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+    def _count(self, values: pa.ChunkedArray) -> int:
+        """Returns how many of the sorted rows are kept."""
+        n = self._spec.n
+        if len(values) <= n or not self._spec.with_ties:
+            return min(len(values), n)
+        last, after = values[n - 1], values[n:]
+        ties = pc.equal(after, last) if last.is_valid else pc.is_null(after)
+        count = n + (pc.sum(ties).as_py() or 0)
+        if count <= MAX_TOP_N:
+            return int(count)
+        self._dropped_ties.append((last, too_many_ties(self._spec)))
+        return n
+
+    def respond(self, log_offsets: Mapping[int, int], version: bytes) -> tuple[bytes, bytes]:
+        """Returns a serialized `TopNResponse`, and the rows scanned for the first caller.
+
+        Raises:
+            InvalidRequest: With ties, there are more than 100,000 rows.
+            RequestTooLarge: The answer is too large.
+        """
+        assert self._rows is not None
+        assert self._order is not None
+        if len(self._rows) >= self._spec.n:
+            last = self._order["value"][self._spec.n - 1]
+            for value, error in self._dropped_ties:
+                if value.equals(last):
+                    raise error
+        # Only if all tablets were read through the same index, it stands for the query.
+        index = next(iter(self._indexes)) if len(self._indexes) == 1 else ()
+        response = lookup_pb2.TopNResponse(log_offsets=log_offsets, version=version, index=index)
+        arrays = [self._array(self._rows, name) for name in self._rows.column_names]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._rows.schema)
+        if self._spec.columns is not None:
+            batch = batch.select(self._spec.columns)
+        cost = lookup_pb2.TopNResponse(rows_scanned=self._scanned)
+        return frame_answer(response, ipc_of(batch)), cost.SerializeToString()
+
+
+def columns_to_ask(asked: Iterable[str], needed: Iterable[str]) -> list[str]:
+    """Returns the columns to ask tablets for: those that a request asks for, and those that order the rows."""
+    return list(dict.fromkeys([*asked, *needed]))

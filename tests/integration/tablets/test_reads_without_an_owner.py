@@ -1,0 +1,56 @@
+"""Reads of tables with tablets while the owner of a tablet is dead or frozen: an error, never a part of the answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from aio_client import sync
+from scankv.v1 import lookup_pb2
+from streaming_server.storage.tables.placement import Placement
+from tests.support.server_process import ServerProcess
+from tests.support.tables import SCORES, scores
+from tests.support.wire import Wire, refusal_of
+from tests.support.workers import kill_worker, processes_of, wait_for_worker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(120)
+
+NAME = "faults.scores"
+
+
+def test_queries_fail_while_the_owner_of_a_tablet_is_dead_or_frozen(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--workers", "2") as server, Wire(server.url) as wire:
+        with sync.connect(server.url) as client:
+            table = client.create_table(NAME, SCORES, primary_key=["player"], buckets=6, tablets=3)
+            table.upsert(scores([f"p{number}" for number in range(100)], range(100)))
+        other = 1 - Placement(0, 2).owner_of(NAME)
+        requests: list[tuple[Any, Any]] = [
+            (wire.lookups.Count, lookup_pb2.CountRequest(table=NAME)),
+            (wire.lookups.Aggregate, lookup_pb2.AggregateRequest(table=NAME, group_by=["score"])),
+            (wire.lookups.TopN, lookup_pb2.TopNRequest(table=NAME, by="score", n=4)),
+        ]
+        before = [call(request).version for call, request in requests]
+        frozen = processes_of(server)[other]
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            for call, request in requests:
+                with pytest.raises(grpc.RpcError) as caught:
+                    call(request, timeout=0.5)
+                assert refusal_of(caught.value).code in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        kill_worker(server, other)
+        for call, request in requests:
+            # The worker may be back already.
+            with suppress(grpc.RpcError):
+                assert call(request, timeout=5).version in before
+        wait_for_worker(server, other)
+        assert [call(request).version for call, request in requests] == before
