@@ -426,8 +426,7 @@ class Server:
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables, self._worker), server)
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, server)
         lock_pb2_grpc.add_LockServiceServicer_to_server(LockService(self._tables), server)
-        workers = None if self._worker is None else self._workers
-        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables, workers), server)
+        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables, self._workers), server)
         transactions = TransactionService(self._tables, is_worker=self._worker is not None)
         transaction_pb2_grpc.add_TransactionServiceServicer_to_server(transactions, server)
         bootstrap_pb2_grpc.add_BootstrapServiceServicer_to_server(BootstrapService(self._tables), server)

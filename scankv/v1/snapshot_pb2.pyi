@@ -315,6 +315,7 @@ class SplitSnapshotRequest(_message.Message):
     BUCKETS_FIELD_NUMBER: _builtins.int
     WHERE_FIELD_NUMBER: _builtins.int
     ROWS_PER_SPLIT_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     splits: _builtins.int
     """The number of ranges, 1 to 1024."""
@@ -322,6 +323,8 @@ class SplitSnapshotRequest(_message.Message):
     """The approximate least number of rows of a range. With fewer rows there are fewer ranges, at least one. 0: exactly
     `splits` ranges.
     """
+    sample: _builtins.bool
+    """Of the worker processes of a server, for a tablet: whether to return the sample instead of the ranges."""
     @_builtins.property
     def key_range(self) -> _scan_pb2.KeyRange:
         """The keys to divide. Absent: all keys."""
@@ -345,10 +348,11 @@ class SplitSnapshotRequest(_message.Message):
         buckets: _abc.Iterable[_builtins.int] | None = ...,
         where: _expression_pb2.Predicate | None = ...,
         rows_per_split: _builtins.int = ...,
+        sample: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key_range", b"key_range", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "key_range", b"key_range", "rows_per_split", b"rows_per_split", "snapshot_id", b"snapshot_id", "splits", b"splits", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "key_range", b"key_range", "rows_per_split", b"rows_per_split", "sample", b"sample", "snapshot_id", b"snapshot_id", "splits", b"splits", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -359,6 +363,9 @@ class SplitSnapshotResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RANGES_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    sample: _builtins.bytes
+    """A sample of the keys, by which the owner of the table divides all tablets. Only if the request asks for it."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_scan_pb2.KeyRange]:
         """The ranges in key order, as many as requested. Some are empty if there are fewer keys. With `rows_per_split` there
@@ -369,10 +376,11 @@ class SplitSnapshotResponse(_message.Message):
         self,
         *,
         ranges: _abc.Iterable[_scan_pb2.KeyRange] | None = ...,
+        sample: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges", "sample", b"sample"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

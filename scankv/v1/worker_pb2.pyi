@@ -342,7 +342,7 @@ class HoldTabletRequest(_message.Message):
     hold_id: _builtins.str
     """Identifies the hold."""
     flushes: _builtins.bool
-    """Whether to flush the buckets before the pause, for the call that pins a snapshot."""
+    """Whether to flush the buckets instead of the pause, before a snapshot is pinned. The answer says that it is done."""
     def __init__(
         self,
         *,

@@ -21,6 +21,7 @@ from streaming_server.services.call_handlers import CallHandlers
 from streaming_server.services.errors import end_with
 from streaming_server.services.message_shape import check_shape
 from streaming_server.services.permissions import permission_of
+from streaming_server.services.tablets.joined_calls import JoinedCall
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -214,7 +215,8 @@ class _GuardedMethod:
             # sees one call, and the certificate of its client.
             if (call := CURRENT_CALL.get()) is not None:
                 call.may_last = True
-        elif self._access is not None and received.caller is not None:
+        is_here = received.route is None or isinstance(received.route, JoinedCall)
+        if is_here and self._access is not None and received.caller is not None:
             # The message may have taken long.
             received.caller = self._access.renew(received.caller)
             tables = self._access.authorize(received.caller, self._permission, request)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from scankv.v1 import admin_pb2, transaction_pb2
+from scankv.v1 import admin_pb2, snapshot_pb2, transaction_pb2
+from streaming_server.services.tablets.joined_snapshots import join_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,10 @@ def merge_lists(answers: Mapping[int, _Answer]) -> _Answer:
     merged = type(answers[0])()
     for answer in answers.values():
         merged.MergeFrom(answer)
+    if isinstance(merged, snapshot_pb2.ListSnapshotsResponse):
+        joined = join_snapshots(merged.snapshots)
+        del merged.snapshots[:]
+        merged.snapshots.extend(joined)
     for field, items in merged.ListFields():
         if (name := _NAMES.get(field.name)) is not None:
             items.sort(key=lambda item, name=name: getattr(item, name))

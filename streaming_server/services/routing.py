@@ -19,6 +19,8 @@ import grpc
 from scankv.model.errors import LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost
 from scankv.model.names import TableName, tablet_number
 from scankv.v1 import admin_pb2, lock_pb2, scan_pb2, snapshot_pb2, table_pb2, transaction_pb2, worker_pb2
+from streaming_server.engine.snapshots.leases import lost_error
+from streaming_server.engine.snapshots.part_ids import PartId
 from streaming_server.engine.transactions.open_transaction import transaction_lost
 from streaming_server.services.errors import end_with
 from streaming_server.services.forwarding import Workers, end_as, is_absent, reason_of
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from streaming_server.current_call import Metadata
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.engine.transactions.two_phase import TransactionPlace
     from streaming_server.scan.admission.unread_answers import UnreadAnswers
@@ -87,6 +90,13 @@ _BY_ID: Final = frozenset(
     }
 )
 """Calls that name something by an id alone. A worker that does not know the id returns an error."""
+
+_OF_SNAPSHOT: Final = (
+    snapshot_pb2.RenewSnapshotRequest,
+    snapshot_pb2.ReleaseSnapshotRequest,
+    snapshot_pb2.SplitSnapshotRequest,
+)
+"""The requests that name a snapshot by its id alone."""
 
 _OF_FIRST: Final = frozenset({"BackupService/CreateBackup", "BackupService/GetBackupStatus"})
 """Calls that the first worker answers, which creates the backups."""
@@ -142,16 +152,22 @@ class Router:
         table = _table_in(method, request)
         divided = self.tables.divided(table) if table else None
         if divided is not None and not is_about_definition(request):
-            return JoinedCall(self.workers, self.tables.table(table), method, request, self.memory)
+            return JoinedCall(self.workers, self.tables, self.tables.table(table), method, request, self.memory)
+        if isinstance(request, _OF_SNAPSHOT):
+            pinned = self._table_with_tablets_of(request.snapshot_id)
+            if pinned is not None:
+                return JoinedCall(self.workers, self.tables, pinned, method, request, self.memory)
         if self.workers.is_forwarded(metadata):
             return None
+        if isinstance(request, _OF_SNAPSHOT) and PartId.parse(request.snapshot_id) is not None:
+            raise lost_error(request.snapshot_id)
         claims = isinstance(request, scan_pb2.ScanKvRequest) and request.HasField("claim")
         if tablet_number(table) is not None and name not in OF_TABLETS and not claims:
             TableName.parse(table)  # Raises InvalidRequest, because no table has such a name.
         if self.workers.placement.is_alone:
             return None
         if table:
-            if _is_answered_anywhere(request):
+            if _is_answered_anywhere(request) and not self.tables.is_divided(table):
                 return None
             owner = self.workers.placement.owner_of(table)
             return (
@@ -176,6 +192,11 @@ class Router:
             return _GiveUpAtAll(self.workers, method, request)
         return None
 
+    def _table_with_tablets_of(self, snapshot_id: str) -> LiveTable | None:
+        """Returns the table with tablets that a snapshot is of. None: it is of another one, or not known here."""
+        table = self.tables.snapshots.divided_table_of(snapshot_id)
+        return None if self.tables.divided(table) is None else self.tables.table(table)
+
 
 def _table_in(method: str, request: Message) -> str:
     for requirement in permission_of(method).requirements:
@@ -188,8 +209,9 @@ def _table_in(method: str, request: Message) -> str:
 def _is_answered_anywhere(request: Message) -> bool:
     """Whether any worker answers a request about a table by itself.
 
-    That is a scan of a pinned snapshot, whose view a worker borrows from the owner. Loans themselves are only for
-    workers, which call the owner: if one were passed on for a client, it would look like that of a worker.
+    That is a scan of a pinned snapshot, whose view a worker borrows from the owner, unless the table has tablets. Loans
+    themselves are only for workers, which call the owner: if one were passed on for a client, it would look like that
+    of a worker.
     """
     is_scan = isinstance(request, scan_pb2.ScanKvRequest) and request.HasField("snapshot")
     return is_scan or isinstance(request, snapshot_pb2.UseSnapshotRequest)

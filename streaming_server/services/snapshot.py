@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import InvalidRequest
 from scankv.model.expressions.wire import from_proto
+from scankv.model.names import table_of
 from scankv.v1 import scan_pb2, snapshot_pb2, snapshot_pb2_grpc
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
+from streaming_server.engine.snapshots.splits import SplitRequest
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.services.errors import map_errors
 from streaming_server.services.scan_request import bucket_numbers, key_range
+from streaming_server.services.tablets.joined_snapshots import join_snapshots
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import grpc
 
+    from scankv.model.keys.key_range import KeyRange
     from streaming_server.engine.snapshots.leases import SnapshotInfo
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.services.forwarding import Workers
@@ -25,10 +32,10 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
 
     Args:
         tables: The tables of this process.
-        workers: The workers of the server. None: this process is the whole server.
+        workers: The workers of the server.
     """
 
-    def __init__(self, tables: Tables, workers: Workers | None = None) -> None:
+    def __init__(self, tables: Tables, workers: Workers) -> None:
         self._tables = tables
         self._workers = workers
         self._snapshots = tables.snapshots
@@ -42,7 +49,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
             info = await self._snapshots.pin(
                 self._tables.table(request.table).pinning,
                 lease_id=request.lease_id,
-                ttl=_ttl(request.ttl_millis),
+                ttl=ttl_of(request.ttl_millis),
                 same_view_as=request.same_view_as,
                 shared=request.shared,
                 name=request.name,
@@ -55,7 +62,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         context: grpc.aio.ServicerContext[snapshot_pb2.RenewSnapshotRequest, snapshot_pb2.RenewSnapshotResponse],
     ) -> snapshot_pb2.RenewSnapshotResponse:
         async with map_errors(request, context):
-            info = await self._snapshots.renew(request.snapshot_id, _ttl(request.ttl_millis))
+            info = await self._snapshots.renew(request.snapshot_id, ttl_of(request.ttl_millis))
         return snapshot_pb2.RenewSnapshotResponse(snapshot=_snapshot(info))
 
     async def ReleaseSnapshot(
@@ -74,8 +81,10 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
     ) -> snapshot_pb2.ListSnapshotsResponse:
         async with map_errors(request, context):
             table = self._tables.table(request.table).definition.name if request.table else None
-            infos = self._snapshots.list_snapshots(table)
-        return snapshot_pb2.ListSnapshotsResponse(snapshots=map(_snapshot, infos))
+            found = map(_snapshot, self._snapshots.list_snapshots(table))
+            # A worker joins what several have.
+            is_part = self._workers.is_forwarded(CALL_METADATA.get())
+        return snapshot_pb2.ListSnapshotsResponse(snapshots=found if is_part else join_snapshots(found))
 
     async def SplitSnapshot(
         self,
@@ -83,17 +92,19 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         context: grpc.aio.ServicerContext[snapshot_pb2.SplitSnapshotRequest, snapshot_pb2.SplitSnapshotResponse],
     ) -> snapshot_pb2.SplitSnapshotResponse:
         async with map_errors(request, context):
+            cut = split_request(request)
+            if request.sample:
+                sample, _ = await self._snapshots.sample(request.snapshot_id, cut)
+                return snapshot_pb2.SplitSnapshotResponse(sample=json.dumps(sample.to_json()).encode())
             ranges = await self._snapshots.split(
                 request.snapshot_id,
-                request.splits,
-                key_range(request.key_range),
-                bucket_numbers(request.buckets),
-                where=from_proto(request.where) if request.HasField("where") else None,
-                rows_per_split=request.rows_per_split or None,
+                cut.splits,
+                cut.key_range,
+                cut.buckets,
+                where=cut.where,
+                rows_per_split=cut.rows_per_split,
             )
-        return snapshot_pb2.SplitSnapshotResponse(
-            ranges=(scan_pb2.KeyRange(start=each.start, end=each.end) for each in ranges)
-        )
+        return split_response(ranges)
 
     async def UseSnapshot(  # type: ignore[override]  # as `AdminService.CheckTable`
         self,
@@ -102,7 +113,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
     ) -> None:
         """Lends a view to another worker until the call ends."""
         async with map_errors(request, context):
-            if self._workers is None or not self._workers.is_forwarded(CALL_METADATA.get()):
+            if not self._workers.is_forwarded(CALL_METADATA.get()):
                 raise InvalidRequest("UseSnapshot is for the worker processes of the server: scan the snapshot instead")
             if (call := CURRENT_CALL.get()) is not None:
                 call.may_last = True
@@ -114,7 +125,26 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
                 raise await lent.wait_ended()
 
 
-def _ttl(millis: int) -> float | None:
+def split_request(request: snapshot_pb2.SplitSnapshotRequest) -> SplitRequest:
+    """Returns how to split a snapshot. Raises InvalidRequest."""
+    return SplitRequest(
+        request.splits,
+        key_range(request.key_range),
+        bucket_numbers(request.buckets),
+        from_proto(request.where) if request.HasField("where") else None,
+        request.rows_per_split or None,
+    )
+
+
+def split_response(ranges: Iterable[KeyRange]) -> snapshot_pb2.SplitSnapshotResponse:
+    """Returns the answer with the ranges of a snapshot."""
+    return snapshot_pb2.SplitSnapshotResponse(
+        ranges=(scan_pb2.KeyRange(start=each.start, end=each.end) for each in ranges)
+    )
+
+
+def ttl_of(millis: int) -> float | None:
+    """Returns the time to live, in seconds, that a request states. None: the default."""
     return millis / 1000 if millis else None
 
 
@@ -123,7 +153,7 @@ def _snapshot(info: SnapshotInfo) -> snapshot_pb2.Snapshot:
     return snapshot_pb2.Snapshot(
         snapshot_id=info.snapshot_id,
         view_id=info.view_id,
-        table=manifest.definition.name,
+        table=table_of(manifest.definition.name),
         table_incarnation=manifest.definition.incarnation,
         arrow_schema=manifest.definition.schema.arrow.serialize().to_pybytes(),
         schema_id=manifest.definition.schema.id,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import InvalidRequest, SnapshotLost
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+from scankv.model.names import table_of
+from streaming_server.engine.snapshots.part_ids import PartId, shown_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +25,7 @@ class Lease:
     """A claim on a pinned view: it lasts `ttl` seconds, until `expires` on the monotonic clock.
 
     A `shared` lease belongs to all callers that know its id: its id is never reused. A `name` is unique among the
-    leases of a table.
+    leases of a table. A `pending` one is the first part of a snapshot whose other parts may not be pinned yet.
     """
 
     lease_id: str
@@ -32,6 +34,7 @@ class Lease:
     expires: float
     shared: bool = False
     name: str = ""
+    pending: bool = False
     ended: bool = False
     _listeners: set[Callable[[], None]] = field(default_factory=set)
 
@@ -94,18 +97,20 @@ def snapshot_info(lease: Lease, now: float) -> SnapshotInfo:
 
 def lost_error(snapshot_id: str) -> SnapshotLost:
     """Makes the error for an id that names no lease."""
+    shown = shown_id(snapshot_id)[:64]
     return SnapshotLost(
-        f"no snapshot {snapshot_id[:64]!r} exists: it was released, has expired, was dropped with its table, or never "
-        "existed; take a new one",
-        snapshot=snapshot_id[:64],
+        f"no snapshot {shown!r} exists: it was released, has expired, was dropped with its table, or never existed; "
+        "take a new one",
+        snapshot=shown,
     )
 
 
 def check_lease_table(lease: Lease, table: str) -> None:
     """Raises InvalidRequest unless the lease is on a view of this table."""
     if lease.view.table != table:
+        of = table_of(lease.view.table)
         raise InvalidRequest(
-            f"the snapshot {lease.lease_id} is of table {lease.view.table}, not of {table}", table=lease.view.table
+            f"the snapshot {shown_id(lease.lease_id)} is of table {of}, not of {table_of(table)}", table=of
         )
 
 
@@ -113,7 +118,7 @@ def check_lease_name(lease: Lease, name: str) -> None:
     """Raises InvalidRequest if a pin that is repeated asks for another name than the lease has. Empty: for any."""
     if name not in ("", lease.name):
         has = f'is named "{lease.name}"' if lease.name else "has no name"
-        raise InvalidRequest(f'the snapshot {lease.lease_id} {has}: its name cannot become "{name}"')
+        raise InvalidRequest(f'the snapshot {shown_id(lease.lease_id)} {has}: its name cannot become "{name}"')
 
 
 def check_ttl(ttl: float) -> None:
@@ -129,3 +134,9 @@ def check_lease_id(lease_id: str) -> None:
     """Raises InvalidRequest unless the id may name a lease, and so a file."""
     if not _LEASE_ID.fullmatch(lease_id):
         raise InvalidRequest("lease_id must be 1 to 64 characters of A-Z a-z 0-9 _ -")
+
+
+def check_part_id(lease_id: str) -> None:
+    """Raises InvalidRequest unless the id may name a lease on a tablet."""
+    if PartId.parse(lease_id) is None:
+        raise InvalidRequest("the id of a lease on a tablet must be that of a part of a snapshot")

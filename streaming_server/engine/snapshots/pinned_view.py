@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError
+from scankv.model.names import table_of
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose_read_path, consider_bases
 from streaming_server.scan.columnar.delta import DeltaView, MergedDelta
@@ -120,7 +121,8 @@ class PinnedView:
         for number in chosen:
             if number not in manifest.buckets:
                 raise InvalidRequest(
-                    f"table {self.table} has no bucket {number}: it has 0 to {len(manifest.buckets) - 1}",
+                    f"table {table_of(self.table)} has no bucket {number}: it has 0 to "
+                    f"{manifest.definition.buckets - 1}",
                     bucket=number,
                 )
         if len(set(chosen)) != len(chosen):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
-from scankv.model.names import check_snapshot_name
+from scankv.model.names import check_snapshot_name, table_of, tablet_number
 from streaming_server.engine.snapshots.borrowed_views import borrowed_view
 from streaming_server.engine.snapshots.leases import (
     Lease,
@@ -20,14 +20,16 @@ from streaming_server.engine.snapshots.leases import (
     check_lease_id,
     check_lease_name,
     check_lease_table,
+    check_part_id,
     check_ttl,
     lost_error,
     snapshot_info,
 )
 from streaming_server.engine.snapshots.loans import LentView
+from streaming_server.engine.snapshots.part_ids import PartId, shown_id
 from streaming_server.engine.snapshots.pinned_views import PinnedViews
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
-from streaming_server.engine.snapshots.splits import SplitRequest, split_view
+from streaming_server.engine.snapshots.splits import SplitRequest, sample_view, split_sample
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.scan.chunk_source import View, total_rows
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.snapshots.pinned_view import PinnedView, SnapshotReader
     from streaming_server.engine.snapshots.pinning import ViewPinner
+    from streaming_server.engine.snapshots.splits import KeySample
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.rocks.store import RocksResources
 
@@ -89,6 +92,8 @@ class Snapshots:
         self._executor = executor
         self._clock = clock
         self._leases: dict[str, Lease] = {}
+        # The leases on first tablets, by the ids of the snapshots whose first parts they are.
+        self._first_parts: dict[str, Lease] = {}
         self._ended_ids: dict[str, EndedLeases] = {}
         # Ids that are being pinned. They count as leases.
         self._pending: set[str] = set()
@@ -112,7 +117,7 @@ class Snapshots:
         for view in self._views.load(definition, path):
             for lease_id, stored in view.directory.leases().items():
                 ttl = self._config.snapshot_ttl_seconds if stored.ttl is None else stored.ttl
-                self._lease_on(view, lease_id, ttl, shared=stored.shared, name=stored.name)
+                self._add(self._new_lease(view, lease_id, ttl, stored.shared, stored.name, stored.pending))
 
     def start(self) -> None:
         """Starts the task that ends expired leases. Call `close` at the end."""
@@ -120,13 +125,14 @@ class Snapshots:
 
     @property
     def views(self) -> int:
-        """The number of views."""
-        return len(self._views)
+        """The number of views, where those of further tablets of a table do not count."""
+        return sum(not tablet_number(view.table) for view in self._views)
 
     @property
     def leases(self) -> int:
-        """The number of leases."""
-        return len(self._leases)
+        """The number of snapshots: of leases, where those on further tablets of a table do not count."""
+        parts = map(PartId.parse, self._leases)
+        return sum(part is None or part.tablet == 0 for part in parts)
 
     def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
         """Returns the retention holds on the changelog of a bucket: offset by owner. May be called in any thread."""
@@ -169,28 +175,17 @@ class Snapshots:
             DataLoss: A bucket is damaged.
         """
         lease_id = lease_id or uuid.uuid4().hex
-        check_lease_id(lease_id)
-        ttl = self._config.snapshot_ttl_seconds if ttl is None else ttl
-        check_ttl(ttl)
-        if name:
-            check_snapshot_name(name)
-        if name and shared:
-            raise InvalidRequest("a shared snapshot cannot have a name: its lease_id already is one")
         table = pinning.table
         table_name = table.definition.name
+        if table.definition.tablet is None:
+            self.check_pin(lease_id, ttl, shared=shared, name=name)
+        else:
+            check_part_id(lease_id)
         async with pinning.exclude_others():
-            there = self._leases.get(lease_id)
-            if there is not None and there.expires > self._clock.monotonic():
-                check_lease_table(there, table_name)
-                check_lease_name(there, name)
-                return await self._renew(there, max(ttl, there.ttl) if there.shared else ttl)
+            there = await self.find_pinned(table, lease_id, name)
             if there is not None:
-                await self._end(there)
-            # The id of a shared lease names one view forever, because some of its readers may have read that view.
-            if lease_id in self._ended_ids.setdefault(table_name, EndedLeases(table.path)):
-                raise lost_error(lease_id)
-            if name:
-                await self._free_name(table_name, name)
+                return await self._renew(there, self.renewed_ttl(there, ttl))
+            ttl = self._config.snapshot_ttl_seconds if ttl is None else ttl
             await self._make_place()
             with self._place_for(lease_id, table_name):
                 if same_view_as:
@@ -198,8 +193,90 @@ class Snapshots:
                 else:
                     view, write_pause_micros = await self._views.take(pinning)
                 with self._views.use(view):
-                    lease = await self._add_lease(view, lease_id, ttl, shared=shared, name=name)
+                    pending = table.definition.tablet == 0
+                    lease = self._new_lease(view, lease_id, ttl, shared, name, pending)
+                    await self._write_new(lease)
                     return replace(self._info_of(lease), write_pause_micros=write_pause_micros)
+
+    def check_pin(self, lease_id: str, ttl: float | None, *, shared: bool, name: str) -> None:
+        """Raises InvalidRequest unless a snapshot may be pinned with these arguments of `pin`."""
+        check_lease_id(lease_id)
+        if ttl is not None:
+            check_ttl(ttl)
+        if name:
+            check_snapshot_name(name)
+        if name and shared:
+            raise InvalidRequest("a shared snapshot cannot have a name: its lease_id already is one")
+
+    async def find_pinned(self, table: TableState, lease_id: str, name: str) -> Lease | None:
+        """Returns the lease that a repeated pin of a table renews. None: a new one is to be taken.
+
+        Ends a lease of this id or name that has expired. Call it in `exclude_others`.
+
+        Args:
+            table: The table. Where it has tablets, the first one.
+            lease_id: The id of the snapshot.
+            name: Its name. Empty: none.
+
+        Raises:
+            InvalidRequest, SnapshotExists, SnapshotLost: As `pin`.
+        """
+        table_name = table.definition.name
+        there = self._leases.get(lease_id) or self._first_parts.get(lease_id)
+        if there is not None and there.expires > self._clock.monotonic():
+            check_lease_table(there, table_name)
+            check_lease_name(there, name)
+            return there
+        if there is not None:
+            await self._end(there)
+        # The id of a shared lease names one view forever, because some of its readers may have read that view.
+        if lease_id in self._ended_ids.setdefault(table_name, EndedLeases(table.path)):
+            raise lost_error(lease_id)
+        if name:
+            await self._free_name(table_name, name)
+        return None
+
+    def renewed_ttl(self, lease: Lease, ttl: float | None) -> float:
+        """Returns the time to live, in seconds, that a repeated pin gives a lease. None: it asks for the default."""
+        wanted = self._config.snapshot_ttl_seconds if ttl is None else ttl
+        return max(wanted, lease.ttl) if lease.shared else wanted
+
+    async def announce(self, part: PartId, *, shared: bool, name: str) -> None:
+        """Makes a snapshot known by its first part, once all of its parts are pinned; durable when this returns.
+
+        Raises:
+            SnapshotLost: The part has ended.
+        """
+        lease = self.lease(str(part))
+        lease.shared, lease.name, lease.pending = shared, name, False
+        await self._write_lease(lease)
+        self._first_parts[part.snapshot_id] = lease
+
+    def divided_table_of(self, snapshot_id: str) -> str:
+        """Returns the table with tablets that a current snapshot is of. Empty: it is of another one, or not known."""
+        lease = self._first_parts.get(snapshot_id)
+        return "" if lease is None or lease.expires <= self._clock.monotonic() else table_of(lease.view.table)
+
+    def first_part(self, snapshot_id: str, tablet: str) -> tuple[PartId, TableDefinition]:
+        """Returns the first part of a snapshot of a table with tablets, and the definition of its tablet at the pin.
+
+        Args:
+            snapshot_id: The snapshot, as clients know it.
+            tablet: The name of the first tablet of the table.
+
+        Raises:
+            SnapshotLost: No such snapshot exists.
+            InvalidRequest: The snapshot is of another table.
+            DataLoss: The manifest of its view cannot be read.
+        """
+        lease = self._leases.get(snapshot_id) or self._first_parts.get(snapshot_id)
+        part = None if lease is None else PartId.parse(lease.lease_id)
+        if lease is None or lease.expires <= self._clock.monotonic():
+            raise lost_error(snapshot_id)
+        check_lease_table(lease, tablet)
+        if part is None or part.snapshot_id != snapshot_id:
+            raise lost_error(snapshot_id)
+        return part, lease.view.manifest.definition
 
     async def renew(self, snapshot_id: str, ttl: float | None = None) -> SnapshotInfo:
         """Renews a lease for its time to live, or for another one, `ttl` in seconds.
@@ -229,7 +306,10 @@ class Snapshots:
         infos = [
             snapshot_info(lease, now)
             for lease in self._leases.values()
-            if lease.expires > now and lease.view.is_readable and table in (None, lease.view.table)
+            if lease.expires > now
+            and lease.view.is_readable
+            and not lease.pending
+            and table in (None, lease.view.table)
         ]
         return sorted(infos, key=lambda info: (info.manifest.view_micros, info.view_id, info.snapshot_id))
 
@@ -307,22 +387,30 @@ class Snapshots:
             SchemaMismatch: The predicate does not fit the table.
             DataLoss: A bucket is damaged.
         """
-        if not 1 <= splits <= MAX_SPLITS:
-            raise InvalidRequest(f"splits must be between 1 and {MAX_SPLITS:,}, not {splits:,}")
-        view = self.lease(snapshot_id).view
-        view.select_buckets(buckets)
         cut = SplitRequest(splits, key_range, buckets, where, rows_per_split)
-        # Continues if the caller is cancelled, so that the next call finds the sample of the view.
-        return await asyncio.shield(self._work.start(self._split(view, cut)))
+        sample, chosen = await self.sample(snapshot_id, cut)
+        return await self._executor.run(split_sample, sample, cut, chosen)
 
-    async def _split(self, view: PinnedView, cut: SplitRequest) -> list[KeyRange]:
+    async def sample(self, snapshot_id: str, cut: SplitRequest) -> tuple[KeySample, Sequence[int]]:
+        """Returns a sample of the keys of a snapshot by which it can be split, and the buckets to split.
+
+        Raises as `split`.
+        """
+        if not 1 <= cut.splits <= MAX_SPLITS:
+            raise InvalidRequest(f"splits must be between 1 and {MAX_SPLITS:,}, not {cut.splits:,}")
+        view = self.lease(snapshot_id).view
+        chosen = view.select_buckets(cut.buckets)
+        # Continues if the caller is cancelled, so that the next call finds the sample of the view.
+        return await asyncio.shield(self._work.start(self._sample(view, cut))), chosen
+
+    async def _sample(self, view: PinnedView, cut: SplitRequest) -> KeySample:
         with self._views.use(view):
-            return await split_view(view, self._executor, cut)
+            return await sample_view(view, self._executor, cut)
 
     async def drop(self, table: str, reason: ScanKvError) -> None:
         """Ends the snapshots of a table that is being dropped, and their scans with `reason`. The table is closed."""
         for lease in [lease for lease in self._leases.values() if lease.view.table == table]:
-            del self._leases[lease.lease_id]
+            self._forget(lease)
             lease.end()
         self._ended_ids.pop(table, None)
         await self._views.drop(table, reason)
@@ -338,22 +426,31 @@ class Snapshots:
         """Ends the lease that has a name, if it has expired. Raises SnapshotExists if it has not."""
         for lease in [each for each in self._leases.values() if each.name == name and each.view.table == table]:
             if lease.expires > self._clock.monotonic():
+                of, has = table_of(table), shown_id(lease.lease_id)
                 raise SnapshotExists(
-                    f'table {table} already has a snapshot named "{name}", with the id {lease.lease_id}: continue with '
-                    "it, release it first, or choose another name",
-                    table=table,
-                    snapshot=lease.lease_id,
+                    f'table {of} already has a snapshot named "{name}", with the id {has}: continue with it, release '
+                    "it first, or choose another name",
+                    table=of,
+                    snapshot=has,
                 )
             await self._end(lease)
 
     async def _make_place(self) -> None:
         """Ends the shared lease that was not renewed for the longest time, if the limit of leases is reached."""
-        if len(self._leases) + len(self._pending) < self._config.max_snapshot_leases:
+        if self._has_place():
             return
         shared = [lease for lease in self._leases.values() if lease.shared]
         oldest = min(shared, key=lambda lease: lease.renewed_at, default=None)
         if oldest is not None and oldest.renewed_at + SHARED_LEASE_SECONDS <= self._clock.monotonic():
             await self._end(oldest)
+
+    def _has_place(self, lease_id: str = "") -> bool:
+        """Whether the limit lets a lease be taken. The parts of a snapshot count as one. Empty: a lease of any id."""
+        limit = self._config.max_snapshot_leases
+        if len(self._leases) + len(self._pending) < limit:
+            return True
+        taken = set(map(shown_id, (*self._leases, *self._pending)))
+        return len(taken) < limit or shown_id(lease_id) in taken
 
     @contextmanager
     def _place_for(self, lease_id: str, table: str) -> Iterator[None]:
@@ -361,8 +458,8 @@ class Snapshots:
         if lease_id in self._pending:
             # Pins of one table take turns, so the id belongs to another table.
             raise InvalidRequest(f"the snapshot id {lease_id} is being taken for another table than {table}")
-        taken, limit = len(self._leases) + len(self._pending), self._config.max_snapshot_leases
-        if taken >= limit:
+        if not self._has_place(lease_id):
+            taken, limit = len(self._leases) + len(self._pending), self._config.max_snapshot_leases
             raise TooManySnapshots(
                 f"there are {taken} leases on snapshots, and the limit is {limit}: release some, or raise "
                 "max_snapshot_leases"
@@ -373,26 +470,41 @@ class Snapshots:
         finally:
             self._pending.discard(lease_id)
 
-    async def _add_lease(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool, name: str) -> Lease:
-        async with view.lease_files:
-            try:
-                await self._executor.run(partial(view.directory.write_lease, shared=shared, name=name), lease_id, ttl)
-            except BaseException:
-                self._work.start(self._remove_file(view, lease_id))
-                raise
-            lease = self._lease_on(view, lease_id, ttl, shared=shared, name=name)
-            self._views.hold_log(view)
-            return lease
+    def _new_lease(self, view: PinnedView, lease_id: str, ttl: float, shared: bool, name: str, pending: bool) -> Lease:
+        return Lease(lease_id, view, ttl, self._clock.monotonic() + ttl, shared, name, pending)
 
-    def _lease_on(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool, name: str) -> Lease:
-        lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl, shared, name)
-        view.leases.add(lease_id)
+    async def _write_new(self, lease: Lease) -> None:
+        """Makes a new lease durable, and then adds it."""
+        async with lease.view.lease_files:
+            try:
+                await self._executor.run(_writing(lease))
+            except BaseException:
+                self._work.start(self._remove_file(lease.view, lease.lease_id))
+                raise
+            # Its time begins now.
+            lease.expires = self._clock.monotonic() + lease.ttl
+            self._add(lease)
+            self._views.hold_log(lease.view)
+
+    def _add(self, lease: Lease) -> None:
+        self._leases[lease.lease_id] = lease
+        part = PartId.parse(lease.lease_id)
+        if part is not None and part.tablet == 0 and not lease.pending:
+            self._first_parts[part.snapshot_id] = lease
+        lease.view.leases.add(lease.lease_id)
         self._reaper.notify(lease.expires)
-        return lease
+
+    def _forget(self, lease: Lease) -> None:
+        del self._leases[lease.lease_id]
+        if self._first_parts.get(shown_id(lease.lease_id)) is lease:
+            del self._first_parts[shown_id(lease.lease_id)]
 
     def lease(self, snapshot_id: str, table: str | None = None) -> Lease:
         """Returns a current lease on a view of a table (None: of any). Raises as `reading`."""
         lease = self._leases.get(snapshot_id)
+        if lease is None and table is not None:
+            # That of a table with tablets, which is another table.
+            lease = self._first_parts.get(snapshot_id)
         if lease is None or lease.expires <= self._clock.monotonic():
             raise lost_error(snapshot_id)
         if table is not None:
@@ -401,7 +513,7 @@ class Snapshots:
 
     def table_of(self, snapshot_id: str) -> str | None:
         """Returns the table of a snapshot, even if its lease has just expired; None if no snapshot has this id."""
-        lease = self._leases.get(snapshot_id)
+        lease = self._leases.get(snapshot_id) or self._first_parts.get(snapshot_id)
         return None if lease is None else lease.view.table
 
     async def _renew(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
@@ -410,16 +522,19 @@ class Snapshots:
         lease.expires = self._clock.monotonic() + lease.ttl
         self._reaper.notify(lease.expires)
         if changed:
-            async with lease.view.lease_files:
-                # A lease that was released in the meantime must not come back.
-                if self._leases.get(lease.lease_id) is not lease:
-                    raise lost_error(lease.lease_id)
-                try:
-                    write = partial(lease.view.directory.write_lease, shared=lease.shared, name=lease.name)
-                    await self._executor.run(write, lease.lease_id, lease.ttl)
-                except FileNotFoundError:
-                    raise lost_error(lease.lease_id) from None
+            await self._write_lease(lease)
         return self._info_of(lease)
+
+    async def _write_lease(self, lease: Lease) -> None:
+        """Makes a change of a lease durable. Raises SnapshotLost if it has ended."""
+        async with lease.view.lease_files:
+            # A lease that was released in the meantime must not come back.
+            if self._leases.get(lease.lease_id) is not lease:
+                raise lost_error(lease.lease_id)
+            try:
+                await self._executor.run(_writing(lease))
+            except FileNotFoundError:
+                raise lost_error(lease.lease_id) from None
 
     def _info_of(self, lease: Lease) -> SnapshotInfo:
         return snapshot_info(lease, self._clock.monotonic())
@@ -428,14 +543,14 @@ class Snapshots:
         """Ends a lease: in memory at once, and on disk when this returns, also if this is cancelled."""
         if self._leases.get(lease.lease_id) is not lease:
             return
-        del self._leases[lease.lease_id]
+        self._forget(lease)
         lease.view.leases.discard(lease.lease_id)
         self._views.release_log(lease.view)
         lease.end()
         # None where the table was dropped in the meantime.
         ended = self._ended_ids.get(lease.view.table) if lease.shared else None
         if ended is not None:
-            ended.add(lease.lease_id)
+            ended.add(shown_id(lease.lease_id))
         await asyncio.shield(self._work.start(self._remove_file(lease.view, lease.lease_id, ended)))
 
     async def _remove_file(self, view: PinnedView, lease_id: str, ended: EndedLeases | None = None) -> None:
@@ -443,7 +558,7 @@ class Snapshots:
             async with view.lease_files:
                 if ended is not None:
                     # Before the file of the lease is removed: after a crash in between, the lease exists again.
-                    await self._executor.run(ended.write, lease_id)
+                    await self._executor.run(ended.write, shown_id(lease_id))
                 if lease_id not in view.leases:
                     await self._executor.run(view.directory.remove_lease, lease_id)
 
@@ -457,3 +572,9 @@ class Snapshots:
                 await self._end(lease)
             except Exception:
                 _log.exception("ending the lease %s", lease.lease_id)
+
+
+def _writing(lease: Lease) -> Callable[[], None]:
+    """Returns a function that writes the file of a lease."""
+    write = lease.view.directory.write_lease
+    return partial(write, lease.lease_id, lease.ttl, shared=lease.shared, name=lease.name, pending=lease.pending)

@@ -89,6 +89,12 @@ class KeySample:
             sample._keys[bucket] = [base64.b64decode(key, validate=True) for key in one["keys"]]
         return sample
 
+    def include(self, other: KeySample) -> None:
+        """Adds the buckets of another sample."""
+        self._rows |= other._rows
+        self._keys |= other._keys
+        self._ranks |= other._ranks
+
     def add(self, bucket: int, found: Sequence[KeySpan], rows: int | None, most: int | None) -> None:
         """Adds a bucket with estimated ranks.
 
@@ -181,22 +187,24 @@ class SplitRequest:
     rows_per_split: int | None = None
 
 
-async def split_view(view: PinnedView, executor: StorageExecutor, cut: SplitRequest) -> list[KeyRange]:
-    """Splits a view, which the caller keeps in use: see `Snapshots.split`."""
-    chosen = view.select_buckets(cut.buckets)
+async def sample_view(view: PinnedView, executor: StorageExecutor, cut: SplitRequest) -> KeySample:
+    """Samples the keys of a view, which the caller keeps in use: see `Snapshots.sample`."""
     codec, keys = view.codec.rows, view.codec.key_codec
     where = None if cut.where is None else bind(cut.where, codec.schema)
     ranges = RowReader.of(codec, keys, (), where, cut.key_range).ranges
     if ranges != ALL_KEY_RANGES:
         # The sample of the complete view may have no key in a narrow range. Only a checkpoint is read, which never
         # changes, so equal requests get equal splits.
-        sample = await _collect(await view.open_buckets(chosen), ranges)
-    else:
-        sample = await _complete_sample(view, executor)
+        return await _collect(await view.open_buckets(view.select_buckets(cut.buckets)), ranges)
+    return await _complete_sample(view, executor)
+
+
+def split_sample(sample: KeySample, cut: SplitRequest, buckets: Sequence[int]) -> list[KeyRange]:
+    """Splits some buckets by a sample of their keys: see `Snapshots.split`."""
     splits = cut.splits
     if cut.rows_per_split is not None:
-        splits = max(1, min(splits, -(-round(sample.rows_in(chosen)) // cut.rows_per_split)))
-    return await executor.run(sample.split, splits, cut.key_range, chosen)
+        splits = max(1, min(splits, -(-round(sample.rows_in(buckets)) // cut.rows_per_split)))
+    return sample.split(splits, cut.key_range, buckets)
 
 
 async def _complete_sample(view: PinnedView, executor: StorageExecutor) -> KeySample:

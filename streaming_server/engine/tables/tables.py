@@ -420,6 +420,10 @@ class Tables:
         definition = self._catalog.find(name)
         return definition if definition is not None and definition.tablets > 1 and definition.tablet is None else None
 
+    def is_divided(self, name: str) -> bool:
+        """Whether a table of the server has tablets, whoever owns it. Blocks shortly."""
+        return self._catalog.is_divided(name)
+
     def set_tell_owners(self, tell_owners: TellOwners) -> None:
         """Sets how the worker processes that may own tablets learn what becomes of tables."""
         self._tell_owners = tell_owners

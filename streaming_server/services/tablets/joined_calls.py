@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import grpc
 
@@ -14,6 +14,7 @@ from streaming_server.services.tablets.definitions import check, describe
 from streaming_server.services.tablets.queries import aggregate, count, top_n
 from streaming_server.services.tablets.rows import delete, look_up, open_writer, upsert
 from streaming_server.services.tablets.scans import scan
+from streaming_server.services.tablets.snapshots import list_snapshots, pin, release, renew, split
 from streaming_server.services.tablets.tablet_calls import TabletCalls
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from streaming_server.engine.table.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.unread_answers import UnreadAnswers
     from streaming_server.services.forwarding import Workers
     from streaming_server.services.tablets.tablet_calls import QueryMemory
@@ -40,6 +42,11 @@ _JOINS: Final[Mapping[str, Join]] = {
     "TableService/GetTable": describe,
     "LookupService/Aggregate": aggregate,
     "LookupService/TopN": top_n,
+    "SnapshotService/PinSnapshot": pin,
+    "SnapshotService/RenewSnapshot": renew,
+    "SnapshotService/ReleaseSnapshot": release,
+    "SnapshotService/ListSnapshots": list_snapshots,
+    "SnapshotService/SplitSnapshot": split,
 }
 
 
@@ -59,6 +66,7 @@ class JoinedCall:
     """Answers a call about a table with tablets by calls about the tablets."""
 
     workers: Workers
+    tables: Tables
     table: LiveTable
     method: str
     request: Message
@@ -69,18 +77,26 @@ class JoinedCall:
             join = _JOINS.get(self.method.removeprefix("scankv.v1."))
             if join is None:
                 raise self._refusal()
-            answer = await join(self.request, TabletCalls(self.workers, self.table, context, self.memory))
+            answer = await join(self.request, self._calls(context))
         return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
     async def stream(self, context: Context[Any, Any], unread: UnreadAnswers) -> None:
         async with map_errors(self.request, context):
-            calls = TabletCalls(self.workers, self.table, context, self.memory)
+            calls = self._calls(context)
             if isinstance(self.request, scan_pb2.ScanKvRequest):
                 await scan(self.request, calls, context, unread)
             elif isinstance(self.request, admin_pb2.CheckTableRequest):
                 await check(self.request, calls, calls.sender(context, unread))
             else:
                 raise self._refusal()
+
+    def _calls(self, context: Context[Any, Any]) -> TabletCalls:
+        """Returns what asks the tablets. If the call reads a snapshot, they all read their parts of it."""
+        calls = TabletCalls(self.workers, self.tables, self.table, context, self.memory)
+        request = cast("Any", self.request)
+        if "snapshot" in request.DESCRIPTOR.fields_by_name and request.HasField("snapshot"):
+            calls.read_snapshot(request.snapshot.snapshot_id)
+        return calls
 
     def _refusal(self) -> InvalidRequest:
         name, call = self.table.definition.name, self.method.rpartition("/")[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from google.protobuf.message import Message
 
+    from streaming_server.engine.snapshots.part_ids import PartId
     from streaming_server.engine.table.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.unread_answers import UnreadAnswers
     from streaming_server.scan.admission.waiting_calls import WaitingCalls
     from streaming_server.scan.queries.result_cache import ResultCache
@@ -54,6 +56,7 @@ class TabletCalls:
 
     Args:
         workers: The workers of the server.
+        tables: The tables and tablets of this one.
         table: The table, which has no buckets by itself.
         context: The call.
         memory: The results of earlier queries.
@@ -62,21 +65,51 @@ class TabletCalls:
         workers: The workers of the server.
         context: The call.
         memory: The results of earlier queries.
+        tables: The tables and tablets of this one.
         table: The table.
-        definition: Its definition as of the begin of the call.
+        definition: Its definition as of the begin of the call; for a call about a snapshot, as of that.
         tablets: The definitions of the tablets, by their numbers.
     """
 
     def __init__(
-        self, workers: Workers, table: LiveTable, context: grpc.aio.ServicerContext[Any, Any], memory: QueryMemory
+        self,
+        workers: Workers,
+        tables: Tables,
+        table: LiveTable,
+        context: grpc.aio.ServicerContext[Any, Any],
+        memory: QueryMemory,
     ) -> None:
         self.workers = workers
+        self.tables = tables
         self.table = table
         self.definition = table.definition
         self.tablets = self.definition.all_tablets
         self._first_buckets = np.array([each.own_buckets.start for each in self.tablets])
         self.context = context
         self.memory = memory
+        # The parts of the snapshot that the call reads, by tablet. Empty: it reads the table as of now.
+        self._parts: dict[int, PartId] = {}
+
+    def read_snapshot(self, snapshot_id: str) -> None:
+        """Has the calls read a snapshot of the table: each tablet reads its part, and nothing is held.
+
+        Raises:
+            SnapshotLost: No such snapshot exists.
+            InvalidRequest: It is of another table.
+            DataLoss: The description of its view is damaged.
+        """
+        part, pinned = self.tables.snapshots.first_part(snapshot_id, self.tablets[0].name)
+        self._parts = part.all_parts
+        self.definition = replace(
+            pinned, name=self.definition.name, incarnation=self.definition.incarnation, tablet=None
+        )
+
+    def _serialize(self, tablet: int, request: Any) -> bytes:  # noqa: ANN401  # a message, whose type has a snapshot
+        """Returns a request for a tablet as bytes, which names the part of the snapshot that the call reads."""
+        if self._parts and "snapshot" in request.DESCRIPTOR.fields_by_name and request.HasField("snapshot"):
+            request.snapshot.snapshot_id = str(self._parts[tablet])
+        data: bytes = request.SerializeToString()
+        return data
 
     def owner_of(self, tablet: int) -> int:
         """Returns the worker that owns a tablet."""
@@ -103,8 +136,14 @@ class TabletCalls:
         """Returns which of some buckets (none: all) each tablet has; leaves out tablets that have none of them.
 
         Unknown buckets go to the first tablet, which refuses them.
+
+        Raises:
+            InvalidRequest: A bucket is named twice.
         """
-        chosen = set(buckets) or set(range(self.definition.buckets))
+        named = list(buckets)
+        chosen = set(named) or set(range(self.definition.buckets))
+        if named and len(named) != len(chosen):
+            raise InvalidRequest("a bucket is named twice: name each once")
         found = {
             number: [each for each in tablet.own_buckets if each in chosen]
             for number, tablet in enumerate(self.tablets)
@@ -132,10 +171,34 @@ class TabletCalls:
         Raises:
             ScanKvError: The error of the first tablet that has refused the call.
         """
-        timeout = self.context.time_remaining()
+        found = await self.ask_each(method, requests, answer, holds)
+        for each in found.values():
+            if isinstance(each, ScanKvError):
+                raise each
+        return {number: each for number, each in found.items() if not isinstance(each, ScanKvError)}
+
+    async def ask_each(
+        self,
+        method: str,
+        requests: Mapping[int, Message],
+        answer: type[_Response],
+        holds: Mapping[int, str] | None = None,
+        *,
+        seconds: float | None = None,
+    ) -> dict[int, _Response | ScanKvError]:
+        """As `ask`, but returns the errors of tablets instead of raising one.
+
+        Args:
+            method: As for `ask`.
+            requests: As for `ask`.
+            answer: As for `ask`.
+            holds: As for `ask`.
+            seconds: How long the calls may take. None: as long as the client waits.
+        """
+        timeout = self.context.time_remaining() if seconds is None else seconds
 
         async def one(number: int, request: Message) -> _Response:
-            data = request.SerializeToString()
+            data = self._serialize(number, request)
             hold_id = "" if holds is None else holds[number]
             owner = self.owner_of(number)
             try:
@@ -144,12 +207,12 @@ class TabletCalls:
                 raise self.error_of(number, error) from error
 
         found = await asyncio.gather(*(one(*each) for each in requests.items()), return_exceptions=True)
-        for each in found:
-            if isinstance(each, BaseException):
+        answers: dict[int, _Response | ScanKvError] = {}
+        for number, each in zip(requests, found, strict=True):
+            if isinstance(each, BaseException) and not isinstance(each, ScanKvError):
                 raise each
-        return {
-            number: each for number, each in zip(requests, found, strict=True) if not isinstance(each, BaseException)
-        }
+            answers[number] = each
+        return answers
 
     def error_of(self, tablet: int, error: grpc.aio.AioRpcError) -> ScanKvError:
         """Returns the error of a call to a tablet, to be raised here."""
@@ -158,6 +221,11 @@ class TabletCalls:
         if isinstance(found, TableNotFound) and name in found.message:
             # The table is dropped or created at this moment.
             return Unavailable(f"{name} is not there at this moment: try again", retry_after=RETRY_SECONDS)
+        # Clients know the table, and not its tablets.
+        table = self.definition.name
+        found.message = found.message.replace(name, table)
+        found.args = (found.message,)
+        found.details = {key: table if value == name else value for key, value in found.details.items()}
         return found
 
     def check_same_schema(self, schemas: Iterable[pa.Schema]) -> None:
@@ -187,7 +255,7 @@ class TabletCalls:
             outlasts: Whether the call may last longer than the current one, because others wait for it, too.
         """
         owner, seconds = self.owner_of(tablet), None if outlasts else self.context.time_remaining()
-        data = request.SerializeToString()
+        data = self._serialize(tablet, request)
         with self.workers.open(owner, method, data, seconds, hold_id=hold_id, ticket=ticket) as call:
             yield call
 
@@ -215,24 +283,28 @@ class TabletCalls:
         """Keeps the writers of some tablets from writing for the length of the block, at most for two seconds.
 
         Yields the id of the hold of each tablet, for calls that open views. A single tablet is not held, because one
-        call to it sees one instant anyway.
+        call to it sees one instant anyway. Neither are those of a snapshot.
+
+        Args:
+            tablets: The tablets.
+            flushes: Whether to flush them before, for a call that pins them.
 
         Raises:
             Unavailable: A tablet cannot be held.
         """
         # Everybody who holds several tablets holds them in this order, as those who raise barriers do.
         order = sorted(tablets, key=lambda each: (self.owner_of(each), each))
-        if len(order) == 1:
-            yield {order[0]: ""}
+        if len(order) == 1 or self._parts:
+            yield dict.fromkeys(order, "")
             return
         hold_id, name = uuid.uuid4().hex, self.definition.name
+        if flushes:
+            await asyncio.gather(*map(self._flush, order))
         async with AsyncExitStack() as holds:
             ids: dict[int, str] = {}
             for number in order:
                 ids[number] = f"{hold_id}-{number}"
-                request = worker_pb2.HoldTabletRequest(
-                    tablet=self.tablets[number].name, hold_id=ids[number], flushes=flushes
-                )
+                request = worker_pb2.HoldTabletRequest(tablet=self.tablets[number].name, hold_id=ids[number])
                 call = holds.enter_context(
                     self.workers.open(self.owner_of(number), _HOLD, request.SerializeToString(), HOLD_SECONDS)
                 )
@@ -242,3 +314,10 @@ class TabletCalls:
                 except grpc.aio.AioRpcError as error:
                     raise self.error_of(number, error) from error
             yield ids
+
+    async def _flush(self, tablet: int) -> None:
+        """Flushes a tablet, so that a checkpoint of it takes little time. Its writers continue."""
+        request = worker_pb2.HoldTabletRequest(tablet=self.tablets[tablet].name, flushes=True)
+        with self.open(_HOLD, tablet, request, "") as call:
+            async for _ in self.messages(tablet, call):
+                pass

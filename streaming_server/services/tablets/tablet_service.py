@@ -65,6 +65,8 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
             await adopt_bases(table.state, [*table.buckets])
             if request.flushes:
                 await table.pinning.flush()
+                await context.write(worker_pb2.HoldTabletResponse())
+                return
             async with self._tables.holds.hold(request.hold_id, table.buckets):
                 await context.write(worker_pb2.HoldTabletResponse())
                 # The caller ends the call once the views are open.

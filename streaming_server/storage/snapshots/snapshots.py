@@ -111,11 +111,13 @@ class LeaseRecord:
         ttl: The time to live in seconds. None: the file cannot be read.
         shared: Whether the lease is shared, so that its id is never used again.
         name: The name of the snapshot. Empty: it has none.
+        pending: Whether other tablets of the table are not pinned yet.
     """
 
     ttl: float | None
     shared: bool
     name: str = ""
+    pending: bool = False
 
 
 class ViewDirectory:
@@ -173,9 +175,12 @@ class ViewDirectory:
         """Reads all leases, by id. Raises NewerFormat."""
         return {file.stem: _read_lease(file) for file in sorted(self._leases.glob("*.json"))}
 
-    def write_lease(self, lease_id: str, ttl: float, *, shared: bool = False, name: str = "") -> None:
+    def write_lease(
+        self, lease_id: str, ttl: float, *, shared: bool = False, name: str = "", pending: bool = False
+    ) -> None:
         """Adds a lease, or changes its time to live (in seconds)."""
         values = {"ttl_seconds": ttl, "shared": shared} | ({"name": name} if name else {})
+        values |= {"pending": True} if pending else {}
         write_checked_json(self._leases / f"{lease_id}.json", values)
 
     def remove_lease(self, lease_id: str) -> None:
@@ -265,7 +270,8 @@ def _read_lease(file: Path) -> LeaseRecord:
     try:
         content = read_checked_json(file)
         # Earlier versions wrote no names.
-        return LeaseRecord(float(content["ttl_seconds"]), content["shared"] is True, str(content.get("name", "")))
+        name, pending = str(content.get("name", "")), content.get("pending") is True
+        return LeaseRecord(float(content["ttl_seconds"]), content["shared"] is True, name, pending)
     except NewerFormat:
         raise
     except (DataLoss, LookupError, ValueError, TypeError) as error:

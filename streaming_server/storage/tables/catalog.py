@@ -6,12 +6,13 @@ import logging
 import shutil
 import uuid
 from copy import copy
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss, NewerFormat, ScanKvError, TableExists, TableNotFound, did_you_mean
-from scankv.model.names import TableName, table_of, tablet_number
+from scankv.model.names import TableName, table_of, tablet_name, tablet_number
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.files.disk_space import translate_disk_errors
@@ -121,6 +122,20 @@ class Catalog:
         """Whether this process knows a table or a tablet."""
         return name in self._tables or name in self._unusable
 
+    def is_divided(self, name: str) -> bool:
+        """Whether a table has tablets, also one of another process, whose file is read if it is new. Blocks shortly.
+
+        A table that does not exist, or whose file is damaged, has none: its owner says so.
+        """
+        known = self._tables.get(name) or self._tables.get(tablet_name(name, 0))
+        if known is not None:
+            return known.tablets > 1
+        try:
+            file = self.path(name) / _FILE
+            return _tablets_in(file, file.stat().st_mtime_ns) > 1
+        except (OSError, ScanKvError):
+            return False
+
     def path(self, name: str) -> Path:
         """Returns the directory of a table or a tablet. Those of tablets are in that of their table."""
         parsed, tablet = TableName.parse(table_of(name)), tablet_number(name)
@@ -215,6 +230,11 @@ def _tablets_of(definition: TableDefinition) -> range:
 
 def _path_of_tablet(table: Path, number: int) -> Path:
     return table / "tablets" / str(number)
+
+
+@lru_cache(maxsize=1024)
+def _tablets_in(file: Path, _changed: int) -> int:
+    return _read(file).tablets
 
 
 def _read(file: Path) -> TableDefinition:

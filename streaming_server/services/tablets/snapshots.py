@@ -1,0 +1,182 @@
+"""Snapshots of tables with tablets: one lease on each tablet, all taken at one instant.
+
+The first part is the record of the snapshot: it is made known last, once all parts are pinned, and released last. Who
+reads a snapshot names the parts of one pin, so parts of different instants are never read together. A part that was
+lost makes the snapshot lost, and the others end with their time to live at the latest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from scankv.model.errors import ScanKvError, SnapshotLost
+from scankv.v1 import snapshot_pb2
+from streaming_server.engine.snapshots.part_ids import PartId
+from streaming_server.engine.snapshots.splits import KeySample, split_sample
+from streaming_server.services.scan_request import bucket_numbers
+from streaming_server.services.snapshot import split_request, split_response, ttl_of
+from streaming_server.services.tablets.joined_snapshots import join_parts, join_snapshots
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streaming_server.services.tablets.tablet_calls import TabletCalls
+
+_PIN: Final = "scankv.v1.SnapshotService/PinSnapshot"
+_RENEW: Final = "scankv.v1.SnapshotService/RenewSnapshot"
+_RELEASE: Final = "scankv.v1.SnapshotService/ReleaseSnapshot"
+_LIST: Final = "scankv.v1.SnapshotService/ListSnapshots"
+_SPLIT: Final = "scankv.v1.SnapshotService/SplitSnapshot"
+
+_UNDO_SECONDS: Final = 5.0
+
+
+async def pin(request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls) -> snapshot_pb2.PinSnapshotResponse:
+    """Pins all tablets as of one instant: see `SnapshotService.PinSnapshot`."""
+    snapshots, first = calls.tables.snapshots, calls.tables.table(calls.tablets[0].name).pinning.table
+    lease_id, ttl = request.lease_id or uuid.uuid4().hex, ttl_of(request.ttl_millis)
+    snapshots.check_pin(lease_id, ttl, shared=request.shared, name=request.name)
+    async with calls.table.pinning.exclude_others():
+        there = await snapshots.find_pinned(first, lease_id, request.name)
+        if there is not None:
+            is_shared = there.shared
+            try:
+                answers = await _renew_all(_part_of(there.lease_id), snapshots.renewed_ttl(there, ttl), calls)
+                return snapshot_pb2.PinSnapshotResponse(snapshot=join_parts(answers))
+            except SnapshotLost:
+                if is_shared:
+                    raise
+        parts = PartId.new(lease_id, len(calls.tablets)).all_parts
+        try:
+            pinned, pause_micros = await _pin_all(parts, request, calls)
+            await snapshots.announce(parts[0], shared=request.shared, name=request.name)
+        except BaseException:
+            await asyncio.shield(_release_parts(parts, calls, but_first=False))
+            raise
+    pinned.name = request.name
+    return snapshot_pb2.PinSnapshotResponse(snapshot=pinned, write_pause_micros=pause_micros)
+
+
+async def _pin_all(
+    parts: Mapping[int, PartId], request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls
+) -> tuple[snapshot_pb2.Snapshot, int]:
+    """Pins all parts. Returns the snapshot, and for how many microseconds writers were paused."""
+    requests = {
+        number: snapshot_pb2.PinSnapshotRequest(
+            table=calls.tablets[number].name, lease_id=str(part), ttl_millis=request.ttl_millis
+        )
+        for number, part in parts.items()
+    }
+    if request.same_view_as:
+        same = _existing(request.same_view_as, calls).all_parts
+        for number, each in requests.items():
+            each.same_view_as = str(same[number])
+        answers = await calls.ask(_PIN, requests, snapshot_pb2.PinSnapshotResponse)
+        return join_parts({number: each.snapshot for number, each in answers.items()}), 0
+    async with calls.hold(requests, flushes=True) as holds:
+        began = time.monotonic()
+        answers = await calls.ask(_PIN, requests, snapshot_pb2.PinSnapshotResponse, holds)
+    paused = int((time.monotonic() - began) * 1_000_000)
+    is_new = any(each.write_pause_micros for each in answers.values())
+    return join_parts({number: each.snapshot for number, each in answers.items()}), paused if is_new else 0
+
+
+async def renew(request: snapshot_pb2.RenewSnapshotRequest, calls: TabletCalls) -> snapshot_pb2.RenewSnapshotResponse:
+    """Renews all parts of a snapshot: see `SnapshotService.RenewSnapshot`."""
+    answers = await _renew_all(_existing(request.snapshot_id, calls), ttl_of(request.ttl_millis), calls)
+    return snapshot_pb2.RenewSnapshotResponse(snapshot=join_parts(answers))
+
+
+async def _renew_all(part: PartId, ttl: float | None, calls: TabletCalls) -> dict[int, snapshot_pb2.Snapshot]:
+    """Renews all parts. If one of them is lost, ends the others. Raises SnapshotLost then."""
+    millis = 0 if ttl is None else round(ttl * 1000)
+    requests = {
+        number: snapshot_pb2.RenewSnapshotRequest(snapshot_id=str(each), ttl_millis=millis)
+        for number, each in part.all_parts.items()
+    }
+    try:
+        answers = await calls.ask(_RENEW, requests, snapshot_pb2.RenewSnapshotResponse)
+    except SnapshotLost:
+        await asyncio.shield(_release_parts(part.all_parts, calls, but_first=False))
+        raise
+    return {number: each.snapshot for number, each in answers.items()}
+
+
+async def release(
+    request: snapshot_pb2.ReleaseSnapshotRequest, calls: TabletCalls
+) -> snapshot_pb2.ReleaseSnapshotResponse:
+    """Releases all parts of a snapshot: see `SnapshotService.ReleaseSnapshot`. The first part is the last one to go."""
+    part = _existing(request.snapshot_id, calls)
+    found = await _release_parts(part.all_parts, calls, but_first=True)
+    for error in found.values():
+        if isinstance(error, ScanKvError) and not isinstance(error, SnapshotLost):
+            raise error
+    await calls.ask(
+        _RELEASE,
+        {0: snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=str(part))},
+        snapshot_pb2.ReleaseSnapshotResponse,
+    )
+    return snapshot_pb2.ReleaseSnapshotResponse()
+
+
+async def _release_parts(parts: Mapping[int, PartId], calls: TabletCalls, *, but_first: bool) -> dict[int, Any]:
+    """Releases parts, as far as that is possible. Returns the answers and errors by tablet.
+
+    Without the first part (`but_first`), takes as long as the client waits; otherwise some seconds, whether it waits or
+    not.
+    """
+    requests = {
+        number: snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=str(each))
+        for number, each in parts.items()
+        if number or not but_first
+    }
+    seconds = None if but_first else _UNDO_SECONDS
+    return {**await calls.ask_each(_RELEASE, requests, snapshot_pb2.ReleaseSnapshotResponse, seconds=seconds)}
+
+
+async def list_snapshots(
+    request: snapshot_pb2.ListSnapshotsRequest, calls: TabletCalls
+) -> snapshot_pb2.ListSnapshotsResponse:
+    """Lists the snapshots of a table: see `SnapshotService.ListSnapshots`."""
+    requests = {
+        number: snapshot_pb2.ListSnapshotsRequest(table=tablet.name) for number, tablet in enumerate(calls.tablets)
+    }
+    answers = await calls.ask(_LIST, requests, snapshot_pb2.ListSnapshotsResponse)
+    found = (each for answer in answers.values() for each in answer.snapshots)
+    return snapshot_pb2.ListSnapshotsResponse(snapshots=join_snapshots(found))
+
+
+async def split(request: snapshot_pb2.SplitSnapshotRequest, calls: TabletCalls) -> snapshot_pb2.SplitSnapshotResponse:
+    """Splits the keys of all tablets by a sample of each: see `SnapshotService.SplitSnapshot`."""
+    parts = _existing(request.snapshot_id, calls).all_parts
+    requests: dict[int, Any] = {}
+    for tablet, buckets in calls.buckets_by_tablet(request.buckets).items():
+        each = requests[tablet] = snapshot_pb2.SplitSnapshotRequest()
+        each.CopyFrom(request)
+        each.snapshot_id, each.buckets[:], each.sample = str(parts[tablet]), buckets, True
+    answers = await calls.ask(_SPLIT, requests, snapshot_pb2.SplitSnapshotResponse)
+    cut, chosen = split_request(request), bucket_numbers(request.buckets) or range(calls.definition.buckets)
+
+    def split_all() -> snapshot_pb2.SplitSnapshotResponse:
+        sample = KeySample({}, {}, {})
+        for answer in answers.values():
+            sample.include(KeySample.from_json(json.loads(answer.sample)))
+        ranges = split_sample(sample, cut, sorted(chosen))
+        return split_response(ranges)
+
+    return await calls.table.state.executor.run(split_all)
+
+
+def _existing(snapshot_id: str, calls: TabletCalls) -> PartId:
+    """Returns the first part of a snapshot. Raises SnapshotLost or InvalidRequest unless the table has it."""
+    return calls.tables.snapshots.first_part(snapshot_id, calls.tablets[0].name)[0]
+
+
+def _part_of(lease_id: str) -> PartId:
+    part = PartId.parse(lease_id)
+    assert part is not None
+    return part
