@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scankv.model.changes.log_positions import PositionKind
-from scankv.model.errors import InvalidRequest
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.changelog.applied_tail import AppliedTail
+from streaming_server.engine.changelog.consumer_starts import start_of_consumer
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.columnar.base_choice import choose_bases, record_errors
 from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
 from streaming_server.scan.changes.change_rows import ChangeRows
-from streaming_server.scan.changes.consumer_progress import views_of
 from streaming_server.scan.changes.full_source import FullSource
 from streaming_server.scan.changes.log_plan import OpenedLog
 from streaming_server.scan.changes.log_source import LogSource
@@ -24,9 +23,9 @@ from streaming_server.scan.rows.keys_to_read import keys_to_read
 from streaming_server.scan.rows.kv_source import KvSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from scankv.model.changes.log_positions import StopAt
+    from scankv.model.changes.log_positions import StartFrom, StopAt
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
@@ -100,9 +99,9 @@ class LogOpening:
         limit = plan.limit
         if plan.resume_token:
             resumed, limit = read_log_token(plan.resume_token, fingerprint)
-            position = self._resume(resumed, clamp=False)
+            position = self._resume(resumed)
         elif self._committed is not None:
-            position = await self._start_of_consumer(self._committed)
+            position = await start_of_consumer(self._committed, plan, list(self._buckets), self._find)
         else:
             offsets = await self._starts.of(plan.start, clamp=plan.clamp)
             position = LogPosition(offsets, scanning=plan.start.kind is PositionKind.FULL)
@@ -123,34 +122,17 @@ class LogOpening:
             full=position.scanning,
         )
 
-    def _resume(self, position: LogPosition, *, clamp: bool) -> LogPosition:
+    def _resume(self, position: LogPosition) -> LogPosition:
         """Returns the position at which a stream resumes, given the position that it had reached."""
         if position.scanning and position.scanned is None:
             # No row was read yet, so the stream starts with the current rows.
             return LogPosition(self._starts.ends(), scanning=True)
-        return replace(position, offsets=self._starts.resolve(position.offsets, clamp=clamp))
+        return replace(position, offsets=self._starts.resolve(position.offsets, clamp=False))
 
-    async def _start_of_consumer(self, committed: LogPosition) -> LogPosition:
-        """Returns where a consumer's stream starts. Buckets without a committed position start where the plan says."""
-        plan = self._plan
-        if committed.scanning and plan.rows_elsewhere:
-            return LogPosition(await self._starts.of(plan.start, clamp=plan.clamp))
-        if committed.scanning:
-            return self._resume(committed, clamp=plan.clamp)
-        known = {number: bucket for number, bucket in self._buckets.items() if number in committed.offsets}
-        starts = LogStarts(self._definition, known, self._clock)
-        offsets = starts.resolve({number: committed.offsets[number] for number in known}, clamp=plan.clamp)
-        others = {number: bucket for number, bucket in self._buckets.items() if number not in known}
-        if others:
-            if plan.start.kind is PositionKind.FULL:
-                raise InvalidRequest(
-                    f"the consumer has not read buckets {sorted(others)}, and cannot start them with all rows, because "
-                    "it has read others: use another consumer, delete this one, or start from another position"
-                )
-            start = replace(plan.start, by_bucket=tuple(pair for pair in plan.start.by_bucket if pair[0] in others))
-            offsets |= await LogStarts(self._definition, others, self._clock).of(start, clamp=plan.clamp)
-        net = {bucket: net for bucket, net in committed.net.items() if bucket in known}
-        return LogPosition(dict(sorted(offsets.items())), views=views_of(committed, offsets), net=net)
+    async def _find(self, numbers: Sequence[int], start: StartFrom) -> dict[int, int]:
+        """Returns the offsets of a start in some of the buckets."""
+        buckets = {number: self._buckets[number] for number in numbers}
+        return await LogStarts(self._definition, buckets, self._clock).of(start, clamp=self._plan.clamp)
 
     def _tail(self, live: LiveBucket) -> LogTail:
         return AppliedTail(live) if self._plan.latest else live

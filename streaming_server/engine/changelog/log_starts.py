@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.storage.bucket.bucket import Bucket
+
+Times: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 _ANY_BYTES = 1 << 40
 
@@ -95,22 +97,45 @@ class LogStarts:
 
     async def _last(self, count: int) -> dict[int, int]:
         """Returns the offsets of the newest `count` changes of all buckets together."""
-        times: dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
-        for number, (live, bucket) in self._buckets.items():
-            times[number] = await live.run(_last_times, bucket, count, self._definition)
-        newest = np.concatenate([np.zeros(0, np.int64), *times.values()])
-        if len(newest) > count:
-            oldest = np.partition(newest, len(newest) - count)[len(newest) - count]
-            room = count - int((newest > oldest).sum())
-            for number, own in times.items():
-                same = int((own == oldest).sum())
-                times[number] = own[len(own) - int((own > oldest).sum()) - min(same, room) :]
-                room -= min(same, room)
+        found = numbers_of_newest(await self.last_times(count), count)
         spans = {number: bucket.log.span for number, (_, bucket) in self._buckets.items()}
-        return {number: span.offset_of(span.end - len(times[number])) for number, span in spans.items()}
+        return {number: span.offset_of(span.end - found[number]) for number, span in spans.items()}
+
+    async def last_times(self, count: int) -> dict[int, Times]:
+        """Returns the commit times of the last changes of each bucket, at most `count` of each, oldest first."""
+        return {
+            number: await live.run(_last_times, bucket, count, self._definition)
+            for number, (live, bucket) in self._buckets.items()
+        }
+
+    async def last_of_buckets(self, counts: Mapping[int, int]) -> dict[int, int]:
+        """Returns the offsets of so many of the last changes of each bucket."""
+        spans = {number: bucket.log.span for number, (_, bucket) in self._buckets.items()}
+        return {
+            number: span.offset_of(max(span.first, span.end - counts.get(number, 0))) for number, span in spans.items()
+        }
 
 
-def _last_times(bucket: Bucket, count: int, definition: TableDefinition) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def numbers_of_newest(times: Mapping[int, Times], count: int) -> dict[int, int]:
+    """Returns how many of the newest `count` changes of all buckets together each bucket has.
+
+    Args:
+        times: The commit times of the last changes of each bucket, at least `count` of each or all, oldest first.
+        count: How many.
+    """
+    newest = np.concatenate([np.zeros(0, np.int64), *times.values()])
+    if len(newest) <= count:
+        return {number: len(own) for number, own in times.items()}
+    oldest = np.partition(newest, len(newest) - count)[len(newest) - count]
+    room, found = count - int((newest > oldest).sum()), {}
+    for number, own in times.items():
+        same = min(int((own == oldest).sum()), room)
+        found[number] = int((own > oldest).sum()) + same
+        room -= same
+    return found
+
+
+def _last_times(bucket: Bucket, count: int, definition: TableDefinition) -> Times:
     """Returns the commit times of the last changes of a bucket, at most `count` of them."""
     span = bucket.log.span
     start, end = span.offset_of(max(span.first, span.end - count)), span.offset_of(span.end)
