@@ -90,6 +90,7 @@ from streaming_server.services.routing import Router, read_metrics_of_all
 from streaming_server.services.scan import ScanService
 from streaming_server.services.snapshot import SnapshotService
 from streaming_server.services.table import TableService
+from streaming_server.services.tablets.changelogs import TabletChangelogs
 from streaming_server.services.tablets.tablet_calls import QueryMemory
 from streaming_server.services.tablets.tablet_queries import TabletQueries
 from streaming_server.services.tablets.tablet_service import TabletService, tell_owners
@@ -242,6 +243,7 @@ class Server:
             lender=None if worker is None else ViewLoans(self._workers, worker.aliases),
         )
         tables.set_tell_owners(partial(tell_owners, self._workers))
+        tables.consumers.set_tablets(TabletChangelogs(self._workers))
         return tables
 
     def _make_registry(self) -> ScanRegistry:
@@ -384,10 +386,10 @@ class Server:
             self._registry,
             results,
             self.incarnation,
+            self._workers,
             chunk_bytes=self.config.chunk_bytes,
             heartbeat_seconds=self.config.heartbeat_seconds,
             follow_heartbeat_seconds=self.config.follow_heartbeat_seconds,
-            ticket_of=self._workers.ticket_of,
         )
         admin = AdminService(
             self._tables,

@@ -576,6 +576,204 @@ class WatchTabletResponse(_message.Message):
 Global___WatchTabletResponse: _TypeAlias = WatchTabletResponse  # noqa: Y015
 
 @_typing.final
+class FindOffsetsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LastOfBucketsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TABLET_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    LAST_OF_BUCKETS_FIELD_NUMBER: _builtins.int
+    CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    ENDS_OF_SOUND_FIELD_NUMBER: _builtins.int
+    tablet: _builtins.str
+    """The name of the tablet."""
+    consumer_id: _builtins.str
+    """The consumer for which the tablet keeps the changes from the found offsets on, unless it keeps earlier ones for it
+    already. Empty: none.
+    """
+    ends_of_sound: _builtins.bool
+    """Instead of a start: the end of the changelog, without damaged buckets."""
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def start(self) -> _scan_pb2.Changelog:
+        """Where the stream starts: `start` and `clamp`."""
+
+    @_builtins.property
+    def last_of_buckets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """Instead of a start: how many of the latest changes of each bucket."""
+
+    def __init__(
+        self,
+        *,
+        tablet: _builtins.str = ...,
+        buckets: _abc.Iterable[_builtins.int] | None = ...,
+        start: _scan_pb2.Changelog | None = ...,
+        last_of_buckets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        consumer_id: _builtins.str = ...,
+        ends_of_sound: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "consumer_id", b"consumer_id", "ends_of_sound", b"ends_of_sound", "last_of_buckets", b"last_of_buckets", "start", b"start", "tablet", b"tablet"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindOffsetsRequest: _TypeAlias = FindOffsetsRequest  # noqa: Y015
+
+@_typing.final
+class FindOffsetsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LogOffsetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class CommitMicrosEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    COMMIT_MICROS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
+    @_builtins.property
+    def commit_micros(self) -> _containers.ScalarMap[_builtins.int, _builtins.bytes]:
+        """For a start at `last`: the times of the changes of each bucket from there on, in microseconds since 1970.
+        Little-endian, 8 bytes each.
+        """
+
+    def __init__(
+        self,
+        *,
+        log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        commit_micros: _abc.Mapping[_builtins.int, _builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_micros", b"commit_micros", "log_offsets", b"log_offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindOffsetsResponse: _TypeAlias = FindOffsetsResponse  # noqa: Y015
+
+@_typing.final
+class KeepChangesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LogOffsetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TABLET_FIELD_NUMBER: _builtins.int
+    CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    tablet: _builtins.str
+    """The name of the tablet."""
+    consumer_id: _builtins.str
+    @_builtins.property
+    def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """The first change that is kept of each bucket. Empty: the consumer needs none."""
+
+    def __init__(
+        self,
+        *,
+        tablet: _builtins.str = ...,
+        consumer_id: _builtins.str = ...,
+        log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "log_offsets", b"log_offsets", "tablet", b"tablet"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepChangesRequest: _TypeAlias = KeepChangesRequest  # noqa: Y015
+
+@_typing.final
+class KeepChangesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepChangesResponse: _TypeAlias = KeepChangesResponse  # noqa: Y015
+
+@_typing.final
 class FlushForBackupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

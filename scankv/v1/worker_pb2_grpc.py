@@ -408,6 +408,16 @@ class TabletServiceStub:
                 request_serializer=scankv_dot_v1_dot_worker__pb2.WatchTabletRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_worker__pb2.WatchTabletResponse.FromString,
                 _registered_method=True)
+        self.FindOffsets = channel.unary_unary(
+                '/scankv.v1.TabletService/FindOffsets',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.FindOffsetsRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.FindOffsetsResponse.FromString,
+                _registered_method=True)
+        self.KeepChanges = channel.unary_unary(
+                '/scankv.v1.TabletService/KeepChanges',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.KeepChangesRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.KeepChangesResponse.FromString,
+                _registered_method=True)
 
 
 class TabletServiceServicer:
@@ -447,6 +457,22 @@ class TabletServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindOffsets(self, request, context):
+        """Returns where a stream of changes of some buckets of a tablet would start.
+        Errors: as the start of ScanKv.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KeepChanges(self, request, context):
+        """Sets from where on a tablet keeps its changes for a consumer of the table, whose positions the owner of the table
+        stores. Errors: NOT_FOUND TABLE_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TabletServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -469,6 +495,16 @@ def add_TabletServiceServicer_to_server(servicer, server):
                     servicer.WatchTablet,
                     request_deserializer=scankv_dot_v1_dot_worker__pb2.WatchTabletRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_worker__pb2.WatchTabletResponse.SerializeToString,
+            ),
+            'FindOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindOffsets,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.FindOffsetsRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.FindOffsetsResponse.SerializeToString,
+            ),
+            'KeepChanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepChanges,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.KeepChangesRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.KeepChangesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -580,6 +616,60 @@ class TabletService:
             '/scankv.v1.TabletService/WatchTablet',
             scankv_dot_v1_dot_worker__pb2.WatchTabletRequest.SerializeToString,
             scankv_dot_v1_dot_worker__pb2.WatchTabletResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.TabletService/FindOffsets',
+            scankv_dot_v1_dot_worker__pb2.FindOffsetsRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.FindOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.TabletService/KeepChanges',
+            scankv_dot_v1_dot_worker__pb2.KeepChangesRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.KeepChangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

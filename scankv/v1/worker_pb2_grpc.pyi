@@ -173,6 +173,14 @@ class TabletServiceStub:
     """Returns the version of a tablet, once it is another one than the caller knows, or after a time. Reads nothing.
     Errors: as for Count.
     """
+    FindOffsets: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FindOffsetsRequest, _worker_pb2.FindOffsetsResponse]
+    """Returns where a stream of changes of some buckets of a tablet would start.
+    Errors: as the start of ScanKv.
+    """
+    KeepChanges: _grpc.UnaryUnaryMultiCallable[_worker_pb2.KeepChangesRequest, _worker_pb2.KeepChangesResponse]
+    """Sets from where on a tablet keeps its changes for a consumer of the table, whose positions the owner of the table
+    stores. Errors: NOT_FOUND TABLE_NOT_FOUND.
+    """
 
 @_typing.type_check_only
 class TabletServiceAsyncStub(TabletServiceStub):
@@ -194,6 +202,14 @@ class TabletServiceAsyncStub(TabletServiceStub):
     WatchTablet: _aio.UnaryUnaryMultiCallable[_worker_pb2.WatchTabletRequest, _worker_pb2.WatchTabletResponse]  # type: ignore[assignment]
     """Returns the version of a tablet, once it is another one than the caller knows, or after a time. Reads nothing.
     Errors: as for Count.
+    """
+    FindOffsets: _aio.UnaryUnaryMultiCallable[_worker_pb2.FindOffsetsRequest, _worker_pb2.FindOffsetsResponse]  # type: ignore[assignment]
+    """Returns where a stream of changes of some buckets of a tablet would start.
+    Errors: as the start of ScanKv.
+    """
+    KeepChanges: _aio.UnaryUnaryMultiCallable[_worker_pb2.KeepChangesRequest, _worker_pb2.KeepChangesResponse]  # type: ignore[assignment]
+    """Sets from where on a tablet keeps its changes for a consumer of the table, whose positions the owner of the table
+    stores. Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
 
 class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -237,6 +253,26 @@ class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.WatchTabletResponse, _abc.Awaitable[_worker_pb2.WatchTabletResponse]]:
         """Returns the version of a tablet, once it is another one than the caller knows, or after a time. Reads nothing.
         Errors: as for Count.
+        """
+
+    @_abc_1.abstractmethod
+    def FindOffsets(
+        self,
+        request: _worker_pb2.FindOffsetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.FindOffsetsResponse, _abc.Awaitable[_worker_pb2.FindOffsetsResponse]]:
+        """Returns where a stream of changes of some buckets of a tablet would start.
+        Errors: as the start of ScanKv.
+        """
+
+    @_abc_1.abstractmethod
+    def KeepChanges(
+        self,
+        request: _worker_pb2.KeepChangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.KeepChangesResponse, _abc.Awaitable[_worker_pb2.KeepChangesResponse]]:
+        """Sets from where on a tablet keeps its changes for a consumer of the table, whose positions the owner of the table
+        stores. Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
 
 def add_TabletServiceServicer_to_server(servicer: TabletServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -32,7 +32,7 @@ from streaming_server.services.merged_answers import (
     merge_transactions,
 )
 from streaming_server.services.permissions import NamedTable, permission_of
-from streaming_server.services.tablets.joined_calls import OF_TABLETS, JoinedCall, is_about_definition
+from streaming_server.services.tablets.joined_calls import OF_TABLETS, JoinedCall, is_of_owner
 from streaming_server.services.worker import LOCATE, place_in
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Router:
         name = method.removeprefix(_SERVICE)
         table = _table_in(method, request)
         divided = self.tables.divided(table) if table else None
-        if divided is not None and not is_about_definition(request):
+        if divided is not None and not is_of_owner(name, request):
             return JoinedCall(self.workers, self.tables, self.tables.table(table), method, request, self.memory)
         if isinstance(request, _OF_SNAPSHOT):
             pinned = self._table_with_tablets_of(request.snapshot_id)

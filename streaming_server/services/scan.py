@@ -38,12 +38,13 @@ from streaming_server.services.reading import (
     open_view,
 )
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, heartbeat_seconds, read_plan
+from streaming_server.services.tablets.changes import DividedChanges
+from streaming_server.services.tablets.tablet_calls import TabletCalls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from streaming_server.current_call import Metadata
-    from streaming_server.engine.table.live_table import LiveTable
+    from streaming_server.engine.changelog.consumer_registry import OpensChanges
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.changes.log_plan import LogPlan, OpenedLog
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.execution.producer import ChunkSpec
     from streaming_server.scan.queries.result_cache import ResultCache
     from streaming_server.scan.read_plan import ReadPlan
+    from streaming_server.services.forwarding import Workers
     from streaming_server.services.guarded_method import GuardedServer
 
 
@@ -62,10 +64,10 @@ class ScanService:
         registry: Admits, lists and ends the scans.
         results: Counts the scans that are answered with `unchanged`.
         incarnation: This start of the server.
+        workers: The workers of the server, which own the tablets of tables.
         chunk_bytes: The most stored bytes of a chunk, for requests that do not set it.
         heartbeat_seconds: The interval of heartbeats of a scan that finds no rows to return.
         follow_heartbeat_seconds: The interval of heartbeats of a stream of changes that waits for changes.
-        ticket_of: Returns the ticket of the call that will read a scan, from the metadata of the call that opens it.
     """
 
     def __init__(
@@ -74,20 +76,20 @@ class ScanService:
         registry: ScanRegistry,
         results: ResultCache,
         incarnation: str,
+        workers: Workers,
         *,
         chunk_bytes: int,
         heartbeat_seconds: float,
         follow_heartbeat_seconds: float,
-        ticket_of: Callable[[Metadata], str],
     ) -> None:
         self._tables = tables
         self._registry = registry
         self._results = results
         self._incarnation = incarnation
+        self._workers = workers
         self._chunk_bytes = chunk_bytes
         self._heartbeat_seconds = heartbeat_seconds
         self._follow_heartbeat_seconds = follow_heartbeat_seconds
-        self._ticket_of = ticket_of
         self._parked = ParkedScans()
 
     def add_to_server(self, server: GuardedServer) -> None:
@@ -157,7 +159,7 @@ class ScanService:
                     def stream(opened: OpenedScan) -> Iterator[bytes | None]:
                         return stream_messages(opened, chunk, self._incarnation, scan, started, heartbeat)
 
-                    if ticket := self._ticket_of(CALL_METADATA.get()):
+                    if ticket := self._workers.ticket_of(CALL_METADATA.get()):
                         await self._serve_parked(ticket, opened, scan, stream, send)
                     else:
                         await self._send_all(stream(opened), scan, send)
@@ -205,14 +207,18 @@ class ScanService:
         table = self._tables.table(request.table)
         scan = RegisteredScan(
             table=request.table,
-            buckets=tuple(sorted(table.buckets.numbers if plan.buckets is None else plan.buckets)),
+            buckets=tuple(sorted(table.definition.read_buckets if plan.buckets is None else plan.buckets)),
             snapshot_id="",
             peer=context.peer(),
             follows=True,
+            is_part=table.definition.tablet is not None,
         )
+        changes: OpensChanges = table.changes
+        if table.definition.is_divided:
+            changes = DividedChanges(TabletCalls(self._workers, self._tables, table, context), request, heartbeat)
         with self._registry.call(scan):
             async with one_in_flight(context, scan) as send, self._registry.admit(scan):
-                async with self._open_log(table, plan, scan) as opened:
+                async with self._open_log(changes, plan, scan) as opened:
                     scan.hold(opened.source)
                     stream = ChangeStream(opened, chunk, self._incarnation, scan, started, heartbeat)
                     for message in stream.messages():
@@ -226,14 +232,14 @@ class ScanService:
                             await self._registry.turns.wait()
 
     @asynccontextmanager
-    async def _open_log(self, table: LiveTable, plan: LogPlan, scan: RegisteredScan) -> AsyncIterator[OpenedLog]:
+    async def _open_log(self, changes: OpensChanges, plan: LogPlan, scan: RegisteredScan) -> AsyncIterator[OpenedLog]:
         """Opens a stream of changes for the length of the block, for a consumer if the plan names one."""
         if plan.consumer_id:
             end = partial(self._registry.end, scan)
-            async with self._tables.consumers.stream(table.changes, plan, scan.scan_id, end) as opened:
+            async with self._tables.consumers.stream(changes, plan, scan.scan_id, end) as opened:
                 yield opened
             return
-        opened = await table.changes.open(plan, scan.scan_id)
+        opened = await changes.open(plan, scan.scan_id)
         with closing(opened.source):
             yield opened
 

@@ -202,6 +202,16 @@ class TableDefinition:
         first, end = (number * self.buckets // self.tablets for number in (self.tablet, self.tablet + 1))
         return range(first, end)
 
+    @property
+    def read_buckets(self) -> range:
+        """The numbers of the buckets that a read of all buckets under this name reads."""
+        return range(self.buckets) if self.is_divided else self.own_buckets
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it is a table whose buckets are in tablets."""
+        return self.tablets > 1 and self.tablet is None
+
     def tablet_at(self, number: int) -> TableDefinition:
         """Returns the definition of one tablet of the table."""
         name, incarnation = tablet_name(self.name, number), f"{self.incarnation}-{number}"

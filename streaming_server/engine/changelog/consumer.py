@@ -64,10 +64,16 @@ class ConsumerState:
 
 
 class TableConsumers:
-    """The consumers of one table, by id."""
+    """The consumers of one table, by id.
+
+    Attributes:
+        kept: In a tablet, the offsets from which its changes are kept for the consumers of the table, by their ids.
+    """
 
     def __init__(self, definition: TableDefinition, path: Path) -> None:
         self.table = definition.name
+        self.definition = definition
+        self.kept: dict[str, dict[int, int]] = {}
         self.digest = table_digest(definition)
         self.directory = ConsumerDirectory(path)
         self.consumers: dict[str, ConsumerState] = {}
@@ -115,6 +121,11 @@ class ConsumerLags:
     most: int
 
 
+def lag_of(offsets: Mapping[int, int], ends: Mapping[int, int]) -> int:
+    """Returns how many changes follow from some offsets on, in changelogs that end at `ends`."""
+    return sum(count_of(ends[number]) - count_of(at) for number, at in offsets.items() if number in ends)
+
+
 def owner_of(consumer_id: str) -> str:
     """Returns the owner name of the consumer's retention hold."""
     return f"consumer:{consumer_id}"
@@ -153,7 +164,7 @@ def check_query(
     group: TableConsumers, consumer: ConsumerState, committed: ConsumerProgress, plan: LogPlan, table: TableState
 ) -> None:
     """Raises InvalidRequest if a stream asks for other rows than the consumer is reading."""
-    buckets = table.buckets.numbers if plan.buckets is None else plan.buckets
+    buckets = table.definition.read_buckets if plan.buckets is None else plan.buckets
     if plan.fingerprint(table.definition, list(buckets)).query != committed.query:
         raise InvalidRequest(
             f'the consumer "{consumer.consumer_id}" of {group.table} is still reading the rows of the table that it '
@@ -181,7 +192,7 @@ def consumer_info(consumer: ConsumerState, ends: Mapping[int, int], now: float) 
     return ConsumerInfo(
         consumer_id=consumer.consumer_id,
         offsets=offsets,
-        lag=sum(count_of(ends[number]) - count_of(at) for number, at in offsets.items() if number in ends),
+        lag=lag_of(offsets, ends),
         committed_micros=consumer.committed_micros,
         live=consumer.session is not None,
         full=committed is not None and committed.position.scanning,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.changes.log_positions import PositionKind
@@ -23,6 +23,7 @@ from streaming_server.engine.changelog.consumer import (
     check_sound,
     consumer_info,
     fenced_error,
+    lag_of,
     next_fence,
     owner_of,
     progress_after_open,
@@ -30,9 +31,10 @@ from streaming_server.engine.changelog.consumer import (
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress
-from streaming_server.scan.changes.log_token import LogPosition
+from streaming_server.scan.changes.log_token import LogPosition, parse_log_token
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.tables.consumers import ConsumerRecord
+from streaming_server.storage.tables.catalog import table_directory
+from streaming_server.storage.tables.consumers import ConsumerDirectory, ConsumerRecord
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -43,11 +45,22 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
     from streaming_server.engine.bucket.table_state import TableState
-    from streaming_server.engine.changelog.table_changes import TableChanges
+    from streaming_server.engine.changelog.tablet_logs import TabletLogs
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.changes.log_plan import LogPlan, OpenedLog
 
 _log: Final = logging.getLogger(__name__)
+
+
+class OpensChanges(Protocol):
+    """Opens streams of the changes of one table; see `TableChanges`."""
+
+    @property
+    def table(self) -> TableState:
+        """The table."""
+
+    async def open(self, plan: LogPlan, owner: str, committed: LogPosition | None = None) -> OpenedLog:
+        """Opens a stream. See `TableChanges.open`."""
 
 
 class ConsumerRegistry:
@@ -76,7 +89,16 @@ class ConsumerRegistry:
         self._executor = executor
         self._live = live
         self._groups: dict[str, TableConsumers] = {}
+        self._tablets: TabletLogs | None = None
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
+
+    def set_tablets(self, tablets: TabletLogs) -> None:
+        """Sets the changelogs of the tablets of tables."""
+        self._tablets = tablets
+
+    def _tablets_of(self, definition: TableDefinition) -> TabletLogs | None:
+        """Returns what has the changelogs of a table. None: the table has them itself."""
+        return self._tablets if definition.is_divided else None
 
     def add(self, definition: TableDefinition, path: Path) -> TableConsumers:
         """Adds a new table."""
@@ -84,8 +106,14 @@ class ConsumerRegistry:
         return group
 
     def load(self, definition: TableDefinition, path: Path) -> None:
-        """Loads the consumers of a table from disk. Blocks."""
+        """Loads the consumers of a table from disk. Blocks.
+
+        Of a tablet, these are the positions of the consumers of its table, which the owner of the table stores.
+        """
         group = self.add(definition, path)
+        if definition.tablet is not None:
+            group.kept = _read_positions(definition, table_directory(path))
+            return
         for consumer_id, record in group.directory.read():
             consumer = ConsumerState(consumer_id=consumer_id, expires=self._clock.monotonic() + self._ttl)
             group.consumers[consumer_id] = consumer
@@ -109,16 +137,38 @@ class ConsumerRegistry:
     def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
         """Returns the first retained offset of a bucket's changelog, by owner. Safe in any thread."""
         group = self._groups.get(table)
-        known = [] if group is None else [(one.consumer_id, one.committed) for one in list(group.consumers.values())]
-        return {
-            owner_of(consumer_id): committed.position.offsets[bucket]
-            for consumer_id, committed in known
-            if committed is not None and bucket in committed.position.offsets
+        if group is None:
+            return {}
+        known = {
+            one.consumer_id: one.committed.position.offsets
+            for one in list(group.consumers.values())
+            if one.committed is not None
         }
+        return {
+            owner_of(consumer_id): offsets[bucket]
+            for consumer_id, offsets in {**known, **group.kept}.items()
+            if bucket in offsets
+        }
+
+    def keep(self, table: TableState, consumer_id: str, offsets: Mapping[int, int]) -> None:
+        """Keeps the changes of a tablet from these offsets on, and no others, for a consumer of its table."""
+        group = self._group(table)
+        before = group.kept.pop(consumer_id, {})
+        if offsets:
+            group.kept[consumer_id] = dict(offsets)
+        for number in before.keys() - offsets.keys():
+            table.buckets[number].release_log(owner_of(consumer_id))
+        _retain_logs(table, consumer_id, offsets)
+
+    def keep_from(self, table: TableState, consumer_id: str, offsets: Mapping[int, int]) -> None:
+        """As `keep`, but keeps earlier changes as well if they are kept already. Hold the mutexes of the buckets."""
+        kept = self._group(table).kept.get(consumer_id, {})
+        both = {n: min(offset, kept.get(n, offset), key=count_of) for n, offset in offsets.items()}
+        self.keep(table, consumer_id, {**kept, **both})
 
     @asynccontextmanager
     async def stream(
-        self, changes: TableChanges, plan: LogPlan, scan_id: str, end: Callable[[ScanKvError], None]
+        self, changes: OpensChanges, plan: LogPlan, scan_id: str, end: Callable[[ScanKvError], None]
     ) -> AsyncIterator[OpenedLog]:
         """Opens a stream that owns a consumer for the length of the block. Its start is durable before the block.
 
@@ -150,7 +200,7 @@ class ConsumerRegistry:
                 self._start_idle_time(consumer)
 
     async def _open(
-        self, group: TableConsumers, changes: TableChanges, plan: LogPlan, scan_id: str, session: ConsumerSession
+        self, group: TableConsumers, changes: OpensChanges, plan: LogPlan, scan_id: str, session: ConsumerSession
     ) -> OpenedLog:
         table = changes.table
         async with self._lock_or_create(group, plan) as consumer:
@@ -228,18 +278,28 @@ class ConsumerRegistry:
             assert consumer.committed is not None
             before = consumer.committed.position.offsets
             check_incarnation(start.table_incarnation, table.definition.name, table.definition.incarnation)
-            async with lock_buckets([table.buckets[number] for number in sorted(before)]) as opened:
-                buckets = {live.number: (live, bucket) for live, bucket in opened}
-                offsets = await LogStarts(table.definition, buckets, self._clock).of(start, clamp=clamp)
-                states = {number: bucket.state for number, (_, bucket) in buckets.items()}
-                # Trimming needs the mutexes. From here on the hold keeps what either position needs.
-                earlier = {n: min(offset, before[n], key=count_of) for n, offset in offsets.items()}
-                _retain_logs(table, consumer_id, earlier)
-            await wait_until_durable(table.buckets, states)
+            offsets = await self._find_reset(table, consumer_id, before, start, clamp=clamp)
             committed = ConsumerProgress(LogPosition(offsets, scanning=start.kind is PositionKind.FULL), b"")
             await self._store(group, table, consumer, committed, next_fence(consumer), consumer.committed_micros)
             self._end(group, consumer, "it was reset")
             return offsets
+
+    async def _find_reset(
+        self, table: TableState, consumer_id: str, before: Mapping[int, int], start: StartFrom, *, clamp: bool
+    ) -> dict[int, int]:
+        """Returns the offsets to which a consumer moves, whose changes are kept from here on."""
+        tablets = self._tablets_of(table.definition)
+        if tablets is not None:
+            return await tablets.find(table.definition, sorted(before), start, clamp=clamp, consumer_id=consumer_id)
+        async with lock_buckets([table.buckets[number] for number in sorted(before)]) as opened:
+            buckets = {live.number: (live, bucket) for live, bucket in opened}
+            offsets = await LogStarts(table.definition, buckets, self._clock).of(start, clamp=clamp)
+            states = {number: bucket.state for number, (_, bucket) in buckets.items()}
+            # Trimming needs the mutexes. From here on the hold keeps what either position needs.
+            earlier = {n: min(offset, before[n], key=count_of) for n, offset in offsets.items()}
+            _retain_logs(table, consumer_id, earlier)
+        await wait_until_durable(table.buckets, states)
+        return offsets
 
     async def delete(self, table: TableState, consumer_id: str) -> None:
         """Forgets a consumer, durably, and ends its stream. Raises ConsumerNotFound."""
@@ -253,16 +313,17 @@ class ConsumerRegistry:
         numbers = {
             number for one in self._known_consumers(table) if one.committed for number in one.committed.position.offsets
         }
-        ends = await _ends(table, numbers)
+        tablets = self._tablets_of(table.definition)
+        ends = await (ends_of(table, numbers) if tablets is None else tablets.ends(table.definition, sorted(numbers)))
         known, now = sorted(self._known_consumers(table), key=lambda one: one.consumer_id), self._clock.monotonic()
         return [consumer_info(consumer, ends, now) for consumer in known]
 
     def lags(self, table: TableState) -> ConsumerLags:
         """Returns how far the consumers of a table lag, from memory. Opens nothing."""
-        known = self._known_consumers(table)
+        known, kept = self._known_consumers(table), self._group(table).kept.values()
         ends = {live.number: live.state.log_offset for live in table.buckets if live.state is not None}
         infos = [consumer_info(consumer, ends, 0.0) for consumer in known]
-        most = max((info.lag for info in infos), default=0)
+        most = max((*(info.lag for info in infos), *(lag_of(offsets, ends) for offsets in kept)), default=0)
         return ConsumerLags(consumers=len(infos), live=sum(info.live for info in infos), most=most)
 
     async def drop(self, table: str) -> None:
@@ -317,6 +378,8 @@ class ConsumerRegistry:
             finally:
                 if consumer.committed is None and not consumer.damage:
                     group.consumers.pop(plan.consumer_id, None)
+                    if (tablets := self._tablets_of(group.definition)) is not None:
+                        await tablets.keep(group.definition, plan.consumer_id, {})
 
     def _new(self, group: TableConsumers, consumer_id: str) -> ConsumerState:
         there = sum(len(each.consumers) for each in self._groups.values())
@@ -358,11 +421,18 @@ class ConsumerRegistry:
             if written:  # also if the caller has cancelled in the meantime
                 consumer.committed, consumer.fence, consumer.committed_micros = committed, fence, micros
                 consumer.rows_position = rows_position
-                _retain_logs(table, consumer.consumer_id, committed.position.offsets)
+                if not table.definition.is_divided:
+                    _retain_logs(table, consumer.consumer_id, committed.position.offsets)
+        if (tablets := self._tablets_of(table.definition)) is not None:
+            # Until then, the tablets keep more.
+            await tablets.keep(table.definition, consumer.consumer_id, committed.position.offsets)
 
     async def _forget(self, group: TableConsumers, consumer: ConsumerState) -> None:
         await self._executor.run(group.directory.remove, consumer.consumer_id)
         group.consumers.pop(consumer.consumer_id, None)
+        if (tablets := self._tablets_of(group.definition)) is not None:
+            await tablets.keep(group.definition, consumer.consumer_id, {})
+            return
         table = self._live(group.table)
         if table is None or consumer.committed is None:
             return
@@ -420,6 +490,16 @@ def _raise_not_found(group: TableConsumers, consumer_id: str) -> NoReturn:
     )
 
 
+def _read_positions(tablet: TableDefinition, table: Path) -> dict[str, dict[int, int]]:
+    """Returns the positions of the consumers of a table in one tablet. Blocks."""
+    found = {}
+    for consumer_id, record in ConsumerDirectory(table).read():
+        with suppress(ScanKvError):  # The owner of the table reports it.
+            offsets = {} if isinstance(record, DataLoss) else parse_log_token(record.token).position.offsets
+            found[consumer_id] = {number: at for number, at in offsets.items() if number in tablet.own_buckets}
+    return found
+
+
 def _retain_logs(table: TableState, consumer_id: str, offsets: Mapping[int, int]) -> None:
     for number, offset in offsets.items():
         live = table.buckets[number]
@@ -428,7 +508,7 @@ def _retain_logs(table: TableState, consumer_id: str, offsets: Mapping[int, int]
             live.retain_log(owner_of(consumer_id), offset)
 
 
-async def _ends(table: TableState, numbers: set[int]) -> dict[int, int]:
+async def ends_of(table: TableState, numbers: set[int]) -> dict[int, int]:
     """Returns the next offset of some buckets; skips damaged ones."""
     ends: dict[int, int] = {}
     for number in sorted(numbers):

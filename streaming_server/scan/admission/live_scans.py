@@ -69,6 +69,7 @@ class RegisteredScan:
         caller: Whose stream it is. None: no stream, or no tokens are asked for.
         unread: Counts the messages that its reader has not taken yet, once the scan is over. None before.
         may_wait: Whether its reader, another worker, may take nothing for as long as it likes.
+        is_part: Whether it is a part of another stream, which is admitted, listed and counted in its place.
         client: The address of whoever reads it, for people: of a browser if the server's own gateway reads it for one.
             All browsers share the connections of the gateway.
     """
@@ -93,6 +94,7 @@ class RegisteredScan:
     caller: CallerIdentity | None = field(default_factory=STREAM_CALLER.get)
     unread: UnreadAnswer | None = None
     may_wait: bool = False
+    is_part: bool = False
     client: str = field(default_factory=current_client)
 
     def hold(self, source: Abortable) -> None:
@@ -141,6 +143,7 @@ class ScanRegistry:
         self._max_scan = max_scan
         self._calls: dict[str, RegisteredScan] = {}
         self._live: dict[str, RegisteredScan] = {}
+        self._parts: set[RegisteredScan] = set()
         self._with_large_chunks: set[RegisteredScan] = set()
         self.turns = ChunkTurns(turns_with_events)
         self.started = 0
@@ -196,6 +199,8 @@ class ScanRegistry:
         self._count_outcome(scan, scan.ended)
 
     def _count_outcome(self, scan: RegisteredScan, error: BaseException | None) -> None:
+        if scan.is_part:
+            return
         if error is None:
             outcome = "complete"
         elif isinstance(error, ScanKvError):
@@ -236,6 +241,10 @@ class ScanRegistry:
         Raises:
             TooManyScans, ServerDraining: The scan was not admitted.
         """
+        if scan.is_part:
+            with self._as_part(scan):
+                yield
+            return
         admission = self._following if scan.follows else self._admission
         async with admission.admit(scan.table, scan.buckets) as scan.leave:
             loop = asyncio.get_running_loop()
@@ -248,6 +257,15 @@ class ScanRegistry:
             finally:
                 watch.stop()
                 self._retire(scan)
+
+    @contextmanager
+    def _as_part(self, scan: RegisteredScan) -> Iterator[None]:
+        scan.leave = lambda: None
+        self._parts.add(scan)
+        try:
+            yield
+        finally:
+            self._parts.discard(scan)
 
     def may_have_large_chunk(self, scan: RegisteredScan) -> bool:
         """Whether the next chunk of a scan may be large.
@@ -300,12 +318,12 @@ class ScanRegistry:
             scan.leave()
 
     def end_all(self, error: ScanKvError) -> None:
-        for scan in self.live:
+        for scan in (*self.live, *self._parts):
             self.end(scan, error)
 
     def end_followers(self, error: ScanKvError) -> None:
         """Ends every live scan that follows a changelog, because such scans do not end by themselves."""
-        for scan in self.live:
+        for scan in (*self.live, *self._parts):
             if scan.follows:
                 self.end(scan, error)
 

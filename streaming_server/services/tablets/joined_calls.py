@@ -50,15 +50,35 @@ _JOINS: Final[Mapping[str, Join]] = {
 }
 
 
-def is_about_definition(request: Message) -> bool:
-    """Whether the owner of a table answers a request by itself, because it is about the definition of the table."""
-    if isinstance(request, table_pb2.GetTableRequest):
-        return not request.statistics
-    return isinstance(request, table_pb2.CreateTableRequest | table_pb2.DropTableRequest | table_pb2.AlterTableRequest)
-
-
 OF_TABLETS: Final = frozenset({"WriteService/Upsert", "WriteService/Delete"})
 """Calls that clients may make about a tablet by its name, so that its owner gets its rows directly."""
+
+_OF_OWNER: Final = frozenset(
+    {
+        "TableService/CreateTable",
+        "TableService/DropTable",
+        "TableService/AlterTable",
+        "ConsumerService/ListConsumers",
+        "ConsumerService/CommitPosition",
+        "ConsumerService/ResetConsumer",
+        "ConsumerService/DeleteConsumer",
+    }
+)
+"""Calls about the definition and the consumers of a table, which its owner has."""
+
+
+def is_of_owner(name: str, request: Message) -> bool:
+    """Whether the owner of a table with tablets answers a call as it does for any other table.
+
+    Streams of changes are among these: the owner reads the changes of all tablets as one source.
+
+    Args:
+        name: The method, as `Service/Method`.
+        request: The request.
+    """
+    if isinstance(request, table_pb2.GetTableRequest):
+        return not request.statistics
+    return name in _OF_OWNER or (isinstance(request, scan_pb2.ScanKvRequest) and request.HasField("log"))
 
 
 @dataclass(frozen=True, slots=True)

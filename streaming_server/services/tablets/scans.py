@@ -35,11 +35,6 @@ async def scan(
     unread: UnreadAnswers,
 ) -> None:
     """Streams the rows of all tablets: see `ScanService.ScanKv`."""
-    if request.HasField("log"):
-        raise InvalidRequest(
-            f"table {calls.definition.name} has tablets, whose changes cannot be read yet: use a table without tablets",
-            table=calls.definition.name,
-        )
     requests, place = _divide(request, calls)
     if request.divided:
         await _let_read(request, requests, place, calls, context, unread)

@@ -59,7 +59,7 @@ class TabletCalls:
         tables: The tables and tablets of this one.
         table: The table, which has no buckets by itself.
         context: The call.
-        memory: The results of earlier queries.
+        memory: The results of earlier queries. None: the call is no query.
 
     Attributes:
         workers: The workers of the server.
@@ -77,7 +77,7 @@ class TabletCalls:
         tables: Tables,
         table: LiveTable,
         context: grpc.aio.ServicerContext[Any, Any],
-        memory: QueryMemory,
+        memory: QueryMemory | None = None,
     ) -> None:
         self.workers = workers
         self.tables = tables
@@ -225,7 +225,7 @@ class TabletCalls:
         table = self.definition.name
         found.message = found.message.replace(name, table)
         found.args = (found.message,)
-        found.details = {key: table if value == name else value for key, value in found.details.items()}
+        found.details = {key: value.replace(name, table) for key, value in found.details.items()}
         return found
 
     def check_same_schema(self, schemas: Iterable[pa.Schema]) -> None:

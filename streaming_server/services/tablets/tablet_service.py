@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import PermissionDenied
 from scankv.v1 import worker_pb2, worker_pb2_grpc
 from streaming_server.current_call import CALL_METADATA
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
+from streaming_server.engine.changelog.consumer_registry import ends_of
+from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.columnar.base_adoption import adopt_bases
 from streaming_server.services.errors import map_errors
 from streaming_server.services.forwarding import error_of
+from streaming_server.services.log_request import log_start
 from streaming_server.services.tablets.tablet_calls import HOLD_SECONDS
 
 if TYPE_CHECKING:
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.services.forwarding import Workers
     from streaming_server.services.tablets.tablet_queries import TabletQueries
@@ -90,6 +96,50 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
             self._check_caller()
             return worker_pb2.WatchTabletResponse(version=await self._queries.version(request))
         raise AssertionError("map_errors ends the call")
+
+    async def FindOffsets(
+        self,
+        request: worker_pb2.FindOffsetsRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.FindOffsetsRequest, worker_pb2.FindOffsetsResponse],
+    ) -> worker_pb2.FindOffsetsResponse:
+        async with map_errors(request, context):
+            self._check_caller()
+            state = self._tables.table(request.tablet).state
+            if request.ends_of_sound:
+                return worker_pb2.FindOffsetsResponse(log_offsets=await ends_of(state, set(request.buckets)))
+            return await self._find(state, request)
+        raise AssertionError("map_errors ends the call")
+
+    async def _find(self, state: TableState, request: worker_pb2.FindOffsetsRequest) -> worker_pb2.FindOffsetsResponse:
+        start, answer = log_start(request.start), worker_pb2.FindOffsetsResponse()
+        async with lock_buckets(state.select_buckets(request.buckets)) as opened:
+            buckets = {live.number: (live, bucket) for live, bucket in opened}
+            starts = LogStarts(state.definition, buckets, self._tables.clock)
+            if request.last_of_buckets:
+                offsets = await starts.last_of_buckets(request.last_of_buckets)
+            else:
+                offsets = await starts.of(start, clamp=request.start.clamp)
+                if start.kind is PositionKind.LAST:
+                    times = await starts.last_times(start.count)
+                    answer.commit_micros.update({n: own.astype("<i8").tobytes() for n, own in times.items()})
+            states = {number: bucket.state for number, (_, bucket) in buckets.items()}
+            # Trimming needs the mutexes.
+            if request.consumer_id:
+                self._tables.consumers.keep_from(state, request.consumer_id, offsets)
+        await wait_until_durable(state.buckets, states)
+        answer.log_offsets.update(offsets)
+        return answer
+
+    async def KeepChanges(
+        self,
+        request: worker_pb2.KeepChangesRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.KeepChangesRequest, worker_pb2.KeepChangesResponse],
+    ) -> worker_pb2.KeepChangesResponse:
+        async with map_errors(request, context):
+            self._check_caller()
+            state = self._tables.table(request.tablet).state
+            self._tables.consumers.keep(state, request.consumer_id, dict(request.log_offsets))
+        return worker_pb2.KeepChangesResponse()
 
 
 async def tell_owners(workers: Workers, table: str, closing: bool) -> None:

@@ -232,6 +232,11 @@ def _path_of_tablet(table: Path, number: int) -> Path:
     return table / "tablets" / str(number)
 
 
+def table_directory(tablet: Path) -> Path:
+    """Returns the directory of the table that a tablet is a part of."""
+    return tablet.parent.parent
+
+
 @lru_cache(maxsize=1024)
 def _tablets_in(file: Path, _changed: int) -> int:
     return _read(file).tablets
