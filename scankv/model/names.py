@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest
 from scankv.model.limits import MAX_NAME_LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _PART = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{MAX_NAME_LENGTH - 1}}}")
 _WRITER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_NAME_LENGTH}}}")
@@ -65,6 +68,13 @@ def tablet_name(table: str, number: int) -> str:
 def table_of(name: str) -> str:
     """Returns the table that the name of a table or of a tablet belongs to."""
     return name.partition(_TABLET)[0]
+
+
+def with_table_names(text: str, names: Iterable[str]) -> str:
+    """Returns a text for users, in which the names of tables stand for those of their tablets."""
+    for name in sorted(names, key=len, reverse=True):
+        text = text.replace(name, table_of(name))
+    return text
 
 
 def tablet_number(name: str) -> int | None:

@@ -149,6 +149,7 @@ class GetForUpdateRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     TABLE_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """As with a write."""
     part: _builtins.str
@@ -157,6 +158,8 @@ class GetForUpdateRequest(_message.Message):
     """`database.table`."""
     keys: _builtins.bytes
     """An Arrow IPC stream with exactly the key columns, by name, in any order."""
+    fragment: _builtins.str
+    """As in StagedAs. Not for clients."""
     def __init__(
         self,
         *,
@@ -165,10 +168,11 @@ class GetForUpdateRequest(_message.Message):
         sequence: _builtins.int = ...,
         table: _builtins.str = ...,
         keys: _builtins.bytes = ...,
+        fragment: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "part", b"part", "sequence", b"sequence", "table", b"table", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "keys", b"keys", "part", b"part", "sequence", b"sequence", "table", b"table", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,6 +273,7 @@ class StageDeleteAllRequest(_message.Message):
     KEY_RANGE_FIELD_NUMBER: _builtins.int
     UNTRACKED_FIELD_NUMBER: _builtins.int
     ALONE_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """As with a write."""
     part: _builtins.str
@@ -288,6 +293,8 @@ class StageDeleteAllRequest(_message.Message):
     """This is the only write of the transaction to the table. The server may then delete a range of keys of a table without
     changelog at once, as with `untracked`.
     """
+    fragment: _builtins.str
+    """As in StagedAs. Not for clients."""
     @_builtins.property
     def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -312,10 +319,11 @@ class StageDeleteAllRequest(_message.Message):
         key_range: _scan_pb2.KeyRange | None = ...,
         untracked: _builtins.bool = ...,
         alone: _builtins.bool = ...,
+        fragment: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key_range", b"key_range", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "column_locks", b"column_locks", "key_range", b"key_range", "mode", b"mode", "part", b"part", "sequence", b"sequence", "table", b"table", "token", b"token", "untracked", b"untracked", "wait_millis", b"wait_millis", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "column_locks", b"column_locks", "fragment", b"fragment", "key_range", b"key_range", "mode", b"mode", "part", b"part", "sequence", b"sequence", "table", b"table", "token", b"token", "untracked", b"untracked", "wait_millis", b"wait_millis", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -353,18 +361,24 @@ class TransactionPartSize(_message.Message):
 
     PART_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
+    BALANCE_FIELD_NUMBER: _builtins.int
     part: _builtins.str
     requests: _builtins.int
     """The number of requests: those with the sequences 0 to `requests` - 1."""
+    balance: _builtins.int
+    """Of worker processes, which have fragments of requests to tables with tablets: the sum of their checksums, less those
+    that they should be, modulo 2**64. Not for clients.
+    """
     def __init__(
         self,
         *,
         part: _builtins.str = ...,
         requests: _builtins.int = ...,
+        balance: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balance", b"balance", "part", b"part", "requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

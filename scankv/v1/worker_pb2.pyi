@@ -774,6 +774,46 @@ class KeepChangesResponse(_message.Message):
 Global___KeepChangesResponse: _TypeAlias = KeepChangesResponse  # noqa: Y015
 
 @_typing.final
+class DiscardFragmentsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    part: _builtins.str
+    sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+        part: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "sequence", b"sequence", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiscardFragmentsRequest: _TypeAlias = DiscardFragmentsRequest  # noqa: Y015
+
+@_typing.final
+class DiscardFragmentsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiscardFragmentsResponse: _TypeAlias = DiscardFragmentsResponse  # noqa: Y015
+
+@_typing.final
 class FlushForBackupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -418,6 +418,11 @@ class TabletServiceStub:
                 request_serializer=scankv_dot_v1_dot_worker__pb2.KeepChangesRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_worker__pb2.KeepChangesResponse.FromString,
                 _registered_method=True)
+        self.DiscardFragments = channel.unary_unary(
+                '/scankv.v1.TabletService/DiscardFragments',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.DiscardFragmentsRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.DiscardFragmentsResponse.FromString,
+                _registered_method=True)
 
 
 class TabletServiceServicer:
@@ -473,6 +478,15 @@ class TabletServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DiscardFragments(self, request, context):
+        """Removes the fragments of the last request of a part of a transaction, because another tablet has refused its own.
+        Without effect if the owner of the table has staged the request. Repeating the call is safe.
+        Errors: NOT_FOUND TRANSACTION_LOST.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TabletServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -505,6 +519,11 @@ def add_TabletServiceServicer_to_server(servicer, server):
                     servicer.KeepChanges,
                     request_deserializer=scankv_dot_v1_dot_worker__pb2.KeepChangesRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_worker__pb2.KeepChangesResponse.SerializeToString,
+            ),
+            'DiscardFragments': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiscardFragments,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.DiscardFragmentsRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.DiscardFragmentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -670,6 +689,33 @@ class TabletService:
             '/scankv.v1.TabletService/KeepChanges',
             scankv_dot_v1_dot_worker__pb2.KeepChangesRequest.SerializeToString,
             scankv_dot_v1_dot_worker__pb2.KeepChangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiscardFragments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.TabletService/DiscardFragments',
+            scankv_dot_v1_dot_worker__pb2.DiscardFragmentsRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.DiscardFragmentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

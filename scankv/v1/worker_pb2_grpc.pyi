@@ -181,6 +181,11 @@ class TabletServiceStub:
     """Sets from where on a tablet keeps its changes for a consumer of the table, whose positions the owner of the table
     stores. Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
+    DiscardFragments: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DiscardFragmentsRequest, _worker_pb2.DiscardFragmentsResponse]
+    """Removes the fragments of the last request of a part of a transaction, because another tablet has refused its own.
+    Without effect if the owner of the table has staged the request. Repeating the call is safe.
+    Errors: NOT_FOUND TRANSACTION_LOST.
+    """
 
 @_typing.type_check_only
 class TabletServiceAsyncStub(TabletServiceStub):
@@ -210,6 +215,11 @@ class TabletServiceAsyncStub(TabletServiceStub):
     KeepChanges: _aio.UnaryUnaryMultiCallable[_worker_pb2.KeepChangesRequest, _worker_pb2.KeepChangesResponse]  # type: ignore[assignment]
     """Sets from where on a tablet keeps its changes for a consumer of the table, whose positions the owner of the table
     stores. Errors: NOT_FOUND TABLE_NOT_FOUND.
+    """
+    DiscardFragments: _aio.UnaryUnaryMultiCallable[_worker_pb2.DiscardFragmentsRequest, _worker_pb2.DiscardFragmentsResponse]  # type: ignore[assignment]
+    """Removes the fragments of the last request of a part of a transaction, because another tablet has refused its own.
+    Without effect if the owner of the table has staged the request. Repeating the call is safe.
+    Errors: NOT_FOUND TRANSACTION_LOST.
     """
 
 class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -273,6 +283,17 @@ class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.KeepChangesResponse, _abc.Awaitable[_worker_pb2.KeepChangesResponse]]:
         """Sets from where on a tablet keeps its changes for a consumer of the table, whose positions the owner of the table
         stores. Errors: NOT_FOUND TABLE_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def DiscardFragments(
+        self,
+        request: _worker_pb2.DiscardFragmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.DiscardFragmentsResponse, _abc.Awaitable[_worker_pb2.DiscardFragmentsResponse]]:
+        """Removes the fragments of the last request of a part of a transaction, because another tablet has refused its own.
+        Without effect if the owner of the table has staged the request. Repeating the call is safe.
+        Errors: NOT_FOUND TRANSACTION_LOST.
         """
 
 def add_TabletServiceServicer_to_server(servicer: TabletServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -286,6 +286,7 @@ class StagedAs(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """The token that BeginTransaction returned."""
     part: _builtins.str
@@ -294,16 +295,19 @@ class StagedAs(_message.Message):
     """
     sequence: _builtins.int
     """The number of the request in its part: 0, 1, 2, ..."""
+    fragment: _builtins.str
+    """Of the worker processes of a server, for a tablet: identifies the request to the table. Not for clients."""
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
         part: _builtins.str = ...,
         sequence: _builtins.int = ...,
+        fragment: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "sequence", b"sequence", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "part", b"part", "sequence", b"sequence", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
@@ -34,6 +33,7 @@ from streaming_server.services.merged_answers import (
 from streaming_server.services.permissions import NamedTable, permission_of
 from streaming_server.services.tablets.joined_calls import OF_TABLETS, JoinedCall, is_of_owner
 from streaming_server.services.worker import LOCATE, place_in
+from streaming_server.storage.transactions.staging import PartSize, sum_of_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -411,10 +411,10 @@ class _CommitAtCoordinator(_All):
     ) -> None:
         """Ends the call unless the workers that answer have all of a transaction that is not committed."""
         stated = {part.part: part.requests for part in self.request.parts}
-        there = Counter[str]()
-        for place in places.values():
-            there.update(place.sizes)
-        is_complete = bool(stated) and all(there[part] == requests for part, requests in stated.items())
+        there = sum_of_sizes(place.sizes for place in places.values())
+        is_complete = bool(stated) and all(
+            there.get(part, PartSize(0)) == PartSize(requests) for part, requests in stated.items()
+        )
         if not is_complete:
             # A worker that does not answer may have the rest.
             await _end_with_first(context, errors, "a part of the tables")

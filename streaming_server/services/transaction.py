@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest
 from scankv.model.expressions.wire import from_proto
 from scankv.model.limits import MAX_WAIT_MILLIS
+from scankv.model.names import table_of, with_table_names
+from scankv.model.tables.schema import incarnation_of
 from scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.delete_all import ALL_ROWS
@@ -16,6 +18,7 @@ from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.services.errors import map_errors, map_write_errors
 from streaming_server.services.lookup import ipc_of
 from streaming_server.services.scan_request import key_range
+from streaming_server.services.tablets.table_errors import naming_tables
 from streaming_server.services.write import overwrites
 from streaming_server.storage.tables.data_directory import DELETIONS_FORMAT
 
@@ -81,7 +84,9 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         context: grpc.aio.ServicerContext[transaction_pb2.GetForUpdateRequest, transaction_pb2.GetForUpdateResponse],
     ) -> transaction_pb2.GetForUpdateResponse:
         async with map_errors(request, context):
-            place = StagedRequestId(token=request.token, part=request.part, sequence=request.sequence)
+            place = StagedRequestId(
+                token=request.token, part=request.part, sequence=request.sequence, fragment=request.fragment
+            )
             table = self._tables.table(request.table)
             rows, found = await self._transactions.staging.get_for_update(place, table, request.keys)
             return transaction_pb2.GetForUpdateResponse(rows=ipc_of(rows).to_pybytes(), found=found)
@@ -112,12 +117,14 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             if request.untracked:
                 self._tables.require_format(DELETIONS_FORMAT, "deletes without tracking of changes")
             rows = await self._transactions.staging.stage_delete_all(
-                StagedRequestId(token=request.token, part=request.part, sequence=request.sequence),
+                StagedRequestId(
+                    token=request.token, part=request.part, sequence=request.sequence, fragment=request.fragment
+                ),
                 self._tables.table(request.table),
                 WriteKind(overwrite=overwrites(request.mode), tracks_changes=not request.untracked),
                 request.column_locks,
                 request.wait_millis / 1000,
-                _rows_to_delete(request),
+                rows_to_delete(request),
                 alone=request.alone and self._tables.has_format(DELETIONS_FORMAT),
             )
         return transaction_pb2.StageDeleteAllResponse(done=rows is not None, rows=rows or 0)
@@ -133,7 +140,10 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             if request.other_workers and not self._is_worker:
                 raise InvalidRequest("other_workers is for the worker processes of a server: leave it out")
             sizes = [(part.part, part.requests) for part in request.parts]
-            committed = await self._transactions.commit(request.token, request.id, sizes, list(request.other_workers))
+            with naming_tables():
+                committed = await self._transactions.commit(
+                    request.token, request.id, sizes, list(request.other_workers)
+                )
         return _commit_response(committed)
 
     async def AbortTransaction(
@@ -174,15 +184,16 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
     ) -> transaction_pb2.GiveUpTransactionResponse:
         """Gives up the rows of a committed transaction in the buckets to which it cannot be applied."""
         async with map_errors(request, context):
-            committed, lost = await self._transactions.give_up(request.token)
+            with naming_tables():
+                committed, lost = await self._transactions.give_up(request.token)
         return transaction_pb2.GiveUpTransactionResponse(
             id=committed.id,
             rows=committed.rows,
-            lost=[transaction_pb2.LostWrites(**asdict(each)) for each in lost],
+            lost=[transaction_pb2.LostWrites(**asdict(replace(each, table=table_of(each.table)))) for each in lost],
         )
 
 
-def _rows_to_delete(request: transaction_pb2.StageDeleteAllRequest) -> ReadPlan:
+def rows_to_delete(request: transaction_pb2.StageDeleteAllRequest) -> ReadPlan:
     """Returns the plan of the rows to delete. Raises InvalidRequest."""
     return replace(
         ALL_ROWS,
@@ -193,28 +204,30 @@ def _rows_to_delete(request: transaction_pb2.StageDeleteAllRequest) -> ReadPlan:
 
 
 def _commit_response(committed: CommittedTransaction) -> transaction_pb2.CommitTransactionResponse:
-    tables = [
-        transaction_pb2.CommittedTable(table=name, log_offsets=offsets, table_incarnation=committed.tables[name])
-        for name, offsets in sorted(committed.log_offsets.items())
-    ]
-    return transaction_pb2.CommitTransactionResponse(tables=tables, rows=committed.rows)
+    tables: dict[str, transaction_pb2.CommittedTable] = {}
+    for name, offsets in sorted(committed.log_offsets.items()):
+        table = tables.setdefault(table_of(name), transaction_pb2.CommittedTable(table=table_of(name)))
+        table.table_incarnation = incarnation_of(committed.tables[name])
+        for bucket, offset in offsets.items():
+            table.log_offsets[bucket] = offset
+    return transaction_pb2.CommitTransactionResponse(tables=tables.values(), rows=committed.rows)
 
 
 def _stuck(decision: Decision, error: ScanKvError, now_micros: int) -> transaction_pb2.OpenTransaction:
     return transaction_pb2.OpenTransaction(
         token=decision.token,
         id=decision.id,
-        tables=sorted(decision.tables),
+        tables=sorted(set(map(table_of, decision.tables))),
         rows=decision.rows,
         age_millis=max(0, now_micros - decision.served_micros) // 1000,
         committing=True,
-        stuck=error.message,
+        stuck=with_table_names(error.message, decision.tables),
     )
 
 
 def _open(transaction: OpenTransaction, key_locks: KeyLocks) -> transaction_pb2.OpenTransaction:
     options, now = transaction.options, transaction.clock.monotonic()
-    names = {name for part in transaction.parts.values() for name in part.tables}
+    names = {table_of(name) for part in transaction.parts.values() for name in part.tables}
     return transaction_pb2.OpenTransaction(
         token=transaction.token,
         id=options.id,

@@ -21,6 +21,7 @@ from streaming_server.engine.transactions.two_phase import (
 from streaming_server.services.errors import map_errors, map_write_errors
 from streaming_server.services.forwarding import Workers, error_of
 from streaming_server.storage.backup.backup_manifest import BackupManifest
+from streaming_server.storage.transactions.staging import PartSize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -97,7 +98,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                     token=request.token,
                     attempt=request.attempt,
                     coordinator=request.coordinator,
-                    sizes=tuple(_of_parts(request.parts).items()),
+                    sizes=tuple((part.part, part.requests) for part in request.parts),
                     micros=request.micros,
                 )
             )
@@ -190,7 +191,7 @@ class OtherWorkers:
             token=request.token,
             attempt=request.attempt,
             coordinator=request.coordinator,
-            parts=_to_parts(dict(request.sizes)),
+            parts=_to_parts({part: PartSize(requests) for part, requests in request.sizes}),
             micros=request.micros,
         )
         answer = await self._ask(
@@ -284,9 +285,12 @@ def place_in(answer: bytes) -> TransactionPlace:
     )
 
 
-def _to_parts(sizes: Mapping[str, int]) -> list[transaction_pb2.TransactionPartSize]:
-    return [transaction_pb2.TransactionPartSize(part=part, requests=requests) for part, requests in sizes.items()]
+def _to_parts(sizes: Mapping[str, PartSize]) -> list[transaction_pb2.TransactionPartSize]:
+    return [
+        transaction_pb2.TransactionPartSize(part=part, requests=each.requests, balance=each.balance)
+        for part, each in sizes.items()
+    ]
 
 
-def _of_parts(parts: Iterable[Any]) -> dict[str, int]:
-    return {each.part: each.requests for each in parts}
+def _of_parts(parts: Iterable[Any]) -> dict[str, PartSize]:
+    return {each.part: PartSize(each.requests, each.balance) for each in parts}

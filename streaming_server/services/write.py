@@ -131,17 +131,8 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         data: bytes,
     ) -> write_pb2.WriteResponse:
         """Stages a write as a part of its transaction."""
-        encoded = request.encoded_keys if isinstance(request, write_pb2.DeleteRequest) else request.encoded_rows
-        if encoded:
-            raise InvalidRequest("encoded rows and keys cannot be parts of a transaction: send Arrow data")
-        if request.HasField("writer") or request.HasField("unchanged_since"):
-            raise InvalidRequest(
-                "a write of a transaction cannot have writer or unchanged_since: use GetForUpdate, or the conflict "
-                "mode of the transaction"
-            )
-        place = request.transaction
         rows = await self._tables.transactions.staging.stage(
-            StagedRequestId(token=place.token, part=place.part, sequence=place.sequence),
+            staged_id_of(request),
             table,
             action,
             data,
@@ -186,6 +177,20 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 request.id, request.least_epoch
             )
         return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
+
+
+def staged_id_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> StagedRequestId:
+    """Returns which request of a transaction a write is. Raises InvalidRequest."""
+    encoded = request.encoded_keys if isinstance(request, write_pb2.DeleteRequest) else request.encoded_rows
+    if encoded:
+        raise InvalidRequest("encoded rows and keys cannot be parts of a transaction: send Arrow data")
+    if request.HasField("writer") or request.HasField("unchanged_since"):
+        raise InvalidRequest(
+            "a write of a transaction cannot have writer or unchanged_since: use GetForUpdate, or the conflict mode of "
+            "the transaction"
+        )
+    place = request.transaction
+    return StagedRequestId(token=place.token, part=place.part, sequence=place.sequence, fragment=place.fragment)
 
 
 def _failures(errors: Mapping[int, ScanKvError]) -> list[write_pb2.WriteFailure]:

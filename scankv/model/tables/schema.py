@@ -586,6 +586,11 @@ def hidden_name(column: str, part: str) -> str:
     return f"{column}\0{part}"
 
 
+def incarnation_of(incarnation: str) -> str:
+    """Returns the incarnation of the table that the incarnation of a table or of a tablet belongs to."""
+    return incarnation.partition("-")[0]
+
+
 def shown_name(hidden: str) -> str:
     """Returns the name of the column that a hidden column belongs to."""
     return hidden.partition("\0")[0]

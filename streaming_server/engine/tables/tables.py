@@ -198,6 +198,7 @@ class Tables:
                 locks=self.locks,
                 ddl=self._ddl,
                 clock=self.clock,
+                transactions=lambda: self.transactions,
             )
             self._tell_owners: TellOwners | None = None
             self.holds = BucketHolds()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.snapshots.snapshots import Snapshots
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.engine.transactions.transactions import Transactions
     from streaming_server.engine.writes.column_locks import ColumnLocks
     from streaming_server.storage.tables.catalog import Catalog
 
@@ -48,6 +49,7 @@ class Tablets:
         locks: Their column locks.
         ddl: Held while tables are created, altered or dropped.
         clock: The clock of the server.
+        transactions: Returns the transactions of this process.
     """
 
     catalog: Catalog
@@ -58,6 +60,7 @@ class Tablets:
     locks: ColumnLocks
     ddl: asyncio.Lock
     clock: ServerClock
+    transactions: Callable[[], Transactions]
     _closed: dict[str, float] = field(default_factory=dict)
 
     def check_open(self, name: str) -> None:
@@ -85,8 +88,9 @@ class Tablets:
         if closing:
             self._closed[table] = self.clock.monotonic()
             for name in [name for name in self.live if name != table and table_of(name) == table]:
-                await self.live[name].close(Unavailable(f"{name} is being dropped", retry_after=_RETRY_SECONDS))
-                del self.live[name]
+                async with self.transactions().uses.altering(name):
+                    await self.live[name].close(Unavailable(f"{name} is being dropped", retry_after=_RETRY_SECONDS))
+                    del self.live[name]
             return
         before, now = await self.executor.run(self.catalog.reload, table)
         by_name = {each.name: each for each in now}
@@ -95,10 +99,15 @@ class Tablets:
             if new is None or new.incarnation != old.incarnation:
                 await self._forget(old.name, TableNotFound(f'table "{table}" was dropped', table=table))
             elif new != old and old.name in self.live:
-                self.live[old.name].alter(new)
+                # Rows are checked against the definition before they are committed, and applied after that.
+                async with self.transactions().uses.altering(old.name):
+                    self.live[old.name].alter(new)
         known = {each.name: each.incarnation for each in before}
         self._add([each for each in now if known.get(each.name) != each.incarnation])
         self._closed.pop(table, None)
+        for each in set(before) & set(now):
+            # The table may be about to get an index, for which these rows were not checked.
+            self.transactions().check_applied(each.name, each.incarnation)
 
     def _add(self, tablets: list[TableDefinition]) -> None:
         for each in tablets:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError, TableNotFound, TransactionLost, Unavailable
+from scankv.model.names import table_of
 from streaming_server.engine.bucket.commit_barrier import raise_barrier
 from streaming_server.engine.merging.preparing import WriteKind, current_kind
 from streaming_server.engine.tasks.executor import all_ended
@@ -183,20 +184,23 @@ class CommitCoordinator:
                     "the table in another way, too: commit them one after another",
                     table=name,
                 )
-        async with self._uses.using(touched):
-            tables = {name: self._same_table(name, touched[name].incarnation) for name in sorted(touched)}
+        used = {name: each for name, each in touched.items() if not each.is_of_summaries}
+        # A table with tablets may be altered while it waits for the commit to leave them.
+        async with self._uses.using(used):
+            known = {name: self._same_table(name, touched[name].incarnation) for name in sorted(touched)}
+            tables = {name: table for name, table in known.items() if name in used}
             for table in tables.values():
                 # A transaction that is decided but not applied would keep its buckets from being read.
                 table.state.reserve.check_fits(sum(part.size for part in parts))
             await self._executor.run(_sync, transaction.directory, parts)
-            repeated = await find_repeated_keys(_files(parts), tables, touched, self._executor)
+            repeated = await find_repeated_keys(_files(parts), tables, used, self._executor)
             with ExitStack() as admissions:
-                for name, table in tables.items():
+                for name, table in known.items():
                     for schema_id, columns, locks in touched[name].access:
                         # Columns may have been renamed since.
                         current = current_kind(table.definition, schema_id, WriteKind(columns=columns)).columns
                         admissions.enter_context(table.writes.locks.admit(current or None, locks))
-                return await self._commit_behind_barrier(transaction, parts, tables, touched, repeated)
+                return await self._commit_behind_barrier(transaction, parts, tables, used, repeated)
 
     async def _commit_behind_barrier(
         self,
@@ -624,7 +628,9 @@ class CommitCoordinator:
         for token in list(self.stuck):
             async with self._trying:
                 decision, error = self._decisions.unfinished.get(token), self.stuck.get(token)
-                if decision is None or (isinstance(error, DataLoss) and dropped not in decision.tables):
+                if decision is None or (
+                    isinstance(error, DataLoss) and dropped not in {*map(table_of, decision.tables)}
+                ):
                     continue
                 async with self._uses.using(decision.tables):
                     committed = await self.roll_forward(decision)

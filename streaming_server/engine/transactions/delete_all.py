@@ -13,6 +13,7 @@ from scankv.model.errors import InvalidRequest
 from scankv.model.expressions import plan_keys
 from scankv.model.expressions.binding import columns_of
 from scankv.model.keys.key_range import NO_KEYS, KeyRange
+from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.engine.transactions.staged_rows import request_check
 from streaming_server.scan.read_plan import ReadPlan
 from streaming_server.storage.transactions.staging import DELETE, DELETE_RANGE, PieceFile, encode_range
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.storage.transactions.staging import PartFile, StagedRequest
 
 _STEP_ROWS: Final = 8192
@@ -82,6 +84,7 @@ class DeleteAll:
         executor: Runs blocking work.
         check: Called before each piece with the total bytes of the pieces, including it. Raises if the deletion must
             stop.
+        held: The view in which the rows are selected, if it is open already. None: they are selected now.
     """
 
     table: LiveTable
@@ -91,6 +94,7 @@ class DeleteAll:
     check: Callable[[int], None]
     plan: ReadPlan = field(default=ALL_ROWS)
     keys: KeyRange | None = None
+    held: OpenedScan | None = None
 
     async def stage(self, request: StagedRequest) -> tuple[StagedRequest, bytes]:
         """Writes the deletes of all selected rows to a file beside the part; returns their request, and its data.
@@ -149,7 +153,7 @@ class DeleteAll:
         """Yields the keys of all selected rows as of one instant, a piece at a time."""
         gathered: list[pa.RecordBatch] = []
         rows = size = 0
-        chunks = self._chunks(replace(self.plan, columns=self.table.definition.primary_key))
+        chunks = self._chunks(_keys_in(self.plan, self.table))
         async with aclosing(chunks):
             async for batch in chunks:
                 gathered.append(batch)
@@ -162,7 +166,7 @@ class DeleteAll:
 
     async def _chunks(self, plan: ReadPlan) -> AsyncGenerator[pa.RecordBatch]:
         """Yields the rows that a plan selects as of one instant; reads them in steps, as a scan does."""
-        opened = await self.table.reads.open_view(plan.bind(self.table.definition.schema))
+        opened = self.held or await self.table.reads.open_view(plan.bind(self.table.definition.schema))
         with closing(opened.source) as source:
             while True:
                 # Give other tasks a turn after each step.
@@ -172,6 +176,18 @@ class DeleteAll:
                 if (chunk := source.next_chunk(_STEP_ROWS, _STEP_BYTES)) is None:
                     break
                 yield chunk.batch
+
+
+async def open_held(plan: ReadPlan, table: LiveTable) -> OpenedScan | None:
+    """Opens the view of the rows that a plan selects, if the current call opens it under a hold. Else returns None."""
+    if CURRENT_HOLD.get() is None:
+        return None
+    return await table.reads.open_view(_keys_in(plan, table).bind(table.definition.schema))
+
+
+def _keys_in(plan: ReadPlan, table: LiveTable) -> ReadPlan:
+    """Returns the plan that selects the keys of the same rows."""
+    return replace(plan, columns=table.definition.primary_key)
 
 
 def check_is_range(keys: KeyRange | None, table: LiveTable) -> None:

@@ -14,12 +14,12 @@ from streaming_server.engine.snapshots.leases import check_lease_id
 from streaming_server.storage.transactions.staging import PartFile, TableFootprint, older_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.transactions.two_phase import Agreement
     from streaming_server.storage.transactions.decisions import CommittedTransaction
-    from streaming_server.storage.transactions.staging import StagingDirectory
+    from streaming_server.storage.transactions.staging import PartSize, StagingDirectory
 
 _log: Final = logging.getLogger(__name__)
 
@@ -88,7 +88,9 @@ class OpenTransaction:
         lock: Held while a request is staged.
         commit: The running commit.
         agreement: How this worker process agrees with others on the running commit. None: it decides alone.
-        deleting: The deletions of all rows of a table that are being staged, by part and request number.
+        deleting: The deletions of all rows of a table that are being staged, by table, part and request number.
+        turns: By part, what is held while a request to a table with tablets is staged at them.
+        observed: The tables with tablets of which all tablets know since when a change is a conflict.
         has_ended: Whether it was committed or aborted, or has expired.
         is_divided: Whether other worker processes may have requests of its parts.
     """
@@ -104,7 +106,9 @@ class OpenTransaction:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     commit: asyncio.Task[CommittedTransaction] | None = None
     agreement: Agreement | None = None
-    deleting: dict[tuple[str, int], asyncio.Task[int]] = field(default_factory=dict)
+    deleting: dict[tuple[str, str, int], asyncio.Task[int]] = field(default_factory=dict)
+    turns: dict[str, asyncio.Lock] = field(default_factory=dict)
+    observed: set[str] = field(default_factory=set)
     has_ended: bool = False
     is_divided: bool = False
 
@@ -134,27 +138,28 @@ class OpenTransaction:
         if self.commit is not None:
             raise TransactionCommitted("the transaction is being committed: begin another one")
 
-    def part(self, part: str, sequence: int) -> PartFile | None:
-        """Returns the part of a request, or None if the request is staged already.
+    def part(self, part: str, sequence: int, table: str, fragment: str = "") -> PartFile | None:
+        """Returns the part of a request to a table, or None if the request is staged already.
 
         Raises:
             InvalidRequest: Earlier requests of the part are missing, or the request is earlier than another one of its
-                part. If other workers may have requests of the part, only the commit finds out what is missing.
+                part; or another request has its number. If other workers may have requests of the part, only the
+                commit finds out what is missing.
         """
         staged = self.parts.get(part)
         if staged is None:
             check_id("a transaction's part", part)
             number = 1 + max((each.number for each in self.parts.values()), default=-1)
             staged = PartFile(self.directory.part_path(number), part)
-        if staged.has(sequence):
+        if staged.find(sequence, table, fragment) is not None:
             return None
         if self.is_divided:
             if sequence < (last := max(staged.sequences, default=0)):
                 raise InvalidRequest(f"request {sequence} of the part is too late: the server has request {last} of it")
-        elif sequence > staged.requests:
+        elif sequence > (there := staged.staged.requests):
             raise InvalidRequest(
-                f"request {sequence} of the part is too early: the server has {staged.requests} requests of it; send "
-                "the earlier ones first"
+                f"request {sequence} of the part is too early: the server has {there} requests of it; send the earlier "
+                "ones first"
             )
         return staged
 
@@ -168,12 +173,14 @@ class OpenTransaction:
         Raises:
             InvalidRequest: A part has another number of requests, or is listed twice.
         """
+        if not is_share:
+            check_fragments({name: part.staged for name, part in self.parts.items()}, [part for part, _ in sizes])
         if not sizes:
             return list(self.parts.values())
         if len({part for part, _ in sizes}) != len(sizes):
             raise InvalidRequest("a part of the transaction is named twice")
         for part, requests in sizes:
-            there = self.parts[part].requests if part in self.parts else 0
+            there = self.parts[part].staged.requests if part in self.parts else 0
             if there > requests or (there < requests and not is_share):
                 raise incomplete_part(part, there, requests)
         return [self.parts[part] for part, requests in sizes if requests and part in self.parts]
@@ -249,6 +256,16 @@ def footprints_of(parts: Iterable[PartFile]) -> dict[str, TableFootprint]:
                 )
             known.merge(touched)
     return tables
+
+
+def check_fragments(there: Mapping[str, PartSize], parts: Collection[str]) -> None:
+    """Raises InvalidRequest if some parts (none: all) have fragments without a summary, or the other way round."""
+    for part, size in there.items():
+        if size.balance and (not parts or part in parts):
+            raise InvalidRequest(
+                f"part {part[:MAX_ID]!r} of the transaction has a request that not all tablets of its table have: "
+                "nothing was committed; abort the transaction"
+            )
 
 
 def incomplete_part(part: str, there: int, requests: int) -> InvalidRequest:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, TableNotFound, Unavailable
+from scankv.model.names import tablet_number
 from streaming_server.current_call import count_waiting
 from streaming_server.engine.merging.preparing import OVERWRITE, current_kind
 from streaming_server.engine.transactions.delete_all import (
@@ -16,6 +18,7 @@ from streaming_server.engine.transactions.delete_all import (
     DeleteAll,
     check_is_range,
     depends_on_rows,
+    open_held,
     range_of,
 )
 from streaming_server.engine.transactions.open_transaction import footprints_of, transaction_lost
@@ -24,7 +27,7 @@ from streaming_server.engine.transactions.staged_rows import request_check
 from streaming_server.storage.transactions.staging import DELETE, READ, UPSERT, StagedRequest, read_staged_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -35,16 +38,26 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.key_locks import KeyLocks
     from streaming_server.engine.transactions.open_transaction import OpenTransaction
+    from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.read_plan import ReadPlan
+    from streaming_server.storage.transactions.staging import PartFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRequestId:
-    """Identifies a staged request: number `sequence` of `part` of the transaction `token`."""
+    """Identifies a staged request: number `sequence` of `part` of the transaction `token`.
+
+    Attributes:
+        token: The token of the transaction.
+        part: The part.
+        sequence: The number of the request in its part.
+        fragment: As in `StagedRequest`.
+    """
 
     token: str
     part: str
     sequence: int
+    fragment: str = ""
 
 
 class RequestStaging:
@@ -168,10 +181,11 @@ class RequestStaging:
                 "a transaction that locks keys cannot delete all rows of a table, or those that match a predicate: "
                 "begin it without locks, or delete the rows by their keys"
             )
-        key = (request_id.part, request_id.sequence)
+        key = (table.definition.name, request_id.part, request_id.sequence)
         task = transaction.deleting.get(key)
         if task is None:
-            work = self._delete_all(transaction, request_id, table, kind, column_locks, plan, alone=alone)
+            held = await open_held(plan, table)
+            work = self._delete_all(transaction, request_id, table, kind, column_locks, plan, held, alone=alone)
             task = transaction.deleting[key] = self._tasks.start(work)
             task.add_done_callback(lambda _: transaction.deleting.pop(key))
         await asyncio.wait([task], timeout=wait)
@@ -192,6 +206,24 @@ class RequestStaging:
         kind: WriteKind,
         column_locks: Sequence[str],
         plan: ReadPlan,
+        held: OpenedScan | None,
+        *,
+        alone: bool,
+    ) -> int:
+        with closing(held.source) if held is not None else nullcontext():
+            return await self._delete_selected(
+                transaction, request_id, table, kind, column_locks, plan, held, alone=alone
+            )
+
+    async def _delete_selected(
+        self,
+        transaction: OpenTransaction,
+        request_id: StagedRequestId,
+        table: LiveTable,
+        kind: WriteKind,
+        column_locks: Sequence[str],
+        plan: ReadPlan,
+        held: OpenedScan | None,
         *,
         alone: bool,
     ) -> int:
@@ -204,11 +236,9 @@ class RequestStaging:
 
         async with transaction.lock:
             transaction.check_open()
-            part = transaction.part(request_id.part, request_id.sequence)
+            part = part_of(transaction, request_id, table)
             if part is None:
-                path = transaction.parts[request_id.part].path
-                place = transaction.parts[request_id.part].count_before(request_id.sequence)
-                return (await self._executor.run(read_staged_request, path, place)).rows
+                return (await self.staged(transaction, request_id, table)).rows
             if not kind.tracks_changes:
                 _check_can_leave_out(table)
             table.definition.require_key("its rows are not deleted")
@@ -222,7 +252,8 @@ class RequestStaging:
                 check_is_range(keys, table)
             if keys is None:
                 # Before the rows are read: a change after this offset is a conflict.
-                await self._find_conflicts(transaction, table, selects_rows=depends_on_rows(plan, table))
+                since = None if held is None else held.source.view.log_offsets
+                await self._find_conflicts(transaction, table, since, selects_rows=depends_on_rows(plan, table))
             request = StagedRequest(
                 part=request_id.part,
                 table=definition.name,
@@ -237,7 +268,7 @@ class RequestStaging:
                 column_locks=tuple(sorted(set(column_locks))),
             )
             deleting = DeleteAll(
-                table=table, part=part, kind=kind, executor=self._executor, check=check, plan=plan, keys=keys
+                table=table, part=part, kind=kind, executor=self._executor, check=check, plan=plan, keys=keys, held=held
             )
             request, data = await deleting.stage(request)
             check(request.piece_bytes)
@@ -301,6 +332,33 @@ class RequestStaging:
             rows, found, _ = await table.reads.lookup(keys, None, partial(with_staged, table, files, self._executor))
         return rows, found
 
+    async def staged(
+        self, transaction: OpenTransaction, request_id: StagedRequestId, table: LiveTable
+    ) -> StagedRequest:
+        """Returns the head of a request that is staged."""
+        part = transaction.parts[request_id.part]
+        place = part.find(request_id.sequence, table.definition.name, request_id.fragment)
+        assert place is not None
+        return await self._executor.run(read_staged_request, part.path, place)
+
+    async def discard(self, request_id: StagedRequestId) -> None:
+        """Removes the fragments of the last request of a part, unless its summary is staged here.
+
+        Raises:
+            TransactionLost, TransactionCommitted: The transaction is no longer open.
+        """
+        transaction = self._renew(request_id.token)
+        async with transaction.lock:
+            transaction.check_open()
+            part = transaction.parts.get(request_id.part)
+            if part is None:
+                return
+            rest = await self._executor.run(part.without_fragments, request_id.sequence)
+            if rest is None:
+                del transaction.parts[request_id.part]
+            else:
+                transaction.parts[request_id.part] = rest
+
     async def _lock_keys(self, transaction: OpenTransaction, table: LiveTable, parts: Sequence[BucketRows]) -> None:
         """Locks the keys of a request, if the transaction locks keys."""
         wait, incarnation = transaction.options.lock_wait, table.definition.incarnation
@@ -320,7 +378,7 @@ class RequestStaging:
     ) -> None:
         async with transaction.lock:
             transaction.check_open()
-            part = transaction.part(request_id.part, request_id.sequence)
+            part = part_of(transaction, request_id, table)
             if part is None:
                 return
             self._check_room(transaction, len(data))
@@ -340,11 +398,17 @@ class RequestStaging:
             )
 
     async def _find_conflicts(
-        self, transaction: OpenTransaction, table: LiveTable, *, selects_rows: bool = False
+        self,
+        transaction: OpenTransaction,
+        table: LiveTable,
+        offsets: Mapping[int, int] | None = None,
+        *,
+        selects_rows: bool = False,
     ) -> None:
         """Records, before the first write to a table, the offsets after which a change is a conflict. Hold the lock.
 
         A write that selects rows by their values depends on them, whether the transaction finds conflicts or not.
+        `offsets` are those of the view in which it selects them. None: it opens its view later.
         """
         name = table.definition.name
         if not table.definition.has_key:
@@ -352,7 +416,8 @@ class RequestStaging:
         if (transaction.options.finds_conflicts or selects_rows) and name not in transaction.since:
             if transaction.options.finds_conflicts:
                 _check_has_changes(table)
-            transaction.since[name] = dict((await table.reads.view_now(None)).log_offsets)
+            now = (await table.reads.view_now(None)).log_offsets if offsets is None else offsets
+            transaction.since[name] = dict(now)
             self._hold_log(transaction, table)
             await self._executor.run(transaction.directory.write_metadata, transaction.content())
 
@@ -365,9 +430,18 @@ class RequestStaging:
                 live.retain_log(transaction.log_owner, offsets[live.number])
 
 
+def part_of(transaction: OpenTransaction, request_id: StagedRequestId, table: LiveTable) -> PartFile | None:
+    """Returns the part of a request, or None if the request is staged already. Raises as `OpenTransaction.part`."""
+    if bool(request_id.fragment) != (tablet_number(table.definition.name) is not None):
+        raise InvalidRequest("fragment is for the worker processes of a server: leave it out")
+    return transaction.part(request_id.part, request_id.sequence, table.definition.name, request_id.fragment)
+
+
 def _numbered(request: StagedRequest, request_id: StagedRequestId, transaction: OpenTransaction) -> StagedRequest:
     """Stores the number of a request with it, if its place in the part does not say it."""
-    return replace(request, sequence=request_id.sequence) if transaction.is_divided else request
+    is_counted = not (transaction.is_divided or request_id.fragment)
+    number = None if is_counted else request_id.sequence
+    return replace(request, sequence=number, fragment=request_id.fragment)
 
 
 def _check_records_changes(table: LiveTable) -> None:

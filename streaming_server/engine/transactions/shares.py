@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.transactions.transactions import Transactions
     from streaming_server.engine.transactions.two_phase import Peers, PreparedShare, ShareRequest
     from streaming_server.storage.transactions.decisions import CommittedTransaction, Decisions
+    from streaming_server.storage.transactions.staging import PartSize
 
 
 class TransactionShares:
@@ -169,7 +170,7 @@ class TransactionShares:
         return CommitOutcome.UNDECIDED if is_running else CommitOutcome.UNDONE
 
 
-def _sizes_of(transaction: OpenTransaction | None) -> dict[str, int]:
-    """Returns the number of requests of each part."""
+def _sizes_of(transaction: OpenTransaction | None) -> dict[str, PartSize]:
+    """Returns how much of each part is there."""
     parts = () if transaction is None else transaction.parts.values()
-    return {part.part: part.requests for part in parts if part.requests}
+    return {part.part: part.staged for part in parts if part.requests}

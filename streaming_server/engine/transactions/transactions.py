@@ -33,6 +33,7 @@ from streaming_server.engine.transactions.open_transaction import (
 from streaming_server.engine.transactions.request_staging import RequestStaging
 from streaming_server.engine.transactions.shares import TransactionShares
 from streaming_server.engine.transactions.stuck import RETRY_SECONDS, in_doubt
+from streaming_server.engine.transactions.summaries import RequestSummaries
 from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
 from streaming_server.engine.transactions.two_phase import Coordination, Participation, result_of
 from streaming_server.storage.transactions.decisions import Decisions
@@ -97,6 +98,7 @@ class Transactions:
         uses: Keeps tables from being altered while a commit uses them.
         key_locks: The keys that open transactions have locked.
         staging: Stages requests in open transactions.
+        summaries: Stages the summaries of requests to tables with tablets.
 
     If the transaction log cannot be read, every method raises the reason, but the tables are still served.
     """
@@ -133,6 +135,7 @@ class Transactions:
         self._tasks = DetachedTasks()
         self.key_locks = KeyLocks(limits.locked_keys)
         self.staging = RequestStaging(executor, limits.bytes, self._renew, self._tasks, self.key_locks)
+        self.summaries = RequestSummaries(executor, self._renew)
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
         self._retrying = Background(
             partial(repeat, RETRY_SECONDS, self._retry), partial(repeat, _RETRY_SECONDS, self._retry_with_peers)

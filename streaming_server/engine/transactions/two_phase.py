@@ -15,15 +15,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import Counter
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from scankv.model.errors import DataLoss, ScanKvError, Unavailable
-from streaming_server.engine.transactions.open_transaction import incomplete_part
+from streaming_server.engine.transactions.open_transaction import check_fragments, incomplete_part
 from streaming_server.storage.transactions.decisions import Share
+from streaming_server.storage.transactions.staging import PartSize, sum_of_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -67,13 +67,13 @@ class PreparedShare:
         micros: The earliest time that the commit may have.
         rows: The number of rows and keys.
         tables: The incarnations of the tables, by name.
-        sizes: The number of requests of each part at this worker.
+        sizes: How much of each part this worker has.
     """
 
     micros: int
     rows: int
     tables: Mapping[str, str]
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, PartSize]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +83,14 @@ class TransactionPlace:
     Attributes:
         is_open: Whether it is open there.
         is_committed: Whether it is committed there, or a share of it is prepared.
-        sizes: The number of requests of each part there, except of a transaction that is applied.
+        sizes: How much of each part is there, except of a transaction that is applied.
         coordinator: The worker that knows more of a committed transaction. None: this one.
         remaining: For how many more seconds an open transaction lives there.
     """
 
     is_open: bool = False
     is_committed: bool = False
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, PartSize] = field(default_factory=dict)
     coordinator: int | None = None
     remaining: float = 0.0
 
@@ -177,7 +177,7 @@ class Coordination:
             InvalidRequest: A part does not have as many requests at all workers together.
             ScanKvError: A worker cannot commit its share.
         """
-        counts = Counter({part.part: part.requests for part in parts})
+        there = [{part.part: part.staged for part in parts}]
         shares = []
         micros = decision.micros
         for number in self._others:
@@ -191,11 +191,14 @@ class Coordination:
             self._asked.append(number)
             prepared = await self._peers.prepare(number, request)
             shares.append(Share(worker=number, rows=prepared.rows, tables=prepared.tables))
-            counts.update(prepared.sizes)
+            there.append(dict(prepared.sizes))
             micros = prepared.micros
+        total = sum_of_sizes(there)
         for part, requests in self._sizes:
-            if counts[part] != requests:
-                raise incomplete_part(part, counts[part], requests)
+            found = total.get(part, PartSize(0)).requests
+            if found != requests:
+                raise incomplete_part(part, found, requests)
+        check_fragments(total, [part for part, _ in self._sizes])
         return replace(decision, micros=micros, shares=tuple(shares), attempt=self.attempt)
 
     async def undo(self) -> None:
@@ -263,7 +266,7 @@ class Participation:
                 micros=decision.micros,
                 rows=decision.rows,
                 tables=decision.tables,
-                sizes={part.part: part.requests for part in parts},
+                sizes={part.part: part.staged for part in parts},
             )
         )
         micros = await self._wait_for_word()

@@ -11,11 +11,13 @@ from scankv.model.errors import InvalidRequest
 from scankv.v1 import admin_pb2, scan_pb2, table_pb2
 from streaming_server.services.errors import map_errors
 from streaming_server.services.tablets.definitions import check, describe
+from streaming_server.services.tablets.deletions import stage_delete_all
 from streaming_server.services.tablets.queries import aggregate, count, top_n
 from streaming_server.services.tablets.rows import delete, look_up, open_writer, upsert
 from streaming_server.services.tablets.scans import scan
 from streaming_server.services.tablets.snapshots import list_snapshots, pin, release, renew, split
 from streaming_server.services.tablets.tablet_calls import TabletCalls
+from streaming_server.services.tablets.transactions import get_for_update, look_up_staged
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -47,6 +49,9 @@ _JOINS: Final[Mapping[str, Join]] = {
     "SnapshotService/ReleaseSnapshot": release,
     "SnapshotService/ListSnapshots": list_snapshots,
     "SnapshotService/SplitSnapshot": split,
+    "TransactionService/GetForUpdate": get_for_update,
+    "TransactionService/LookupStaged": look_up_staged,
+    "TransactionService/StageDeleteAll": stage_delete_all,
 }
 
 

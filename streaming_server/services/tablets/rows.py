@@ -3,84 +3,71 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-
-import numpy as np
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, TableRecreated
 from scankv.model.limits import MAX_ENCODED_KEYS, MAX_ENCODED_ROWS, MAX_LOOKUP_KEYS
 from scankv.v1 import lookup_pb2, write_pb2
-from streaming_server.engine.bucket.request_rows import read_batch, read_request
+from streaming_server.engine.bucket.request_rows import read_request
+from streaming_server.services.tablets.dividing import (
+    DELETE_CALL,
+    UPSERT_CALL,
+    divide_rows,
+    join_found,
+    places_of,
+    without,
+)
+from streaming_server.services.tablets.transactions import stage_write
 from streaming_server.services.write import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import numpy.typing as npt
-    from google.protobuf.message import Message
-
+    from streaming_server.services.tablets.dividing import Places
     from streaming_server.services.tablets.tablet_calls import TabletCalls
 
-_Places: TypeAlias = "dict[int, npt.NDArray[np.int64]]"
-"""The places of the rows of a request that each tablet gets, ascending, by tablet."""
-
-_Request = TypeVar("_Request", bound="Message")
-
-_UPSERT = "scankv.v1.WriteService/Upsert"
-_DELETE = "scankv.v1.WriteService/Delete"
 _OPEN_WRITER = "scankv.v1.WriteService/OpenWriter"
 _LOOKUP = "scankv.v1.LookupService/Lookup"
 
 
 async def upsert(request: write_pb2.UpsertRequest, calls: TabletCalls) -> write_pb2.WriteResponse:
     """Writes rows: see `WriteService.Upsert`. The request is checked completely before any tablet gets its rows."""
+    if request.HasField("transaction"):
+        return await stage_write(request, calls)
     _check_terms(request, calls)
     table, run = calls.table, calls.table.state.executor.run
     if request.encoded_rows:
-        return await _write_few(request, "encoded_rows", _UPSERT, calls, _keys_of_rows(request.encoded_rows, calls))
+        return await _write_few(request, "encoded_rows", UPSERT_CALL, calls, _keys_of_rows(request.encoded_rows, calls))
     schema_id = request.schema_id or calls.definition.schema.id
     await run(table.writes.check_upsert(request.rows, request.schema_id, kind_of(request)))
-    parts = await run(_divide, request.rows, calls)
+    parts = await run(divide_rows, request.rows, calls)
     requests = {}
     for tablet, (_, data) in parts.items():
-        each = requests[tablet] = _without(request, "rows")
+        each = requests[tablet] = without(request, "rows")
         each.table, each.rows, each.schema_id = calls.tablets[tablet].name, data, schema_id
-    return await _write(_UPSERT, requests, {}, calls)
+    return await _write(UPSERT_CALL, requests, {}, calls)
 
 
 async def delete(request: write_pb2.DeleteRequest, calls: TabletCalls) -> write_pb2.WriteResponse:
     """Deletes rows: see `WriteService.Delete`. The request is checked as in `upsert`."""
+    if request.HasField("transaction"):
+        return await stage_write(request, calls)
     _check_terms(request, calls)
     table, run = calls.table, calls.table.state.executor.run
     if request.encoded_keys:
-        return await _write_few(request, "encoded_keys", _DELETE, calls, list(request.encoded_keys))
+        return await _write_few(request, "encoded_keys", DELETE_CALL, calls, list(request.encoded_keys))
     await run(table.writes.check_delete(request.keys, kind_of(request), request.schema_id))
-    parts = await run(_divide, request.keys, calls)
+    parts = await run(divide_rows, request.keys, calls)
     requests = {}
     for tablet, (_, data) in parts.items():
-        each = requests[tablet] = _without(request, "keys")
+        each = requests[tablet] = without(request, "keys")
         each.table, each.keys = calls.tablets[tablet].name, data
-    return await _write(_DELETE, requests, {}, calls)
-
-
-def _without(request: _Request, field: str) -> _Request:
-    """Returns a copy of a request without one field, which may be large. The request loses it, too."""
-    copy = type(request)()
-    request.ClearField(field)
-    copy.CopyFrom(request)
-    return copy
+    return await _write(DELETE_CALL, requests, {}, calls)
 
 
 def _check_terms(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest, calls: TabletCalls) -> None:
     """Refuses what tables with tablets do not have."""
     name = calls.definition.name
-    if request.HasField("transaction"):
-        raise InvalidRequest(
-            f"table {name} has tablets, which transactions cannot write to: write outside a transaction, or use a "
-            "table without tablets",
-            table=name,
-        )
     if request.HasField("unchanged_since"):
         raise InvalidRequest(
             f"table {name} has tablets, which cannot be checked together: leave out unchanged_since, or use a table "
@@ -113,7 +100,7 @@ async def _write_few(
             f"the request has {len(keys):,} encoded rows; the limit is {MAX_ENCODED_ROWS:,}: send Arrow data"
         )
     _check_incarnation(request.table_incarnation, calls)
-    places = _places_of(calls, map(calls.table.state.codec.keys.bucket_of, keys))
+    places = places_of(calls, map(calls.table.state.codec.keys.bucket_of, keys))
     if not request.independent and len(places) > 1:
         # A row that is refused refuses the whole request, so one call checks all rows first.
         data = list(getattr(request, field))
@@ -121,7 +108,7 @@ async def _write_few(
         await calls.table.state.executor.run(read)
     data, requests = list(getattr(request, field)), {}
     for tablet, numbers in places.items():
-        each = _without(request, field)
+        each = without(request, field)
         each.table, each.table_incarnation = calls.tablets[tablet].name, calls.tablets[tablet].incarnation
         getattr(each, field).extend([data[number] for number in numbers.tolist()])
         requests[tablet] = each
@@ -129,7 +116,7 @@ async def _write_few(
 
 
 async def _write(
-    method: str, requests: Mapping[int, Any], places: _Places, calls: TabletCalls
+    method: str, requests: Mapping[int, Any], places: Places, calls: TabletCalls
 ) -> write_pb2.WriteResponse:
     """Has each tablet write its rows, and joins the answers."""
     answers = await calls.ask(method, requests, write_pb2.WriteResponse)
@@ -155,35 +142,6 @@ def _check_incarnation(incarnation: str, calls: TabletCalls) -> None:
     if incarnation != calls.definition.incarnation:
         name = calls.definition.name
         raise TableRecreated(f"table {name} was dropped and created again: open it again", table=name)
-
-
-def _places_of(calls: TabletCalls, buckets: Iterable[int]) -> _Places:
-    """Returns which tablets get rows of some buckets, given in the order of the rows."""
-    tablets = calls.tablets_of_buckets(np.fromiter(buckets, np.int64))
-    return {int(tablet): np.flatnonzero(tablets == tablet) for tablet in np.unique(tablets)}
-
-
-def _divide(data: bytes, calls: TabletCalls) -> dict[int, tuple[npt.NDArray[np.int64], bytes]]:
-    """Returns the places and the rows of each tablet of a checked request, as an Arrow IPC stream. Blocks.
-
-    Without rows, the first tablet gets the request.
-    """
-    batch, keys = read_batch(data), calls.table.state.codec.keys
-    if not batch.num_rows:
-        return {0: (np.zeros(0, np.int64), data)}
-    _, buckets = keys.encode(keys.canonicalize(batch))
-    places = _places_of(calls, buckets)
-    if len(places) == 1:
-        return {tablet: (rows, data) for tablet, rows in places.items()}
-    return {tablet: (rows, _to_ipc(batch.take(pa.array(rows)))) for tablet, rows in places.items()}
-
-
-def _to_ipc(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
 
 
 async def open_writer(request: write_pb2.OpenWriterRequest, calls: TabletCalls) -> write_pb2.OpenWriterResponse:
@@ -217,35 +175,14 @@ async def look_up(request: lookup_pb2.LookupRequest, calls: TabletCalls) -> look
         raise RequestTooLarge(
             f"the lookup has {batch.num_rows:,} keys; the limit is {MAX_LOOKUP_KEYS:,}: ask for fewer"
         )
-    parts = await run(_divide, request.keys, calls)
+    parts = await run(divide_rows, request.keys, calls)
     requests = {}
     for tablet, (_, data) in parts.items():
-        each = requests[tablet] = _without(request, "keys")
+        each = requests[tablet] = without(request, "keys")
         each.table, each.keys = calls.tablets[tablet].name, data
     answers = await calls.ask(_LOOKUP, requests, lookup_pb2.LookupResponse)
     places = {tablet: numbers for tablet, (numbers, _) in parts.items()}
-    return await run(_join_found, answers, places, calls)
-
-
-def _join_found(
-    answers: Mapping[int, lookup_pb2.LookupResponse], places: _Places, calls: TabletCalls
-) -> lookup_pb2.LookupResponse:
-    """Joins the rows found at the tablets, in the order of the keys of the request. Blocks."""
-    joined = lookup_pb2.LookupResponse(table_incarnation=calls.definition.incarnation)
-    found = np.zeros(sum(map(len, places.values())), np.uint8)
-    rows, order = [], []
-    for tablet, answer in answers.items():
-        is_there = np.frombuffer(answer.found, np.uint8)
-        found[places[tablet]] = is_there
-        order.append(places[tablet][is_there == 1])
-        rows.append(pa.ipc.open_stream(pa.py_buffer(answer.rows)).read_all())
-        for bucket, offset in answer.log_offsets.items():
-            joined.log_offsets[bucket] = offset
-    calls.check_same_schema(each.schema for each in rows)
-    table = pa.concat_tables(rows).take(pa.array(np.argsort(np.concatenate(order)))).combine_chunks()
-    batches = table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
-    joined.rows, joined.found = _to_ipc(batches[0]), found.tobytes()
-    return joined
+    return await run(join_found, answers, places, calls)
 
 
 async def _get(request: lookup_pb2.LookupRequest, calls: TabletCalls) -> lookup_pb2.LookupResponse:
@@ -255,10 +192,10 @@ async def _get(request: lookup_pb2.LookupRequest, calls: TabletCalls) -> lookup_
         raise RequestTooLarge(
             f"the lookup has {len(keys):,} encoded keys; the limit is {MAX_ENCODED_KEYS:,}: send them as Arrow data"
         )
-    places = _places_of(calls, map(calls.table.state.codec.keys.bucket_of, keys))
+    places = places_of(calls, map(calls.table.state.codec.keys.bucket_of, keys))
     requests = {}
     for tablet, numbers in places.items():
-        each = requests[tablet] = _without(request, "encoded_keys")
+        each = requests[tablet] = without(request, "encoded_keys")
         each.table = calls.tablets[tablet].name
         each.encoded_keys.extend([keys[number] for number in numbers.tolist()])
     answers = await calls.ask(_LOOKUP, requests, lookup_pb2.LookupResponse)

@@ -14,6 +14,7 @@ import numpy as np
 from scankv.model.errors import InvalidRequest, ScanKvError, TableNotFound, Unavailable
 from scankv.v1 import worker_pb2
 from streaming_server.services.forwarding import RETRY_SECONDS, error_of
+from streaming_server.services.tablets.table_errors import of_table
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -222,11 +223,7 @@ class TabletCalls:
             # The table is dropped or created at this moment.
             return Unavailable(f"{name} is not there at this moment: try again", retry_after=RETRY_SECONDS)
         # Clients know the table, and not its tablets.
-        table = self.definition.name
-        found.message = found.message.replace(name, table)
-        found.args = (found.message,)
-        found.details = {key: value.replace(name, table) for key, value in found.details.items()}
-        return found
+        return of_table(found, name)
 
     def check_same_schema(self, schemas: Iterable[pa.Schema]) -> None:
         """Raises Unavailable if tablets have answered with different columns: the table is altered at this moment."""

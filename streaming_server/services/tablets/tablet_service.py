@@ -15,6 +15,7 @@ from streaming_server.engine.bucket.locking import lock_buckets, wait_until_dura
 from streaming_server.engine.changelog.consumer_registry import ends_of
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.columnar.base_adoption import adopt_bases
+from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.services.errors import map_errors
 from streaming_server.services.forwarding import error_of
 from streaming_server.services.log_request import log_start
@@ -57,6 +58,9 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         async with map_errors(request, context):
             self._check_caller()
             await self._tables.tablets.follow(request.table_name, closing=request.closing)
+            if not request.closing:
+                # If the table is dropped, it lacks nothing of a transaction any more.
+                await self._tables.transactions.retry(request.table_name)
         return worker_pb2.FollowTableResponse()
 
     async def HoldTablet(  # type: ignore[override]  # it writes its answer
@@ -140,6 +144,17 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
             state = self._tables.table(request.tablet).state
             self._tables.consumers.keep(state, request.consumer_id, dict(request.log_offsets))
         return worker_pb2.KeepChangesResponse()
+
+    async def DiscardFragments(
+        self,
+        request: worker_pb2.DiscardFragmentsRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.DiscardFragmentsRequest, worker_pb2.DiscardFragmentsResponse],
+    ) -> worker_pb2.DiscardFragmentsResponse:
+        async with map_errors(request, context):
+            self._check_caller()
+            place = StagedRequestId(token=request.token, part=request.part, sequence=request.sequence)
+            await self._tables.transactions.staging.discard(place)
+        return worker_pb2.DiscardFragmentsResponse()
 
 
 async def tell_owners(workers: Workers, table: str, closing: bool) -> None:

@@ -10,16 +10,18 @@ synced from time to time as it grows, so that the commit need not wait for all o
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from scankv.model.errors import DataLoss
+from scankv.model.errors import DataLoss, InvalidRequest
 from scankv.model.keys.key_range import KeyRange
+from scankv.model.names import tablet_number
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import find_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.files.disk_space import translate_disk_errors
@@ -39,6 +41,7 @@ changelog, and needs `DELETIONS_FORMAT` of the data directory."""
 
 _FILE: Final = "transaction.json"
 _SYNC_BYTES: Final = 8 << 20
+_MODULUS: Final = 1 << 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,10 @@ class StagedRequest:
         pieces: The number of pieces, in a file of their own. None: the request has its rows or keys itself.
         piece_bytes: Bytes of that file.
         sequence: The number that the client has given the request, if other worker processes may have others of its
-            part. None: its place in the part.
+            part. None: the number of complete requests before it in the part.
+        fragment: Identifies the request of a client to a table with tablets. Each of its tablets stages a fragment of
+            it, and the owner of the table stages the summary. Empty: the table has no tablets.
+        tablets: Of a summary, the tablets that have fragments.
     """
 
     part: str
@@ -80,6 +86,13 @@ class StagedRequest:
     pieces: int | None = None
     piece_bytes: int = 0
     sequence: int | None = None
+    fragment: str = ""
+    tablets: tuple[str, ...] = ()
+
+    @property
+    def is_fragment(self) -> bool:
+        """Whether another request, the summary, stands for all fragments of which this is one."""
+        return bool(self.fragment) and not self.tablets
 
     @property
     def has_rows(self) -> bool:
@@ -88,11 +101,9 @@ class StagedRequest:
 
     def head(self) -> dict[str, Any]:
         """Returns the stored form."""
-        head = asdict(self)
-        if self.sequence is None:
-            # An earlier version reads what it could have written.
-            del head["sequence"]
-        return head
+        # An earlier version reads what it could have written.
+        defaults = {"sequence": None, "fragment": "", "tablets": ()}
+        return {name: value for name, value in asdict(self).items() if name not in defaults or value != defaults[name]}
 
     @classmethod
     def from_head(cls, head: dict[str, Any]) -> StagedRequest:
@@ -127,10 +138,19 @@ class TableFootprint:
     writes: int = 0
     ranges: int = 0
 
+    @property
+    def is_of_summaries(self) -> bool:
+        """Whether all requests are summaries, so that only the tablets of the table are read and written."""
+        return not (self.writes or self.read_from)
+
     def add(self, request: StagedRequest) -> None:
         """Adds one request."""
         if request.action == READ:
             self.read_from = older_offsets(self.read_from, request.buckets)
+            return
+        if request.tablets:
+            # The owner of the table admits what the owners of its tablets write.
+            self.access.add((request.schema_id, request.columns, request.column_locks))
             return
         self.buckets.update(request.buckets)
         self.writes += 1
@@ -158,6 +178,40 @@ def older_offsets(offsets: Mapping[int, int], others: Mapping[int, int]) -> dict
     return {bucket: min(offsets.get(bucket, at), at, key=count_of) for bucket, at in both.items()}
 
 
+class PartSize(NamedTuple):
+    """How much of a part is there, at one worker process or at several.
+
+    Attributes:
+        requests: The number of requests, without fragments.
+        balance: The sum of the checksums of all fragments, less the checksums that the summaries name, modulo 2**64. 0:
+            every summary has its fragments, and no fragment lacks its summary.
+    """
+
+    requests: int
+    balance: int = 0
+
+    def plus(self, other: PartSize) -> PartSize:
+        """Returns how much is there at this and at other worker processes."""
+        return PartSize(self.requests + other.requests, (self.balance + other.balance) % _MODULUS)
+
+
+_NOTHING: Final = PartSize(0)
+
+
+def sum_of_sizes(sizes: Iterable[Mapping[str, PartSize]]) -> dict[str, PartSize]:
+    """Returns how much of each part is there at several worker processes."""
+    total: dict[str, PartSize] = {}
+    for each in sizes:
+        for part, size in each.items():
+            total[part] = total.get(part, _NOTHING).plus(size)
+    return total
+
+
+def _checksum(sequence: int, tablet: str, fragment: str) -> int:
+    text = f"{sequence} {tablet} {fragment}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
 @dataclass(slots=True, eq=False)
 class PartFile:
     """The file of the staged requests of one part.
@@ -165,7 +219,8 @@ class PartFile:
     Attributes:
         path: The path of the file.
         part: The id of the part.
-        requests: The number of requests.
+        requests: The number of requests, and of fragments.
+        staged: The number of requests without fragments, and whether all fragments are there.
         rows: The number of rows and keys that the requests write.
         size: Bytes of the requests in the file.
         piece_bytes: Bytes of the files with pieces of requests.
@@ -176,11 +231,13 @@ class PartFile:
     path: Path
     part: str
     requests: int = 0
+    staged: PartSize = _NOTHING
     rows: int = 0
     size: int = 0
     piece_bytes: int = 0
     tables: dict[str, TableFootprint] = field(default_factory=dict)
     sequences: list[int] = field(default_factory=list)
+    _fragments: dict[int, tuple[str, str]] = field(default_factory=dict)
     _unsynced: int = 0
 
     @property
@@ -198,20 +255,60 @@ class PartFile:
 
     def _count_request(self, request: StagedRequest, end: int) -> None:
         self.size = end
-        self.sequences.append(self.requests if request.sequence is None else request.sequence)
+        sequence = self.staged.requests if request.sequence is None else request.sequence
+        if request.fragment:
+            self._fragments[self.requests] = request.table, request.fragment
+        named = [_checksum(sequence, each, request.fragment) for each in request.tablets]
+        own = _checksum(sequence, request.table, request.fragment) if request.is_fragment else 0
+        self.staged = self.staged.plus(PartSize(0 if request.is_fragment else 1, own - sum(named)))
+        self.sequences.append(sequence)
         self.requests += 1
         self.piece_bytes += request.piece_bytes
-        self.rows += 0 if request.action == READ else request.rows
+        self.rows += 0 if request.action == READ or request.tablets else request.rows
         self.tables.setdefault(request.table, TableFootprint(request.incarnation)).add(request)
 
     def count_before(self, sequence: int) -> int:
         """Returns how many requests have smaller numbers: the place of the request of this number, if it is there."""
         return bisect_left(self.sequences, sequence)
 
-    def has(self, sequence: int) -> bool:
-        """Whether the request of a number is there."""
-        at = self.count_before(sequence)
-        return at < self.requests and self.sequences[at] == sequence
+    def find(self, sequence: int, table: str, fragment: str = "") -> int | None:
+        """Returns the place of the request of a number; of a fragment or a summary, that of a table. None: not there.
+
+        Raises:
+            InvalidRequest: Another request of this number is there, of which not all tablets have taken their fragment.
+        """
+        for place in range(self.count_before(sequence), self.requests):
+            if self.sequences[place] != sequence:
+                break
+            found_table, found = self._fragments.get(place, (table, ""))
+            if found != fragment:
+                raise InvalidRequest(
+                    f"another request {sequence} of the part was refused by a part of its table, and could not be "
+                    "taken back: abort the transaction"
+                )
+            if found_table == table:
+                return place
+        return None
+
+    def without_fragments(self, sequence: int) -> PartFile | None:
+        """Removes the fragments of the last request of the part, whose summary is not staged, and returns the rest.
+
+        Blocks. None: nothing is left.
+
+        Args:
+            sequence: The number of the request.
+        """
+        first = self.count_before(sequence)
+        numbers = range(first, self.requests)
+        if not numbers or not all(self._is_fragment(each, sequence) for each in numbers):
+            return self
+        ends = [0, *(end for _, _, end in read_frames(self.path))]
+        os.truncate(self.path, ends[first])
+        return PartFile.load(self.path)
+
+    def _is_fragment(self, place: int, sequence: int) -> bool:
+        table, _ = self._fragments.get(place, ("", ""))
+        return self.sequences[place] == sequence and tablet_number(table) is not None
 
     def sync(self) -> None:
         """Makes the requests durable, but not the name of the file. Blocks."""
@@ -321,7 +418,7 @@ def load_parts(files: Iterable[tuple[Path, int]]) -> list[PartFile]:
 def read_staged_requests(path: Path, requests: int) -> Iterator[tuple[StagedRequest, bytes]]:
     """Yields the first `requests` requests of a part, with their rows or keys. Blocks. Memory: one request.
 
-    A request with pieces is replaced by its pieces.
+    A request with pieces is replaced by its pieces. Summaries are left out.
 
     Raises:
         DataLoss: Requests are missing or damaged.
@@ -332,7 +429,9 @@ def read_staged_requests(path: Path, requests: int) -> Iterator[tuple[StagedRequ
             if found == requests:
                 return
             request = StagedRequest.from_head(head)
-            if request.pieces is None:
+            if request.tablets:
+                pass
+            elif request.pieces is None:
                 yield request, payload
             else:
                 yield from read_staged_requests(_pieces_of(path, found), request.pieces)

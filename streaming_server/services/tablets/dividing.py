@@ -1,0 +1,85 @@
+"""How the rows and keys of a request are divided among the tablets of a table, and rows found there are joined."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from scankv.v1 import lookup_pb2
+from streaming_server.engine.bucket.request_rows import read_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import numpy.typing as npt
+    from google.protobuf.message import Message
+
+    from streaming_server.services.tablets.tablet_calls import TabletCalls
+
+Places: TypeAlias = "dict[int, npt.NDArray[np.int64]]"
+"""The places of the rows of a request that each tablet gets, ascending, by tablet."""
+
+_Request = TypeVar("_Request", bound="Message")
+
+UPSERT_CALL: Final = "scankv.v1.WriteService/Upsert"
+DELETE_CALL: Final = "scankv.v1.WriteService/Delete"
+
+
+def without(request: _Request, field: str) -> _Request:
+    """Returns a copy of a request without one field, which may be large. The request loses it, too."""
+    copy = type(request)()
+    request.ClearField(field)
+    copy.CopyFrom(request)
+    return copy
+
+
+def places_of(calls: TabletCalls, buckets: Iterable[int]) -> Places:
+    """Returns which tablets get rows of some buckets, given in the order of the rows."""
+    tablets = calls.tablets_of_buckets(np.fromiter(buckets, np.int64))
+    return {int(tablet): np.flatnonzero(tablets == tablet) for tablet in np.unique(tablets)}
+
+
+def divide_rows(data: bytes, calls: TabletCalls) -> dict[int, tuple[npt.NDArray[np.int64], bytes]]:
+    """Returns the places and the rows of each tablet of a checked request, as an Arrow IPC stream. Blocks.
+
+    Without rows, the first tablet gets the request.
+    """
+    batch, keys = read_batch(data), calls.table.state.codec.keys
+    if not batch.num_rows:
+        return {0: (np.zeros(0, np.int64), data)}
+    _, buckets = keys.encode(keys.canonicalize(batch))
+    places = places_of(calls, buckets)
+    if len(places) == 1:
+        return {tablet: (rows, data) for tablet, rows in places.items()}
+    return {tablet: (rows, to_ipc(batch.take(pa.array(rows)))) for tablet, rows in places.items()}
+
+
+def to_ipc(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def join_found(
+    answers: Mapping[int, lookup_pb2.LookupResponse], places: Places, calls: TabletCalls
+) -> lookup_pb2.LookupResponse:
+    """Joins the rows found at the tablets, in the order of the keys of the request. Blocks."""
+    joined = lookup_pb2.LookupResponse(table_incarnation=calls.definition.incarnation)
+    found = np.zeros(sum(map(len, places.values())), np.uint8)
+    rows, order = [], []
+    for tablet, answer in answers.items():
+        is_there = np.frombuffer(answer.found, np.uint8)
+        found[places[tablet]] = is_there
+        order.append(places[tablet][is_there == 1])
+        rows.append(pa.ipc.open_stream(pa.py_buffer(answer.rows)).read_all())
+        for bucket, offset in answer.log_offsets.items():
+            joined.log_offsets[bucket] = offset
+    calls.check_same_schema(each.schema for each in rows)
+    table = pa.concat_tables(rows).take(pa.array(np.argsort(np.concatenate(order)))).combine_chunks()
+    batches = table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
+    joined.rows, joined.found = to_ipc(batches[0]), found.tobytes()
+    return joined

@@ -1,0 +1,173 @@
+"""Transactions write to tables with tablets as to any other table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import InvalidRequest, ScanKvError, TransactionConflict, sync
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.timeout(240)
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("w", pa.string())])
+KEYS = range(40)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
+def tablet_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that owns tables with tablets, for all tests here; each uses names of its own."""
+    data = tmp_path_factory.mktemp("tablets") / "data"
+    with ServerProcess(data, "--workers", str(request.param)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(tablet_server: ServerProcess) -> Iterator[sync.Client]:
+    with sync.connect(tablet_server.url) as client:
+        yield client
+
+
+def create(client: sync.Client, name: str, tablets: int, **options: Any) -> sync.Table:
+    return client.create_table(name, SCHEMA, primary_key=["k"], buckets=6, tablets=tablets, **options)
+
+
+def pair_of(client: sync.Client, name: str, **options: Any) -> list[sync.Table]:
+    """Creates a table without tablets, and one with tablets."""
+    return [create(client, f"{name}.t{tablets}", tablets, **options) for tablets in (1, 3)]
+
+
+def rows_in(table: sync.Table) -> dict[int, int]:
+    return {row["k"]: row["v"] for row in table.scan().to_pylist()}
+
+
+def row(k: int, v: int) -> dict[str, Any]:
+    return {"k": k, "v": v, "w": f"w{k}"}
+
+
+def outcome_of(operation: Any) -> Any:  # whatever it returns
+    """Returns the result of an operation, or the type of its error and what the error says of it."""
+    try:
+        return operation()
+    except ScanKvError as error:
+        return type(error).__name__
+
+
+def test_all_requests_of_a_transaction_are_answered_as_for_a_table_without_tablets(client: sync.Client) -> None:
+    found = []
+    for table in pair_of(client, "alike"):
+        table.upsert([row(k, 0) for k in KEYS])
+        answers: list[Any] = []
+        with client.transaction(conflict="abort") as tx:
+            answers.append(tx.upsert(table, [row(k, 1) for k in KEYS if k % 3]))
+            answers.append(tx.delete(table, [k for k in KEYS if k % 5 == 0]))
+            answers.append(tx.get_for_update(table, list(reversed(KEYS))).to_pylist())
+            answers.append(tx.lookup(table, [3, 1, 99, 5, 2], missing="null").to_pylist())
+            answers.append(tx.upsert(table, []))
+            answers.append(tx.delete(table, where="v = 0 and k > 30"))
+            answers.append([tx.get(table, k) for k in (33, 36, 0, 7)])
+            answers.append(outcome_of(lambda tx=tx, table=table: tx.upsert(table, [{"k": None, "v": 1, "w": ""}])))
+            answers.append(outcome_of(lambda tx=tx, table=table: tx.upsert(table, [{"k": 1}])))
+            answers.append(tx.upsert(table, [row(1000, 7)]))
+            answers.append(rows_in(table) == dict.fromkeys(KEYS, 0))
+            listed = client.transactions()
+            answers.append([(each.tables == (table.name,), each.rows) for each in listed])
+            result = tx.commit()
+        answers.append((result.rows, set(result.log_offsets) == {table.name}))
+        offsets = result.log_offsets[table.name]
+        answers.append((sorted(offsets), offsets.table_incarnation == table.incarnation))
+        answers.append(dict(sorted(rows_in(table).items())))
+        answers.append(client.transactions())
+        found.append(answers)
+    assert found[0] == found[1]
+
+
+def test_a_change_at_any_tablet_after_the_first_write_to_the_table_is_a_conflict(client: sync.Client) -> None:
+    for table in pair_of(client, "since"):
+        table.upsert([row(k, 0) for k in KEYS])
+        for key in KEYS:
+            tx = client.transaction(conflict="abort")
+            tx.upsert(table, [row(0, 1)])
+            # The tablet of this key may not have had a request of the transaction.
+            table.upsert([row(key, 2)])
+            tx.upsert(table, [row(key, 3)])
+            with pytest.raises(TransactionConflict, match=f"of {table.name}: ") as conflict:
+                tx.commit()
+            assert conflict.value.details["table"] == table.name
+            tx.abort()
+        assert rows_in(table) == dict.fromkeys(KEYS, 2)
+
+
+def test_a_key_that_was_read_and_changed_is_a_conflict(client: sync.Client) -> None:
+    for table in pair_of(client, "read"):
+        table.upsert([row(k, 0) for k in KEYS])
+        tx = client.transaction()
+        tx.get_for_update(table, list(KEYS))
+        tx.upsert(table, [row(0, 1)])
+        table.upsert([row(17, 5)])
+        with pytest.raises(TransactionConflict):
+            tx.commit()
+        tx.abort()
+        assert rows_in(table)[0] == 0
+
+
+def test_a_transaction_over_tables_with_and_without_tablets_is_atomic(client: sync.Client) -> None:
+    plain, divided = pair_of(client, "both")
+    other = create(client, "both.other", 2)
+    with client.transaction(id="both") as tx:
+        for round_ in range(3):
+            for table in (divided, plain, other):
+                tx.upsert(table, [row(k, round_) for k in KEYS])
+        assert (rows_in(plain), rows_in(divided), rows_in(other)) == ({}, {}, {})
+        result = tx.commit()
+    assert set(result.log_offsets) == {plain.name, divided.name, other.name}
+    assert result.rows == 9 * len(KEYS)
+    assert all(rows_in(table) == dict.fromkeys(KEYS, 2) for table in (plain, divided, other))
+    assert client.transaction(id="both").commit() == result
+
+
+def test_a_commit_that_lacks_requests_commits_nothing(client: sync.Client) -> None:
+    table = create(client, "lacks.t", 3)
+    tx = client.transaction()
+    part = client.transaction_part(tx.token, "another")
+    part.upsert(table, [row(k, 1) for k in KEYS])
+    part.upsert(table, [row(1, 2)])
+    for requests in (1, 3):
+        with pytest.raises(InvalidRequest, match=f"has 2 requests, not {requests}"):
+            tx.commit([("another", requests)])
+    assert rows_in(table) == {}
+    tx.commit([part])
+    assert rows_in(table) == dict.fromkeys(KEYS, 1) | {1: 2}
+
+
+def test_all_rows_are_replaced_at_once(client: sync.Client) -> None:
+    for table in pair_of(client, "replaced", changelog="none"):
+        table.upsert([row(k, 0) for k in KEYS])
+        table.replace([row(k, 1) for k in range(100, 120)])
+        assert rows_in(table) == dict.fromkeys(range(100, 120), 1)
+        with client.transaction() as tx:
+            assert tx.delete_all(table) == 20
+            tx.commit()
+        assert rows_in(table) == {}
+
+
+def test_transactions_that_lock_keys_wait_for_each_other(client: sync.Client) -> None:
+    for table in pair_of(client, "locked"):
+        table.upsert([row(k, 0) for k in KEYS])
+        with client.transaction(lock="keys", lock_timeout=0.05) as first:
+            first.get_for_update(table, list(KEYS))
+            (listed,) = client.transactions()
+            assert listed.locked_keys == len(KEYS)
+            with client.transaction(lock="keys", lock_timeout=0.05) as second:
+                with pytest.raises(ScanKvError, match=f"table {table.name} "):
+                    second.get_for_update(table, [5, 6, 7])
+                second.upsert(table, [row(1000, 1)])
+                second.commit()
+            first.upsert(table, [row(k, 1) for k in KEYS])
+            first.commit()
+        assert rows_in(table) == dict.fromkeys(KEYS, 1) | {1000: 1}
