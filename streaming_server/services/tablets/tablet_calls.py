@@ -107,8 +107,10 @@ class TabletCalls:
 
     def _serialize(self, tablet: int, request: Any) -> bytes:  # noqa: ANN401  # a message, whose type has a snapshot
         """Returns a request for a tablet as bytes, which names the part of the snapshot that the call reads."""
-        if self._parts and "snapshot" in request.DESCRIPTOR.fields_by_name and request.HasField("snapshot"):
-            request.snapshot.snapshot_id = str(self._parts[tablet])
+        is_query = isinstance(request, worker_pb2.QueryTabletRequest)
+        asked = getattr(request, request.WhichOneof("query")) if is_query else request
+        if self._parts and "snapshot" in asked.DESCRIPTOR.fields_by_name and asked.HasField("snapshot"):
+            asked.snapshot.snapshot_id = str(self._parts[tablet])
         data: bytes = request.SerializeToString()
         return data
 
