@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import google_crc32c
 
@@ -11,13 +11,9 @@ from scankv.model.changes.chunk_checksum import chunk_crc32c
 from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aio_client._transport.framing import ScanMessage
     from aio_client._transport.transport import ScanCall, Transport
     from scankv.model.tracing import Headers
-
-_LEAST_WINDOW: Final = 64 * 1024
 
 
 class DividedCall:
@@ -29,7 +25,7 @@ class DividedCall:
     Args:
         transport: The transport to the server, or to the owner of the table.
         request: The scan. Its answer may have no parts: it is then returned as it comes.
-        window: The receive window of all parts together, in bytes.
+        window: The receive window in bytes.
         trace: The trace context of the scan.
     """
 
@@ -39,9 +35,9 @@ class DividedCall:
         self._window = window
         self._trace = trace
         self._main = transport.open_scan(request, window, trace)
-        self._parts: Iterator[_TabletCall] | None = None
-        self._opened: list[_TabletCall] = []
+        self._header: scan_pb2.ScanHeader | None = None
         self._part: _TabletCall | None = None
+        self._parts_read = 0
         self._crc32c = 0
         self._scanned = 0
 
@@ -51,34 +47,35 @@ class DividedCall:
         Raises:
             ProtocolViolation: A part is not what the server has sent.
         """
-        if self._parts is None:
+        if self._header is None:
             message = await self._main.read(timeout)
-            await self._open_parts(message)
+            if message is not None:
+                self._header = message.fields.header
+                await self._open_next(self._header)
             return message
         while self._part is not None:
             message = await self._part.read(timeout)
             if message is not None:
                 return self._joined(message)
             self._scanned += self._part.rows_scanned
-            self._part = next(self._parts, None)
+            await self._open_next(self._header)
         message = await self._main.read(timeout)
-        if message is not None and self._opened and message.fields.HasField("trailer"):
+        if message is not None and self._header.parts and message.fields.HasField("trailer"):
             message.fields.trailer.crc32c = self._crc32c
         return message
 
-    async def _open_parts(self, message: ScanMessage | None) -> None:
-        header = None if message is None else message.fields.header
-        parts = () if header is None else header.parts
-        window = max(self._window // max(1, len(parts)), _LEAST_WINDOW)
-        for part in parts:
-            assert header is not None
-            claim = scan_pb2.ScanClaim(ticket=part.ticket, log_offsets=header.log_offsets)
-            transport = await self._transport.for_part(self._table, part.owner)
-            await transport.prepare_token()
-            request = scan_pb2.ScanKvRequest(table=part.tablet, claim=claim)
-            self._opened.append(_TabletCall(transport.open_scan(request, window, self._trace)))
-        self._parts = iter(self._opened)
-        self._part = next(self._parts, None)
+    async def _open_next(self, header: scan_pb2.ScanHeader) -> None:
+        """Begins to read the next part, if there is one. The server notices a reader that stops in one."""
+        self._part = None
+        if self._parts_read == len(header.parts):
+            return
+        part = header.parts[self._parts_read]
+        self._parts_read += 1
+        claim = scan_pb2.ScanClaim(ticket=part.ticket, log_offsets=header.log_offsets)
+        transport = await self._transport.for_part(self._table, part.owner)
+        await transport.prepare_token()
+        request = scan_pb2.ScanKvRequest(table=part.tablet, claim=claim)
+        self._part = _TabletCall(transport.open_scan(request, self._window, self._trace))
 
     def _joined(self, message: ScanMessage) -> ScanMessage:
         fields = message.fields
@@ -93,8 +90,8 @@ class DividedCall:
     def cancel(self) -> None:
         """Ends the scan."""
         self._main.cancel()
-        for part in self._opened:
-            part.call.cancel()
+        if self._part is not None:
+            self._part.call.cancel()
 
 
 class _TabletCall:

@@ -311,7 +311,9 @@ class ScanClaim(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     ticket: _builtins.str
-    """As in the header of the scan, within 10 seconds."""
+    """As in the header of the scan. The first part is read within 10 seconds of the header, and each other one once the
+    parts before it are read.
+    """
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """The log offsets in the header of the scan. The resume tokens of the part contain them."""

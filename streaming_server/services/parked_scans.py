@@ -20,18 +20,25 @@ if TYPE_CHECKING:
 _CLAIM_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 0.2
 
+FIRST: Final = "first-"
+"""How the ticket of the first part of a scan begins."""
+
 Context = grpc.aio.ServicerContext
 
 
 class ParkedScan:
     """A scan with an open view that waits for its reader. Bound to the event loop.
 
+    Args:
+        seconds: For how long it waits for its reader. None: as long as the call that has opened it lasts.
+
     Attributes:
         log_offsets: The offsets of the scan that this is a part of. Known once it is claimed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
+        self._seconds = seconds
         self._reader: asyncio.Future[Context[Any, Any]] = loop.create_future()
         self._end: asyncio.Future[BaseException | None] = loop.create_future()
         self.log_offsets: Mapping[int, int] = {}
@@ -39,11 +46,11 @@ class ParkedScan:
     async def wait_for_reader(self) -> Context[Any, Any]:
         """Returns the call that reads the scan. Raises Unavailable if none does in time."""
         try:
-            async with asyncio.timeout(_CLAIM_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 return await self._reader
         except TimeoutError:
             raise Unavailable(
-                f"nobody has read a part of the scan within {_CLAIM_SECONDS:g} s: start it again",
+                f"nobody has read the scan within {self._seconds:g} s: start it again",
                 retry_after=_RETRY_SECONDS,
             ) from None
 
@@ -74,8 +81,11 @@ class ParkedScans:
 
     @contextmanager
     def park(self, ticket: str) -> Iterator[ParkedScan]:
-        """Lets another call read a scan, for the length of the block."""
-        parked = self._scans[ticket] = ParkedScan()
+        """Lets another call read a scan, for the length of the block.
+
+        The reader comes soon for the first part of a scan, and for another one after it has read those before.
+        """
+        parked = self._scans[ticket] = ParkedScan(_CLAIM_SECONDS if ticket.startswith(FIRST) else None)
         try:
             yield parked
         except BaseException as error:

@@ -19,7 +19,6 @@ from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 from scankv.model.names import tablet_number
 from scankv.v1 import scan_pb2
 from streaming_server.current_call import CALL_METADATA
-from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.changes.change_stream import ChangeStream
 from streaming_server.scan.divided_token import DividedTokens
@@ -145,7 +144,7 @@ class ScanService:
             buckets=tuple(sorted(plan.buckets or definition.own_buckets)),
             snapshot_id=request.snapshot.snapshot_id,
             peer=context.peer(),
-            may_wait=CURRENT_HOLD.get() is not None,
+            may_wait=definition.tablet is not None,
         )
         with self._registry.call(scan):
             explain_if_slow(self._tables, request, plan)
@@ -255,6 +254,7 @@ class ScanService:
         with self._parked.park(ticket) as parked:
             await send(next(message for message in stream(opened) if message is not None))
             reader = await parked.wait_for_reader()
+            scan.may_wait, scan.progress_at = False, asyncio.get_running_loop().time()
             tokens = DividedTokens(opened.tokens, tablet_number(scan.table) or 0, parked.log_offsets)
             messages = stream(replace(opened, tokens=tokens))
             next(messages)

@@ -17,6 +17,7 @@ from scankv.v1 import scan_pb2
 from streaming_server.scan.divided_token import TabletPlace
 from streaming_server.scan.framing import frame_chunk
 from streaming_server.services.forwarding import RETRY_SECONDS
+from streaming_server.services.parked_scans import FIRST
 from streaming_server.services.tablets.queries import joined_version
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ async def _let_read(
     """Opens the views of all tablets, and lets the client read them at their owners."""
     if request.ordered or request.HasField("limit"):
         raise InvalidRequest("a scan with a limit or an order is not divided: leave out divided")
-    tickets = {tablet: uuid.uuid4().hex for tablet in requests}
+    first = min(requests)
+    tickets = {tablet: f"{FIRST if tablet == first else ''}{uuid.uuid4().hex}" for tablet in requests}
     with ExitStack() as streams:
         async with calls.hold(requests) as holds:
             parts = {
