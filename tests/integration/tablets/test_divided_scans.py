@@ -1,0 +1,178 @@
+"""Scans of tables with tablets are of one instant. Their owners send the rows directly to readers who ask for that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import Resume, sync
+from scankv.model.errors import ScanInterrupted, ScanKvError
+from scankv.model.keys.buckets import bucket_of_one
+from scankv.v1 import scan_pb2
+from tests.support.server_process import ServerProcess
+from tests.support.tables import SCORES
+from tests.support.waiting import wait_until
+from tests.support.wire import Wire
+from tests.support.workers import processes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(240)  # several processes start again and again
+
+ROWS, BUCKETS, TABLETS = 20_000, 6, 3
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server, for all tests here; each uses names of its own."""
+    data = tmp_path_factory.mktemp("divided") / "data"
+    with ServerProcess(data, "--workers", str(request.param)) as server:
+        yield server
+
+
+def create(client: sync.Client, name: str) -> sync.Table:
+    table = client.create_table(name, SCORES, primary_key=["player"], buckets=BUCKETS, tablets=TABLETS)
+    table.upsert(pa.table({"player": [f"p{n}" for n in range(ROWS)], "score": list(range(ROWS))}, schema=SCORES))
+    return table
+
+
+def test_all_rows_come_in_the_order_of_their_buckets(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client:
+        table = create(client, "order.scores")
+        buckets, scores = [], []
+        with table.scan().stream() as stream:
+            for rows in stream:
+                buckets.append(stream.bucket)
+                scores += rows["score"].to_pylist()
+            assert sorted(stream.log_offsets) == list(range(BUCKETS))
+            assert stream.statistics().rows_returned == ROWS
+        assert buckets == sorted(buckets)
+        assert set(buckets) == set(range(BUCKETS))
+        assert sorted(scores) == list(range(ROWS))
+        some = table.scan().with_buckets(1, 4).to_arrow()
+        assert 0 < some.num_rows < ROWS
+        assert table.scan(where="score < 10").to_arrow().num_rows == 10
+
+
+def test_a_scan_continues_from_every_token_without_the_rows_before(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client:
+        table = create(client, "resumed.scores")
+        scan = table.scan().with_chunk(rows=3000)
+        tokens, seen, before = [], [], 0
+        with scan.stream() as stream:
+            for rows in stream:
+                before += rows.num_rows
+                seen.append(before)
+                tokens.append(stream.resume_token)
+        assert before == ROWS
+        for token, rows_before in zip(tokens, seen, strict=True):
+            with scan.resume_from(token).stream() as stream:
+                assert sum(rows.num_rows for rows in stream) == ROWS - rows_before
+                (resumption,) = stream.resumptions
+                assert sorted(resumption.from_log_offsets) == list(range(BUCKETS))
+
+
+def test_a_scan_shows_one_instant_of_all_tablets(server: ServerProcess) -> None:
+    """A writer sets one key after another to each number, so at any instant they differ by at most one, in order."""
+    with sync.connect(server.url) as client:
+        table = create(client, "instant.scores")
+        keys = [next(key for key in (f"k{n}" for n in count()) if _bucket(key) == bucket) for bucket in range(BUCKETS)]
+        table.upsert([{"player": key, "score": 0} for key in keys])
+        stop = threading.Event()
+
+        def write() -> None:
+            with sync.connect(server.url) as other:
+                own = other.table("instant.scores")
+                for number in count(1):
+                    for key in keys:
+                        own.upsert([{"player": key, "score": number}])
+                    if stop.is_set():
+                        return
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            wait_until(lambda: table.get(keys[0])["score"] > 1, "the writer writes")
+            for _ in range(20):
+                rows = table.scan(where="player < 'l'").to_arrow()
+                found = dict(zip(rows["player"].to_pylist(), rows["score"].to_pylist(), strict=True))
+                scores = [found[key] for key in keys]
+                assert scores == sorted(scores, reverse=True)
+                assert scores[0] - scores[-1] <= 1
+        finally:
+            stop.set()
+            writer.join()
+
+
+def _bucket(player: str) -> int:
+    # The only column of the key is text, which is encoded as it is, with an end.
+    from scankv.model.keys.key_codec import KeyCodec
+
+    (key,) = KeyCodec([pa.string()], ["player"]).encode([pa.array([player])]).to_pylist()
+    return bucket_of_one(key, BUCKETS)
+
+
+def test_a_part_is_read_once_and_ends_with_its_scan(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client, Wire(server.url) as wire:
+        create(client, "parts.scores")
+        call = wire.scans.ScanKv(scan_pb2.ScanKvRequest(table="parts.scores", divided=True))
+        header = next(call).header
+        assert [part.number for part in header.parts] == list(range(TABLETS))
+        claims = [
+            scan_pb2.ScanKvRequest(
+                table=part.tablet, claim=scan_pb2.ScanClaim(ticket=part.ticket, log_offsets=header.log_offsets)
+            )
+            for part in header.parts
+        ]
+        messages = list(wire.scans.ScanKv(claims[0]))
+        assert messages[-1].HasField("trailer")
+        assert not any(message.HasField("header") for message in messages)
+        for claim in (claims[0], scan_pb2.ScanKvRequest(table=claims[1].table, claim=claims[0].claim)):
+            with pytest.raises(Exception, match="has ended"):
+                list(wire.scans.ScanKv(claim))
+        call.cancel()
+        wait_until(lambda: not client.live_scans(), "the other parts end")
+        with pytest.raises(Exception, match="has ended"):
+            list(wire.scans.ScanKv(claims[1]))
+
+
+def test_what_a_divided_scan_cannot_do_is_refused(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client, Wire(server.url) as wire:
+        create(client, "refused.scores")
+        for fields in ({"limit": 5}, {"ordered": True}):
+            with pytest.raises(Exception, match="is not divided"):
+                list(wire.scans.ScanKv(scan_pb2.ScanKvRequest(table="refused.scores", divided=True, **fields)))
+        # The client does not divide these.
+        table = client.table("refused.scores")
+        assert table.scan().limit(5).to_arrow().num_rows == 5
+
+
+def test_a_scan_of_a_killed_worker_ends_with_an_error_or_continues(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--workers", "2") as server:
+        with sync.connect(server.url, read_ahead_bytes=65536, operation_timeout=60) as client:
+            table = create(client, "killed.scores")
+            scan = table.scan().with_chunk(rows=500)
+            _kill_within(server, 0, scan.resume(Resume.LATEST), is_resumed=True)
+            with pytest.raises((ScanInterrupted, ScanKvError)):
+                _kill_within(server, 1, scan, is_resumed=False)
+
+
+def _kill_within(server: ServerProcess, number: int, scan: sync.Scan, *, is_resumed: bool) -> None:
+    """Kills a worker while a scan of all rows reads its first rows. Asserts that it returns all rows if it ends."""
+    workers = wait_until(lambda: len(found := processes_of(server)) == 2 and found, "both workers run")
+    seen = []
+    with scan.stream() as stream:
+        for rows in stream:
+            if not seen:
+                os.kill(workers[number], signal.SIGKILL)
+            seen += rows["score"].to_pylist()
+        assert bool(stream.resumptions) is is_resumed
+    assert sorted(seen) == list(range(ROWS))
