@@ -33,6 +33,8 @@ _WORK: Final = {
     "upserts": "upserts of two tables at once",
     "scans": "scans of two tables at once",
     "parts": "scans of the parts of one snapshot by two clients",
+    "tablet_upserts": "upserts of one table with a tablet for each worker",
+    "tablet_scans": "scans of one table with a tablet for each worker",
 }
 """What is measured, by the name of its figure."""
 
@@ -76,6 +78,7 @@ def run(bench: Bench) -> Result:
         ],
         notes=[
             "Two clients use two tables, each owned by another worker, and then read the halves of a snapshot of one. "
+            "One client uses the table with tablets, which has none in a server of one process. "
             "On two cores, the clients and the workers share the processor, so the wall clock says little about a "
             "machine with more cores."
         ],
@@ -97,6 +100,12 @@ def _use_server(directory: Path, workers: int, rows: int) -> dict[str, tuple[int
         specs = first.call(TableUser.pin)
         halves = specs[: _PARTS // 2], specs[_PARTS // 2 :]
         measured["parts"] = (_ROUNDS * rows, *_measure(server.pid, users, TableUser.read, halves))
+    with (
+        BenchmarkServer(directory.with_name(f"{directory.name}-tablets"), workers=workers) as server,
+        Worker(TableUser, server.url, 0, rows, _WORKERS, workers) as user,
+    ):
+        measured["tablet_upserts"] = (rows, *_measure(server.pid, [user], TableUser.load))
+        measured["tablet_scans"] = (_SCANS * rows, *_measure(server.pid, [user], TableUser.scan))
     return measured
 
 
@@ -133,9 +142,12 @@ class TableUser:
         url: The address of the server.
         owner: The worker that owns the table if there are two.
         rows: The number of rows.
+        buckets: The buckets of the table.
+        tablets: Its tablets.
     """
 
-    def __init__(self, url: str, owner: int, rows: int) -> None:
+    def __init__(self, url: str, owner: int, rows: int, buckets: int = t4.BUCKETS, tablets: int = 1) -> None:
+        self._buckets, self._tablets = buckets, tablets
         self._url = url
         self._rows = rows
         names = (f"bench.t{number}" for number in range(100))
@@ -149,7 +161,7 @@ class TableUser:
     async def _connect(self) -> None:
         self._client = await connect(self._url)
         self._table = await self._client.create_table(
-            self._name, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS
+            self._name, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=self._buckets, tablets=self._tablets
         )
 
     def __exit__(self, *_: object) -> None:
