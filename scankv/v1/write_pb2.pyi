@@ -107,6 +107,7 @@ class UpsertRequest(_message.Message):
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     INDEPENDENT_FIELD_NUMBER: _builtins.int
     UNTRACKED_FIELD_NUMBER: _builtins.int
+    ONLY_CHECKS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     rows: _builtins.bytes
@@ -134,6 +135,8 @@ class UpsertRequest(_message.Message):
     `transaction`, `encoded_rows`, or a column `_change_type`. FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED if the data
     directory has a format that has no such markers.
     """
+    only_checks: _builtins.bool
+    """Of the worker processes of a server, for a tablet: checks the preconditions, and writes nothing. Not for clients."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The columns that `rows` has, including the complete key. Other columns keep their values, and are null in new rows.
@@ -186,10 +189,11 @@ class UpsertRequest(_message.Message):
         table_incarnation: _builtins.str = ...,
         independent: _builtins.bool = ...,
         untracked: _builtins.bool = ...,
+        only_checks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_rows", b"encoded_rows", "independent", b"independent", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "untracked", b"untracked", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_rows", b"encoded_rows", "independent", b"independent", "mode", b"mode", "only_checks", b"only_checks", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "untracked", b"untracked", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -211,6 +215,7 @@ class DeleteRequest(_message.Message):
     ENCODED_KEYS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     INDEPENDENT_FIELD_NUMBER: _builtins.int
+    ONLY_CHECKS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     keys: _builtins.bytes
@@ -226,6 +231,7 @@ class DeleteRequest(_message.Message):
     """
     table_incarnation: _builtins.str
     independent: _builtins.bool
+    only_checks: _builtins.bool
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Sets only these columns to null. Key columns among them are ignored, but at least one column must be outside the
@@ -263,10 +269,11 @@ class DeleteRequest(_message.Message):
         encoded_keys: _abc.Iterable[_builtins.bytes] | None = ...,
         table_incarnation: _builtins.str = ...,
         independent: _builtins.bool = ...,
+        only_checks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_keys", b"encoded_keys", "independent", b"independent", "keys", b"keys", "mode", b"mode", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_keys", b"encoded_keys", "independent", b"independent", "keys", b"keys", "mode", b"mode", "only_checks", b"only_checks", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -412,12 +419,15 @@ class UndoRequest(_message.Message):
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     ANY_INCARNATION_FIELD_NUMBER: _builtins.int
     COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
+    ONLY_CHECKS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     writer: _builtins.str
     """The id of a writer that was opened."""
     any_incarnation: _builtins.bool
     """Also accepts offsets that do not name a table incarnation."""
+    only_checks: _builtins.bool
+    """Of the worker processes of a server, for a tablet: checks that all can be undone, and writes nothing. Not for clients."""
     @_builtins.property
     def log_offsets(self) -> _scan_pb2.LogOffsets:
         """The offsets to revert to: for each bucket, the offset after the last change of the writer that stays. They must
@@ -436,10 +446,11 @@ class UndoRequest(_message.Message):
         log_offsets: _scan_pb2.LogOffsets | None = ...,
         any_incarnation: _builtins.bool = ...,
         column_locks: _abc.Iterable[_builtins.str] | None = ...,
+        only_checks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_incarnation", b"any_incarnation", "column_locks", b"column_locks", "log_offsets", b"log_offsets", "table", b"table", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_incarnation", b"any_incarnation", "column_locks", b"column_locks", "log_offsets", b"log_offsets", "only_checks", b"only_checks", "table", b"table", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -474,6 +485,7 @@ class UndoResponse(_message.Message):
     CONFLICTS_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     restored: _builtins.int
     """Keys whose row has the values again that it had before the first change of the writer after the offset."""
     deleted: _builtins.int
@@ -486,6 +498,10 @@ class UndoResponse(_message.Message):
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket that is named, the offset of the first change after the undo."""
 
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a check: the columns that the writer has written since."""
+
     def __init__(
         self,
         *,
@@ -494,10 +510,11 @@ class UndoResponse(_message.Message):
         conflicts: _builtins.int = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         table_incarnation: _builtins.str = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "deleted", b"deleted", "log_offsets", b"log_offsets", "restored", b"restored", "table_incarnation", b"table_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "conflicts", b"conflicts", "deleted", b"deleted", "log_offsets", b"log_offsets", "restored", b"restored", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

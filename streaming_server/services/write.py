@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, TableRecreated
-from scankv.model.names import check_writer_id
+from scankv.model.names import check_writer_id, tablet_number
 from scankv.v1 import write_pb2, write_pb2_grpc
 from streaming_server.current_call import claim_answer
 from streaming_server.engine.merging.preparing import WriteKind
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from scankv.model.changes.log_offsets import LogOffsets
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
 
-_ERROR_BYTES: Final = 1024
+ERROR_BYTES: Final = 1024
 """The memory that the answer claims for each row that may fail on its own."""
 
 
@@ -50,6 +51,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         context: grpc.aio.ServicerContext[write_pb2.UpsertRequest, write_pb2.WriteResponse],
     ) -> write_pb2.WriteResponse:
         async with map_write_errors(request, context):
+            check_is_for_tablet(request)
             table = self._tables.table(request.table)
             if request.untracked:
                 self._check_untracked(request)
@@ -57,7 +59,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 return await self._stage(request, table, UPSERT, request.rows)
             if request.encoded_rows:
                 return await self._write_few(request, table, request.encoded_rows)
-            _require_no_incarnation(request)
+            require_no_incarnation(request)
             terms = preconditions_of(request)
             kind = replace(kind_of(request), tracks_changes=not request.untracked)
             rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
@@ -70,12 +72,13 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         context: grpc.aio.ServicerContext[write_pb2.DeleteRequest, write_pb2.WriteResponse],
     ) -> write_pb2.WriteResponse:
         async with map_write_errors(request, context):
+            check_is_for_tablet(request)
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._stage(request, table, DELETE, request.keys)
             if request.encoded_keys:
                 return await self._write_few(request, table, request.encoded_keys)
-            _require_no_incarnation(request)
+            require_no_incarnation(request)
             terms = preconditions_of(request)
             rows, offsets = await table.writes.delete(request.keys, terms, kind_of(request), request.schema_id)
         self.rows_written += rows
@@ -110,7 +113,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         if request.independent:
             self._tables.require_format(REFUSALS_FORMAT, "independent rows")
             # Each row may have an error of its own in the answer, and what is written cannot be refused afterwards.
-            claim_answer(_ERROR_BYTES * len(encoded))
+            claim_answer(ERROR_BYTES * len(encoded))
         written = await table.writes.write_few(
             encoded, preconditions_of(request), deletes=deletes, independent=request.independent
         )
@@ -148,15 +151,12 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         context: grpc.aio.ServicerContext[write_pb2.UndoRequest, write_pb2.UndoResponse],
     ) -> write_pb2.UndoResponse:
         async with map_write_errors(request, context):
-            check_writer_id(request.writer)
-            to = log_offsets(request.log_offsets)
-            if not to.table_incarnation and not request.any_incarnation:
-                raise InvalidRequest(
-                    "log_offsets have no table_incarnation: send that of the response that they come from, or set "
-                    "any_incarnation"
-                )
+            check_is_for_tablet(request)
+            to = offsets_to_undo(request)
             table = self._tables.table(request.table)
             undo = UndoOperation(table, request.writer, frozenset(request.column_locks))
+            if request.only_checks:
+                return write_pb2.UndoResponse(columns=await undo.check(to))
             offsets, undone = await undo.run(to), undo.result
         return write_pb2.UndoResponse(
             restored=undone.restored,
@@ -177,6 +177,18 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 request.id, request.least_epoch
             )
         return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
+
+
+def offsets_to_undo(request: write_pb2.UndoRequest) -> LogOffsets:
+    """Returns the offsets to which an undo reverts. Raises InvalidRequest."""
+    check_writer_id(request.writer)
+    to = log_offsets(request.log_offsets)
+    if not to.table_incarnation and not request.any_incarnation:
+        raise InvalidRequest(
+            "log_offsets have no table_incarnation: send that of the response that they come from, or set "
+            "any_incarnation"
+        )
+    return to
 
 
 def staged_id_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> StagedRequestId:
@@ -210,10 +222,16 @@ def _write_response(rows: int, offsets: Mapping[int, int], table: LiveTable) -> 
     return write_pb2.WriteResponse(rows=rows, log_offsets=offsets, table_incarnation=incarnation)
 
 
-def _require_no_incarnation(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> None:
+def require_no_incarnation(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> None:
     """Refuses a condition that would not be checked."""
     if request.table_incarnation:
         raise InvalidRequest("table_incarnation must come with encoded rows or keys: it says nothing about Arrow data")
+
+
+def check_is_for_tablet(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest | write_pb2.UndoRequest) -> None:
+    """Raises InvalidRequest if a request to a table has what only requests to tablets have."""
+    if request.only_checks and tablet_number(request.table) is None:
+        raise InvalidRequest("only_checks is for the worker processes of a server: leave it out")
 
 
 def kind_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WriteKind:
@@ -234,6 +252,7 @@ def preconditions_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest)
         identity=_identity_of(request.writer) if request.HasField("writer") else None,
         unchanged_since=log_offsets(request.unchanged_since) if request.HasField("unchanged_since") else None,
         column_locks=frozenset(request.column_locks),
+        only_checks=request.only_checks,
     )
 
 

@@ -53,8 +53,14 @@ class BucketHold:
                     await self._unused.wait()
 
     @asynccontextmanager
-    async def use(self, buckets: Sequence[LiveBucket]) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
+    async def use(
+        self, buckets: Sequence[LiveBucket], *, again: bool = False
+    ) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
         """Gives the current call some of the buckets for the length of the block, as `lock_buckets`.
+
+        Args:
+            buckets: The buckets.
+            again: Whether another call uses the hold after this one.
 
         Raises:
             Unavailable: The hold has ended before the call used it.
@@ -69,7 +75,8 @@ class BucketHold:
             yield list(zip(buckets, await open_locked(buckets), strict=True))
         finally:
             self._users -= 1
-            self.taken.set()
+            if not again:
+                self.taken.set()
             if not self._users:
                 self._unused.set()
 

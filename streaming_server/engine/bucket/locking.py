@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def lock_buckets(
-    buckets: Sequence[LiveBucket], *, latest: bool = False
+    buckets: Sequence[LiveBucket], *, latest: bool = False, again: bool = False
 ) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
     """Holds the mutexes of some buckets for the length of the block, and opens the buckets.
 
@@ -33,13 +33,14 @@ async def lock_buckets(
         buckets: The buckets.
         latest: Whether to wait neither for a commit barrier nor for a sync; see `BarrierMutex.read_latest`. The block
             must not write.
+        again: As for `BucketHold.use`.
 
     Raises:
         DataLoss: A bucket is damaged.
     """
     hold = CURRENT_HOLD.get()
     if hold is not None and not hold.taken.is_set():
-        async with hold.use(buckets) as held:
+        async with hold.use(buckets, again=again) as held:
             yield held
         return
     async with lock_latest(buckets) if latest else lock_mutexes(buckets):

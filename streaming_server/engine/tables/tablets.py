@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from scankv.model.errors import TableNotFound, Unavailable
 from scankv.model.names import table_of
+from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,6 +51,10 @@ class Tablets:
         ddl: Held while tables are created, altered or dropped.
         clock: The clock of the server.
         transactions: Returns the transactions of this process.
+
+    Attributes:
+        writers: Keeps writers of tables with tablets from being opened while a request of theirs is written, by
+            incarnation and writer.
     """
 
     catalog: Catalog
@@ -61,6 +66,7 @@ class Tablets:
     ddl: asyncio.Lock
     clock: ServerClock
     transactions: Callable[[], Transactions]
+    writers: TableUsageLock = field(default_factory=TableUsageLock)
     _closed: dict[str, float] = field(default_factory=dict)
 
     def check_open(self, name: str) -> None:

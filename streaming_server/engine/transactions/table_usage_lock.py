@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class TableUsageLock:
-    """Shared for users of tables, exclusive for the one task that alters or drops a table. Bound to the event loop."""
+    """Shared for users of tables, exclusive for tasks that alter or drop a table. Bound to the event loop."""
 
     def __init__(self) -> None:
         self._using: Counter[str] = Counter()
-        self._altering: set[str] = set()
+        self._altering: Counter[str] = Counter()
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
@@ -24,7 +24,7 @@ class TableUsageLock:
         """Keeps tables from being altered or dropped for the length of the block."""
         names = list(tables)
         async with self._changed:
-            await self._changed.wait_for(lambda: self._altering.isdisjoint(names))
+            await self._changed.wait_for(lambda: self._altering.keys().isdisjoint(names))
             self._using.update(names)
         try:
             yield
@@ -36,12 +36,12 @@ class TableUsageLock:
     @asynccontextmanager
     async def altering(self, table: str) -> AsyncIterator[None]:
         """Keeps all users out of a table for the length of the block. The caller alters one table at a time."""
-        self._altering.add(table)
+        self._altering[table] += 1
         try:
             async with self._changed:
                 await self._changed.wait_for(lambda: not self._using[table])
             yield
         finally:
-            self._altering.discard(table)
+            self._altering -= Counter([table])
             async with self._changed:
                 self._changed.notify_all()

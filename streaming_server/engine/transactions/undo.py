@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -28,7 +29,7 @@ from streaming_server.storage.changelog.retention_holds import UNDO_OWNER
 from streaming_server.storage.rows.conversion import convert
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from scankv.model.tables.columns import Schema
     from scankv.model.tables.schema import TableDefinition
@@ -91,15 +92,33 @@ class UndoOperation:
             LockLost: A lock of the caller has ended.
             DataLoss: A bucket is damaged.
         """
+        async with self._checked(offsets) as starts:
+            await self._check_exact(starts)
+            return {live.number: await self._undo(live, start) for live, start in starts.items()}
+
+    async def check(self, offsets: LogOffsets) -> list[str]:
+        """Checks as `run` before its first write, and returns the names of the columns that the writer has written."""
+        schema = self._table.definition.schema
+        async with self._checked(offsets) as starts:
+            written = await self._check_exact(starts) or await self._columns(starts)
+        return [column.name for column in schema.columns if written.has(column.id)]
+
+    @asynccontextmanager
+    async def _checked(self, offsets: LogOffsets) -> AsyncIterator[dict[LiveBucket, int]]:
+        """Checks offsets, and retains the changes from them on for the length of the block. Yields them resolved."""
         self._check(offsets)
         buckets = [self._table.buckets[number] for number in sorted(offsets)]
         try:
-            starts = {live.number: await self._hold(live, offsets[live.number]) for live in buckets}
-            await self._check_exact(buckets, starts)
-            return {live.number: await self._undo(live, starts[live.number]) for live in buckets}
+            yield {live: await self._hold(live, offsets[live.number]) for live in buckets}
         finally:
             for live in buckets:
                 live.release_log(self._owner)
+
+    async def _columns(self, starts: Mapping[LiveBucket, int]) -> ColumnsOfWriter:
+        written = ColumnsOfWriter(self._writer)
+        for live, start in starts.items():
+            await self._read(live, start, await self._end(live), written)
+        return written
 
     def _check(self, offsets: LogOffsets) -> None:
         definition = self._table.definition
@@ -136,8 +155,10 @@ class UndoOperation:
             live.retain_log(self._owner, start)
         return start
 
-    async def _check_exact(self, buckets: Sequence[LiveBucket], starts: Mapping[int, int]) -> None:
+    async def _check_exact(self, starts: Mapping[LiveBucket, int]) -> ColumnsOfWriter | None:
         """Refuses to undo writes to columns whose functions keep hidden state, which the changelog lacks.
+
+        Returns the columns that the writer has written, if it had to find them out.
 
         Rule: undo restores all that a later merge depends on, or nothing. A mean without its sum and count would
         continue from a wrong mean.
@@ -145,10 +166,8 @@ class UndoOperation:
         definition = self._table.definition
         hidden = {shown_name(column.name) for column in definition.hidden_columns(definition.schema)}
         if not hidden:
-            return
-        written = ColumnsOfWriter(self._writer)
-        for live in buckets:
-            await self._read(live, starts[live.number], await self._end(live), written)
+            return None
+        written = await self._columns(starts)
         names = [each.name for each in definition.schema.columns if each.name in hidden and written.has(each.id)]
         if names:
             function = definition.merging.by_column[names[0]].function
@@ -158,6 +177,7 @@ class UndoOperation:
                 "changed: write such columns with transactions, or with a writer of its own",
                 column=names[0],
             )
+        return written
 
     async def _end(self, live: LiveBucket) -> int:
         """Returns the end offset of a bucket's changelog, once all changes before it are durable."""

@@ -37,12 +37,14 @@ class WritePreconditions:
         unchanged_since: Nothing is written if one of its keys has changed since these offsets. None: no such check.
         column_locks: The ids of the column locks that the writer holds.
         undo_as: The writer that the changelog records for an undo. None: the writer of `identity`, if it was opened.
+        only_checks: Whether the other preconditions are checked, and nothing is written.
     """
 
     identity: WriteIdentity | None = None
     unchanged_since: LogOffsets | None = None
     column_locks: frozenset[str] = frozenset()
     undo_as: str | None = None
+    only_checks: bool = False
 
     @property
     def changelog_writer(self) -> str | None:
@@ -137,13 +139,17 @@ class WriteOperation:
             InvalidRequest, RequestTooLarge, DataLoss: As for `apply_rows`; earlier steps may have been applied.
         """
         with ExitStack() as admissions:
-            async with lock_buckets([self._live(part) for part in self._parts]) as opened:
+            only_checks = self._preconditions.only_checks
+            async with lock_buckets([self._live(part) for part in self._parts], again=only_checks) as opened:
                 answers = [await self._find_answer(live, bucket) for live, bucket in opened]
                 if not all(answer is not None and answer.complete for answer in answers):
                     admissions.enter_context(self._scope.admit())
                 if self._preconditions.unchanged_since is not None:
                     for (live, bucket), part, answer in zip(opened, self._parts, answers, strict=True):
                         await self._check_unchanged(live, bucket, part, 0 if answer is None else answer.rows)
+                if only_checks:
+                    return {}
+                if self._preconditions.unchanged_since is not None:
                     # All mutexes are still held, so no other write comes between the check and the write.
                     for (live, bucket), part in zip(opened, self._parts, strict=True):
                         with _steps_of(live):
@@ -265,7 +271,7 @@ class WriteOperation:
         if answer is not None:
             self._refusals[number] = answer.refusals
         if answer is not None and answer.complete:
-            self._offsets[number] = answer.offset
+            self._done[number], self._offsets[number] = len(part.keys), answer.offset
             return True
         done, count = self._done.get(number, 0) if answer is None else answer.rows, len(part.keys)
         if done >= count:

@@ -13,11 +13,13 @@ from streaming_server.services.errors import map_errors
 from streaming_server.services.tablets.definitions import check, describe
 from streaming_server.services.tablets.deletions import stage_delete_all
 from streaming_server.services.tablets.queries import aggregate, count, top_n
-from streaming_server.services.tablets.rows import delete, look_up, open_writer, upsert
+from streaming_server.services.tablets.rows import look_up, open_writer
 from streaming_server.services.tablets.scans import scan
 from streaming_server.services.tablets.snapshots import list_snapshots, pin, release, renew, split
 from streaming_server.services.tablets.tablet_calls import TabletCalls
 from streaming_server.services.tablets.transactions import get_for_update, look_up_staged
+from streaming_server.services.tablets.undo import undo
+from streaming_server.services.tablets.writes import delete, upsert
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -39,6 +41,7 @@ _JOINS: Final[Mapping[str, Join]] = {
     "WriteService/Upsert": upsert,
     "WriteService/Delete": delete,
     "WriteService/OpenWriter": open_writer,
+    "WriteService/Undo": undo,
     "LookupService/Lookup": look_up,
     "LookupService/Count": count,
     "TableService/GetTable": describe,
@@ -67,9 +70,11 @@ _OF_OWNER: Final = frozenset(
         "ConsumerService/CommitPosition",
         "ConsumerService/ResetConsumer",
         "ConsumerService/DeleteConsumer",
+        "LockService/LockColumns",
+        "LockService/ListColumnLocks",
     }
 )
-"""Calls about the definition and the consumers of a table, which its owner has."""
+"""Calls about the definition, the consumers and the column locks of a table, which its owner has."""
 
 
 def is_of_owner(name: str, request: Message) -> bool:

@@ -175,10 +175,11 @@ class TabletCalls:
             ScanKvError: The error of the first tablet that has refused the call.
         """
         found = await self.ask_each(method, requests, answer, holds)
+        answers = {number: each for number, each in found.items() if not isinstance(each, ScanKvError)}
         for each in found.values():
             if isinstance(each, ScanKvError):
                 raise each
-        return {number: each for number, each in found.items() if not isinstance(each, ScanKvError)}
+        return answers
 
     async def ask_each(
         self,
@@ -200,22 +201,17 @@ class TabletCalls:
         """
         timeout = self.context.time_remaining() if seconds is None else seconds
 
-        async def one(number: int, request: Message) -> _Response:
+        async def one(number: int, request: Message) -> _Response | ScanKvError:
             data = self._serialize(number, request)
             hold_id = "" if holds is None else holds[number]
             owner = self.owner_of(number)
             try:
                 return answer.FromString(await self.workers.ask(owner, method, data, timeout, hold_id=hold_id))
             except grpc.aio.AioRpcError as error:
-                raise self.error_of(number, error) from error
+                return self.error_of(number, error)
 
-        found = await asyncio.gather(*(one(*each) for each in requests.items()), return_exceptions=True)
-        answers: dict[int, _Response | ScanKvError] = {}
-        for number, each in zip(requests, found, strict=True):
-            if isinstance(each, BaseException) and not isinstance(each, ScanKvError):
-                raise each
-            answers[number] = each
-        return answers
+        found = await asyncio.gather(*(one(*each) for each in requests.items()))
+        return dict(zip(requests, found, strict=True))
 
     def error_of(self, tablet: int, error: grpc.aio.AioRpcError) -> ScanKvError:
         """Returns the error of a call to a tablet, to be raised here."""

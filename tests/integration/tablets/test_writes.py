@@ -1,0 +1,260 @@
+"""Writes to tables with tablets: writers, conditions, column locks and undo, as for any other table."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from aio_client import ColumnLocked, InvalidRequest, LockLost, ScanKvError, WriteConflict, sync
+from scankv.model.rows.row_values import RowValues
+from scankv.v1 import table_pb2, write_pb2
+from tests.support.server_process import ServerProcess
+from tests.support.tables import ipc_stream
+from tests.support.wire import Wire, refusal, refusal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from aio_client import LogOffsets
+    from aio_client.sync import Client, Table
+
+pytestmark = pytest.mark.timeout(120)
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("a", pa.int64()), ("b", pa.int64())])
+KEYS = range(30)
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
+def tablet_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that owns tables with tablets, for all tests here; each uses names of its own."""
+    data = tmp_path_factory.mktemp("tablets") / "data"
+    with ServerProcess(data, "--workers", str(request.param)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(tablet_server: ServerProcess) -> Iterator[Client]:
+    with sync.connect(tablet_server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def wire(tablet_server: ServerProcess) -> Iterator[Wire]:
+    with Wire(tablet_server.url) as wire:
+        yield wire
+
+
+def pair_of(client: Client) -> list[Table]:
+    """Creates a table without tablets, and one with tablets, with the same rows."""
+    name = f"writes.t{next(NUMBERS)}"
+    tables = [
+        client.create_table(f"{name}_{tablets}", SCHEMA, primary_key=["k"], buckets=6, tablets=tablets)
+        for tablets in (1, 3)
+    ]
+    for table in tables:
+        table.upsert(rows_of(KEYS, 0))
+    return tables
+
+
+def rows_of(keys: range | list[int], a: int) -> list[dict[str, int]]:
+    return [{"k": k, "a": a, "b": 0} for k in keys]
+
+
+def values_in(table: Table) -> dict[int, int]:
+    return dict(sorted((row["k"], row["a"]) for row in table.scan().to_pylist()))
+
+
+def outcome_of(operation: Callable[[], Any]) -> Any:
+    """Returns the result of an operation, or the type of its error."""
+    try:
+        return operation()
+    except ScanKvError as error:
+        return type(error).__name__
+
+
+def alike(client: Client, operations: Callable[[Table], Iterator[Any]]) -> None:
+    """Checks that operations have the same results with and without tablets."""
+    without, with_tablets = (list(operations(table)) for table in pair_of(client))
+    assert with_tablets == without
+
+
+def test_a_write_of_unchanged_keys_is_written_completely_or_not_at_all(client: Client) -> None:
+    def operations(table: Table) -> Iterator[Any]:
+        version = table.upsert(rows_of(KEYS, 1)).log_offsets
+        yield table.upsert(rows_of(KEYS, 2), if_version=version).rows
+        for key in KEYS[:8]:
+            before = table.upsert(rows_of(KEYS, 3)).log_offsets
+            table.upsert(rows_of([key], 4))
+            with pytest.raises(WriteConflict, match=f"of {table.name}: "):
+                table.upsert(rows_of(KEYS, 5), if_version=before)
+            with pytest.raises(WriteConflict):
+                table.delete(list(KEYS), if_version=before)
+            yield values_in(table)
+            others = [each for each in KEYS if each != key]
+            yield table.upsert(rows_of(others, 6), if_version=before).rows
+            yield values_in(table)
+
+    alike(client, operations)
+
+
+def test_of_several_writers_that_read_the_same_version_one_writes(client: Client) -> None:
+    for table in pair_of(client):
+        version = table.upsert(rows_of(KEYS, 1)).log_offsets
+
+        def write(value: int, table: Table = table, version: LogOffsets = version) -> Any:
+            return outcome_of(lambda: table.upsert(rows_of(KEYS, value), if_version=version).rows)
+
+        with ThreadPoolExecutor(4) as pool:
+            outcomes = list(pool.map(write, range(10, 14)))
+        assert sorted(map(str, outcomes)) == sorted([str(len(KEYS)), *["WriteConflict"] * 3])
+        (value,) = set(values_in(table).values())
+        assert outcomes[value - 10] == len(KEYS)
+
+
+def test_a_column_lock_holds_for_all_tablets(client: Client) -> None:
+    def operations(table: Table) -> Iterator[Any]:
+        with table.lock_columns(["a"], owner="job", ttl=600) as lock:
+            writes: list[Callable[[], object]] = [
+                lambda: table.upsert(rows_of(KEYS, 1)),
+                lambda: table.upsert([{"k": 5, "a": 1}], columns=["k", "a"]),
+                lambda: table.delete(list(KEYS)),
+                lambda: table.delete([7]),
+            ]
+            for write in writes:
+                with pytest.raises(ColumnLocked, match=f'"job" has locked a of {table.name}, '):
+                    write()
+            transaction = client.transaction()
+            with pytest.raises(ColumnLocked):
+                transaction.upsert(table, rows_of(KEYS, 2))
+            transaction.abort()
+            yield values_in(table)
+            yield table.upsert([{"k": k, "b": 1} for k in KEYS], columns=["k", "b"]).rows
+            yield table.upsert(rows_of(KEYS, 3), locks=[lock]).rows
+            yield [(each.columns, each.owner) for each in client.column_locks(table.name)]
+            with pytest.raises(ColumnLocked), table.lock_columns(["a", "b"], owner="other"):
+                pass
+        with pytest.raises(LockLost):
+            table.upsert(rows_of(KEYS, 4), locks=[lock])
+        yield values_in(table)
+        yield client.column_locks(table.name)
+
+    alike(client, operations)
+
+
+def test_a_lock_that_begins_before_the_commit_refuses_the_transaction(client: Client) -> None:
+    for table in pair_of(client):
+        transaction = client.transaction()
+        transaction.upsert(table, rows_of(KEYS, 1))
+        with table.lock_columns(["a"], owner="job", ttl=600), pytest.raises(ColumnLocked):
+            transaction.commit()
+        transaction.commit()
+        assert set(values_in(table).values()) == {1}
+
+
+def test_a_writer_is_undone_at_all_tablets(client: Client) -> None:
+    def operations(table: Table) -> Iterator[Any]:
+        before = table.upsert(rows_of(KEYS, 1)).log_offsets
+        with table.writer("w") as writer:
+            writer.upsert(rows_of(range(20, 60), 2))
+            writer.delete([3, 4, 5])
+        table.upsert(rows_of([21, 22], 9))
+        undone = table.undo("w", before)
+        yield undone.restored, undone.deleted, undone.conflicts, sorted(undone.log_offsets)
+        yield values_in(table)
+        again = table.undo("w", before)
+        yield again.restored, again.deleted, again.conflicts
+        yield values_in(table)
+
+    alike(client, operations)
+
+
+def identity(sequence: int, **fields: int) -> write_pb2.WriterIdentity:
+    return write_pb2.WriterIdentity(id="w", sequence=sequence, **fields)
+
+
+def upsert_of(table: Table, value: int, writer: write_pb2.WriterIdentity | None, **fields: Any) -> Any:
+    rows = ipc_stream(SCHEMA, pa.RecordBatch.from_pylist(rows_of(KEYS, value), SCHEMA))
+    return write_pb2.UpsertRequest(table=table.name, rows=rows, writer=writer, **fields)
+
+
+def test_a_repeated_request_has_the_first_answer_whatever_happened_since(client: Client, wire: Wire) -> None:
+    for table in pair_of(client):
+        first = wire.writes.Upsert(upsert_of(table, 1, identity(0)))
+        wire.writes.Upsert(upsert_of(table, 2, identity(1)))
+        with table.lock_columns(["a"], owner="job", ttl=600):
+            assert wire.writes.Upsert(upsert_of(table, 1, identity(0, sent_millis_ago=10))) == first
+            refused = refusal(wire.writes.Upsert, upsert_of(table, 3, identity(2)))
+            assert refused.reason == "COLUMN_LOCKED"
+        for sequence in range(3, 30):
+            wire.writes.Upsert(upsert_of(table, sequence, identity(sequence)))
+        refused = refusal(wire.writes.Upsert, upsert_of(table, 1, identity(0, sent_millis_ago=20)))
+        assert (refused.code, refused.reason) == ("FAILED_PRECONDITION", "WRITER_EXPIRED")
+        assert set(values_in(table).values()) == {29}
+
+
+def test_a_writer_that_is_opened_again_fences_earlier_ones_everywhere(client: Client, wire: Wire) -> None:
+    for table in pair_of(client):
+        request = write_pb2.OpenWriterRequest(table=table.name, id="w")
+        first = wire.writes.OpenWriter(request)
+        wire.writes.Upsert(upsert_of(table, 1, identity(5, epoch=first.epoch)))
+        second = wire.writes.OpenWriter(request)
+        assert (second.epoch > first.epoch, second.next_sequence) == (True, 6)
+        refused = refusal(wire.writes.Upsert, upsert_of(table, 2, identity(6, epoch=first.epoch)))
+        assert refused.reason == "WRITER_FENCED"
+        wire.writes.Upsert(upsert_of(table, 3, identity(6, epoch=second.epoch)))
+        assert set(values_in(table).values()) == {3}
+
+
+def test_writes_and_openings_at_once_write_all_of_a_request_or_nothing(client: Client, wire: Wire) -> None:
+    for table in pair_of(client):
+        request = write_pb2.OpenWriterRequest(table=table.name, id="w")
+
+        def write(value: int, table: Table = table, request: Any = request) -> str:
+            epoch = wire.writes.OpenWriter(request).epoch
+            try:
+                wire.writes.Upsert(upsert_of(table, value, identity(value, epoch=epoch)))
+            except grpc.RpcError as error:
+                return refusal_of(error).reason
+            return "written"
+
+        with ThreadPoolExecutor(4) as pool:
+            found = set(pool.map(write, range(1, 30)))
+        assert {"written"} <= found <= {"written", "WRITER_FENCED", "WRITER_EXPIRED"}
+        assert len(set(values_in(table).values())) == 1
+
+
+def test_independent_rows_fail_by_themselves(client: Client, wire: Wire) -> None:
+    answers = []
+    for table in pair_of(client):
+        incarnation = wire.tables.GetTable(table_pb2.GetTableRequest(name=table.name)).table.incarnation
+        rows = [RowValues(1, SCHEMA.types).encode([k, 7, 7]) for k in KEYS]
+        rows[4], rows[11] = b"", rows[11][:-1]
+        answer = wire.writes.Upsert(
+            write_pb2.UpsertRequest(
+                table=table.name, encoded_rows=rows, table_incarnation=incarnation, independent=True
+            )
+        )
+        failed = sorted(
+            (list(each.rows), each.status.count(b"row 4") + each.status.count(b"row 11")) for each in answer.failures
+        )
+        answers.append((answer.rows, failed, sorted(answer.log_offsets), values_in(table)))
+        refused = refusal(
+            wire.writes.Upsert,
+            write_pb2.UpsertRequest(table=table.name, encoded_rows=rows, table_incarnation=incarnation),
+        )
+        assert "row 4" in refused.message
+    assert answers[0] == answers[1]
+    assert answers[0][0] == len(KEYS) - 2
+
+
+def test_what_only_workers_may_ask_is_refused(client: Client, wire: Wire) -> None:
+    for table in pair_of(client):
+        refused = refusal(wire.writes.Upsert, upsert_of(table, 5, None, only_checks=True))
+        assert refused.reason == InvalidRequest.reason
+        assert set(values_in(table).values()) == {0}
