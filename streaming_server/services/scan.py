@@ -19,6 +19,7 @@ from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 from scankv.model.names import tablet_number
 from scankv.v1 import scan_pb2
 from streaming_server.current_call import CALL_METADATA
+from streaming_server.engine.snapshots.part_ids import shown_id
 from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.changes.change_stream import ChangeStream
 from streaming_server.scan.divided_token import DividedTokens
@@ -178,7 +179,7 @@ class ScanService:
                 definition_of(self._tables, request)
                 async with self._tables.snapshots.reading(snapshot_id, request.table, plan.buckets) as reader:
                     answer = reader.explain(plan)
-            answer.snapshot_id = snapshot_id
+            answer.snapshot_id = shown_id(snapshot_id)
             return answer
         raise AssertionError("map_errors ends the call")
 

@@ -185,7 +185,7 @@ class Snapshots:
             there = await self.find_pinned(table, lease_id, name)
             if there is not None:
                 return await self._renew(there, self.renewed_ttl(there, ttl))
-            ttl = self._config.snapshot_ttl_seconds if ttl is None else ttl
+            ttl = self.default_ttl if ttl is None else ttl
             await self._make_place()
             with self._place_for(lease_id, table_name):
                 if same_view_as:
@@ -236,9 +236,14 @@ class Snapshots:
             await self._free_name(table_name, name)
         return None
 
+    @property
+    def default_ttl(self) -> float:
+        """The time to live of a lease, in seconds, unless its pin states another one."""
+        return self._config.snapshot_ttl_seconds
+
     def renewed_ttl(self, lease: Lease, ttl: float | None) -> float:
         """Returns the time to live, in seconds, that a repeated pin gives a lease. None: it asks for the default."""
-        wanted = self._config.snapshot_ttl_seconds if ttl is None else ttl
+        wanted = self.default_ttl if ttl is None else ttl
         return max(wanted, lease.ttl) if lease.shared else wanted
 
     async def announce(self, part: PartId, *, shared: bool, name: str) -> None:

@@ -34,6 +34,9 @@ _SPLIT: Final = "scankv.v1.SnapshotService/SplitSnapshot"
 
 _UNDO_SECONDS: Final = 5.0
 
+_PENDING_MILLIS: Final = 30_000
+"""The time to live of parts until all of them are pinned. What a crash leaves of a pin ends with it."""
+
 
 async def pin(request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls) -> snapshot_pb2.PinSnapshotResponse:
     """Pins all tablets as of one instant: see `SnapshotService.PinSnapshot`."""
@@ -52,22 +55,25 @@ async def pin(request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls) -> s
                     raise
         parts = PartId.new(lease_id, len(calls.tablets)).all_parts
         try:
-            pinned, pause_micros = await _pin_all(parts, request, calls)
+            pause_micros = await _pin_all(parts, request, calls)
             await snapshots.announce(parts[0], shared=request.shared, name=request.name)
         except BaseException:
             await asyncio.shield(_release_parts(parts, calls, but_first=False))
             raise
-    pinned.name = request.name
-    return snapshot_pb2.PinSnapshotResponse(snapshot=pinned, write_pause_micros=pause_micros)
+        # Only now, so that nothing stays long of a pin that has failed.
+        answers = await _renew_all(parts[0], snapshots.default_ttl if ttl is None else ttl, calls)
+    return snapshot_pb2.PinSnapshotResponse(snapshot=join_parts(answers), write_pause_micros=pause_micros)
 
 
-async def _pin_all(
-    parts: Mapping[int, PartId], request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls
-) -> tuple[snapshot_pb2.Snapshot, int]:
-    """Pins all parts. Returns the snapshot, and for how many microseconds writers were paused."""
+async def _pin_all(parts: Mapping[int, PartId], request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls) -> int:
+    """Pins all parts, for some seconds. Returns for how many microseconds writers were paused.
+
+    Raises:
+        Unavailable: The table was altered in the meantime.
+    """
     requests = {
         number: snapshot_pb2.PinSnapshotRequest(
-            table=calls.tablets[number].name, lease_id=str(part), ttl_millis=request.ttl_millis
+            table=calls.tablets[number].name, lease_id=str(part), ttl_millis=_PENDING_MILLIS
         )
         for number, part in parts.items()
     }
@@ -76,13 +82,14 @@ async def _pin_all(
         for number, each in requests.items():
             each.same_view_as = str(same[number])
         answers = await calls.ask(_PIN, requests, snapshot_pb2.PinSnapshotResponse)
-        return join_parts({number: each.snapshot for number, each in answers.items()}), 0
+        join_parts({number: each.snapshot for number, each in answers.items()})
+        return 0
     async with calls.hold(requests, flushes=True) as holds:
         began = time.monotonic()
         answers = await calls.ask(_PIN, requests, snapshot_pb2.PinSnapshotResponse, holds)
     paused = int((time.monotonic() - began) * 1_000_000)
-    is_new = any(each.write_pause_micros for each in answers.values())
-    return join_parts({number: each.snapshot for number, each in answers.items()}), paused if is_new else 0
+    join_parts({number: each.snapshot for number, each in answers.items()})
+    return paused if any(each.write_pause_micros for each in answers.values()) else 0
 
 
 async def renew(request: snapshot_pb2.RenewSnapshotRequest, calls: TabletCalls) -> snapshot_pb2.RenewSnapshotResponse:
@@ -153,19 +160,20 @@ async def list_snapshots(
 async def split(request: snapshot_pb2.SplitSnapshotRequest, calls: TabletCalls) -> snapshot_pb2.SplitSnapshotResponse:
     """Splits the keys of all tablets by a sample of each: see `SnapshotService.SplitSnapshot`."""
     parts = _existing(request.snapshot_id, calls).all_parts
+    cut, named = split_request(request), bucket_numbers(request.buckets)
+    calls.check_buckets(named)
     requests: dict[int, Any] = {}
     for tablet, buckets in calls.buckets_by_tablet(request.buckets).items():
         each = requests[tablet] = snapshot_pb2.SplitSnapshotRequest()
         each.CopyFrom(request)
         each.snapshot_id, each.buckets[:], each.sample = str(parts[tablet]), buckets, True
     answers = await calls.ask(_SPLIT, requests, snapshot_pb2.SplitSnapshotResponse)
-    cut, chosen = split_request(request), bucket_numbers(request.buckets) or range(calls.definition.buckets)
 
     def split_all() -> snapshot_pb2.SplitSnapshotResponse:
         sample = KeySample({}, {}, {})
         for answer in answers.values():
             sample.include(KeySample.from_json(json.loads(answer.sample)))
-        ranges = split_sample(sample, cut, sorted(chosen))
+        ranges = split_sample(sample, cut, sorted(named or range(calls.definition.buckets)))
         return split_response(ranges)
 
     return await calls.table.state.executor.run(split_all)
