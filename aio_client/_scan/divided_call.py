@@ -71,7 +71,7 @@ class DividedCall:
             return
         part = header.parts[self._parts_read]
         self._parts_read += 1
-        claim = scan_pb2.ScanClaim(ticket=part.ticket, log_offsets=header.log_offsets)
+        claim = scan_pb2.ScanClaim(ticket=part.ticket, token_head=part.token_head)
         transport = await self._transport.for_part(self._table, part.owner)
         await transport.prepare_token()
         request = scan_pb2.ScanKvRequest(table=part.tablet, claim=claim)

@@ -288,45 +288,23 @@ class ScanClaim(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class LogOffsetsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.int
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.int = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     TICKET_FIELD_NUMBER: _builtins.int
-    LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    TOKEN_HEAD_FIELD_NUMBER: _builtins.int
     ticket: _builtins.str
     """As in the header of the scan. The first part is read within 10 seconds of the header, and each other one once the
     parts before it are read.
     """
-    @_builtins.property
-    def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """The log offsets in the header of the scan. The resume tokens of the part contain them."""
-
+    token_head: _builtins.bytes
+    """As in the header. The resume tokens of the part begin with it."""
     def __init__(
         self,
         *,
         ticket: _builtins.str = ...,
-        log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        token_head: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket", "token_head", b"token_head"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -342,6 +320,7 @@ class ScanPart(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    TOKEN_HEAD_FIELD_NUMBER: _builtins.int
     tablet: _builtins.str
     """The name of the tablet, and its number."""
     number: _builtins.int
@@ -350,6 +329,8 @@ class ScanPart(_message.Message):
     """The number of the worker process that owns the tablet, in `worker_ports` of the table. Any other one passes the call
     on.
     """
+    token_head: _builtins.bytes
+    """To be sent with the ticket."""
     def __init__(
         self,
         *,
@@ -357,10 +338,11 @@ class ScanPart(_message.Message):
         number: _builtins.int = ...,
         ticket: _builtins.str = ...,
         owner: _builtins.int = ...,
+        token_head: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "owner", b"owner", "tablet", b"tablet", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "owner", b"owner", "tablet", b"tablet", "ticket", b"ticket", "token_head", b"token_head"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

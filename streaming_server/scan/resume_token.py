@@ -55,6 +55,24 @@ class Fingerprint:
         """Digests some values, each of which has a distinctive `repr`."""
         return cls(_digest(repr(tuple(table)).encode()), _digest(schema), _digest(repr(tuple(query)).encode()))
 
+    def check(self, given: Fingerprint) -> None:
+        """Raises InvalidResumeToken unless a token with these digests belongs to this scan."""
+        for found, expected, what in (
+            (given.table, self.table, "another table or snapshot, or from an earlier table of the same name"),
+            (
+                given.query,
+                self.query,
+                "another query: buckets, columns, filter, limit, key range and order must be the same",
+            ),
+            (
+                given.schema,
+                self.schema,
+                "another schema: the table was altered in the meantime; start again and name the columns to read",
+            ),
+        ):
+            if found != expected:
+                raise InvalidResumeToken(f"the resume token comes from {what}")
+
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
@@ -107,21 +125,7 @@ def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
     """
     body = _checked_body(token)
     version, table, schema, query, micros, count = _HEAD.unpack_from(body)
-    for given, expected, what in (
-        (table, fingerprint.table, "another table or snapshot, or from an earlier table of the same name"),
-        (
-            query,
-            fingerprint.query,
-            "another query: buckets, columns, filter, limit, key range and order must be the same",
-        ),
-        (
-            schema,
-            fingerprint.schema,
-            "another schema: the table was altered in the meantime; start again and name the columns to read",
-        ),
-    ):
-        if given != expected:
-            raise InvalidResumeToken(f"the resume token comes from {what}")
+    fingerprint.check(Fingerprint(table, schema, query))
     end = _HEAD.size + count * _OFFSET.size
     tail = end + (_EXPIRY.size if version == _EXPIRY_VERSION else 0)
     if tail + _TAIL.size > len(body):

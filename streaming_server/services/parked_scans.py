@@ -7,6 +7,7 @@ at the owner of the tablet. Each view lasts as long as the call that has opened 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,12 +16,12 @@ import grpc
 from scankv.model.errors import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
 _CLAIM_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 0.2
 
-FIRST: Final = "first-"
+_FIRST: Final = "first-"
 """How the ticket of the first part of a scan begins."""
 
 Context = grpc.aio.ServicerContext
@@ -33,7 +34,7 @@ class ParkedScan:
         seconds: For how long it waits for its reader. None: as long as the call that has opened it lasts.
 
     Attributes:
-        log_offsets: The offsets of the scan that this is a part of. Known once it is claimed.
+        token_head: How the resume tokens of the scan begin that this is a part of. Known once it is claimed.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -41,7 +42,7 @@ class ParkedScan:
         self._seconds = seconds
         self._reader: asyncio.Future[Context[Any, Any]] = loop.create_future()
         self._end: asyncio.Future[BaseException | None] = loop.create_future()
-        self.log_offsets: Mapping[int, int] = {}
+        self.token_head = b""
 
     async def wait_for_reader(self) -> Context[Any, Any]:
         """Returns the call that reads the scan. Raises Unavailable if none does in time."""
@@ -59,9 +60,9 @@ class ParkedScan:
         if not self._end.done():
             self._end.set_result(error)
 
-    async def read(self, context: Context[Any, Any], log_offsets: Mapping[int, int]) -> None:
+    async def read(self, context: Context[Any, Any], token_head: bytes) -> None:
         """Has the scan send its messages to a call. Returns after the last one. Raises the error that ends the scan."""
-        self.log_offsets = log_offsets
+        self.token_head = token_head
         self._reader.set_result(context)
         error = await asyncio.shield(self._end)
         if error is not None:
@@ -85,7 +86,7 @@ class ParkedScans:
 
         The reader comes soon for the first part of a scan, and for another one after it has read those before.
         """
-        parked = self._scans[ticket] = ParkedScan(_CLAIM_SECONDS if ticket.startswith(FIRST) else None)
+        parked = self._scans[ticket] = ParkedScan(_CLAIM_SECONDS if ticket.startswith(_FIRST) else None)
         try:
             yield parked
         except BaseException as error:
@@ -102,6 +103,11 @@ class ParkedScans:
         if parked is None or parked.is_claimed:
             raise _gone()
         return parked
+
+
+def new_tickets(parts: Sequence[int]) -> dict[int, str]:
+    """Returns a ticket for each part of a scan, given in the order in which they are read."""
+    return {part: f"{_FIRST if part == parts[0] else ''}{uuid.uuid4().hex}" for part in parts}
 
 
 def _gone() -> Unavailable:

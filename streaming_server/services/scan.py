@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import grpc
 
 from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
-from scankv.model.names import tablet_number
 from scankv.v1 import scan_pb2
 from streaming_server.current_call import CALL_METADATA
 from streaming_server.engine.snapshots.part_ids import shown_id
@@ -116,7 +115,7 @@ class ScanService:
                 await self._follow(request, context, started)
                 return
             if request.HasField("claim"):
-                await self._parked.find(request.claim.ticket).read(context, dict(request.claim.log_offsets))
+                await self._parked.find(request.claim.ticket).read(context, request.claim.token_head)
                 return
             plan, chunk = read_plan(request), chunk_spec(request, self._chunk_bytes)
             async with borrow_view(self._tables, request):
@@ -256,8 +255,7 @@ class ScanService:
             await send(next(message for message in stream(opened) if message is not None))
             reader = await parked.wait_for_reader()
             scan.may_wait, scan.progress_at = False, asyncio.get_running_loop().time()
-            tokens = DividedTokens(opened.tokens, tablet_number(scan.table) or 0, parked.log_offsets)
-            messages = stream(replace(opened, tokens=tokens))
+            messages = stream(replace(opened, tokens=DividedTokens(opened.tokens, parked.token_head)))
             next(messages)
             last = b""
 

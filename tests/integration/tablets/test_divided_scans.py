@@ -128,7 +128,7 @@ def test_a_part_is_read_once_and_ends_with_its_scan(server: ServerProcess) -> No
         assert [part.number for part in header.parts] == list(range(TABLETS))
         claims = [
             scan_pb2.ScanKvRequest(
-                table=part.tablet, claim=scan_pb2.ScanClaim(ticket=part.ticket, log_offsets=header.log_offsets)
+                table=part.tablet, claim=scan_pb2.ScanClaim(ticket=part.ticket, token_head=part.token_head)
             )
             for part in header.parts
         ]

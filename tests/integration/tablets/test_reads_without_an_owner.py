@@ -8,10 +8,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import pyarrow as pa
 import pytest
 
 from aio_client import sync
-from scankv.v1 import lookup_pb2
+from scankv.v1 import lookup_pb2, scan_pb2
 from streaming_server.storage.tables.placement import Placement
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES, scores
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(120)
 
 NAME = "faults.scores"
+LARGE = pa.schema([pa.field("player", pa.string(), nullable=False), ("data", pa.string())])
 
 
 def test_queries_fail_while_the_owner_of_a_tablet_is_dead_or_frozen(tmp_path: Path) -> None:
@@ -54,3 +56,26 @@ def test_queries_fail_while_the_owner_of_a_tablet_is_dead_or_frozen(tmp_path: Pa
                 assert call(request, timeout=5).version in before
         wait_for_worker(server, other)
         assert [call(request).version for call, request in requests] == before
+
+
+def test_scans_fail_if_the_owner_of_a_tablet_ends_in_the_middle(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--workers", "2") as server, Wire(server.url) as wire:
+        with sync.connect(server.url) as client:
+            table = client.create_table(NAME, LARGE, primary_key=["player"], buckets=6, tablets=3)
+            data = pa.array(["x" * 3000] * 2000)
+            for start in range(0, 10_000, 2000):
+                players = pa.array([f"p{number}" for number in range(start, start + 2000)])
+                table.upsert(pa.RecordBatch.from_arrays([players, data], schema=LARGE))
+        other = 1 - Placement(0, 2).owner_of(NAME)
+        for ordered in (False, True):
+            stream = wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=NAME, ordered=ordered), timeout=60)
+            assert next(stream).HasField("header")
+            kill_worker(server, other)
+            messages = []
+            with pytest.raises(grpc.RpcError) as caught:
+                messages += stream
+            assert not any(each.HasField("trailer") for each in messages)
+            assert refusal_of(caught.value).reason == "UNAVAILABLE"
+            wait_for_worker(server, other)
+        rows = sum(each.chunk.row_count for each in wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=NAME), timeout=60))
+        assert rows == 10_000
