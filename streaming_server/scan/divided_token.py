@@ -27,4 +27,4 @@ class DividedTokens(TokenWriter):
     def token(self, position: ScanPosition, remaining: int | None) -> bytes:
         """See `TokenWriter.token`."""
         body = self._head + self._tokens.token(position, remaining)
-        return body + google_crc32c.value(body).to_bytes(4, "little")
+        return body + int(google_crc32c.value(body)).to_bytes(4, "little")

@@ -12,6 +12,7 @@ from scankv.v1 import admin_pb2, scan_pb2, table_pb2
 from streaming_server.services.errors import map_errors
 from streaming_server.services.tablets.definitions import check, describe
 from streaming_server.services.tablets.deletions import stage_delete_all
+from streaming_server.services.tablets.explanations import explain_scan
 from streaming_server.services.tablets.queries import aggregate, count, top_n
 from streaming_server.services.tablets.rows import look_up, open_writer
 from streaming_server.services.tablets.scans import scan
@@ -55,6 +56,7 @@ _JOINS: Final[Mapping[str, Join]] = {
     "TransactionService/GetForUpdate": get_for_update,
     "TransactionService/LookupStaged": look_up_staged,
     "TransactionService/StageDeleteAll": stage_delete_all,
+    "ScanService/ExplainScan": explain_scan,
 }
 
 

@@ -166,6 +166,17 @@ def test_scans_are_equal(twins: TabletTwins, asked: dict[str, Any], ordered: boo
     assert divided.rows().equals(plain.rows())
 
 
+@pytest.mark.parametrize("ordered", [False, True], ids=["by bucket", "ordered"])
+@pytest.mark.parametrize("asked", {**SCANS, **REFUSED}.values(), ids={**SCANS, **REFUSED}.keys())
+def test_explanations_are_equal(twins: TabletTwins, asked: dict[str, Any], ordered: bool) -> None:
+    plain, divided = twins.both(
+        lambda name: twins.wire.scans.ExplainScan(
+            scan_pb2.ScanKvRequest(table=name, ordered=ordered, limit=asked.get("limit", 50), **asked), timeout=60
+        )
+    )
+    assert divided == plain
+
+
 @pytest.mark.parametrize("asked", REFUSED.values(), ids=REFUSED.keys())
 def test_refusals_are_equal(twins: TabletTwins, asked: dict[str, Any]) -> None:
     plain, divided = twins.both(

@@ -1,0 +1,50 @@
+"""Explains a scan of a table with tablets: one plan for all buckets, and what the tablets say of their indexes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from scankv.v1 import scan_pb2
+from streaming_server.scan.execution.explain import explain
+from streaming_server.scan.read_plan import ReadPath
+from streaming_server.scan.rows.index_lookup import plan_reads
+from streaming_server.services.scan_request import read_plan
+from streaming_server.storage.rows.table_codec import TableCodec
+
+if TYPE_CHECKING:
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.scan.read_plan import ReadPlan
+    from streaming_server.services.tablets.tablet_calls import TabletCalls
+
+_EXPLAIN: Final = "scankv.v1.ScanService/ExplainScan"
+
+
+async def explain_scan(request: scan_pb2.ScanKvRequest, calls: TabletCalls) -> scan_pb2.ExplainScanResponse:
+    """Explains a scan: see `ScanService.ExplainScan`. If the tablets differ, the slowest one counts."""
+    plan = read_plan(request)
+    calls.check_buckets(plan.buckets)
+    requests = {}
+    for tablet, buckets in calls.buckets_by_tablet(request.buckets).items():
+        each = requests[tablet] = scan_pb2.ScanKvRequest()
+        each.CopyFrom(request)
+        each.ClearField("resume_token")
+        each.table, each.buckets[:] = calls.tablets[tablet].name, buckets
+    answers = await calls.ask(_EXPLAIN, requests, scan_pb2.ExplainScanResponse)
+    joined = min(answers.values(), key=lambda each: (bool(each.index), each.read_path == scan_pb2.READ_PATH_COLUMNAR))
+    plan = plan.as_of(calls.table.state.clock.commit_micros())
+    # Which keys are read where does not depend on what the tablets have.
+    keys = await asyncio.to_thread(_explain_keys, plan, calls.definition)
+    joined.buckets[:], joined.ranges[:], joined.first_points[:] = keys.buckets, keys.ranges, keys.first_points
+    joined.snapshot_id = request.snapshot.snapshot_id
+    joined.range_count, joined.points, joined.all_keys = keys.range_count, keys.points, keys.all_keys
+    return joined
+
+
+def _explain_keys(plan: ReadPlan, definition: TableDefinition) -> scan_pb2.ExplainScanResponse:
+    """Explains a scan as that of a table with all buckets. Raises SchemaMismatch."""
+    together = replace(definition, tablets=1)
+    reader, _ = plan_reads(plan, TableCodec.of(together))
+    buckets = sorted(plan.buckets or together.own_buckets)
+    return explain(plan, together, reader, buckets, None, (ReadPath.ROCKSDB, ""))
