@@ -12,7 +12,7 @@ from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.range_markers import MarkerReached
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from scankv.model.changes.log_positions import StartFrom
     from scankv.model.tables.schema import TableDefinition
@@ -76,17 +76,8 @@ class LogStarts:
         }
 
     def check_named(self, offsets: Mapping[int, int]) -> None:
-        """Raises InvalidRequest unless offsets name all buckets to read, and only buckets of the table.
-
-        Offsets of other buckets of the table are ignored, so that one position of a complete table fits every shard.
-        """
-        missing = [number for number in self._buckets if number not in offsets]
-        unknown = [number for number in offsets if not 0 <= number < self._definition.buckets]
-        if missing or unknown:
-            raise InvalidRequest(
-                f"the offsets must name each bucket to read, {sorted(self._buckets)}, and only buckets of the table: "
-                f"missing {missing}, unknown {unknown}"
-            )
+        """Raises as `check_named` unless offsets name all buckets to read."""
+        check_named(offsets, list(self._buckets), self._definition)
 
     async def at(self, micros: int) -> dict[int, int]:
         """Returns the offsets of the first changes that were committed at or after a time."""
@@ -114,6 +105,20 @@ class LogStarts:
         return {
             number: span.offset_of(max(span.first, span.end - counts.get(number, 0))) for number, span in spans.items()
         }
+
+
+def check_named(offsets: Mapping[int, int], buckets: Sequence[int], definition: TableDefinition) -> None:
+    """Raises InvalidRequest unless offsets name all buckets to read, and only buckets of the table.
+
+    Offsets of other buckets of the table are ignored, so that one position of a complete table fits every shard.
+    """
+    missing = [number for number in buckets if number not in offsets]
+    unknown = [number for number in offsets if not 0 <= number < definition.buckets]
+    if missing or unknown:
+        raise InvalidRequest(
+            f"the offsets must name each bucket to read, {sorted(buckets)}, and only buckets of the table: "
+            f"missing {missing}, unknown {unknown}"
+        )
 
 
 def numbers_of_newest(times: Mapping[int, Times], count: int) -> dict[int, int]:

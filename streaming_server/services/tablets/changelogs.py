@@ -11,9 +11,9 @@ import grpc
 import numpy as np
 
 from scankv.model.changes.log_positions import PositionKind
-from scankv.model.errors import InvalidRequest, ScanKvError
+from scankv.model.errors import ScanKvError
 from scankv.v1 import scan_pb2, worker_pb2
-from streaming_server.engine.changelog.log_starts import numbers_of_newest
+from streaming_server.engine.changelog.log_starts import check_named, numbers_of_newest
 from streaming_server.services.forwarding import error_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class TabletChangelogs:
     ) -> dict[int, int]:
         """See `TabletLogs.find`."""
         if start.kind is PositionKind.OFFSETS:
-            _check_named(table, buckets, dict(start.by_bucket))
+            check_named(dict(start.by_bucket), buckets, table)
         parts = _by_tablet(table, buckets)
         requests = {
             tablet: worker_pb2.FindOffsetsRequest(
@@ -141,14 +141,3 @@ def _by_tablet(table: TableDefinition, buckets: Iterable[int]) -> dict[int, list
     chosen = set(buckets)
     found = {number: sorted(chosen & set(each.own_buckets)) for number, each in enumerate(table.all_tablets)}
     return {number: own for number, own in found.items() if own}
-
-
-def _check_named(table: TableDefinition, buckets: Sequence[int], offsets: Mapping[int, int]) -> None:
-    """Raises InvalidRequest unless offsets name all of some buckets, and only buckets of the table."""
-    missing = [number for number in buckets if number not in offsets]
-    unknown = [number for number in offsets if not 0 <= number < table.buckets]
-    if missing or unknown:
-        raise InvalidRequest(
-            f"the offsets must name each bucket to read, {sorted(buckets)}, and only buckets of the table: "
-            f"missing {missing}, unknown {unknown}"
-        )

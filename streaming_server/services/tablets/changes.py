@@ -10,6 +10,7 @@ from scankv.model.changes.log_positions import PositionKind, StartFrom
 from scankv.model.errors import InvalidRequest
 from scankv.v1 import scan_pb2, worker_pb2
 from streaming_server.engine.changelog.consumer_starts import start_of_consumer
+from streaming_server.engine.changelog.log_starts import check_named
 from streaming_server.scan.changes.log_plan import OpenedLog
 from streaming_server.scan.changes.log_token import LogPosition, LogTokenWriter, read_log_token
 from streaming_server.scan.changes.tablet_positions import part_of_position
@@ -64,6 +65,10 @@ class DividedChanges:
             await self._finder(plan)(buckets, StartFrom.LATEST)
         elif plan.consumer_id or plan.start.kind is PositionKind.LAST:
             position = LogPosition(await self._finder(plan)(buckets, plan.start))
+        elif plan.start.kind is PositionKind.OFFSETS:
+            check_named(dict(plan.start.by_bucket), buckets, definition)
+        if plan.stop is not None and plan.stop.kind is PositionKind.OFFSETS:
+            check_named(dict(plan.stop.by_bucket), buckets, definition)
         source = await self._open(plan, buckets, position)
         self.table.abort_on_close(source)
         return OpenedLog(
@@ -114,7 +119,7 @@ class DividedChanges:
                 for tablet, stream in streams.items():
                     await stream.open(places[tablet])
             scanned = None if position is None else position.scanned
-            joined = JoinedChanges(list(streams.values()), scanned)
+            joined = JoinedChanges(list(streams.values()), scanned, self._heartbeat_millis / 1000)
             stack.pop_all()
         return joined
 

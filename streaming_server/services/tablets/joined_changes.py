@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 SCAN: Final = "scankv.v1.ScanService/ScanKv"
 
+_ANSWER_SECONDS: Final = 8.0
+"""How long a tablet may take to open its stream, and how much later than its interval says its heartbeat may come."""
+
 _REOPEN_TRIES: Final = 40
 _REOPEN_SECONDS: Final = 0.05
 
@@ -114,9 +117,14 @@ class TabletStream:
 
         Args:
             place: Where the stream has been asked to begin. None: at the start of the request.
+
+        Raises:
+            Unavailable: The tablet does not answer.
         """
         assert self._reading is not None
-        await asyncio.wait({self._reading})
+        await asyncio.wait({self._reading}, timeout=_ANSWER_SECONDS)
+        if not self.has_message:
+            raise self._silence()
         header = self._take().header
         self.shape = _Shape.of(header)
         self.view = View(
@@ -132,7 +140,21 @@ class TabletStream:
             self.position = replace(begin, offsets=dict(header.log_offsets), scanning=True)
         self.before = self.position
 
+    def check_heard(self, seconds: float) -> None:
+        """Raises Unavailable if the tablet has sent nothing for so long, not even a heartbeat."""
+        is_waiting = self._reading is not None and not self._reading.done() and not self.is_over
+        if is_waiting and asyncio.get_running_loop().time() - self._waiting_since > seconds:
+            raise self._silence()
+
+    def _silence(self) -> Unavailable:
+        return Unavailable(
+            f"worker {self._calls.owner_of(self._tablet)} of the server, which owns tablet {self._tablet} of "
+            f"{self._calls.definition.name}, does not answer: try again",
+            retry_after=RETRY_SECONDS,
+        )
+
     def _read(self) -> None:
+        self._waiting_since = asyncio.get_running_loop().time()
         self._reading = asyncio.create_task(self._call.read())
         self._reading.add_done_callback(lambda _: self.wakeup.set())
 
@@ -154,7 +176,7 @@ class TabletStream:
     def take(self, shown: _Shape) -> scan_pb2.ScanChunk | scan_pb2.ScanHeartbeat | None:
         """Returns the message that has come, whose position is from now on that of the stream.
 
-        None: there is nothing to return. Call `has_message` before, and `reopen` if `is_behind` says so after.
+        None: there is nothing to return. Call it if `has_message` says so, and then `reopen` if `is_closed` does.
 
         Args:
             shown: The columns of the chunks that were returned last, of any tablet.
@@ -240,9 +262,11 @@ class JoinedChanges:
     Args:
         streams: The streams of the tablets, open, in their order.
         scanned: How far earlier streams have read the rows of the table. None: not at all.
+        heartbeat_seconds: The interval of the heartbeats of the tablets.
     """
 
-    def __init__(self, streams: Sequence[TabletStream], scanned: ScanPosition | None) -> None:
+    def __init__(self, streams: Sequence[TabletStream], scanned: ScanPosition | None, heartbeat_seconds: float) -> None:
+        self._patience = _ANSWER_SECONDS + heartbeat_seconds
         self._streams = list(streams)
         self._turn = list(streams)
         self._scanned = self._scanned_before = scanned
@@ -339,8 +363,9 @@ class JoinedChanges:
         return Chunk(message.bucket, batch, BatchMessage(rows, google_crc32c.value(rows)), changes=changes)
 
     async def wait(self, seconds: float) -> None:
-        """Returns when something has come, or after `seconds`."""
+        """Returns when something has come, or after `seconds`. Raises Unavailable if a tablet does not answer."""
         for each in self._streams:
+            each.check_heard(self._patience)
             if each.is_closed and self._aborted is None:
                 await each.reopen(self._shown)
                 return
