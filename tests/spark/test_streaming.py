@@ -24,8 +24,8 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string()
 ROWS = 300
 
 
-def filled(client: sync.Client, name: str) -> sync.Table:
-    table = client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+def filled(client: sync.Client, name: str, buckets: int = 2, tablets: int = 1) -> sync.Table:
+    table = client.create_table(name, SCHEMA, primary_key=["k"], buckets=buckets, tablets=tablets)
     table.upsert(pa.table({"k": range(ROWS), "v": ["old"] * ROWS}, schema=SCHEMA))
     return table
 
@@ -94,6 +94,28 @@ def test_existing_changes_are_delivered_once_despite_failures_and_restarts(
     # A run releases what the previous run has read, and the snapshot.
     assert client.snapshots(name) == []
     assert [each.lag for each in table.consumers()] == [2]
+
+
+def test_changes_of_all_tablets_are_delivered_once_despite_failures_and_restarts(
+    spark: SparkSession, shared_server: ServerProcess, client: sync.Client, name: str, tmp_path: Path
+) -> None:
+    table, sink = filled(client, name, buckets=4, tablets=3), Sink()
+
+    def run() -> None:
+        rows = followed(spark, shared_server.url, name, row_kinds="true", start="earliest", max_rows_per_trigger=200)
+        writing = rows.writeStream.foreachBatch(sink.take).option("checkpointLocation", str(tmp_path))
+        assert writing.trigger(availableNow=True).start().awaitTermination(500)
+
+    sink.failing = 1
+    with pytest.raises(StreamingQueryException, match="the sink is full"):
+        run()
+    sink.failing = None
+    table.upsert([{"k": 1, "v": "new"}, {"k": ROWS, "v": "new"}])
+    table.delete([2])
+    for _ in range(2):
+        run()
+        assert sink.state() == rows_of(table)
+        table.upsert([{"k": 3, "v": "newer"}])
 
 
 def test_a_query_that_runs_goes_on_when_the_server_is_killed_and_started_again(
