@@ -47,6 +47,7 @@ from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import ScanSource, StartFrom, StopAt
 from scankv.model.errors import (
     BackupFailed,
+    BootstrapDiffers,
     BootstrapLost,
     ColumnLocked,
     ConnectionFailed,
@@ -128,6 +129,7 @@ __all__ = [
     "BackupFailed",
     "BackupStatus",
     "BaseStatistics",
+    "BootstrapDiffers",
     "BootstrapLost",
     "BootstrapProgress",
     "BucketCheck",

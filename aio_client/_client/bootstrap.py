@@ -99,7 +99,7 @@ class BootstrapPart:
 
         Raises:
             SchemaMismatch, InvalidKey, RequestTooLarge: The rows do not fit the table.
-            BootstrapLost: The bootstrap was aborted, has expired, or the server was restarted.
+            BootstrapLost: The bootstrap was aborted, or has expired.
         """
         rows = await asyncio.to_thread(rows_of, data)
         pieces = WritePieces.of_rows(self.shape, rows, mode=mode)
@@ -159,7 +159,8 @@ class OpenBootstrap:
             merge_duplicates=duplicates == "merge",
             ttl_millis=0 if ttl is None else ttl_millis(ttl),
         )
-        answer = await transport.call(lambda: transport.services.bootstraps.BeginBootstrap, request, repeatable=False)
+        # If it is repeated after a lost answer, a bootstrap without a named source and without rows is left to expire.
+        answer = await call_again(transport, lambda: transport.services.bootstraps.BeginBootstrap, request)
         return cls.join(transport, answer.SerializeToString())
 
     @classmethod

@@ -215,8 +215,8 @@ class Client:
         marker in each bucket. Streams from `StartFrom.FULL` begin with all rows. Indexes are built in the background
         once the table exists.
 
-        A bootstrap that is interrupted begins again: what it has staged is removed at once, or when the server notices
-        that no client has called for an hour, or is started again.
+        The call continues after a restart of the server. If the call itself is interrupted, it begins again: what it
+        has staged is removed at once, or when the server notices that no client has called for a day.
 
         Args:
             name: As for `create_table`.
@@ -252,7 +252,7 @@ class Client:
             InvalidRequest: As for `create_table`; the table has no primary key, or `changelog="input"`; or a merge has
                 no result. InvalidKey for a null in the key, SchemaMismatch for a column that does not fit.
             RequestTooLarge: A row or its key is too large.
-            BootstrapLost: The server was restarted.
+            BootstrapLost: Another client has aborted the bootstrap.
             TooManyBootstraps: The server has 100 open bootstraps.
             LakeUnavailable, LakeDamaged: The source cannot be read.
             DiskFull: The server has too little disk space. It needs about twice the size of the table.

@@ -644,8 +644,22 @@ class TooManyTransactions(ServerRefused):
     reason = "TOO_MANY_TRANSACTIONS"
 
 
+class BootstrapDiffers(ServerRefused):
+    """An interrupted bootstrap of the table cannot be resumed, because its source or its definition has changed.
+
+    The rows that are staged stay. No table was added.
+
+    What to do:
+        Begin the bootstrap again with `from_scratch=True`, or `--from-scratch` on the command line. To resume it
+        instead, give the same definition and the source as it was.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "BOOTSTRAP_DIFFERS"
+
+
 class BootstrapLost(ServerRefused):
-    """No such bootstrap is open: it was aborted, has expired, or the server was restarted. No table was added.
+    """No such bootstrap is open: it was aborted, or has expired. No table was added.
 
     What to do:
         Begin the bootstrap again.

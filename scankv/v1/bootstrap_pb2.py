@@ -27,7 +27,7 @@ from scankv.v1 import transaction_pb2 as scankv_dot_v1_dot_transaction__pb2
 from scankv.v1 import write_pb2 as scankv_dot_v1_dot_write__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19scankv/v1/bootstrap.proto\x12\tscankv.v1\x1a\x15scankv/v1/table.proto\x1a\x1bscankv/v1/transaction.proto\x1a\x15scankv/v1/write.proto\"\xab\x01\n\x15\x42\x65ginBootstrapRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x31\n\ndefinition\x18\x02 \x01(\x0b\x32\x1d.scankv.v1.CreateTableRequest\x12\"\n\x04mode\x18\x03 \x01(\x0e\x32\x14.scankv.v1.WriteMode\x12\x18\n\x10merge_duplicates\x18\x04 \x01(\x08\x12\x12\n\nttl_millis\x18\x05 \x01(\x04\"T\n\x16\x42\x65ginBootstrapResponse\x12\x14\n\x0c\x62ootstrap_id\x18\x01 \x01(\t\x12$\n\ndefinition\x18\x02 \x01(\x0b\x32\x10.scankv.v1.Table\"e\n\x10StageRowsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x14\n\x0c\x62ootstrap_id\x18\x02 \x01(\t\x12\x0c\n\x04part\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\"!\n\x11StageRowsResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x04\"\x81\x01\n\x16\x43ommitBootstrapRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x14\n\x0c\x62ootstrap_id\x18\x02 \x01(\t\x12-\n\x05parts\x18\x03 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x13\n\x0bwait_millis\x18\x04 \x01(\x04\"_\n\x17\x43ommitBootstrapResponse\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x13\n\x0bstaged_rows\x18\x02 \x01(\x04\x12\x13\n\x0bmerged_rows\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\"<\n\x15\x41\x62ortBootstrapRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x14\n\x0c\x62ootstrap_id\x18\x02 \x01(\t\"\x18\n\x16\x41\x62ortBootstrapResponse2\xe2\x02\n\x10\x42ootstrapService\x12U\n\x0e\x42\x65ginBootstrap\x12 .scankv.v1.BeginBootstrapRequest\x1a!.scankv.v1.BeginBootstrapResponse\x12\x46\n\tStageRows\x12\x1b.scankv.v1.StageRowsRequest\x1a\x1c.scankv.v1.StageRowsResponse\x12X\n\x0f\x43ommitBootstrap\x12!.scankv.v1.CommitBootstrapRequest\x1a\".scankv.v1.CommitBootstrapResponse\x12U\n\x0e\x41\x62ortBootstrap\x12 .scankv.v1.AbortBootstrapRequest\x1a!.scankv.v1.AbortBootstrapResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19scankv/v1/bootstrap.proto\x12\tscankv.v1\x1a\x15scankv/v1/table.proto\x1a\x1bscankv/v1/transaction.proto\x1a\x15scankv/v1/write.proto\"\xd1\x01\n\x15\x42\x65ginBootstrapRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x31\n\ndefinition\x18\x02 \x01(\x0b\x32\x1d.scankv.v1.CreateTableRequest\x12\"\n\x04mode\x18\x03 \x01(\x0e\x32\x14.scankv.v1.WriteMode\x12\x18\n\x10merge_duplicates\x18\x04 \x01(\x08\x12\x12\n\nttl_millis\x18\x05 \x01(\x04\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x14\n\x0c\x66rom_scratch\x18\x07 \x01(\x08\"\x94\x01\n\x16\x42\x65ginBootstrapResponse\x12\x14\n\x0c\x62ootstrap_id\x18\x01 \x01(\t\x12$\n\ndefinition\x18\x02 \x01(\x0b\x32\x10.scankv.v1.Table\x12\'\n\x05parts\x18\x03 \x03(\x0b\x32\x18.scankv.v1.BootstrapPart\x12\x15\n\ris_committing\x18\x04 \x01(\x08\"P\n\rBootstrapPart\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x31\n\x08requests\x18\x02 \x03(\x0b\x32\x1f.scankv.v1.BootstrapPartRequest\"C\n\x14\x42ootstrapPartRequest\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"u\n\x10StageRowsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x14\n\x0c\x62ootstrap_id\x18\x02 \x01(\t\x12\x0c\n\x04part\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\"!\n\x11StageRowsResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x04\"\x81\x01\n\x16\x43ommitBootstrapRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x14\n\x0c\x62ootstrap_id\x18\x02 \x01(\t\x12-\n\x05parts\x18\x03 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x13\n\x0bwait_millis\x18\x04 \x01(\x04\"_\n\x17\x43ommitBootstrapResponse\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x13\n\x0bstaged_rows\x18\x02 \x01(\x04\x12\x13\n\x0bmerged_rows\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\"<\n\x15\x41\x62ortBootstrapRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x14\n\x0c\x62ootstrap_id\x18\x02 \x01(\t\"\x18\n\x16\x41\x62ortBootstrapResponse2\xe2\x02\n\x10\x42ootstrapService\x12U\n\x0e\x42\x65ginBootstrap\x12 .scankv.v1.BeginBootstrapRequest\x1a!.scankv.v1.BeginBootstrapResponse\x12\x46\n\tStageRows\x12\x1b.scankv.v1.StageRowsRequest\x1a\x1c.scankv.v1.StageRowsResponse\x12X\n\x0f\x43ommitBootstrap\x12!.scankv.v1.CommitBootstrapRequest\x1a\".scankv.v1.CommitBootstrapResponse\x12U\n\x0e\x41\x62ortBootstrap\x12 .scankv.v1.AbortBootstrapRequest\x1a!.scankv.v1.AbortBootstrapResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'scankv.v1.bootstrap_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BEGINBOOTSTRAPREQUEST']._serialized_start=116
-  _globals['_BEGINBOOTSTRAPREQUEST']._serialized_end=287
-  _globals['_BEGINBOOTSTRAPRESPONSE']._serialized_start=289
-  _globals['_BEGINBOOTSTRAPRESPONSE']._serialized_end=373
-  _globals['_STAGEROWSREQUEST']._serialized_start=375
-  _globals['_STAGEROWSREQUEST']._serialized_end=476
-  _globals['_STAGEROWSRESPONSE']._serialized_start=478
-  _globals['_STAGEROWSRESPONSE']._serialized_end=511
-  _globals['_COMMITBOOTSTRAPREQUEST']._serialized_start=514
-  _globals['_COMMITBOOTSTRAPREQUEST']._serialized_end=643
-  _globals['_COMMITBOOTSTRAPRESPONSE']._serialized_start=645
-  _globals['_COMMITBOOTSTRAPRESPONSE']._serialized_end=740
-  _globals['_ABORTBOOTSTRAPREQUEST']._serialized_start=742
-  _globals['_ABORTBOOTSTRAPREQUEST']._serialized_end=802
-  _globals['_ABORTBOOTSTRAPRESPONSE']._serialized_start=804
-  _globals['_ABORTBOOTSTRAPRESPONSE']._serialized_end=828
-  _globals['_BOOTSTRAPSERVICE']._serialized_start=831
-  _globals['_BOOTSTRAPSERVICE']._serialized_end=1185
+  _globals['_BEGINBOOTSTRAPREQUEST']._serialized_end=325
+  _globals['_BEGINBOOTSTRAPRESPONSE']._serialized_start=328
+  _globals['_BEGINBOOTSTRAPRESPONSE']._serialized_end=476
+  _globals['_BOOTSTRAPPART']._serialized_start=478
+  _globals['_BOOTSTRAPPART']._serialized_end=558
+  _globals['_BOOTSTRAPPARTREQUEST']._serialized_start=560
+  _globals['_BOOTSTRAPPARTREQUEST']._serialized_end=627
+  _globals['_STAGEROWSREQUEST']._serialized_start=629
+  _globals['_STAGEROWSREQUEST']._serialized_end=746
+  _globals['_STAGEROWSRESPONSE']._serialized_start=748
+  _globals['_STAGEROWSRESPONSE']._serialized_end=781
+  _globals['_COMMITBOOTSTRAPREQUEST']._serialized_start=784
+  _globals['_COMMITBOOTSTRAPREQUEST']._serialized_end=913
+  _globals['_COMMITBOOTSTRAPRESPONSE']._serialized_start=915
+  _globals['_COMMITBOOTSTRAPRESPONSE']._serialized_end=1010
+  _globals['_ABORTBOOTSTRAPREQUEST']._serialized_start=1012
+  _globals['_ABORTBOOTSTRAPREQUEST']._serialized_end=1072
+  _globals['_ABORTBOOTSTRAPRESPONSE']._serialized_start=1074
+  _globals['_ABORTBOOTSTRAPRESPONSE']._serialized_end=1098
+  _globals['_BOOTSTRAPSERVICE']._serialized_start=1101
+  _globals['_BOOTSTRAPSERVICE']._serialized_end=1455
 # @@protoc_insertion_point(module_scope)

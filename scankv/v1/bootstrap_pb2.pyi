@@ -9,8 +9,12 @@ each bucket into files that RocksDB takes as they are, and then adds the table u
 next, with all rows. No row passes a write-ahead log or is a change in the changelog: the changelog of each bucket
 with rows begins with one range marker, see Changelog.rescan_untracked.
 
-Until the commit nothing of the table is visible. A bootstrap ends without a trace when it is aborted, when no client
-has called for its time to live, and when the server stops.
+Until the commit nothing of the table is visible. A bootstrap ends without a trace when it is aborted, and when no
+client has called for its time to live, in which only time counts during which a server runs. It survives restarts of
+the server: rows are durable when their call is answered.
+
+A bootstrap whose source is named can be resumed: a begin with the same source and the same definition returns it with
+the requests that are staged. Several clients may resume it at once, as they send the same requests.
 """
 
 from collections import abc as _abc
@@ -40,6 +44,8 @@ class BeginBootstrapRequest(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     MERGE_DUPLICATES_FIELD_NUMBER: _builtins.int
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FROM_SCRATCH_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`, as in `definition.name`."""
     mode: _write_pb2.WriteMode.ValueType
@@ -51,7 +57,13 @@ class BeginBootstrapRequest(_message.Message):
     Otherwise they are an error.
     """
     ttl_millis: _builtins.int
-    """Without calls for this long, the bootstrap ends: 1 second to 7 days. 0: one hour."""
+    """Without calls for this long, the bootstrap ends: 1 second to 7 days. 0: one day."""
+    source: _builtins.str
+    """Names the source and its state, such as the version of a table: up to 1,000 printable characters. Empty: no later
+    begin finds the bootstrap.
+    """
+    from_scratch: _builtins.bool
+    """Whether an open bootstrap of the table with a named source is aborted first."""
     @_builtins.property
     def definition(self) -> _table_pb2.CreateTableRequest: ...
     def __init__(
@@ -62,10 +74,12 @@ class BeginBootstrapRequest(_message.Message):
         mode: _write_pb2.WriteMode.ValueType = ...,
         merge_duplicates: _builtins.bool = ...,
         ttl_millis: _builtins.int = ...,
+        source: _builtins.str = ...,
+        from_scratch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "merge_duplicates", b"merge_duplicates", "mode", b"mode", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "from_scratch", b"from_scratch", "merge_duplicates", b"merge_duplicates", "mode", b"mode", "source", b"source", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -77,27 +91,89 @@ class BeginBootstrapResponse(_message.Message):
 
     BOOTSTRAP_ID_FIELD_NUMBER: _builtins.int
     DEFINITION_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    IS_COMMITTING_FIELD_NUMBER: _builtins.int
     bootstrap_id: _builtins.str
     """Names the bootstrap in the other calls; a client that knows it can take part. It becomes the incarnation of the
     table.
     """
+    is_committing: _builtins.bool
+    """Whether the commit has begun, so that no more rows can be staged. Repeat it: it may be done."""
     @_builtins.property
     def definition(self) -> _table_pb2.Table:
         """The table, as it will be."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___BootstrapPart]:
+        """What is staged already."""
 
     def __init__(
         self,
         *,
         bootstrap_id: _builtins.str = ...,
         definition: _table_pb2.Table | None = ...,
+        parts: _abc.Iterable[Global___BootstrapPart] | None = ...,
+        is_committing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_id", b"bootstrap_id", "definition", b"definition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_id", b"bootstrap_id", "definition", b"definition", "is_committing", b"is_committing", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeginBootstrapResponse: _TypeAlias = BeginBootstrapResponse  # noqa: Y015
+
+@_typing.final
+class BootstrapPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PART_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    part: _builtins.str
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___BootstrapPartRequest]:
+        """The requests, in order of their sequences."""
+
+    def __init__(
+        self,
+        *,
+        part: _builtins.str = ...,
+        requests: _abc.Iterable[Global___BootstrapPartRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BootstrapPart: _TypeAlias = BootstrapPart  # noqa: Y015
+
+@_typing.final
+class BootstrapPartRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    bytes: _builtins.int
+    """The bytes of the Arrow IPC stream."""
+    digest: _builtins.bytes
+    """As in StageRowsRequest."""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digest", b"digest", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BootstrapPartRequest: _TypeAlias = BootstrapPartRequest  # noqa: Y015
 
 @_typing.final
 class StageRowsRequest(_message.Message):
@@ -108,6 +184,7 @@ class StageRowsRequest(_message.Message):
     PART_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     bootstrap_id: _builtins.str
@@ -118,6 +195,10 @@ class StageRowsRequest(_message.Message):
     sequence: _builtins.int
     rows: _builtins.bytes
     """An Arrow IPC stream with all columns of the table."""
+    digest: _builtins.bytes
+    """Up to 64 bytes that are the same for the same rows in the same order, and differ for others. The server compares
+    them if the call is repeated, and returns them to clients that resume the bootstrap.
+    """
     def __init__(
         self,
         *,
@@ -126,10 +207,11 @@ class StageRowsRequest(_message.Message):
         part: _builtins.str = ...,
         sequence: _builtins.int = ...,
         rows: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_id", b"bootstrap_id", "part", b"part", "rows", b"rows", "sequence", b"sequence", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_id", b"bootstrap_id", "digest", b"digest", "part", b"part", "rows", b"rows", "sequence", b"sequence", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

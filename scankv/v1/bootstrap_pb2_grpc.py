@@ -60,10 +60,11 @@ class BootstrapServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def BeginBootstrap(self, request, context):
-        """Begins a bootstrap. The definition is checked completely.
+        """Begins a bootstrap, or resumes one. The definition is checked completely.
         Errors: as for CreateTable; INVALID_ARGUMENT INVALID_REQUEST (a table without a primary key, or with
-        changelog=input; the time to live); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS;
-        FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
+        changelog=input; the time to live; the source); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS; FAILED_PRECONDITION
+        BOOTSTRAP_DIFFERS (a bootstrap of the table with a named source is open, and the source, the definition, the mode
+        or the treatment of duplicates is another), UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,9 +72,9 @@ class BootstrapServiceServicer:
 
     def StageRows(self, request, context):
         """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
-        Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or the server was restarted); INVALID_ARGUMENT
-        INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; RESOURCE_EXHAUSTED
-        REQUEST_TOO_LARGE, DISK_FULL.
+        Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed); INVALID_ARGUMENT
+        INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION
+        BOOTSTRAP_DIFFERS (another request with this sequence is staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,7 +93,8 @@ class BootstrapServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AbortBootstrap(self, request, context):
-        """Ends a bootstrap, and removes its rows. No error if it no longer exists.
+        """Ends a bootstrap, and removes its rows. After the commit, the table stays, and a begin no longer finds the bootstrap.
+        No error if it no longer exists.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -9,8 +9,12 @@ each bucket into files that RocksDB takes as they are, and then adds the table u
 next, with all rows. No row passes a write-ahead log or is a change in the changelog: the changelog of each bucket
 with rows begins with one range marker, see Changelog.rescan_untracked.
 
-Until the commit nothing of the table is visible. A bootstrap ends without a trace when it is aborted, when no client
-has called for its time to live, and when the server stops.
+Until the commit nothing of the table is visible. A bootstrap ends without a trace when it is aborted, and when no
+client has called for its time to live, in which only time counts during which a server runs. It survives restarts of
+the server: rows are durable when their call is answered.
+
+A bootstrap whose source is named can be resumed: a begin with the same source and the same definition returns it with
+the requests that are staged. Several clients may resume it at once, as they send the same requests.
 """
 
 from collections import abc as _abc
@@ -42,16 +46,17 @@ class BootstrapServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BootstrapServiceAsyncStub: ...
     BeginBootstrap: _grpc.UnaryUnaryMultiCallable[_bootstrap_pb2.BeginBootstrapRequest, _bootstrap_pb2.BeginBootstrapResponse]
-    """Begins a bootstrap. The definition is checked completely.
+    """Begins a bootstrap, or resumes one. The definition is checked completely.
     Errors: as for CreateTable; INVALID_ARGUMENT INVALID_REQUEST (a table without a primary key, or with
-    changelog=input; the time to live); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS;
-    FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
+    changelog=input; the time to live; the source); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS; FAILED_PRECONDITION
+    BOOTSTRAP_DIFFERS (a bootstrap of the table with a named source is open, and the source, the definition, the mode
+    or the treatment of duplicates is another), UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
     """
     StageRows: _grpc.UnaryUnaryMultiCallable[_bootstrap_pb2.StageRowsRequest, _bootstrap_pb2.StageRowsResponse]
     """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
-    Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or the server was restarted); INVALID_ARGUMENT
-    INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; RESOURCE_EXHAUSTED
-    REQUEST_TOO_LARGE, DISK_FULL.
+    Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed); INVALID_ARGUMENT
+    INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION
+    BOOTSTRAP_DIFFERS (another request with this sequence is staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
     """
     CommitBootstrap: _grpc.UnaryUnaryMultiCallable[_bootstrap_pb2.CommitBootstrapRequest, _bootstrap_pb2.CommitBootstrapResponse]
     """Adds the table. If this takes longer than `wait_millis`, the call returns before the end: repeat it until `done`.
@@ -62,22 +67,25 @@ class BootstrapServiceStub:
     the bootstrap has ended.
     """
     AbortBootstrap: _grpc.UnaryUnaryMultiCallable[_bootstrap_pb2.AbortBootstrapRequest, _bootstrap_pb2.AbortBootstrapResponse]
-    """Ends a bootstrap, and removes its rows. No error if it no longer exists."""
+    """Ends a bootstrap, and removes its rows. After the commit, the table stays, and a begin no longer finds the bootstrap.
+    No error if it no longer exists.
+    """
 
 @_typing.type_check_only
 class BootstrapServiceAsyncStub(BootstrapServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     BeginBootstrap: _aio.UnaryUnaryMultiCallable[_bootstrap_pb2.BeginBootstrapRequest, _bootstrap_pb2.BeginBootstrapResponse]  # type: ignore[assignment]
-    """Begins a bootstrap. The definition is checked completely.
+    """Begins a bootstrap, or resumes one. The definition is checked completely.
     Errors: as for CreateTable; INVALID_ARGUMENT INVALID_REQUEST (a table without a primary key, or with
-    changelog=input; the time to live); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS;
-    FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
+    changelog=input; the time to live; the source); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS; FAILED_PRECONDITION
+    BOOTSTRAP_DIFFERS (a bootstrap of the table with a named source is open, and the source, the definition, the mode
+    or the treatment of duplicates is another), UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
     """
     StageRows: _aio.UnaryUnaryMultiCallable[_bootstrap_pb2.StageRowsRequest, _bootstrap_pb2.StageRowsResponse]  # type: ignore[assignment]
     """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
-    Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or the server was restarted); INVALID_ARGUMENT
-    INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; RESOURCE_EXHAUSTED
-    REQUEST_TOO_LARGE, DISK_FULL.
+    Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed); INVALID_ARGUMENT
+    INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION
+    BOOTSTRAP_DIFFERS (another request with this sequence is staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
     """
     CommitBootstrap: _aio.UnaryUnaryMultiCallable[_bootstrap_pb2.CommitBootstrapRequest, _bootstrap_pb2.CommitBootstrapResponse]  # type: ignore[assignment]
     """Adds the table. If this takes longer than `wait_millis`, the call returns before the end: repeat it until `done`.
@@ -88,7 +96,9 @@ class BootstrapServiceAsyncStub(BootstrapServiceStub):
     the bootstrap has ended.
     """
     AbortBootstrap: _aio.UnaryUnaryMultiCallable[_bootstrap_pb2.AbortBootstrapRequest, _bootstrap_pb2.AbortBootstrapResponse]  # type: ignore[assignment]
-    """Ends a bootstrap, and removes its rows. No error if it no longer exists."""
+    """Ends a bootstrap, and removes its rows. After the commit, the table stays, and a begin no longer finds the bootstrap.
+    No error if it no longer exists.
+    """
 
 class BootstrapServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -97,10 +107,11 @@ class BootstrapServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _bootstrap_pb2.BeginBootstrapRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_bootstrap_pb2.BeginBootstrapResponse, _abc.Awaitable[_bootstrap_pb2.BeginBootstrapResponse]]:
-        """Begins a bootstrap. The definition is checked completely.
+        """Begins a bootstrap, or resumes one. The definition is checked completely.
         Errors: as for CreateTable; INVALID_ARGUMENT INVALID_REQUEST (a table without a primary key, or with
-        changelog=input; the time to live); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS;
-        FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
+        changelog=input; the time to live; the source); RESOURCE_EXHAUSTED TOO_MANY_BOOTSTRAPS; FAILED_PRECONDITION
+        BOOTSTRAP_DIFFERS (a bootstrap of the table with a named source is open, and the source, the definition, the mode
+        or the treatment of duplicates is another), UPGRADE_NOT_CONFIRMED (the data directory has a format without markers).
         """
 
     @_abc_1.abstractmethod
@@ -110,9 +121,9 @@ class BootstrapServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_bootstrap_pb2.StageRowsResponse, _abc.Awaitable[_bootstrap_pb2.StageRowsResponse]]:
         """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
-        Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or the server was restarted); INVALID_ARGUMENT
-        INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; RESOURCE_EXHAUSTED
-        REQUEST_TOO_LARGE, DISK_FULL.
+        Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed); INVALID_ARGUMENT
+        INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION
+        BOOTSTRAP_DIFFERS (another request with this sequence is staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
         """
 
     @_abc_1.abstractmethod
@@ -135,6 +146,8 @@ class BootstrapServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _bootstrap_pb2.AbortBootstrapRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_bootstrap_pb2.AbortBootstrapResponse, _abc.Awaitable[_bootstrap_pb2.AbortBootstrapResponse]]:
-        """Ends a bootstrap, and removes its rows. No error if it no longer exists."""
+        """Ends a bootstrap, and removes its rows. After the commit, the table stays, and a begin no longer finds the bootstrap.
+        No error if it no longer exists.
+        """
 
 def add_BootstrapServiceServicer_to_server(servicer: BootstrapServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

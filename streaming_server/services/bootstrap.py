@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest
 from scankv.model.limits import MAX_WAIT_MILLIS
@@ -15,9 +15,14 @@ from streaming_server.services.write import overwrites
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import grpc
 
     from streaming_server.engine.tables.tables import Tables
+    from streaming_server.storage.bootstrap.staged_runs import RequestOnDisk
+
+_MAX_DIGEST_BYTES: Final = 64
 
 
 class BootstrapService(bootstrap_pb2_grpc.BootstrapServiceServicer):
@@ -48,8 +53,16 @@ class BootstrapService(bootstrap_pb2_grpc.BootstrapServiceServicer):
                 overwrite=overwrites(request.mode),
                 merges_duplicates=request.merge_duplicates,
                 ttl=request.ttl_millis / 1000 if request.ttl_millis else BOOTSTRAP_TTL_SECONDS,
+                source=request.source,
+                from_scratch=request.from_scratch,
             )
-        return bootstrap_pb2.BeginBootstrapResponse(bootstrap_id=id_, definition=table_message(definition))
+            begun = self._bootstraps.get(id_, request.table)
+        return bootstrap_pb2.BeginBootstrapResponse(
+            bootstrap_id=id_,
+            definition=table_message(begun.definition),
+            parts=[_part_message(part, requests) for part, requests in begun.staged.items()],
+            is_committing=begun.is_committing,
+        )
 
     async def StageRows(
         self,
@@ -58,8 +71,11 @@ class BootstrapService(bootstrap_pb2_grpc.BootstrapServiceServicer):
     ) -> bootstrap_pb2.StageRowsResponse:
         async with map_write_errors(request, context):
             check_id("a bootstrap's part", request.part)
+            if len(request.digest) > _MAX_DIGEST_BYTES:
+                raise InvalidRequest(f"digest must have at most {_MAX_DIGEST_BYTES} bytes, not {len(request.digest):,}")
             place = BootstrapRequest(request.part, request.sequence)
-            rows = await self._bootstraps.stage(request.bootstrap_id, request.table, place, request.rows)
+            id_, data, digest = request.bootstrap_id, request.rows, request.digest
+            rows = await self._bootstraps.stage(id_, request.table, place, data, digest)
         return bootstrap_pb2.StageRowsResponse(rows=rows)
 
     async def CommitBootstrap(
@@ -88,6 +104,14 @@ class BootstrapService(bootstrap_pb2_grpc.BootstrapServiceServicer):
         async with map_errors(request, context):
             await self._bootstraps.abort(request.bootstrap_id, request.table)
         return bootstrap_pb2.AbortBootstrapResponse()
+
+
+def _part_message(part: str, requests: Sequence[RequestOnDisk]) -> bootstrap_pb2.BootstrapPart:
+    messages = [
+        bootstrap_pb2.BootstrapPartRequest(rows=each.rows, bytes=each.size_bytes, digest=each.digest)
+        for each in requests
+    ]
+    return bootstrap_pb2.BootstrapPart(part=part, requests=messages)
 
 
 def _parts_of(request: bootstrap_pb2.CommitBootstrapRequest) -> dict[str, int]:

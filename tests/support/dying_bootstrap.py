@@ -1,10 +1,11 @@
-"""Bootstraps a table and kills the process at each step on disk in turn, then checks what is left.
+"""Bootstraps a table and kills the process at each step on disk in turn, then resumes the bootstrap.
 
 Run as `python -m tests.support.dying_bootstrap DIRECTORY STRIDE`, as `dying_transaction`. Prints the number of deaths.
 """
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import sys
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scankv.model.errors import TableNotFound
+from scankv.model.errors import TableExists
 from streaming_server.engine.bootstrap import bucket_build
+from streaming_server.engine.bootstrap.bucket_build import BucketBuild
+from streaming_server.storage.bootstrap import staged_runs
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRuns
 from streaming_server.storage.rocks.store import RocksStore, SortedFile
 from tests.support.dying_transaction import DEATH, import_what_arrow_needs, in_child, opened
@@ -37,34 +40,83 @@ def request(first: int, value: int | None = None) -> bytes:
     )
 
 
-async def bootstrap(tables: Tables) -> None:
-    """Runs a complete bootstrap, with a part of a failed attempt."""
+async def begin(tables: Tables) -> str:
     definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, buckets=2, indexes=[["v"]])
-    id_ = await tables.begin_bootstrap(definition)
-    for part, value in (("failed attempt", 666), ("rows", None)):
-        for number in range(3):
-            await tables.bootstraps.stage(id_, NAME, BootstrapRequest(part, number), request(number, value))
-    bootstrap = await tables.bootstraps.commit(id_, NAME, {"rows": 3}, 60)
-    assert (bootstrap.is_done, bootstrap.rows, bootstrap.merged_rows) == (True, len(ROWS), len(ROWS))
+    return await tables.begin_bootstrap(definition, source="a source")
+
+
+async def stage(tables: Tables, id_: str, part: str, number: int, value: int | None = None) -> None:
+    place, digest = BootstrapRequest(part, number), f"{part} {number}".encode()
+    await tables.bootstraps.stage(id_, NAME, place, request(number, value), digest)
 
 
 async def bootstrap_and_die(data: Path, steps: int) -> None:
+    """Runs a complete bootstrap, with a part of a failed attempt. Marks what was acknowledged."""
     async with opened(data) as tables:
         DEATH.left = steps
-        await bootstrap(tables)
-        data.with_suffix(".acknowledged").touch()
+        id_ = await begin(tables)
+        for number in range(3):
+            await stage(tables, id_, "failed attempt", number, 666)
+        for number in range(3):
+            await stage(tables, id_, "rows", number)
+            acknowledge(data)
+        made = await tables.bootstraps.commit(id_, NAME, {"rows": 3}, 60)
+        assert (made.is_done, made.rows, made.merged_rows) == (True, len(ROWS), len(ROWS))
+        acknowledge(data)
+        await tables.bootstraps.abort(id_, NAME)
+
+
+def acknowledge(data: Path) -> None:
+    """Records that one more of the three requests and the commit was answered. A kill leaves it recorded or not."""
+    with data.with_suffix(".acknowledged").open("ab", buffering=0) as file:
+        file.write(b".")
+
+
+def acknowledged(data: Path) -> int:
+    file = data.with_suffix(".acknowledged")
+    return file.stat().st_size if file.exists() else 0
 
 
 async def check(data: Path) -> None:
-    """Checks that the table has all rows or does not exist, and that nothing else is left."""
+    """Resumes the bootstrap, and checks that nothing that was answered is done again, and that nothing is left."""
     async with opened(data) as tables:
         assert [*(data / "trash").iterdir()] == []
+        before = acknowledged(data)
         try:
-            tables.table(NAME)
-        except TableNotFound:
-            assert not data.with_suffix(".acknowledged").exists()
-            await bootstrap(tables)
+            id_ = await begin(tables)
+        except TableExists:
+            assert before == 4
+        else:
+            await resume(tables, id_, before)
+            await tables.bootstraps.abort(id_, NAME)
         await check_contents(tables)
+        assert [*(data / "trash").iterdir()] == [*(data / "bootstraps").iterdir()] == []
+
+
+async def resume(tables: Tables, id_: str, before: int) -> None:
+    """Stages what is missing, and commits."""
+    found = tables.bootstraps.get(id_, NAME)
+    if await tables.rows_of_bootstrap(id_, NAME) == len(ROWS):
+        assert before >= 3
+        return
+    there = len(found.staged.get("rows", ()))
+    assert min(before, 3) <= there <= min(before, 3) + 1
+    assert before < 4, "the table exists"
+    assert [each.digest for each in found.staged.get("rows", ())] == [f"rows {n}".encode() for n in range(there)]
+    for number in range(0 if not found.is_committing else 3, 3):
+        await stage(tables, id_, "rows", number)
+    built = len([*found._directory.table.parent.glob("built/*.json")])
+    made: list[BucketBuild] = []
+    make = BucketBuild._make_bucket
+
+    def recorded(build: BucketBuild, least: bytes) -> None:
+        made.append(build)
+        make(build, least)
+
+    BucketBuild._make_bucket = recorded  # type: ignore[method-assign, assignment]
+    done = await tables.bootstraps.commit(id_, NAME, {"rows": 3}, 60)
+    assert (done.is_done, done.rows, done.merged_rows) == (True, len(ROWS), len(ROWS))
+    assert len(made) == 2 - built, "complete buckets are not made again"
 
 
 async def check_contents(tables: Tables) -> None:
@@ -82,17 +134,32 @@ async def check_contents(tables: Tables) -> None:
     assert left == set(), "every file was moved into its bucket"
 
 
+def tear_writes() -> None:
+    """Makes each write of staged rows a step, at which half of it is written."""
+    write = staged_runs._write
+
+    def stepping(file: int, offset: int, data: bytes | pa.Buffer) -> None:
+        if DEATH.step():
+            write(file, offset, memoryview(data)[: len(data) // 2].tobytes())
+            DEATH.die()
+        write(file, offset, data)
+
+    staged_runs._write = stepping
+
+
 def main(directory: Path, stride: int) -> None:
     """Kills the bootstrap at every step that the stride meets."""
     import_what_arrow_needs()
     DEATH.install()
     for owner, name in (
-        (StagedRuns, "append"),
+        (os, "fdatasync"),
+        (pathlib.Path, "replace"),
         (StagedRuns, "seal"),
         (SortedFile, "finish"),
         (RocksStore, "ingest_rows"),
     ):
         DEATH.wrap(owner, name)
+    tear_writes()
     # Several files for each bucket.
     bucket_build.RANGE_BYTES = 1024  # type: ignore[misc]
     deaths, ended = 0, False

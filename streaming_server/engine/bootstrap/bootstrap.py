@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from scankv.model.errors import BootstrapLost, InvalidRequest
+from scankv.model.errors import BootstrapDiffers, BootstrapLost, InvalidRequest, ServerDraining
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from streaming_server.engine.bootstrap.bucket_build import RANGE_BYTES, BucketBuild, BuildRules
 from streaming_server.engine.bucket.request_rows import read_request
-from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRuns
+from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, RequestOnDisk, StagedRuns
 from streaming_server.storage.bootstrap.taken_in import mark_taken_in
 from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.files.disk_space import translate_disk_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from scankv.model.errors import ScanKvError
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.merging.merger import Merger
     from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.storage.bootstrap.bootstrap_directory import BootstrapDirectory
     from streaming_server.storage.files.disk_reserve import DiskReserve
     from streaming_server.storage.rocks.store import RocksResources
 
-BOOTSTRAP_TTL_SECONDS: Final = 3600.0
+BOOTSTRAP_TTL_SECONDS: Final = 86_400.0
 """For how long a bootstrap is kept without a call, unless its client asks for another time."""
 
+_MOST_OF_A_SOURCE: Final = 1000
 _AT_ONCE: Final = 2
 """How many buckets are made at once. While one sorts or compresses, which releases the interpreter lock, another one
 encodes."""
@@ -45,16 +47,18 @@ class BootstrapHost:
         resources: Shared by all buckets of the process.
         clock: The clock of the server.
         reserve: Refuses writes when the disk is nearly full.
-        draft: Returns where the directory of a table is made.
-        place: Adds the table of a draft, durably. Raises TableExists.
+        directory: Returns the directory of a bootstrap, by its id.
+        has_table: Whether a table of a name and an incarnation exists.
+        place: Adds a table, whose directory is given, durably. Raises TableExists.
     """
 
     executor: StorageExecutor
     resources: RocksResources
     clock: ServerClock
     reserve: DiskReserve
-    draft: Callable[[TableDefinition], Path]
-    place: Callable[[TableDefinition], Awaitable[None]]
+    directory: Callable[[str], BootstrapDirectory]
+    has_table: Callable[[str, str], bool]
+    place: Callable[[TableDefinition, Path], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,20 +70,64 @@ class BootstrapTerms:
         overwrite: Whether the rows are already merged.
         merges_duplicates: Whether rows with the same key are merged. If not, they are an error.
         ttl: For how many seconds the bootstrap is kept without a call.
+        source: The source of the rows and its state. Empty: the bootstrap cannot be resumed.
     """
 
     merger: Merger
     overwrite: bool = False
     merges_duplicates: bool = False
     ttl: float = BOOTSTRAP_TTL_SECONDS
+    source: str = ""
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest if the time to live is out of range."""
+        """Raises InvalidRequest if the time to live is out of range, or the source is no name of one."""
+        if len(self.source) > _MOST_OF_A_SOURCE or not self.source.isprintable():
+            raise InvalidRequest(
+                f"the source of a bootstrap must have at most {_MOST_OF_A_SOURCE:,} printable characters, not "
+                f"{self.source[:_MOST_OF_A_SOURCE]!r}"
+            )
         if not MIN_LEASE_SECONDS <= self.ttl <= MAX_LEASE_SECONDS:
             raise InvalidRequest(
                 f"the time to live of a bootstrap must be between {MIN_LEASE_SECONDS:g} and {MAX_LEASE_SECONDS:,.0f} "
                 f"seconds (7 days), not {self.ttl:g}"
             )
+
+    @property
+    def definition(self) -> TableDefinition:
+        """The table."""
+        return self.merger.definition
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the stored form."""
+        return {
+            "definition": self.definition.to_json(),
+            "overwrite": self.overwrite,
+            "merges_duplicates": self.merges_duplicates,
+            "ttl": self.ttl,
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any], merger: Merger) -> Self:
+        """Reads the result of `to_json`, for the rules of its table."""
+        return cls(
+            merger=merger,
+            overwrite=stored["overwrite"],
+            merges_duplicates=stored["merges_duplicates"],
+            ttl=stored["ttl"],
+            source=stored["source"],
+        )
+
+    def difference(self, other: BootstrapTerms) -> str | None:
+        """Returns what another bootstrap of the table has that keeps it from being resumed as this one. None: nothing.
+
+        The time to live may differ.
+        """
+        if other.source != self.source:
+            return f"reads {other.source}, not {self.source}"
+        if (other.overwrite, other.merges_duplicates) != (self.overwrite, self.merges_duplicates):
+            return "has another mode, or another treatment of rows with the same key"
+        return None if _comparable(other.definition) == _comparable(self.definition) else "has another definition"
 
 
 class Bootstrap:
@@ -90,35 +138,53 @@ class Bootstrap:
         host: The server.
 
     Attributes:
+        terms: What the client asked for.
         staged_rows: The rows staged so far; after the begin of the commit, those of the committed parts.
         rows: The rows of the table, once it exists.
-        commit: The task of the commit, once it has begun.
+        commit: The task of the commit, once it has begun in this process.
+        was_made: Whether the table existed already when the process started.
         expires: When it ends without a call, on the monotonic clock.
     """
 
     def __init__(self, terms: BootstrapTerms, host: BootstrapHost) -> None:
+        """Opens the directory, which exists. Blocks. Raises DiskFailed, and DataLoss if it is damaged."""
         self.terms = terms
-        self.staged_rows = self.rows = 0
+        self.rows = 0
         self.commit: asyncio.Task[None] | None = None
+        self.was_made = host.has_table(terms.definition.name, terms.definition.incarnation)
         self.expires = float("inf")
-        self._is_placing = self._is_over = False
+        self._is_placing = self._is_over = self._is_stopping = False
         self._host = host
-        self._path = host.draft(terms.merger.definition)
+        self._directory = host.directory(terms.definition.incarnation)
         self._staging = asyncio.Lock()
-        self._sizes: dict[str, list[int]] = {}
         self._builds: list[BucketBuild] = []
-        with translate_disk_errors(self._path.parent):
-            try:
-                (self._path / "buckets").mkdir(parents=True)
-                self._runs = StagedRuns(self._path / "staged", terms.merger.codec.schema)
-            except BaseException:
-                shutil.rmtree(self._path, ignore_errors=True)
-                raise
+        if self.was_made:
+            self._directory.remove_rows()
+        with translate_disk_errors(self._directory.table.parent):
+            self._recorded = self._directory.read_commit()
+            self._runs = StagedRuns(self._directory.staged, terms.merger.codec.schema)
+        self.staged_rows = sum(request.rows for part in self.staged.values() for request in part)
+
+    @classmethod
+    def create(cls, terms: BootstrapTerms, host: BootstrapHost) -> Self:
+        """Makes the directory of a bootstrap, and opens it. Blocks. Raises DiskFull and DiskFailed."""
+        directory = host.directory(terms.definition.incarnation)
+        directory.create(terms.to_json() | {"service_micros": host.clock.service_micros()})
+        try:
+            return cls(terms, host)
+        except BaseException:
+            directory.remove()
+            raise
 
     @property
     def definition(self) -> TableDefinition:
         """The table."""
-        return self.terms.merger.definition
+        return self.terms.definition
+
+    @property
+    def staged(self) -> Mapping[str, Sequence[RequestOnDisk]]:
+        """The requests of each part that are staged, in order."""
+        return self._runs.requests
 
     @property
     def merged_rows(self) -> int:
@@ -126,50 +192,73 @@ class Bootstrap:
         return sum(build.merged_rows for build in self._builds)
 
     @property
-    def is_done(self) -> bool:
-        """Whether the table exists."""
-        return self.commit is not None and self.commit.done()
+    def last_service_micros(self) -> int:
+        """When a client last called that has changed something, in service time. 0: none has since the begin."""
+        times = [requests[-1].service_micros for requests in self.staged.values() if requests]
+        return max([*times, 0 if self._recorded is None else int(self._recorded["service_micros"])], default=0)
 
-    async def stage(self, request: BootstrapRequest, data: bytes) -> int:
-        """Stages the rows of a request, and returns their number. Repeating it does no harm.
+    @property
+    def is_committing(self) -> bool:
+        """Whether the commit has begun, so that nothing more can be staged."""
+        return self.commit is not None or self._recorded is not None or self.was_made
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the table exists, or the commit has failed."""
+        return self.was_made or (self.commit is not None and self.commit.done())
+
+    async def stage(self, request: BootstrapRequest, data: bytes, digest: bytes = b"") -> int:
+        """Stages the rows of a request durably, and returns their number. Repeating it does no harm.
 
         Raises:
             BootstrapLost: The bootstrap is being committed, or an earlier request could not be staged.
+            ServerDraining: The next process of the server has the bootstrap.
+            BootstrapDiffers: The sequence is that of a request with another digest.
             InvalidRequest: The sequence is not the next one of its part, or the rows are not valid.
             DiskFull, DiskFailed: The rows cannot be written.
         """
         async with self._staging:
-            if self.commit is not None or self._is_over:
-                raise bootstrap_lost(self.definition.name)
-            there = len(self._sizes.get(request.part, ()))
-            if request.sequence > there:
-                raise InvalidRequest(f"sequence must be {there}, the next one of its part, not {request.sequence}")
-            if request.sequence == there:
+            if self.is_committing or self._is_over:
+                raise self.refusal()
+            staged = self.staged.get(request.part, ())
+            if request.sequence > len(staged):
+                raise InvalidRequest(
+                    f"sequence must be {len(staged)}, the next one of its part, not {request.sequence}"
+                )
+            if request.sequence == len(staged):
                 self._host.reserve.check(len(data))
-                await self._host.executor.run(self._stage, request, data)
-            return self._sizes[request.part][request.sequence]
+                return await self._host.executor.run(self._stage, request, data, digest)
+            same = staged[request.sequence]
+            if same.digest != digest:
+                raise BootstrapDiffers(
+                    f'request {request.sequence} of part "{request.part}" of the bootstrap of the table '
+                    f"{self.definition.name} is staged with other rows: begin it again from scratch",
+                    table=self.definition.name,
+                )
+            return same.rows
 
-    def _stage(self, request: BootstrapRequest, data: bytes) -> None:
+    def _stage(self, request: BootstrapRequest, data: bytes, digest: bytes) -> int:
         """Stages a request, and records that. All of it in the thread, which continues if the call is cancelled."""
         encoder = self.terms.merger.codec.keys
         rows = encoder.canonicalize(read_request(data, self.terms.merger.codec.schema))
         keys, buckets = encoder.encode(rows)
-        with translate_disk_errors(self._path.parent):
+        staged = RequestOnDisk(rows.num_rows, len(data), digest, self._host.clock.service_micros())
+        with translate_disk_errors(self._directory.table.parent):
             try:
-                self._runs.append(request, rows, keys, buckets)
+                self._runs.append(request, rows, keys, buckets, staged)
             except BaseException:
-                # The file ends with a part of a run.
+                # The file may end with a part of a request.
                 self._is_over = True
                 raise
-        self._sizes.setdefault(request.part, []).append(rows.num_rows)
         self.staged_rows += rows.num_rows
+        return staged.rows
 
     def begin_commit(self, parts: Mapping[str, int]) -> asyncio.Task[None]:
         """Begins to make the table, and returns the task. The next calls return the same.
 
         Args:
             parts: The number of requests of each part whose rows the table gets, in the order in which rows with the
-                same key count.
+                same key count. If an earlier process has begun the commit, its parts count instead.
 
         Raises:
             BootstrapLost: A request could not be staged, as the disk was full.
@@ -177,63 +266,70 @@ class Bootstrap:
         """
         if self.commit is None:
             if self._is_over:
-                raise bootstrap_lost(self.definition.name)
+                raise self.refusal()
+            parts = parts if self._recorded is None else self._recorded["parts"]
             for part, count in parts.items():
-                if len(self._sizes.get(part, ())) != count:
+                if len(self.staged.get(part, ())) != count:
                     raise InvalidRequest(
-                        f'part "{part}" has {len(self._sizes.get(part, ()))} requests, not {count}: commit once all of '
+                        f'part "{part}" has {len(self.staged.get(part, ()))} requests, not {count}: commit once all of '
                         "them are answered"
                     )
-            requests = [BootstrapRequest(part, number) for part, count in parts.items() for number in range(count)]
-            self.commit = asyncio.create_task(self._make(requests))
+            self.commit = asyncio.create_task(self._make(parts))
             # Its client may be gone.
             self.commit.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self.commit
 
-    async def _make(self, requests: list[BootstrapRequest]) -> None:
+    async def _make(self, parts: Mapping[str, int]) -> None:
         try:
+            requests = [BootstrapRequest(part, number) for part, count in parts.items() for number in range(count)]
             async with self._staging:
-                self.staged_rows = sum(self._sizes[request.part][request.sequence] for request in requests)
-                await self._host.executor.run(self._seal)
-            await self._build(requests)
+                self.staged_rows = sum(self.staged[each.part][each.sequence].rows for each in requests)
+                micros = await self._host.executor.run(self._seal, parts)
+            await self._build(requests, micros)
             await self._host.executor.run(self._settle)
             self._is_placing = True
-            await self._host.place(self.definition)
+            await self._host.place(self.definition, self._directory.table)
         except BaseException as error:
             _release_locals(error)
-            await asyncio.shield(self.remove())
+            if not self._is_stopping:
+                await asyncio.shield(self.remove())
             raise
-        finally:
-            self._sizes.clear()
         self.rows = sum(build.rows for build in self._builds)
+        await asyncio.shield(self._host.executor.run(self._remove_rows))
 
-    def _seal(self) -> None:
-        with translate_disk_errors(self._path.parent):
+    def _seal(self, parts: Mapping[str, int]) -> int:
+        """Makes the runs readable, and records the commit. Returns its commit time."""
+        with translate_disk_errors(self._directory.table.parent):
+            if self._recorded is None:
+                micros, service = self._host.clock.commit_micros(), self._host.clock.service_micros()
+                self._recorded = {"parts": dict(parts), "commit_micros": micros, "service_micros": service}
+                self._directory.write_commit(self._recorded)
             self._runs.seal()
+        return int(self._recorded["commit_micros"])
 
-    async def _build(self, requests: list[BootstrapRequest]) -> None:
+    async def _build(self, requests: list[BootstrapRequest], micros: int) -> None:
         terms, host = self.terms, self._host
         rules = BuildRules(
             merger=terms.merger,
             overwrite=terms.overwrite,
             merges_duplicates=terms.merges_duplicates,
-            micros=host.clock.commit_micros(),
+            micros=micros,
         )
-        buckets = self._path / "buckets"
         self._builds = [
-            BucketBuild(number, buckets / f"{number:04}", rules, host.resources, host.clock)
-            for number in self._runs.buckets()
+            BucketBuild(number, self._directory, rules, host.resources, host.clock) for number in self._runs.buckets()
         ]
         waiting = list(reversed(self._builds))
 
         async def build_next() -> None:
             while waiting:
                 build = waiting.pop()
+                if await host.executor.run(build.restore):
+                    continue
                 # One file at a time, so that other work need not wait for a complete bucket.
                 steps, has_more = build.merge(self._runs, requests), True
                 while has_more:
                     host.reserve.check(RANGE_BYTES)
-                    has_more = await host.executor.run(_step, steps, self._path)
+                    has_more = await host.executor.run(_step, steps, self._directory.table)
                 await host.executor.run(build.finish)
 
         tasks = [asyncio.create_task(build_next()) for _ in range(_AT_ONCE)]
@@ -248,17 +344,29 @@ class Bootstrap:
                 task.result()
 
     def _settle(self) -> None:
-        """Removes what was staged, and makes the names of the files of the table durable."""
+        """Makes the names of the files of the table durable."""
+        table = self._directory.table
+        with translate_disk_errors(table.parent):
+            mark_taken_in(table)
+            for path in (table / "buckets", table):
+                sync_directory(path)
+
+    def _remove_rows(self) -> None:
+        """Removes what the table does not need. What is left is for a client that does not know of the table yet."""
         self._runs.close()
-        with translate_disk_errors(self._path.parent):
-            (self._path / "staged").unlink()
-            mark_taken_in(self._path)
-            for path in (*(self._path / "buckets").iterdir(), self._path / "buckets", self._path):
-                if path.is_dir():
-                    sync_directory(path)
+        if self.terms.source:
+            self._directory.remove_rows()
+        else:
+            self._directory.remove()
+
+    def refusal(self) -> ScanKvError:
+        """Returns the error for a call that comes when nothing more can be done."""
+        if self._is_stopping:
+            return ServerDraining("the server is shutting down")
+        return bootstrap_lost(self.definition.name)
 
     async def end(self) -> None:
-        """Ends the bootstrap, unless its table exists, and removes its files."""
+        """Ends the bootstrap, and removes its files. A table that exists stays."""
         if self.commit is None:
             async with self._staging:
                 await self.remove()
@@ -266,15 +374,33 @@ class Bootstrap:
         if not self._is_placing:
             self.commit.cancel()
         await asyncio.wait([self.commit])
+        await self.remove()
+
+    async def stop(self) -> None:
+        """Ends all work, and leaves the files to the next process."""
+        self._is_stopping = True
+        if self.commit is not None:
+            if not self._is_placing:
+                self.commit.cancel()
+            await asyncio.wait([self.commit])
+        async with self._staging:
+            self._is_over = True
+            await self._host.executor.run(self._runs.close)
 
     async def remove(self) -> None:
         """Removes the files."""
         self._is_over = True
-        await self._host.executor.run(self._remove)
+        await self._host.executor.run(self.discard)
 
-    def _remove(self) -> None:
+    def discard(self) -> None:
+        """As `remove`. Blocks."""
         self._runs.close()
-        shutil.rmtree(self._path, ignore_errors=True)
+        self._directory.remove()
+
+
+def _comparable(definition: TableDefinition) -> dict[str, Any]:
+    """Returns what two definitions of the same table have in common."""
+    return definition.to_json() | {"incarnation": "", "created_millis": 0}
 
 
 def _step(steps: Iterator[int], path: Path) -> bool:

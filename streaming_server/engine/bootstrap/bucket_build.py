@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.bucket_change import BucketChange, FewBytes
 from streaming_server.storage.bucket.write_times import set_write_times
 from streaming_server.storage.changelog.range_markers import RangeMarker
+from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.rocks.store import SortedFile
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.merging.merger import Merger
+    from streaming_server.storage.bootstrap.bootstrap_directory import BootstrapDirectory
     from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRange, StagedRuns
     from streaming_server.storage.rocks.store import RocksResources
 
@@ -69,7 +72,7 @@ class BucketBuild:
 
     Args:
         number: The number of the bucket.
-        path: The directory of its RocksDB, which does not exist.
+        directory: The directory of the bootstrap.
         rules: How rows are merged.
         resources: Shared by all buckets of the process.
         clock: The clock of the server.
@@ -80,11 +83,17 @@ class BucketBuild:
     """
 
     def __init__(
-        self, number: int, path: Path, rules: BuildRules, resources: RocksResources, clock: ServerClock
+        self,
+        number: int,
+        directory: BootstrapDirectory,
+        rules: BuildRules,
+        resources: RocksResources,
+        clock: ServerClock,
     ) -> None:
         self.merged_rows = self.rows = 0
         self._number = number
-        self._path = path
+        self._directory = directory
+        self._path = directory.table / "buckets" / f"{number:04}"
         self._rules = rules
         self._definition = rules.merger.definition
         # Indexes are built from the rows once the table exists; their limits are checked here.
@@ -96,6 +105,19 @@ class BucketBuild:
         self._greatest = b""
         self._longest_row = 0
         self._partitions: Counter[bytes] = Counter()
+
+    def restore(self) -> bool:
+        """Takes over the bucket that an earlier process has made, and returns True. Removes one that is incomplete."""
+        built = self._directory.find_built(self._number)
+        if built is not None:
+            self.merged_rows, self.rows = built["merged_rows"], built["rows"]
+            return True
+        for path in self._path.parent.glob(f"{self._path.name}*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        return False
 
     def merge(self, runs: StagedRuns, requests: Collection[BootstrapRequest]) -> Iterator[int]:
         """Merges all staged rows of the bucket into files. Yields the number of rows of each file, once it is written.
@@ -113,9 +135,14 @@ class BucketBuild:
             yield len(rows.keys)
 
     def finish(self) -> None:
-        """Makes the bucket from the files, durably. Does nothing if it has no rows."""
-        if self._least is None:
-            return
+        """Makes the bucket from the files, durably, unless it has no rows. Then records that it is complete."""
+        if self._least is not None:
+            self._make_bucket(self._least)
+            for path in (self._path, self._path.parent):
+                sync_directory(path)
+        self._directory.mark_built(self._number, {"merged_rows": self.merged_rows, "rows": self.rows})
+
+    def _make_bucket(self, least: bytes) -> None:
         definition, options = self._definition, self._definition.options
         bucket = Bucket(
             self._path,
@@ -125,7 +152,7 @@ class BucketBuild:
             clock=self._clock,
         )
         try:
-            marker = None if options.changelog == "none" else RangeMarker.between(self._least, self._greatest)
+            marker = None if options.changelog == "none" else RangeMarker.between(least, self._greatest)
             change = BucketChange(
                 put_keys=FewBytes(),
                 put_values=FewBytes(),

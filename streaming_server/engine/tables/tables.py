@@ -62,6 +62,7 @@ from streaming_server.engine.transactions.transactions import Transactions
 from streaming_server.engine.transactions.worker_logs import merge_logs
 from streaming_server.engine.writes.column_locks import ColumnLocks
 from streaming_server.engine.writes.expiry_sweep import ExpirySweep
+from streaming_server.storage.bootstrap.bootstrap_directory import BootstrapDirectory, find_bootstraps
 from streaming_server.storage.files.disk_reserve import DiskReserve
 from streaming_server.storage.files.disk_use import DiskBytes, directory_bytes, measure_table
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
@@ -210,10 +211,12 @@ class Tables:
                     resources=self._resources,
                     clock=self.clock,
                     reserve=self._reserve,
-                    draft=self._catalog.draft,
+                    directory=self._bootstrap_directory,
+                    has_table=self._catalog.has,
                     place=self._place,
                 )
             )
+            self._load_bootstraps()
             self.backups = Backups(config, self._directory, self._resources, self.clock, self._cut, self._flush)
             self.archive = Archive(
                 config,
@@ -301,6 +304,21 @@ class Tables:
             self._catalog.mark_unusable(
                 name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})", error
             )
+
+    def _load_bootstraps(self) -> None:
+        """Loads the bootstraps of tables that belong to this process. After an unexpected error, one is left out."""
+        for id_, stored in find_bootstraps(self._directory.bootstraps):
+            try:
+                definition = TableDefinition.from_json(stored["definition"])
+                if self._placement.owns(definition.name):
+                    merger = Merger.of(TableCodec.of(definition), self._installed)
+                    terms = BootstrapTerms.from_json(stored, merger)
+                    self.bootstraps.load(id_, terms, stored["service_micros"])
+            except Exception:
+                _log.exception("the bootstrap %s cannot be loaded", id_)
+
+    def _bootstrap_directory(self, id_: str) -> BootstrapDirectory:
+        return BootstrapDirectory(self._directory.bootstraps / id_, self._directory.draft(id_))
 
     async def recover(self) -> None:
         """Rolls forward the transactions that were committed before the last stop. Call it before `start`.
@@ -487,36 +505,41 @@ class Tables:
         overwrite: bool = False,
         merges_duplicates: bool = False,
         ttl: float = BOOTSTRAP_TTL_SECONDS,
+        source: str = "",
+        from_scratch: bool = False,
     ) -> str:
-        """Begins a bootstrap of a table that `define` has returned: see `Bootstraps.begin`.
+        """Begins a bootstrap of a table that `define` has returned, or resumes it: see `Bootstraps.begin`.
 
         Raises:
             TableExists: The name is taken.
             UpgradeNotConfirmed: The data directory has a format without range markers.
             DiskFull: Less than the reserve of disk space is free.
-            InvalidRequest: See `Bootstraps.begin`.
+            InvalidRequest, BootstrapDiffers: See `Bootstraps.begin`.
         """
         self.require_format(MARKERS_FORMAT, "bootstraps")
-        self._catalog.check_free(definition.name)
+        if not self.bootstraps.has_made(definition.name, source) or from_scratch:
+            self._catalog.check_free(definition.name)
         self._reserve.check()
-        merger = Merger.of(TableCodec.of(definition), self._installed)
-        terms = BootstrapTerms(merger=merger, overwrite=overwrite, merges_duplicates=merges_duplicates, ttl=ttl)
-        return self.bootstraps.begin(terms)
+        terms = BootstrapTerms(
+            merger=Merger.of(TableCodec.of(definition), self._installed),
+            overwrite=overwrite,
+            merges_duplicates=merges_duplicates,
+            ttl=ttl,
+            source=source,
+        )
+        return await self.bootstraps.begin(terms, from_scratch=from_scratch)
 
     async def rows_of_bootstrap(self, id_: str, name: str) -> int | None:
         """Returns the rows of a table that a bootstrap of an earlier process has added. None: no such table exists."""
-        if self.bootstraps.has(id_):
+        if self.bootstraps.has(id_) or not self._catalog.has(name, id_):
             return None
-        with suppress(TableNotFound):
-            live = self.table(name)
-            if live.definition.incarnation == id_:
-                buckets, _ = await live.statistics()
-                return sum((each.state.rows or 0) for each in buckets if each.state is not None)
-        return None
+        buckets, _ = await self.table(name).statistics()
+        return sum((each.state.rows or 0) for each in buckets if each.state is not None)
 
-    async def _place(self, definition: TableDefinition) -> None:
+    async def _place(self, definition: TableDefinition, draft: Path) -> None:
         """Adds the table of a draft, with its rows."""
-        await self._to_its_end(self._create(self._catalog.place, definition, has_files=True))
+        place = partial(self._catalog.place, draft=draft)
+        await self._to_its_end(self._create(place, definition, has_files=True))
         if definition.indexes and self._catalog.is_usable(definition.name):
             with suppress(TableNotFound):  # dropped in the meantime
                 self.table(definition.name).build_indexes()
@@ -790,11 +813,14 @@ def _other_bytes(directory: DataDirectory, placement: Placement) -> tuple[int, i
     Of several worker processes, the first one counts the files that belong to all of them.
     """
     counted = {directory.own} if placement.number else {directory.own, directory.path}
-    left_out = directory.tables, directory.transactions, directory.own, *directory.parts()
+    left_out = directory.tables, directory.transactions, directory.bootstraps, directory.own, *directory.parts()
     others = sum(
         directory_bytes(path) for root in counted for path in root.iterdir() if path not in left_out and path != root
     )
-    return directory_bytes(directory.transactions), others
+    staged = directory_bytes(directory.transactions)
+    if not placement.number:
+        staged += directory_bytes(directory.bootstraps)
+    return staged, others
 
 
 def _free_bytes(directory: DataDirectory) -> int:

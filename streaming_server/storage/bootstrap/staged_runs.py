@@ -1,21 +1,27 @@
 """The staged rows of a bootstrap: a file of sorted runs, from which each bucket is read in ranges of its keys.
 
-The file is an Arrow IPC file. Each of its batches is a run: the rows of one request and one bucket in key order, with
-their encoded keys in a last column. It has no checksums, because it does not outlive the process that writes it.
+The file has a frame for each request, followed by the runs of the request. A run is an Arrow IPC message: the rows of
+one request and one bucket in key order, with their encoded keys in a last column. The frame has the sizes and the
+checksums of the runs.
+
+Rule: a request is durable before the next one is written. So after a crash, only the last one may be torn.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scankv.model.errors import RequestTooLarge
+from scankv.model.errors import DataLoss, RequestTooLarge
 from streaming_server.arrays.sorted_merge import stable_order
+from streaming_server.storage.files.frames import encode_frame, read_frame
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _KEY: Final = "\0key"  # No column of a table has such a name.
+_ALIGNMENT: Final = 64  # As Arrow recommends.
 _SAMPLES: Final = 32
 """How many keys are considered as ends of ranges, for each range. More of them make ranges more equal."""
 _MOST_RANGE_BYTES: Final = 512 << 20
@@ -39,38 +46,119 @@ class BootstrapRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestOnDisk:
+    """What is known of a request that is staged.
+
+    Attributes:
+        rows: Its rows.
+        size_bytes: The bytes of the Arrow data that the client has sent.
+        digest: The digest by which the client recognizes the rows.
+        service_micros: When it was staged, in service time.
+    """
+
+    rows: int
+    size_bytes: int = 0
+    digest: bytes = b""
+    service_micros: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
     request: BootstrapRequest
     bucket: int
+    start: int
+    size: int
+    checksum: int
 
 
 class StagedRuns:
     """Writes the runs of a bootstrap, and then reads them. Not thread-safe until `seal`, thread-safe after it.
 
     Args:
-        path: The file, which does not exist.
+        path: The file. If it exists, its requests count as staged, except for a torn one at its end.
         schema: The columns of the rows.
+
+    Attributes:
+        requests: The requests of each part, in order.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.requests: dict[str, list[RequestOnDisk]] = {}
         self._path = path
         self._schema = schema.append(pa.field(_KEY, pa.binary(), nullable=False))
         self._runs: list[_Run] = []
-        self._file = pa.OSFile(str(path), "wb")
-        self._writer = pa.ipc.new_file(self._file, self._schema)
-        self._reader: pa.ipc.RecordBatchFileReader | None = None
+        self._end = 0
+        self._data: pa.Buffer | None = None
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
+        # What an earlier process has written may have been damaged since.
+        self._is_checked = bool(self._runs)
+
+    def _recover(self) -> None:
+        """Reads which requests the file has, and cuts off a torn one at its end."""
+        size, last = os.fstat(self._file).st_size, (0, 0, "")
+        with self._path.open("rb") as file:
+            while self._end < size:
+                file.seek(self._end)
+                frame = read_frame(file, self._path, size - self._end)
+                if frame is None:
+                    break
+                head, _, frame_bytes = frame
+                start, runs = self._end, len(self._runs)
+                self._record(head, start + frame_bytes)
+                last = start, runs, head["part"]
+            end, runs, part = last
+            if not all(_is_intact(file, run) for run in self._runs[runs:]):
+                self._end = end
+                del self._runs[runs:]
+                self.requests[part].pop()
+                if not self.requests[part]:
+                    del self.requests[part]
+        os.ftruncate(self._file, self._end)
 
     def append(
-        self, request: BootstrapRequest, rows: pa.RecordBatch, keys: pa.BinaryArray, buckets: npt.NDArray[np.int32]
+        self,
+        request: BootstrapRequest,
+        rows: pa.RecordBatch,
+        keys: pa.BinaryArray,
+        buckets: npt.NDArray[np.int32],
+        staged: RequestOnDisk | None = None,
     ) -> None:
-        """Writes the rows of a request.
+        """Writes the rows of a request, durably.
 
         Args:
             request: The request.
             rows: The rows.
             keys: The encoded key of each row.
             buckets: The bucket of each row.
+            staged: What is to be known of it later. None: its number of rows.
         """
+        staged = staged or RequestOnDisk(rows.num_rows)
+        runs = [(bucket, run.serialize()) for bucket, run in self._sort(rows, keys, buckets)]
+        head = {
+            "part": request.part,
+            "rows": staged.rows,
+            "bytes": staged.size_bytes,
+            "digest": staged.digest.hex(),
+            "service_micros": staged.service_micros,
+            "runs": [[bucket, run.size, google_crc32c.value(run)] for bucket, run in runs],
+        }
+        frame = encode_frame(head)
+        _write(self._file, self._end, frame)
+        first = self._end + len(frame)
+        for at, (_, run) in zip(_places(first, [run.size for _, run in runs]), runs, strict=False):
+            _write(self._file, at, run)
+        os.fdatasync(self._file)
+        self._record(head, first)
+
+    def _sort(
+        self, rows: pa.RecordBatch, keys: pa.BinaryArray, buckets: npt.NDArray[np.int32]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yields each bucket with its run."""
         if not rows.num_rows:
             return
         order = stable_order(keys).to_numpy()
@@ -81,22 +169,37 @@ class StagedRuns:
         everything = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         ends = [*firsts.tolist()[1:], len(order)]
         for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True):
-            run = everything.slice(first, end - first)
-            self._writer.write_batch(run)
-            self._runs.append(_Run(request, number))
+            yield number, everything.slice(first, end - first)
+
+    def _record(self, head: dict[str, Any], first: int) -> None:
+        """Records the request of a frame that ends at an offset."""
+        requests = self.requests.setdefault(head["part"], [])
+        request = BootstrapRequest(head["part"], len(requests))
+        *starts, self._end = _places(first, [size for _, size, _ in head["runs"]])
+        self._runs += [
+            _Run(request, bucket, start, size, checksum)
+            for start, (bucket, size, checksum) in zip(starts, head["runs"], strict=True)
+        ]
+        digest = bytes.fromhex(head["digest"])
+        requests.append(RequestOnDisk(head["rows"], head["bytes"], digest, head["service_micros"]))
 
     def seal(self) -> None:
         """Ends writing, so that the runs can be read."""
-        self._writer.close()
-        self._file.close()
+        self._close_file()
         if self._runs:
-            self._reader = pa.ipc.open_file(pa.memory_map(str(self._path)))
+            self._data = pa.memory_map(str(self._path)).read_buffer()
 
     def close(self) -> None:
-        """Closes the file, which may then be removed, and forgets the runs. Idempotent."""
-        self._reader = None
+        """Closes the file, which may then be removed, and forgets the requests. Idempotent."""
+        self._data = None
         self._runs = []
-        self._file.close()
+        self.requests = {}
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def buckets(self) -> list[int]:
         """Returns the buckets that have rows, ascending."""
@@ -112,12 +215,12 @@ class StagedRuns:
 
         Raises:
             RequestTooLarge: The rows of one key have more than 512 MiB.
+            DataLoss: What an earlier process has staged is damaged.
         """
-        assert self._reader is not None
         place = {request: number for number, request in enumerate(requests)}
-        chosen = [number for number, run in enumerate(self._runs) if run.bucket == bucket and run.request in place]
-        chosen.sort(key=lambda number: place[self._runs[number].request])
-        runs = [self._reader.get_batch(number) for number in chosen]
+        chosen = [run for run in self._runs if run.bucket == bucket and run.request in place]
+        chosen.sort(key=lambda run: place[run.request])
+        runs = [self._read(run) for run in chosen]
         if not runs:
             return
         ranges = max(1, sum(run.nbytes for run in runs) // range_bytes)
@@ -136,6 +239,14 @@ class StagedRuns:
                 )
             if parts:
                 yield StagedRange(pa.concat_batches(parts))
+
+    def _read(self, run: _Run) -> pa.RecordBatch:
+        """Returns the rows of a run, which stay in the file until they are used."""
+        assert self._data is not None
+        message = self._data.slice(run.start, run.size)
+        if self._is_checked and google_crc32c.value(message) != run.checksum:
+            raise DataLoss(f"the staged rows in {self._path} are damaged: begin the bootstrap again")
+        return pa.ipc.read_record_batch(pa.ipc.read_message(message), self._schema)
 
 
 class StagedRange:
@@ -171,6 +282,30 @@ class StagedRange:
         same = pc.equal(self.keys[1:], self.keys[:-1])
         place = pc.index(same, True).as_py()
         return None if place < 0 else self._rows.take(self._order.slice(place, 1))
+
+
+def _places(first: int, sizes: Collection[int]) -> list[int]:
+    """Returns where runs of some sizes begin that follow an offset, and where the next frame begins."""
+    places = [_aligned(first)]
+    for size in sizes:
+        places.append(_aligned(places[-1] + size))
+    return places
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def _write(file: int, offset: int, data: bytes | pa.Buffer) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _is_intact(file: BinaryIO, run: _Run) -> bool:
+    file.seek(run.start)
+    return bool(google_crc32c.value(file.read(run.size)) == run.checksum)
 
 
 def _choose_ends(runs: list[pa.RecordBatch], ranges: int) -> pa.BinaryArray:

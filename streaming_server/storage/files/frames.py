@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import google_crc32c
 
@@ -44,19 +44,37 @@ def read_frames(path: Path) -> Iterator[tuple[dict[str, Any], bytes, int]]:
         return
     with path.open("rb", buffering=_READ_BYTES) as file:
         left, end = os.fstat(file.fileno()).st_size, 0
-        while len(start := file.read(_FRAME.size)) == _FRAME.size:
-            magic, head_bytes, payload_bytes, checksum = _FRAME.unpack(start)
-            left -= _FRAME.size + head_bytes + payload_bytes
-            if magic != _MAGIC or left < 0:
-                return
-            head, payload = file.read(head_bytes), file.read(payload_bytes)
-            if google_crc32c.extend(google_crc32c.value(head), payload) != checksum:
-                return
-            end += _FRAME.size + head_bytes + payload_bytes
-            fields = json.loads(head)
-            # The checksum has shown that the record is not torn, so it must not be cut off.
-            check_format(f"a record of {path}", fields.pop("format", _FORMAT), _FORMAT)
-            yield fields, payload, end
+        while (frame := read_frame(file, path, left - end)) is not None:
+            end += frame[2]
+            yield frame[0], frame[1], end
+
+
+def read_frame(file: BinaryIO, path: Path, left: int) -> tuple[dict[str, Any], bytes, int] | None:
+    """Reads the record at the position of a file, and returns its head, its payload and its size in bytes.
+
+    None: it is torn or damaged.
+
+    Args:
+        file: The file.
+        path: Its path, for the error.
+        left: How many bytes the file has from its position on.
+
+    Raises:
+        NewerFormat: A newer ScanKV has written the record.
+    """
+    if left < _FRAME.size or len(start := file.read(_FRAME.size)) < _FRAME.size:
+        return None
+    magic, head_bytes, payload_bytes, checksum = _FRAME.unpack(start)
+    size = _FRAME.size + head_bytes + payload_bytes
+    if magic != _MAGIC or size > left:
+        return None
+    head, payload = file.read(head_bytes), file.read(payload_bytes)
+    if google_crc32c.extend(google_crc32c.value(head), payload) != checksum:
+        return None
+    fields = json.loads(head)
+    # The checksum has shown that the record is not torn, so it must not be cut off.
+    check_format(f"a record of {path}", fields.pop("format", _FORMAT), _FORMAT)
+    return fields, payload, size
 
 
 def write_at(path: Path, data: bytes, offset: int, *, sync: bool) -> None:

@@ -154,6 +154,10 @@ class Catalog:
         """Returns where the directory of a table is made before `place`. After a crash, the next start removes it."""
         return self._directory.draft(definition.incarnation)
 
+    def has(self, name: str, incarnation: str) -> bool:
+        """Whether a table has a name and an incarnation, and can be used."""
+        return name in self._tables and self._tables[name].incarnation == incarnation
+
     def check_free(self, name: str) -> None:
         """Raises TableExists if a table has a name, or DataLoss if an unusable one has it."""
         assert self._placement.owns(name), "another worker process owns the table"
@@ -162,9 +166,14 @@ class Catalog:
         if name in self._tables:
             raise TableExists(f'table "{name}" exists already', table=name)
 
-    def place(self, definition: TableDefinition) -> None:
-        """Adds the table of a draft, which has everything but the definition. As `create`; removes it on failure."""
-        draft = self.draft(definition)
+    def place(self, definition: TableDefinition, draft: Path | None = None) -> None:
+        """Adds the table of a draft, which has everything but the definition. As `create`; removes it on failure.
+
+        Args:
+            definition: The table.
+            draft: Its directory. None: see `draft`.
+        """
+        draft = draft or self.draft(definition)
         try:
             self.check_free(definition.name)
             with translate_disk_errors(self._directory.path):

@@ -13,6 +13,7 @@ tables/.../<table>/snapshots/<view>      a pinned view: its manifest, checkpoint
 tables/.../<table>/consumers/<id>.json   the position of a consumer of the changelog
 transactions/log-7                       the transaction log
 transactions/<token>/                    the staged requests of a transaction
+bootstraps/<id>/                         a bootstrap: see `storage/bootstrap/bootstrap_directory.py`
 workers/workers.json                     how many worker processes the server has; missing: the server is one process
 workers/3/transactions, workers/3/clock.json  what worker 3 has of its own, in place of those above
 trash/                                   tables that are being created or dropped; emptied at every start of the server
@@ -105,6 +106,7 @@ class DataDirectory:
 
     Attributes:
         path: The directory.
+        bootstraps: The directory of the bootstraps of all worker processes, which exists from the first one on.
         own: The directory of what no other worker process of the server uses: the transactions and the clock.
         format: The number of its format.
 
@@ -141,6 +143,7 @@ class DataDirectory:
         self.path = path
         self.tables = path / "tables"
         self.trash = path / "trash"
+        self.bootstraps = path / "bootstraps"
         self.own = path if placement.is_alone else path / _WORKERS / str(placement.number)
         self.transactions = self.own / "transactions"
         self._draft = f"new-{placement.number}-"

@@ -182,7 +182,7 @@ async def test_an_error_of_the_source_leaves_nothing(tmp_path: Path, name: str) 
             reader = pa.RecordBatchReader.from_batches(pa.schema([("k", pa.int64())]), broken())
             with pytest.raises(OSError, match="the source is gone"):
                 await client.bootstrap(name, reader, primary_key=["k"])
-            assert [*(tmp_path / "data" / "trash").iterdir()] == []
+            assert [*(tmp_path / "data" / "bootstraps").iterdir()] == []
             assert await client.tables() == []
 
 

@@ -162,7 +162,7 @@ def test_no_file_is_made_outside_of_the_tables(wire: Wire, shared_server: Server
         refusal(wire.tables.CreateTable, create)
     assert set(shared_server.data_dir.parent.iterdir()) == around
     made = {path.name for path in shared_server.data_dir.iterdir()}
-    assert made <= {"LOCK", "clock.json", "scankv.json", "tables", "transactions", "trash"}
+    assert made <= {"LOCK", "bootstraps", "clock.json", "scankv.json", "tables", "transactions", "trash"}
 
 
 def nested(levels: int) -> pa.Schema:

@@ -9,6 +9,7 @@ NAMES = [
     "BackupFailed",
     "BackupStatus",
     "BaseStatistics",
+    "BootstrapDiffers",
     "BootstrapLost",
     "BootstrapProgress",
     "BucketCheck",

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import pathlib
 import shutil
+import threading
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 import pytest_asyncio
 
 from scankv.model.errors import (
+    BootstrapDiffers,
     BootstrapLost,
+    DataLoss,
+    DiskFailed,
     DiskFull,
     DuplicateKeys,
     InvalidKey,
     InvalidRequest,
     RequestTooLarge,
     SchemaMismatch,
+    ServerDraining,
+    TableExists,
     TooManyBootstraps,
 )
 from streaming_server.config import ServerConfig
+from streaming_server.engine.bootstrap.bucket_build import BucketBuild
 from streaming_server.engine.tables.tables import Tables
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest
 from tests.support.clocks import HOUR, FakeClocks
@@ -77,7 +87,8 @@ async def values(tables: Tables) -> list[int]:
 
 
 def left(tables: Tables) -> list[str]:
-    return [path.name for path in tables._directory.trash.iterdir()]
+    directory = tables._directory
+    return [path.name for root in (directory.trash, directory.bootstraps) for path in root.glob("*")]
 
 
 async def test_a_repeated_request_is_staged_once_and_a_later_one_is_refused(tables: Tables) -> None:
@@ -197,18 +208,18 @@ async def test_a_part_whose_rows_are_refused_is_forgotten(tables: Tables) -> Non
     for number in range(3):
         with pytest.raises(InvalidRequest):
             await stage(tables, id_, f"part {number}", 0, b"no rows")
-    assert tables.bootstraps.get(id_, NAME)._sizes == {}
+    assert tables.bootstraps.get(id_, NAME).staged == {}
 
 
-async def test_a_bootstrap_without_calls_expires_after_an_hour(tables: Tables, clocks: FakeClocks) -> None:
+async def test_a_bootstrap_without_calls_expires_after_a_day(tables: Tables, clocks: FakeClocks) -> None:
     tables.bootstraps.start()
     id_ = await begin(tables)
-    clocks.pass_time(HOUR / 2)
+    clocks.pass_time(12 * HOUR)
     await stage(tables, id_, "one", 0, rows(0, 1))
-    clocks.pass_time(HOUR / 2 + 1)
+    clocks.pass_time(12 * HOUR + 1)
     await tables.bootstraps._end_expired()
     await stage(tables, id_, "one", 1, rows(1, 1))
-    clocks.pass_time(HOUR + 1)
+    clocks.pass_time(24 * HOUR + 1)
     await tables.bootstraps._end_expired()
     assert left(tables) == []
     with pytest.raises(BootstrapLost):
@@ -243,7 +254,7 @@ async def test_a_bootstrap_that_cannot_begin_leaves_nothing(tables: Tables, monk
         raise OSError(errno.ENOSPC, "no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pa, "OSFile", fail)
+        patch.setattr(pathlib.Path, "touch", fail)
         with pytest.raises(DiskFull):
             await begin(tables)
     assert left(tables) == []
@@ -256,20 +267,6 @@ async def test_a_hundred_bootstraps_may_be_open(tables: Tables) -> None:
     await tables.bootstraps.commit(ids[0], NAME, {}, 60)
     definition = tables.define("test.other", SCHEMA, primary_key=["k"], bucket_key=[], options={})
     await tables.begin_bootstrap(definition)
-
-
-async def test_a_stop_ends_bootstraps_and_their_commits(tmp_path: Path) -> None:
-    tables = Tables(ServerConfig(data=tmp_path, block_cache_bytes=1 << 20, storage_threads=2))
-    await tables.recover()
-    for name in (NAME, "test.other"):
-        definition = tables.define(name, SCHEMA, primary_key=["k"], bucket_key=[], options={})
-        id_ = await tables.begin_bootstrap(definition)
-        await tables.bootstraps.stage(id_, name, BootstrapRequest("one", 0), rows(0, 10))
-    committing = asyncio.create_task(tables.bootstraps.commit(id_, "test.other", {"one": 1}, 60))
-    await asyncio.sleep(0)
-    await tables.close()
-    await asyncio.wait([committing])
-    assert [*(tmp_path / "trash").iterdir()] == []
 
 
 async def test_a_commit_leaves_the_reserve_of_the_disk_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,20 +282,229 @@ async def test_a_commit_leaves_the_reserve_of_the_disk_free(tmp_path: Path, monk
     await tables.close()
 
 
-async def test_after_a_restart_a_repeated_commit_finds_the_table(tmp_path: Path) -> None:
-    for start in range(2):
-        tables = Tables(ServerConfig(data=tmp_path, block_cache_bytes=1 << 20, storage_threads=2))
-        await tables.recover()
-        if start == 0:
-            id_ = await begin(tables)
-            await stage(tables, id_, "one", 0, rows(0, 10))
-            await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
-            assert await tables.rows_of_bootstrap(id_, NAME) is None
-        else:
-            assert await tables.rows_of_bootstrap(id_, NAME) == 10
-            assert await tables.rows_of_bootstrap("0" * 32, NAME) is None
-            assert await tables.rows_of_bootstrap(id_, "test.other") is None
+@asynccontextmanager
+async def opened(data: Path, clocks: FakeClocks | None = None) -> AsyncIterator[Tables]:
+    """Opens a data directory, as each start of a server does."""
+    tables = Tables(ServerConfig(data=data, block_cache_bytes=1 << 20, storage_threads=2), clocks=clocks)
+    await tables.recover()
+    try:
+        yield tables
+    finally:
         await tables.close()
+
+
+async def begin_named(tables: Tables, source: str = "a source", **terms: Any) -> str:
+    definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, buckets=2)
+    return await tables.begin_bootstrap(definition, source=source, **terms)
+
+
+async def test_after_a_restart_a_repeated_commit_finds_the_table(tmp_path: Path) -> None:
+    async with opened(tmp_path) as tables:
+        id_ = await begin(tables)
+        await stage(tables, id_, "one", 0, rows(0, 10))
+        await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
+        assert await tables.rows_of_bootstrap(id_, NAME) is None
+        assert left(tables) == []
+    async with opened(tmp_path) as tables:
+        assert await tables.rows_of_bootstrap(id_, NAME) == 10
+        assert await tables.rows_of_bootstrap("0" * 32, NAME) is None
+        assert await tables.rows_of_bootstrap(id_, "test.other") is None
+
+
+async def test_staged_rows_survive_restarts_with_their_digests(tmp_path: Path) -> None:
+    async with opened(tmp_path) as tables:
+        id_ = await begin_named(tables)
+        await tables.bootstraps.stage(id_, NAME, BootstrapRequest("one", 0), rows(0, 10), b"first")
+    async with opened(tmp_path) as tables:
+        assert await begin_named(tables) == id_
+        found = tables.bootstraps.get(id_, NAME)
+        assert [(each.rows, each.digest) for each in found.staged["one"]] == [(10, b"first")]
+        assert (found.staged_rows, found.is_committing) == (10, False)
+        await tables.bootstraps.stage(id_, NAME, BootstrapRequest("one", 1), rows(10, 10), b"second")
+    async with opened(tmp_path) as tables:
+        made = await tables.bootstraps.commit(id_, NAME, {"one": 2}, 60)
+        assert (made.staged_rows, made.merged_rows, made.rows) == (20, 20, 20)
+        assert await values(tables) == [0] * 20
+
+
+async def test_a_bootstrap_without_a_named_source_survives_a_restart_but_is_not_found_by_its_table(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as tables:
+        id_ = await begin(tables)
+        await stage(tables, id_, "one", 0, rows(0, 10))
+    async with opened(tmp_path) as tables:
+        assert await begin_named(tables) != id_
+        assert (await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)).rows == 10
+
+
+async def test_a_stop_interrupts_a_commit_and_the_next_process_continues_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_finishing, may_finish = threading.Event(), threading.Event()
+    finish, finished = BucketBuild.finish, []
+
+    def slow(build: BucketBuild) -> None:
+        is_finishing.set()
+        assert may_finish.wait(60)
+        finish(build)
+        finished.append(build.rows)
+
+    monkeypatch.setattr(BucketBuild, "finish", slow)
+    async with opened(tmp_path) as tables:
+        id_ = await begin_named(tables)
+        await stage(tables, id_, "one", 0, rows(0, 100, 1))
+        await stage(tables, id_, "left out", 0, rows(0, 100, 2))
+        committing = asyncio.create_task(tables.bootstraps.commit(id_, NAME, {"one": 1}, 60))
+        await asyncio.to_thread(is_finishing.wait, 60)
+        closing = asyncio.create_task(tables.bootstraps.close())
+        await asyncio.sleep(0)
+        may_finish.set()
+        await closing
+        with pytest.raises(ServerDraining):
+            await committing
+        with pytest.raises(ServerDraining):
+            await stage(tables, id_, "one", 1, rows(100, 1))
+    before = len(finished)
+    async with opened(tmp_path) as tables:
+        assert tables.bootstraps.get(id_, NAME).is_committing
+        with pytest.raises(BootstrapLost):
+            await stage(tables, id_, "one", 1, rows(100, 1))
+        assert (await tables.bootstraps.commit(id_, NAME, {}, 60)).rows == sum(finished) == 100
+        assert len(finished) == 2, f"{before} buckets were complete, and are not made again"
+        assert await values(tables) == [1] * 100
+
+
+async def test_a_resumed_bootstrap_must_be_the_same(tables: Tables) -> None:
+    id_ = await begin_named(tables)
+    await stage(tables, id_, "one", 0, rows(0, 10))
+    with pytest.raises(BootstrapDiffers, match="this one reads another source, not a source: resume it as it was, or"):
+        await begin_named(tables, "another source")
+    changed: list[dict[str, Any]] = [{"overwrite": True}, {"merges_duplicates": True}]
+    for terms in changed:
+        with pytest.raises(BootstrapDiffers, match="has another mode, or another treatment of rows"):
+            await begin_named(tables, **terms)
+    definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, buckets=3)
+    with pytest.raises(BootstrapDiffers, match="this one has another definition"):
+        await tables.begin_bootstrap(definition, source="a source")
+    with pytest.raises(BootstrapDiffers, match="is staged with other rows"):
+        await tables.bootstraps.stage(id_, NAME, BootstrapRequest("one", 0), rows(0, 10), b"other")
+    assert await begin_named(tables, ttl=10 * HOUR) == id_
+    assert tables.bootstraps.get(id_, NAME).staged_rows == 10
+
+
+async def test_from_scratch_discards_what_is_staged(tables: Tables) -> None:
+    id_ = await begin_named(tables)
+    await stage(tables, id_, "one", 0, rows(0, 10))
+    other = await begin_named(tables, "another source", from_scratch=True)
+    assert left(tables) == [other]
+    with pytest.raises(BootstrapLost):
+        await stage(tables, id_, "one", 1, rows(10, 10))
+    assert tables.bootstraps.get(other, NAME).staged_rows == 0
+
+
+async def test_two_begins_at_once_get_the_same_bootstrap(tables: Tables) -> None:
+    assert len(set(await asyncio.gather(*(begin_named(tables) for _ in range(5))))) == 1
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_client_that_missed_the_end_finds_the_table_until_it_says_that_it_knows(
+    tmp_path: Path, restart: bool
+) -> None:
+    async with AsyncExitStack() as stack:
+        tables = await stack.enter_async_context(opened(tmp_path))
+        id_ = await begin_named(tables)
+        await stage(tables, id_, "one", 0, rows(0, 10))
+        await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
+        if restart:
+            await stack.aclose()
+            tables = await stack.enter_async_context(opened(tmp_path))
+        assert await begin_named(tables) == id_
+        assert tables.bootstraps.get(id_, NAME).is_committing
+        with pytest.raises(TableExists):
+            await begin_named(tables, from_scratch=True)
+        await tables.bootstraps.abort(id_, NAME)
+        assert left(tables) == []
+        with pytest.raises(TableExists):
+            await begin_named(tables)
+        assert await tables.rows_of_bootstrap(id_, NAME) == 10
+
+
+async def test_a_table_that_was_dropped_is_bootstrapped_again(tables: Tables) -> None:
+    id_ = await begin_named(tables)
+    await tables.bootstraps.commit(id_, NAME, {}, 60)
+    await tables.drop(NAME)
+    other = await begin_named(tables)
+    assert other != id_
+    await stage(tables, other, "one", 0, rows(0, 10))
+    assert (await tables.bootstraps.commit(other, NAME, {"one": 1}, 60)).rows == 10
+
+
+async def test_a_failed_commit_can_be_begun_again(tables: Tables) -> None:
+    id_ = await begin_named(tables)
+    for number in range(2):
+        await stage(tables, id_, "one", number, rows(0, 10))
+    with pytest.raises(DuplicateKeys):
+        await tables.bootstraps.commit(id_, NAME, {"one": 2}, 60)
+    other = await begin_named(tables)
+    assert other != id_
+    assert left(tables) == [other]
+
+
+async def test_time_without_a_server_does_not_count_for_the_time_to_live(tmp_path: Path, clocks: FakeClocks) -> None:
+    async with opened(tmp_path, clocks) as tables:
+        id_ = await begin_named(tables)
+        clocks.pass_time(10 * HOUR)
+        await stage(tables, id_, "one", 0, rows(0, 10))
+        clocks.pass_time(20 * HOUR)
+    clocks.reboot(100 * HOUR)
+    async with opened(tmp_path, clocks) as tables:
+        clocks.pass_time(3 * HOUR)
+        await tables.bootstraps._end_expired()
+        assert left(tables) == [id_]
+        clocks.pass_time(2 * HOUR)
+        await tables.bootstraps._end_expired()
+        assert left(tables) == []
+
+
+async def test_a_bootstrap_whose_terms_are_damaged_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as tables:
+        id_ = await begin_named(tables)
+    for path in (tmp_path / "bootstraps").glob("*/bootstrap.json"):
+        path.write_bytes(path.read_bytes().replace(b"a source", b"a_source"))
+    async with opened(tmp_path) as tables:
+        assert "a bootstrap is left out" in caplog.text
+        assert await begin_named(tables) != id_
+
+
+async def test_damaged_staged_rows_fail_the_commit(tmp_path: Path) -> None:
+    async with opened(tmp_path) as tables:
+        id_ = await begin_named(tables)
+        for number in range(2):
+            await stage(tables, id_, "one", number, rows(number * 50, 50, 0x5A5A5A5A))
+    file = tmp_path / "bootstraps" / id_ / "staged"
+    file.write_bytes(file.read_bytes().replace(b"\x5a\x5a\x5a\x5a", b"\x5a\x5b\x5a\x5a", 1))
+    async with opened(tmp_path) as tables:
+        with pytest.raises(DataLoss, match=r"the staged rows in .* are damaged: begin the bootstrap again"):
+            await tables.bootstraps.commit(id_, NAME, {"one": 2}, 60)
+        assert left(tables) == []
+
+
+async def test_a_source_is_named_by_printable_text(tables: Tables) -> None:
+    for source in ("x" * 1001, "a\nb"):
+        with pytest.raises(InvalidRequest, match="must have at most 1,000 printable characters"):
+            await begin_named(tables, source)
+
+
+async def test_staged_rows_count_as_staging_in_the_disk_use(tables: Tables) -> None:
+    id_ = await begin(tables)
+    before = await tables._look_at_disk()
+    await stage(tables, id_, "one", 0, rows(0, 100_000))
+    after = await tables._look_at_disk()
+    assert after.staging - before.staging > 1_000_000
+    assert after.other == before.other
 
 
 async def test_wrong_rows_are_refused_and_the_bootstrap_continues(tables: Tables) -> None:
@@ -315,12 +521,18 @@ async def test_wrong_rows_are_refused_and_the_bootstrap_continues(tables: Tables
     assert (await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)).rows == 3
 
 
-async def test_after_a_run_that_was_written_in_part_nothing_can_be_staged_or_committed(tables: Tables) -> None:
+async def test_after_a_request_that_cannot_be_synced_nothing_can_be_staged_or_committed(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
     id_ = await begin(tables)
     await stage(tables, id_, "one", 0, rows(0, 3))
-    tables.bootstraps.get(id_, NAME)._runs._file.close()
-    with pytest.raises(ValueError, match="closed file"):
-        await stage(tables, id_, "one", 1, rows(3, 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(DiskFailed):
+            await stage(tables, id_, "one", 1, rows(3, 3))
     with pytest.raises(BootstrapLost):
         await stage(tables, id_, "one", 1, rows(3, 3))
     with pytest.raises(BootstrapLost):

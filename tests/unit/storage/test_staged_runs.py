@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from scankv.model.errors import RequestTooLarge
+from scankv.model.errors import DataLoss, RequestTooLarge
 from streaming_server.storage.bootstrap import staged_runs
-from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRuns
+from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, RequestOnDisk, StagedRuns
 from tests.support.examples import seeds
 
 if TYPE_CHECKING:
@@ -99,4 +100,72 @@ def test_rows_of_one_key_that_exceed_memory_are_refused(tmp_path: Path, monkeypa
     with pytest.raises(RequestTooLarge, match=r"the rows of one key have 50\d,\d+ bytes; the limit is 400,000"):
         list(runs.read(0, requests, 1000))
     assert sum(len(part.keys) for part in runs.read(0, requests[:30], 1000)) == 60
+    runs.close()
+
+
+def write_requests(path: Path, count: int) -> list[int]:
+    """Stages requests of 10 rows. Returns the size of the file after each."""
+    runs, ends = StagedRuns(path, SCHEMA), []
+    for number in range(count):
+        batch = pa.record_batch([pa.array(range(10))], schema=SCHEMA)
+        keys = pa.array([(number * 10 + row).to_bytes(8, "big") for row in range(10)], pa.binary())
+        staged = RequestOnDisk(10, 100, f"digest {number}".encode(), number)
+        runs.append(BootstrapRequest("one", number), batch, keys, np.arange(10, dtype=np.int32) % 2, staged)
+        ends.append(path.stat().st_size)
+    runs.close()
+    return ends
+
+
+def test_a_torn_request_is_cut_off_wherever_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "staged"
+    ends = write_requests(path, 3)
+    content = path.read_bytes()
+    for size in range(ends[1], ends[2] + 1):
+        path.write_bytes(content[:size])
+        runs = StagedRuns(path, SCHEMA)
+        there = 3 if size == ends[2] else 2
+        assert runs.requests == {"one": [RequestOnDisk(10, 100, f"digest {n}".encode(), n) for n in range(there)]}
+        request, rows = BootstrapRequest("one", there), pa.record_batch([pa.array([7])], schema=SCHEMA)
+        runs.append(request, rows, pa.array([b"new"], pa.binary()), np.zeros(1, np.int32))
+        runs.seal()
+        requests = [BootstrapRequest("one", number) for number in range(there + 1)]
+        assert [len(part.keys) for part in runs.read(0, requests, 1 << 20)] == [5 * there + 1]
+        runs.close()
+
+
+def test_a_request_whose_rows_did_not_reach_the_disk_is_cut_off(tmp_path: Path) -> None:
+    # After a power failure, a file can have its size but not its contents.
+    path = tmp_path / "staged"
+    ends = write_requests(path, 3)
+    content = path.read_bytes()
+    path.write_bytes(content[: ends[2] - 64] + bytes(64))
+    runs = StagedRuns(path, SCHEMA)
+    assert len(runs.requests["one"]) == 2
+    runs.close()
+    path.write_bytes(content[: ends[0] - 64] + bytes(ends[2] - ends[0] + 64))
+    runs = StagedRuns(path, SCHEMA)
+    assert runs.requests == {}
+    runs.close()
+
+
+def test_a_request_without_rows_counts(tmp_path: Path) -> None:
+    for start in range(2):
+        runs = StagedRuns(tmp_path / "staged", SCHEMA)
+        assert len(runs.requests.get("one", ())) == start
+        empty, none = pa.record_batch([pa.array([], pa.int64())], schema=SCHEMA), pa.array([], pa.binary())
+        runs.append(BootstrapRequest("one", start), empty, none, np.zeros(0, np.int32))
+        runs.close()
+
+
+def test_damage_is_found_when_runs_are_read_by_another_process(tmp_path: Path) -> None:
+    path = tmp_path / "staged"
+    ends = write_requests(path, 3)
+    content = bytearray(path.read_bytes())
+    content[ends[0] - 40] ^= 1
+    path.write_bytes(content)
+    runs = StagedRuns(path, SCHEMA)
+    runs.seal()
+    requests = [BootstrapRequest("one", number) for number in range(3)]
+    with pytest.raises(DataLoss, match=r"the staged rows in .* are damaged"):
+        list(chain.from_iterable(runs.read(bucket, requests, 1 << 20) for bucket in range(2)))
     runs.close()
