@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias, get_args
 
@@ -14,16 +15,30 @@ import anyio
 import pyarrow as pa
 
 from aio_client._input.data import is_frame_of, rows_of
-from aio_client._input.requests import to_ipc
+from aio_client._input.digests import digest_of
+from aio_client._input.requests import divide, to_ipc
 from aio_client._table.shape import TableShape
 from aio_client._transport.lease import ttl_millis
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.write_requests import WritePieces, mode_of
-from scankv.model.errors import ScanKvError, UsageError
+from scankv.model.errors import (
+    BootstrapDiffers,
+    BootstrapLost,
+    DataLoss,
+    DiskFailed,
+    DiskFull,
+    DuplicateKeys,
+    InvalidRequest,
+    LakeDamaged,
+    RequestTooLarge,
+    ScanKvError,
+    TableExists,
+    UsageError,
+)
 from scankv.v1 import bootstrap_pb2, transaction_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
     from aio_client._input.data import Data
     from aio_client._transport.transport import Transport
@@ -33,6 +48,17 @@ if TYPE_CHECKING:
 
 Duplicates: TypeAlias = Literal["error", "merge"]
 
+_FINAL_ERRORS: Final = (
+    InvalidRequest,
+    RequestTooLarge,
+    DuplicateKeys,
+    TableExists,
+    DiskFull,
+    DiskFailed,
+    DataLoss,
+    LakeDamaged,
+    UsageError,
+)
 _WAIT_SECONDS: Final = 2.0
 _ABORT_SECONDS: Final = 2.0
 
@@ -48,6 +74,7 @@ class BootstrapProgress:
         merged_rows: How many of them are merged into the files of the table.
         rows_in_table: The rows of the table. None: it does not exist yet.
         seconds: The time since the begin.
+        resumed_rows: How many of the rows an interrupted call had sent.
     """
 
     rows: int = 0
@@ -56,6 +83,7 @@ class BootstrapProgress:
     merged_rows: int = 0
     rows_in_table: int | None = None
     seconds: float = 0.0
+    resumed_rows: int = 0
 
     @property
     def fraction(self) -> float | None:
@@ -73,7 +101,10 @@ class BootstrapProgress:
     def seconds_left(self) -> float | None:
         """The time that the rest will take if it is as fast as the work so far. None: not known."""
         done = self.fraction
-        return None if not done else self.seconds * (1 - done) / done
+        if done is None or not self.total_rows:
+            return None
+        in_this_call = done - self.resumed_rows / (2 * self.total_rows)
+        return None if in_this_call <= 0 else self.seconds * (1 - done) / in_this_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +116,23 @@ class BootstrapPart:
         shape: The table, as it will be.
         id: The id of the bootstrap.
         part: The name of the participant, unique among all attempts of all participants.
+        staged: Its requests that are staged already.
     """
 
     transport: Transport
     shape: TableShape
     id: str
     part: str
+    staged: Sequence[bootstrap_pb2.BootstrapPartRequest] = ()
 
     async def stage(self, data: Data, mode: WriteMode) -> AsyncIterator[tuple[int, int]]:
-        """Stages rows. Yields the number of rows and bytes of each request, once the server has them.
+        """Stages rows, except for those that are staged. Yields the rows and bytes of each request that was answered.
 
         The next request is made while the previous one is sent.
 
         Raises:
             SchemaMismatch, InvalidKey, RequestTooLarge: The rows do not fit the table.
+            BootstrapDiffers: The rows do not begin with those that are staged.
             BootstrapLost: The bootstrap was aborted, or has expired.
         """
         rows = await asyncio.to_thread(rows_of, data)
@@ -111,6 +145,8 @@ class BootstrapPart:
             while (made := await following) is not None:
                 following = asyncio.ensure_future(asyncio.to_thread(next, requests, None))
                 request, size = made
+                if request is None:
+                    continue
                 answer = await call_again(self.transport, lambda: self.transport.services.bootstraps.StageRows, request)
                 yield answer.rows, size
         finally:
@@ -118,12 +154,35 @@ class BootstrapPart:
             with anyio.CancelScope(shield=True), suppress(Exception):
                 await following
 
-    def _requests(self, pieces: WritePieces) -> Iterator[tuple[bootstrap_pb2.StageRowsRequest, int]]:
-        for sequence, batch in enumerate(pieces.batches):
+    def _requests(self, pieces: WritePieces) -> Iterator[tuple[bootstrap_pb2.StageRowsRequest | None, int]]:
+        """Yields each request with the bytes of its rows in memory. None: it is staged already."""
+        count = 0
+        for sequence, batch in enumerate(divide(pieces.batches, [each.rows for each in self.staged])):
+            count, digest = sequence + 1, digest_of(batch)
+            if sequence < len(self.staged):
+                if digest != self.staged[sequence].digest:
+                    raise self._differs()
+                yield None, batch.nbytes
+                continue
             request = bootstrap_pb2.StageRowsRequest(
-                table=self.shape.name, bootstrap_id=self.id, part=self.part, sequence=sequence, rows=to_ipc(batch)
+                table=self.shape.name,
+                bootstrap_id=self.id,
+                part=self.part,
+                sequence=sequence,
+                rows=to_ipc(batch),
+                digest=digest,
             )
             yield request, batch.nbytes
+        if count < len(self.staged):
+            raise self._differs()
+
+    def _differs(self) -> BootstrapDiffers:
+        return BootstrapDiffers(
+            f"the source of the interrupted bootstrap of the table {self.shape.name} has changed: its first "
+            f"{sum(each.rows for each in self.staged):,} rows are no longer those that are staged; begin again from "
+            "scratch",
+            table=self.shape.name,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +193,15 @@ class OpenBootstrap:
         transport: The connection.
         shape: The table, as it will be.
         id: The id of the bootstrap.
+        staged: The requests of each part that were staged at the begin.
+        is_committing: Whether an earlier client has begun the commit, so that nothing more can be staged.
     """
 
     transport: Transport
     shape: TableShape
     id: str
+    staged: Mapping[str, Sequence[bootstrap_pb2.BootstrapPartRequest]]
+    is_committing: bool = False
 
     @classmethod
     async def begin(
@@ -148,8 +211,11 @@ class OpenBootstrap:
         mode: WriteMode,
         duplicates: Duplicates,
         ttl: float | None = None,
+        *,
+        source: str = "",
+        from_scratch: bool = False,
     ) -> Self:
-        """Begins a bootstrap. Raises as `Client.bootstrap`."""
+        """Begins a bootstrap, or resumes the one of the same source. Raises as `Client.bootstrap`."""
         if duplicates not in get_args(Duplicates):
             raise UsageError(f'duplicates must be "error" or "merge", not {duplicates!r}', option="duplicates")
         request = bootstrap_pb2.BeginBootstrapRequest(
@@ -158,6 +224,8 @@ class OpenBootstrap:
             mode=mode_of(mode),
             merge_duplicates=duplicates == "merge",
             ttl_millis=0 if ttl is None else ttl_millis(ttl),
+            source=source,
+            from_scratch=from_scratch,
         )
         # If it is repeated after a lost answer, a bootstrap without a named source and without rows is left to expire.
         answer = await call_again(transport, lambda: transport.services.bootstraps.BeginBootstrap, request)
@@ -167,7 +235,8 @@ class OpenBootstrap:
     def join(cls, transport: Transport, ticket: bytes) -> Self:
         """Returns a bootstrap that another client has begun, by its ticket."""
         begun = bootstrap_pb2.BeginBootstrapResponse.FromString(ticket)
-        return cls(transport, TableShape.of(begun.definition), begun.bootstrap_id)
+        staged = {part.part: part.requests for part in begun.parts}
+        return cls(transport, TableShape.of(begun.definition), begun.bootstrap_id, staged, begun.is_committing)
 
     @property
     def ticket(self) -> bytes:
@@ -177,7 +246,7 @@ class OpenBootstrap:
 
     def part(self, name: str) -> BootstrapPart:
         """Returns a participant."""
-        return BootstrapPart(self.transport, self.shape, self.id, name)
+        return BootstrapPart(self.transport, self.shape, self.id, name, self.staged.get(name, ()))
 
     async def commit(self, parts: dict[str, int]) -> AsyncIterator[bootstrap_pb2.CommitBootstrapResponse]:
         """Makes the table from the rows of some parts, given with their numbers of requests. Yields each answer."""
@@ -204,11 +273,12 @@ class OpenBootstrap:
 
 def open_source(
     source: Data | str | PathLike[str], source_format: SourceFormat | None
-) -> tuple[pa.RecordBatchReader, int | None]:
+) -> tuple[pa.RecordBatchReader, int | None, str]:
     """Opens the rows of a location, or of data in one of the forms that callers may use. Blocks.
 
     Returns:
-        The rows and their number. None: it is not known.
+        The rows, their number, and the state of the source. The number is None if it is not known, and the state is
+        empty if a later call could not recognize the rows.
 
     Raises:
         UsageError: The source has no known form.
@@ -218,7 +288,8 @@ def open_source(
         # On use, as it needs packages of an extra.
         from scankv.lake.sources.sources import open_source as open_location
 
-        return open_location(os.fspath(source), source_format)
+        opened = open_location(os.fspath(source), source_format)
+        return opened.reader, opened.count, opened.state
     if source_format is not None:
         raise UsageError("source_format is for a location: leave it out", option="source_format")
     if isinstance(source, pa.RecordBatch):
@@ -228,13 +299,18 @@ def open_source(
     elif isinstance(source, list):
         source = pa.Table.from_pylist(source)
     if isinstance(source, pa.Table):
-        return source.to_reader(), source.num_rows
+        return source.to_reader(), source.num_rows, ""
     if not hasattr(source, "__arrow_c_stream__"):
         raise UsageError(
             "source must be a location, a RecordBatchReader, or other rows, as for `upsert`, not "
             f"{type(source).__name__}"
         )
-    return pa.RecordBatchReader.from_stream(source), None
+    return pa.RecordBatchReader.from_stream(source), None, ""
+
+
+def can_resume(error: BaseException) -> bool:
+    """Returns whether the same bootstrap can be resumed after an error. If not, its staged rows are removed."""
+    return not isinstance(error, _FINAL_ERRORS)
 
 
 async def bootstrap_table(
@@ -244,15 +320,17 @@ async def bootstrap_table(
     rows: pa.RecordBatchReader,
     *,
     total_rows: int | None,
+    source: str,
     mode: WriteMode,
     duplicates: Duplicates,
+    from_scratch: bool,
     on_progress: Callable[[BootstrapProgress], None] | None,
 ) -> table_pb2.Table:
     """Bootstraps a table: see `Client.bootstrap`. Returns its description.
 
     The bootstrap is in `running` as long as it has to be aborted if the client is closed.
     """
-    began, progress = time.monotonic(), BootstrapProgress(total_rows=total_rows)
+    began = time.monotonic()
 
     def report(after: BootstrapProgress) -> BootstrapProgress:
         after = replace(after, seconds=time.monotonic() - began)
@@ -260,21 +338,54 @@ async def bootstrap_table(
             on_progress(after)
         return after
 
-    opened = await OpenBootstrap.begin(transport, definition, mode, duplicates)
-    running[opened.id] = opened
+    begin = partial(OpenBootstrap.begin, transport, definition, mode, duplicates, source=source)
+    opened = await begin(from_scratch=from_scratch)
+    if not source:
+        running[opened.id] = opened
     try:
-        part, requests = opened.part("rows"), 0
-        async for count, size in part.stage(rows, mode):
-            requests += 1
-            progress = report(replace(progress, rows=progress.rows + count, bytes=progress.bytes + size))
-        progress = replace(progress, total_rows=progress.rows)
+        part = opened.part("rows")
+        requests, resumed = len(part.staged), sum(each.rows for each in part.staged)
+        progress = BootstrapProgress(
+            rows=resumed, bytes=sum(each.bytes for each in part.staged), total_rows=total_rows, resumed_rows=resumed
+        )
+        if part.staged:
+            progress = report(progress)
+        if not opened.is_committing:
+            try:
+                async for count, size in part.stage(rows, mode):
+                    requests += 1
+                    progress = report(replace(progress, rows=progress.rows + count, bytes=progress.bytes + size))
+            except BootstrapLost:
+                # Another client that has resumed it may have begun the commit.
+                if not source or not await _is_committing(opened.id, begin):
+                    raise
         async for answer in opened.commit({part.part: requests} if requests else {}):
-            merged = progress.rows if answer.done else answer.merged_rows
-            rows_in_table = answer.rows if answer.done else None
-            progress = report(replace(progress, merged_rows=merged, rows_in_table=rows_in_table))
-    except BaseException:
-        await opened.abort()
+            progress = report(_after_commit(progress, answer))
+    except BaseException as error:
+        if not source or not can_resume(error):
+            await opened.abort()
         raise
     finally:
         running.pop(opened.id, None)
+    if source:
+        # The next call is about another table.
+        await opened.abort()
     return opened.shape.description
+
+
+async def _is_committing(id_: str, begin: Callable[[], Awaitable[OpenBootstrap]]) -> bool:
+    """Returns whether the commit of a bootstrap has begun. Raises TableExists if its client knows of the table."""
+    found = await begin()
+    return found.id == id_ and found.is_committing
+
+
+def _after_commit(progress: BootstrapProgress, answer: bootstrap_pb2.CommitBootstrapResponse) -> BootstrapProgress:
+    """Returns the progress after an answer. A server that was restarted after the commit knows only the table."""
+    rows = progress.rows or answer.staged_rows or answer.rows
+    return replace(
+        progress,
+        rows=rows,
+        total_rows=rows,
+        merged_rows=rows if answer.done else answer.merged_rows,
+        rows_in_table=answer.rows if answer.done else None,
+    )

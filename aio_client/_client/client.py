@@ -194,6 +194,7 @@ class Client:
         source_format: SourceFormat | None = None,
         mode: WriteMode = "merge",
         duplicates: Duplicates = "error",
+        from_scratch: bool = False,
         on_progress: Callable[[BootstrapProgress], None] | None = None,
         bucket_key: Sequence[str] = (),
         buckets: int | None = None,
@@ -209,14 +210,17 @@ class Client:
 
             table = await client.bootstrap("game.scores", "s3://lake/scores", primary_key=["player"])
 
-        The table appears with all rows at one instant, and is durable then. Before that, nothing of it is visible, and
-        after an error nothing is left. The rows go into sorted files that the server's RocksDB takes as they are, which
+        The table appears with all rows at one instant, and is durable then. Before that, nothing of it is visible. The
+        rows go into sorted files that the server's RocksDB takes as they are, which
         costs it a quarter of the time of upserts in random key order. They are not in the changelog: it begins with one
         marker in each bucket. Streams from `StartFrom.FULL` begin with all rows. Indexes are built in the background
         once the table exists.
 
-        The call continues after a restart of the server. If the call itself is interrupted, it begins again: what it
-        has staged is removed at once, or when the server notices that no client has called for a day.
+        A bootstrap of a location that is interrupted is resumed by the same call, whatever has ended: the call, its
+        process or the server. Rows that the server has are not sent again, and the table exists once. The rows are kept
+        for a day after the last call. If the source or the definition has changed, the call fails; with `from_scratch`
+        it begins again. After an error that the same call would meet again, such as DuplicateKeys, and after DiskFull,
+        nothing is kept; nor is anything of other data than locations.
 
         Args:
             name: As for `create_table`.
@@ -232,6 +236,7 @@ class Client:
                 rows that are already merged, such as totals in a table that adds up.
             duplicates: "error" refuses rows with the same key, and names one. "merge" merges them, in their order, as
                 the merge engine does; so in a `last_row` table the last one wins, and in a `versioned` one the newest.
+            from_scratch: Discards what an interrupted bootstrap of the table has sent.
             on_progress: Called after each request and during the merge. Must not block.
             bucket_key: As for `create_table`, like all further arguments.
             buckets: The number of buckets.
@@ -252,6 +257,7 @@ class Client:
             InvalidRequest: As for `create_table`; the table has no primary key, or `changelog="input"`; or a merge has
                 no result. InvalidKey for a null in the key, SchemaMismatch for a column that does not fit.
             RequestTooLarge: A row or its key is too large.
+            BootstrapDiffers: A bootstrap of the table was interrupted, and its source or its definition has changed.
             BootstrapLost: Another client has aborted the bootstrap.
             TooManyBootstraps: The server has 100 open bootstraps.
             LakeUnavailable, LakeDamaged: The source cannot be read.
@@ -260,7 +266,7 @@ class Client:
             UsageError: An argument has the wrong type, the location has no known format, or a package that reads it is
                 not installed.
         """
-        rows, total_rows = await asyncio.to_thread(open_source, source, source_format)
+        rows, total_rows, state = await asyncio.to_thread(open_source, source, source_format)
         definition = definition_message(
             name,
             rows.schema if schema is None else schema,
@@ -281,8 +287,10 @@ class Client:
             definition,
             rows,
             total_rows=total_rows,
+            source=state,
             mode=mode,
             duplicates=duplicates,
+            from_scratch=from_scratch,
             on_progress=on_progress,
         )
         return await self._open(description)

@@ -47,6 +47,26 @@ def cut(
         yield _join(waiting)
 
 
+def divide(batches: Iterator[pa.RecordBatch], counts: Iterable[int]) -> Iterator[pa.RecordBatch]:
+    """Divides batches of one schema into batches with given positive numbers of rows, and passes the rest through.
+
+    The last batch has fewer rows if they end early.
+    """
+    left: pa.RecordBatch | None = None
+    for count in counts:
+        pieces, missing = [], count
+        while missing and (batch := next(batches, None) if left is None else left) is not None:
+            pieces.append(batch.slice(0, missing))
+            left = batch.slice(missing) if batch.num_rows > missing else None
+            missing -= pieces[-1].num_rows
+        if not pieces:
+            return
+        yield _join(pieces)
+    if left is not None:
+        yield left
+    yield from batches
+
+
 def to_ipc(batch: pa.RecordBatch) -> bytes:
     """Writes a batch as a complete Arrow IPC stream."""
     sink = pa.BufferOutputStream()

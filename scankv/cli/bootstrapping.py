@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aio_client import BootstrapProgress
+from aio_client._client.bootstrap import can_resume
 from scankv.cli.show import stderr_console
 from scankv.formats.printable import printable
+from scankv.model.errors import BootstrapDiffers, BootstrapLost, ScanKvError
 from scankv.model.types.types import format_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from aio_client import BootstrapProgress
     from aio_client._client.bootstrap import Duplicates
     from aio_client._write.merging import WriteMode
     from aio_client.sync import Client
@@ -31,10 +33,11 @@ def bootstrap_table(
     settings: Mapping[str, Any],
     mode: WriteMode,
     duplicates: Duplicates,
+    from_scratch: bool,
 ) -> None:
     """Bootstraps a table, and prints what was made. Raises as `Client.bootstrap`."""
     began = time.monotonic()
-    with _shown_progress() as show:
+    with _shown_progress() as show, _report_how_to_continue(show, source):
         table = client.bootstrap(
             name,
             source,
@@ -42,20 +45,39 @@ def bootstrap_table(
             buckets=buckets,
             mode=mode,
             duplicates=duplicates,
+            from_scratch=from_scratch,
             on_progress=show,
             **settings,
         )
-    rows, seconds = show.last.rows, time.monotonic() - began
+    rows, resumed, seconds = show.last.rows, show.last.resumed_rows, time.monotonic() - began
     typer.echo(f"created {name}: {printable(format_schema(table.schema))}")
     merged = "" if rows == show.last.rows_in_table else f", merged to {show.last.rows_in_table:,}"
-    typer.echo(f"loaded {rows:,} rows into {name}{merged} in {seconds:.2f} s ({rows / seconds:,.0f} rows/s)")
+    before = f", {resumed:,} of them before," if resumed else ""
+    rate = (rows - resumed) / seconds
+    typer.echo(f"loaded {rows:,} rows{before} into {name}{merged} in {seconds:.2f} s ({rate:,.0f} rows/s)")
+
+
+@contextmanager
+def _report_how_to_continue(show: _Progress, source: str) -> Iterator[None]:
+    """Says how to continue if a bootstrap ends early and can be resumed."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, ScanKvError) as error:
+        if show.last.rows and can_resume(error) and not isinstance(error, BootstrapDiffers | BootstrapLost):
+            ended = "stopped" if isinstance(error, ScanKvError) else "interrupted"
+            typer.echo(
+                f"{ended}: the server keeps {show.last.rows:,} rows of {printable(source)} for a day: the same command "
+                "continues after them, and with --from-scratch it discards them",
+                err=True,
+            )
+        raise
 
 
 class _Progress:
     """Receives the progress, and shows it with a function."""
 
     def __init__(self, show: Callable[[BootstrapProgress], None]) -> None:
-        self.last: BootstrapProgress
+        self.last = BootstrapProgress()
         self._show = show
 
     def __call__(self, progress: BootstrapProgress) -> None:
@@ -88,6 +110,8 @@ def _shown_progress() -> Iterator[_Progress]:
 def progress_text(progress: BootstrapProgress) -> str:
     """Returns how far a bootstrap is, as text: rows, megabytes and how long the rest will take."""
     text = f"{progress.rows:,} rows, {progress.bytes / 1e6:,.0f} MB sent"
+    if progress.resumed_rows:
+        text += f", {progress.resumed_rows:,} rows of them before"
     if progress.merged_rows:
         text += f", {progress.merged_rows:,} rows merged"
     left = progress.seconds_left

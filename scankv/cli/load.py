@@ -134,13 +134,19 @@ def load(
             "--bootstrap",
             help="Make a new table from FILE, which is a Delta table, an Iceberg table or Parquet files, as a path or "
             "a URI such as s3://bucket/table. The table appears with all rows at once, at less cost than with "
-            "--create. Needs --key.",
+            "--create. If it is interrupted, the same command continues where it was. Needs --key.",
         ),
     ] = False,
     duplicates: Annotated[
         DuplicateRows,
         typer.Option(help="With --bootstrap: whether rows with the same key are an error, or are merged."),
     ] = DuplicateRows.ERROR,
+    from_scratch: Annotated[
+        bool,
+        typer.Option(
+            "--from-scratch", help="With --bootstrap: discard what an interrupted bootstrap of the table has sent."
+        ),
+    ] = False,
     url: Url = None,
 ) -> None:
     """Write the rows of a file to a table. They are merged with existing rows as the table's merge engine defines.
@@ -164,8 +170,8 @@ def load(
         )
         if any(others) or not key:
             raise UsageError(
-                "--bootstrap needs --key, and takes only --buckets, --set, --mode and --duplicates besides: leave out "
-                "the other options"
+                "--bootstrap needs --key, and takes only --buckets, --set, --mode, --duplicates and --from-scratch "
+                "besides: leave out the other options"
             )
         with open_client(url) as client:
             bootstrap_table(
@@ -177,10 +183,13 @@ def load(
                 settings=table_settings_of(set_),
                 mode=(mode or Mode.MERGE).value,
                 duplicates=duplicates.value,
+                from_scratch=from_scratch,
             )
         return
     if duplicates is not DuplicateRows.ERROR:
         raise UsageError("--duplicates is for --bootstrap: leave it out")
+    if from_scratch:
+        raise UsageError("--from-scratch is for --bootstrap: leave it out")
     if not create and (key or no_key or buckets or set_ or ignore_definition):
         raise UsageError("--key, --no-key, --buckets, --set and --ignore-definition are for a new table: add --create")
     settings = table_settings_of(set_)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from scankv.lake.location import require_package
+from scankv.lake.source_rows import SourceRows
 from scankv.model.errors import LakeDamaged, LakeUnavailable
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
     from scankv.lake.location import LakeLocation
 
+_IN_ORDER: Final = {"datafusion.execution.target_partitions": "1"}
 
-def read_delta(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | None]:
-    """Returns the rows of the newest version, without those that deletion vectors mask, and their number.
 
-    The number is None if the table may have deletion vectors.
+def read_delta(location: LakeLocation) -> SourceRows:
+    """Returns the rows of the newest version, without those that deletion vectors mask.
+
+    Their number is not known if the table may have deletion vectors.
 
     Raises:
         LakeUnavailable: The location cannot be read.
@@ -31,9 +36,23 @@ def read_delta(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | None
         table = DeltaTable(location.root_uri, storage_options=location.object_store_options("aws_") or None)
         # The number of rows that a vector masks would have to be read.
         has_vectors = "deletionVectors" in (table.protocol().reader_features or ())
-        schema, rows = pa.schema(table.schema()), None if has_vectors else table.count()
-        return pa.RecordBatchReader.from_stream(table.scan()).cast(schema), rows
+        schema, count = pa.schema(table.schema()), None if has_vectors else table.count()
+        reader, is_in_order = _open(table)
+        state = f"version {table.version()} of the Delta table {table.metadata().id}" if is_in_order else ""
+        return SourceRows(reader=reader.cast(schema), count=count, state=state)
     except (TableNotFoundError, OSError) as error:
         raise LakeUnavailable(f"the Delta table in {location} cannot be read: {error}") from error
     except (DeltaError, pa.ArrowException) as error:
         raise LakeDamaged(f"the Delta table in {location} cannot be read: {error}") from error
+
+
+def _open(table: DeltaTable) -> tuple[pa.RecordBatchReader, bool]:
+    """Opens the rows of a table, and returns whether they always come in the same order."""
+    from deltalake import QueryBuilder
+
+    try:
+        query = QueryBuilder(_IN_ORDER)
+    except TypeError:
+        # deltalake 1.6.0 has no settings, and reads several files at once.
+        return pa.RecordBatchReader.from_stream(table.scan()), False
+    return pa.RecordBatchReader.from_stream(query.register("source", table).execute("SELECT * FROM source")), True

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.lake.iceberg.catalogs import catalog_table, translate_errors
 from scankv.lake.location import require_package
+from scankv.lake.source_rows import SourceRows
 from scankv.model.errors import LakeDamaged, UsageError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyiceberg.table import Table
 
     from scankv.lake.location import LakeLocation
@@ -20,8 +20,8 @@ METADATA: Final = ".metadata.json"
 _HINT: Final = "metadata/version-hint.text"
 
 
-def read_iceberg(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | None]:
-    """Returns the rows of the newest version, without deleted ones, and their number if no file of deletes exists.
+def read_iceberg(location: LakeLocation) -> SourceRows:
+    """Returns the rows of the newest version, without deleted ones. Their number is known if no file of deletes exists.
 
     A location alone does not say which version is the newest: its catalog does. So the location is a metadata file, or
     a directory with a file that names the newest version, or one with a catalog of ours.
@@ -37,9 +37,11 @@ def read_iceberg(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | No
         snapshot = table.current_snapshot()
         summary = {} if snapshot is None or snapshot.summary is None else snapshot.summary.additional_properties
         has_deletes = int(summary.get("total-delete-files", 1))
-        rows = None if has_deletes else int(summary.get("total-records", 0))
+        count = None if has_deletes else int(summary.get("total-records", 0))
+        version = "no snapshot" if snapshot is None else f"snapshot {snapshot.snapshot_id}"
+        state = f"{version} of the Iceberg table {table.metadata.table_uuid}, schema {table.schema().schema_id}"
         try:
-            return table.scan().to_arrow_batch_reader(), rows
+            return SourceRows(reader=table.scan().to_arrow_batch_reader(), count=count, state=state)
         except (ValueError, NotImplementedError) as error:
             raise LakeDamaged(f"the Iceberg table in {location} cannot be read: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -9,16 +10,19 @@ import pyarrow as pa
 
 from scankv.lake.formats import KEEP_SECONDS
 from scankv.lake.parquet.parquet_table import ParquetLakeTable
+from scankv.lake.source_rows import SourceRows
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from scankv.lake.location import LakeLocation
 
 _BATCH_ROWS: Final = 65_536
 
 
-def read_parquet(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | None]:
-    """Returns the rows of all files, with the partition columns of directories such as `day=3`, and their number.
+def read_parquet(location: LakeLocation) -> SourceRows:
+    """Returns the rows of all files, with the partition columns of directories such as `day=3`.
 
     A column that a file does not have is null in its rows. Columns have a type that fits the values of all files. Files
     whose names begin with `_` or `.` do not count. Of a table that was published as Parquet, only the files of
@@ -45,13 +49,23 @@ def read_parquet(location: LakeLocation) -> tuple[pa.RecordBatchReader, int | No
             )
             if not schema.equals(files.schema):
                 files = open_files(schema=schema)
-            rows = files.count_rows()
+            count = files.count_rows()
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UsageError(f"{location} cannot be read as Parquet files of one table: {error}") from error
     if not files.files:
         raise UsageError(f"{location} has no Parquet files: give a file, or a directory with Parquet files")
     scanner = files.scanner(batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
-    return pa.RecordBatchReader.from_batches(files.schema, scanner.to_batches()), rows
+    reader = pa.RecordBatchReader.from_batches(files.schema, scanner.to_batches())
+    return SourceRows(reader=reader, count=count, state=_state_of(location, files.files))
+
+
+def _state_of(location: LakeLocation, paths: Sequence[str]) -> str:
+    """Returns a text that differs if the files do, by their names, their sizes, and when they were written."""
+    digest = hashlib.sha256()
+    with location.translate_errors("read"):
+        for file in location.files.get_file_info(list(paths)):
+            digest.update(f"{file.path.removeprefix(location.root)}\0{file.size}\0{file.mtime_ns}\n".encode())
+    return f"Parquet files in the state {digest.hexdigest()[:16]}, {len(paths):,} in number"
 
 
 def _published_files(location: LakeLocation) -> list[str]:

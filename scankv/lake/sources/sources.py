@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import pyarrow as pa
@@ -13,20 +14,19 @@ from scankv.model.errors import LakeDamaged, LakeUnavailable, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from scankv.lake.source_rows import SourceRows
+
 SourceFormat: TypeAlias = Literal["delta", "iceberg", "parquet"]
 
 _METADATA: Final = ".metadata.json"
 
 
-def open_source(uri: str, format_: SourceFormat | None = None) -> tuple[pa.RecordBatchReader, int | None]:
+def open_source(uri: str, format_: SourceFormat | None = None) -> SourceRows:
     """Opens all rows of a table or of files, as of the newest version. Blocks.
 
     Args:
         uri: A file, a directory, or a URI such as `s3://bucket/tables/scores`.
         format_: The format. None: what the location contains.
-
-    Returns:
-        The rows, which are read when they are asked for, and their number if it is known.
 
     Raises:
         UsageError: The location or the format cannot be used, or a package that reads it is not installed.
@@ -34,8 +34,9 @@ def open_source(uri: str, format_: SourceFormat | None = None) -> tuple[pa.Recor
         LakeDamaged: The table is damaged.
     """
     location = LakeLocation(uri)
-    rows, count = _open(location, format_)
-    return pa.RecordBatchReader.from_batches(rows.schema, _translated(rows, location)), count
+    source = _open(location, format_)
+    rows = _translated(source.reader, location)
+    return replace(source, reader=pa.RecordBatchReader.from_batches(source.reader.schema, rows))
 
 
 def _translated(rows: pa.RecordBatchReader, location: LakeLocation) -> Iterator[pa.RecordBatch]:
@@ -48,7 +49,7 @@ def _translated(rows: pa.RecordBatchReader, location: LakeLocation) -> Iterator[
         raise LakeUnavailable(f"{location} cannot be read to its end: {error}") from error
 
 
-def _open(location: LakeLocation, format_: SourceFormat | None) -> tuple[pa.RecordBatchReader, int | None]:
+def _open(location: LakeLocation, format_: SourceFormat | None) -> SourceRows:
     match format_ or find_format(location):
         case "delta":
             from scankv.lake.delta.delta_reader import read_delta

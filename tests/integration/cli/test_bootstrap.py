@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from typing import TYPE_CHECKING
 
 import deltalake
@@ -10,13 +12,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from aio_client import BootstrapProgress
+from aio_client import BootstrapProgress, sync
 from scankv.cli.bootstrapping import progress_text
+from tests.support.command_line import CommandLine
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.command_line import CommandLine
+    from tests.support.server_process import ServerProcess
 
 ROWS = pa.table({"id": pa.array(range(1000)), "v": [n % 7 for n in range(1000)]})
 
@@ -79,3 +83,58 @@ def test_the_progress_says_how_much_is_left() -> None:
     merging = BootstrapProgress(rows=2_000_000, bytes=50_000_000, total_rows=2_000_000, merged_rows=10, seconds=5.0)
     assert progress_text(merging) == "2,000,000 rows, 50 MB sent, 10 rows merged, 5 s left"
     assert progress_text(BootstrapProgress(rows=1, bytes=10)) == "1 rows, 0 MB sent"
+    resumed = BootstrapProgress(
+        rows=1_500_000, bytes=50_000_000, total_rows=2_000_000, resumed_rows=1_000_000, seconds=5.0
+    )
+    assert progress_text(resumed) == "1,500,000 rows, 50 MB sent, 1,000,000 rows of them before, 25 s left"
+
+
+@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_command_says_how_to_continue(
+    server: ServerProcess, tmp_path: Path, signal_: signal.Signals, code: int
+) -> None:
+    source, scankv = tmp_path / "rows.parquet", CommandLine(server.url)
+    parquet.write_table(pa.table({"id": pa.array(range(1_000_000))}), source)
+    command = "load", "cli.t", str(source), "--bootstrap", "--key", "id"
+    with scankv.start(*command) as process:
+        wait_until(lambda: staged_bytes(server) > 3_000_000, "several requests are staged")
+        # So that it cannot come to its end.
+        os.kill(server.process.pid, signal.SIGSTOP)
+        process.send_signal(signal_)
+        assert process.wait(60) == code
+        os.kill(server.process.pid, signal.SIGCONT)
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+    message = (
+        rf"interrupted: the server keeps ([\d,]+) rows of {re.escape(str(source))} for a day: the same command "
+        r"continues after them, and with --from-scratch it discards them"
+    )
+    told = re.search(message, said)
+    assert told, said
+    loaded = re.search(r"loaded 1,000,000 rows, ([\d,]+) of them before, into cli\.t in", scankv(*command).text)
+    assert loaded
+    kept, resumed = (int(each[1].replace(",", "")) for each in (told, loaded))
+    assert 0 < kept <= resumed < 1_000_000
+    assert scankv("count", "cli.t").text == "1000000\n"
+
+
+def staged_bytes(server: ServerProcess) -> int:
+    return sum(file.stat().st_size for file in (server.data_dir / "bootstraps").glob("*/staged"))
+
+
+def test_a_command_refuses_a_source_that_has_changed_or_begins_from_scratch(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    source, scankv = tmp_path / "rows.parquet", CommandLine(server.url)
+    parquet.write_table(pa.table({"id": pa.array(range(300_000))}), source)
+
+    def stop(_: BootstrapProgress) -> None:
+        raise InterruptedError
+
+    with sync.connect(server.url) as client, pytest.raises(InterruptedError):
+        client.bootstrap("cli.t", source, primary_key=["id"], on_progress=stop)
+    parquet.write_table(ROWS, source)
+    command = "load", "cli.t", str(source), "--bootstrap", "--key", "id"
+    assert "this one reads Parquet files in the state" in scankv.fails(*command)
+    assert "loaded 1,000 rows into cli.t" in scankv(*command, "--from-scratch").text
+    assert "--from-scratch is for --bootstrap" in scankv.fails("load", "cli.t", "-", "--from-scratch")

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aio_client import RequestTooLarge
-from aio_client._input.requests import cut, to_ipc
+from aio_client._input.requests import cut, divide, to_ipc
+from tests.support.examples import examples
 
 SIZES = st.lists(st.lists(st.integers(0, 300), max_size=20), max_size=8)
 
@@ -55,3 +56,19 @@ def test_a_request_is_a_whole_arrow_stream() -> None:
     table = pa.ipc.open_stream(to_ipc(batch)).read_all()
     assert table.to_batches() == [batch]
     assert len(to_ipc(batch_of([100_000, 1]).slice(1))) < 2000
+
+
+@examples(200)
+@given(
+    st.lists(st.integers(0, 9), max_size=8),
+    st.lists(st.integers(1, 9), max_size=8),
+)
+def test_batches_are_divided_by_numbers_of_rows_and_the_rest_follows(sizes: list[int], counts: list[int]) -> None:
+    numbers = iter(range(100))
+    batches = [pa.record_batch({"n": pa.array([next(numbers) for _ in range(size)], pa.int64())}) for size in sizes]
+    divided = list(divide(iter(batches), counts))
+    assert [row["n"] for batch in divided for row in batch.to_pylist()] == list(range(sum(sizes)))
+    left = sum(sizes)
+    for count, batch in zip(counts, divided, strict=False):
+        assert batch.num_rows == min(count, left)
+        left -= batch.num_rows
