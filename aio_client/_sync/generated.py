@@ -245,7 +245,7 @@ class Client(BlockingClient):
                 no result. InvalidKey for a null in the key, SchemaMismatch for a column that does not fit.
             RequestTooLarge: A row or its key is too large.
             BootstrapDiffers: A bootstrap of the table was interrupted, and its source or its definition has changed.
-            BootstrapLost: Another client has aborted the bootstrap.
+            BootstrapLost: Another client has aborted the bootstrap, or the machine of the server has crashed.
             TooManyBootstraps: The server has 100 open bootstraps.
             LakeUnavailable, LakeDamaged: The source cannot be read.
             DiskFull: The server has too little disk space. It needs about twice the size of the table.

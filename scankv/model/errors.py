@@ -659,10 +659,12 @@ class BootstrapDiffers(ServerRefused):
 
 
 class BootstrapLost(ServerRefused):
-    """No such bootstrap is open: it was aborted, or has expired. No table was added.
+    """No such bootstrap is open, as it was aborted or has expired, or a crash of the machine has lost rows of it.
+
+    No table was added.
 
     What to do:
-        Begin the bootstrap again.
+        Begin the bootstrap again. One of a location continues where it was, if it is still there.
     """
 
     code = "NOT_FOUND"

@@ -72,9 +72,10 @@ class BootstrapServiceServicer:
 
     def StageRows(self, request, context):
         """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
-        Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed); INVALID_ARGUMENT
-        INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION
-        BOOTSTRAP_DIFFERS (another request with this sequence is staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
+        Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed, or the request before
+        was lost in a crash of the machine); INVALID_ARGUMENT INVALID_REQUEST (the rows, a sequence that is not the next
+        one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION BOOTSTRAP_DIFFERS (another request with this sequence is
+        staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

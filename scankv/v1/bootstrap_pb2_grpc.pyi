@@ -11,7 +11,7 @@ with rows begins with one range marker, see Changelog.rescan_untracked.
 
 Until the commit nothing of the table is visible. A bootstrap ends without a trace when it is aborted, and when no
 client has called for its time to live, in which only time counts during which a server runs. It survives restarts of
-the server: rows are durable when their call is answered.
+the server: rows survive a kill once their call is answered, and a crash of the machine once the next call is.
 
 A bootstrap whose source is named can be resumed: a begin with the same source and the same definition returns it with
 the requests that are staged. Several clients may resume it at once, as they send the same requests.
@@ -54,9 +54,10 @@ class BootstrapServiceStub:
     """
     StageRows: _grpc.UnaryUnaryMultiCallable[_bootstrap_pb2.StageRowsRequest, _bootstrap_pb2.StageRowsResponse]
     """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
-    Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed); INVALID_ARGUMENT
-    INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION
-    BOOTSTRAP_DIFFERS (another request with this sequence is staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
+    Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed, or the request before
+    was lost in a crash of the machine); INVALID_ARGUMENT INVALID_REQUEST (the rows, a sequence that is not the next
+    one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION BOOTSTRAP_DIFFERS (another request with this sequence is
+    staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
     """
     CommitBootstrap: _grpc.UnaryUnaryMultiCallable[_bootstrap_pb2.CommitBootstrapRequest, _bootstrap_pb2.CommitBootstrapResponse]
     """Adds the table. If this takes longer than `wait_millis`, the call returns before the end: repeat it until `done`.
@@ -83,9 +84,10 @@ class BootstrapServiceAsyncStub(BootstrapServiceStub):
     """
     StageRows: _aio.UnaryUnaryMultiCallable[_bootstrap_pb2.StageRowsRequest, _bootstrap_pb2.StageRowsResponse]  # type: ignore[assignment]
     """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
-    Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed); INVALID_ARGUMENT
-    INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION
-    BOOTSTRAP_DIFFERS (another request with this sequence is staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
+    Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed, or the request before
+    was lost in a crash of the machine); INVALID_ARGUMENT INVALID_REQUEST (the rows, a sequence that is not the next
+    one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION BOOTSTRAP_DIFFERS (another request with this sequence is
+    staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
     """
     CommitBootstrap: _aio.UnaryUnaryMultiCallable[_bootstrap_pb2.CommitBootstrapRequest, _bootstrap_pb2.CommitBootstrapResponse]  # type: ignore[assignment]
     """Adds the table. If this takes longer than `wait_millis`, the call returns before the end: repeat it until `done`.
@@ -121,9 +123,10 @@ class BootstrapServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_bootstrap_pb2.StageRowsResponse, _abc.Awaitable[_bootstrap_pb2.StageRowsResponse]]:
         """Stages rows. Repeating a call does no harm. Calls of one part have the sequences 0, 1, 2, ...
-        Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed); INVALID_ARGUMENT
-        INVALID_REQUEST (the rows, a sequence that is not the next one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION
-        BOOTSTRAP_DIFFERS (another request with this sequence is staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
+        Errors: NOT_FOUND BOOTSTRAP_LOST (it was aborted, has expired, or is being committed, or the request before
+        was lost in a crash of the machine); INVALID_ARGUMENT INVALID_REQUEST (the rows, a sequence that is not the next
+        one), INVALID_KEY, SCHEMA_MISMATCH; FAILED_PRECONDITION BOOTSTRAP_DIFFERS (another request with this sequence is
+        staged); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE, DISK_FULL.
         """
 
     @_abc_1.abstractmethod

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from scankv.model.errors import BootstrapDiffers, BootstrapLost, InvalidRequest, ServerDraining
+from scankv.model.errors import BootstrapDiffers, BootstrapLost, InvalidRequest, ScanKvError, ServerDraining
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from streaming_server.engine.bootstrap.bucket_build import RANGE_BYTES, BucketBuild, BuildRules
 from streaming_server.engine.bucket.request_rows import read_request
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from scankv.model.errors import ScanKvError
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.merging.merger import Merger
@@ -136,6 +140,7 @@ class Bootstrap:
     Args:
         terms: What the client asked for.
         host: The server.
+        is_new: Whether this process has made its directory.
 
     Attributes:
         terms: What the client asked for.
@@ -146,7 +151,7 @@ class Bootstrap:
         expires: When it ends without a call, on the monotonic clock.
     """
 
-    def __init__(self, terms: BootstrapTerms, host: BootstrapHost) -> None:
+    def __init__(self, terms: BootstrapTerms, host: BootstrapHost, *, is_new: bool = False) -> None:
         """Opens the directory, which exists. Blocks. Raises DiskFailed, and DataLoss if it is damaged."""
         self.terms = terms
         self.rows = 0
@@ -154,6 +159,8 @@ class Bootstrap:
         self.was_made = host.has_table(terms.definition.name, terms.definition.incarnation)
         self.expires = float("inf")
         self._is_placing = self._is_over = self._is_stopping = False
+        self._syncing: asyncio.Task[None] | None = None
+        self._is_loaded = not is_new
         self._host = host
         self._directory = host.directory(terms.definition.incarnation)
         self._staging = asyncio.Lock()
@@ -171,7 +178,7 @@ class Bootstrap:
         directory = host.directory(terms.definition.incarnation)
         directory.create(terms.to_json() | {"service_micros": host.clock.service_micros()})
         try:
-            return cls(terms, host)
+            return cls(terms, host, is_new=True)
         except BaseException:
             directory.remove()
             raise
@@ -208,10 +215,14 @@ class Bootstrap:
         return self.was_made or (self.commit is not None and self.commit.done())
 
     async def stage(self, request: BootstrapRequest, data: bytes, digest: bytes = b"") -> int:
-        """Stages the rows of a request durably, and returns their number. Repeating it does no harm.
+        """Stages the rows of a request, and returns their number. Repeating it does no harm.
+
+        They survive a kill of the process then. They survive a crash of the machine after the sync that follows, at the
+        latest when the next request is staged.
 
         Raises:
-            BootstrapLost: The bootstrap is being committed, or an earlier request could not be staged.
+            BootstrapLost: The bootstrap is being committed, or an earlier request could not be staged, or was lost in a
+                crash of the machine.
             ServerDraining: The next process of the server has the bootstrap.
             BootstrapDiffers: The sequence is that of a request with another digest.
             InvalidRequest: The sequence is not the next one of its part, or the rows are not valid.
@@ -221,13 +232,15 @@ class Bootstrap:
             if self.is_committing or self._is_over:
                 raise self.refusal()
             staged = self.staged.get(request.part, ())
+            if request.sequence > len(staged) and self._is_loaded:
+                raise self._request_lost(request.part)
             if request.sequence > len(staged):
                 raise InvalidRequest(
                     f"sequence must be {len(staged)}, the next one of its part, not {request.sequence}"
                 )
             if request.sequence == len(staged):
                 self._host.reserve.check(len(data))
-                return await self._host.executor.run(self._stage, request, data, digest)
+                return await self._append(request, data, digest)
             same = staged[request.sequence]
             if same.digest != digest:
                 raise BootstrapDiffers(
@@ -237,21 +250,55 @@ class Bootstrap:
                 )
             return same.rows
 
-    def _stage(self, request: BootstrapRequest, data: bytes, digest: bytes) -> int:
-        """Stages a request, and records that. All of it in the thread, which continues if the call is cancelled."""
+    async def _append(self, request: BootstrapRequest, data: bytes, digest: bytes) -> int:
+        """Stages the next request. While it is encoded, the one before is synced."""
+        encoded = await self._host.executor.run(self._encode, data)
+        await self._join_sync()
+        try:
+            return await self._host.executor.run(self._write, request, encoded, len(data), digest)
+        finally:
+            self._syncing = asyncio.create_task(self._host.executor.run(self._sync))
+            # The next call reports its failure.
+            self._syncing.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def _join_sync(self) -> None:
+        """Returns once the last sync has ended. Raises its error."""
+        if self._syncing is not None:
+            await asyncio.shield(self._syncing)
+
+    def _encode(self, data: bytes) -> tuple[pa.RecordBatch, pa.BinaryArray, npt.NDArray[np.int32]]:
         encoder = self.terms.merger.codec.keys
         rows = encoder.canonicalize(read_request(data, self.terms.merger.codec.schema))
-        keys, buckets = encoder.encode(rows)
-        staged = RequestOnDisk(rows.num_rows, len(data), digest, self._host.clock.service_micros())
+        return rows, *encoder.encode(rows)
+
+    def _write(
+        self,
+        request: BootstrapRequest,
+        encoded: tuple[pa.RecordBatch, pa.BinaryArray, npt.NDArray[np.int32]],
+        size_bytes: int,
+        digest: bytes,
+    ) -> int:
+        """Writes and records a request. All of it in the thread, which continues if the call is cancelled."""
+        rows, keys, buckets = encoded
+        staged = RequestOnDisk(rows.num_rows, size_bytes, digest, self._host.clock.service_micros())
+        with self._over_on_failure():
+            self._runs.append(request, rows, keys, buckets, staged)
+        self.staged_rows += staged.rows
+        return staged.rows
+
+    def _sync(self) -> None:
+        with self._over_on_failure():
+            self._runs.sync()
+
+    @contextmanager
+    def _over_on_failure(self) -> Iterator[None]:
+        """Ends the bootstrap after a failed write or sync: the file may end with a part of a request."""
         with translate_disk_errors(self._directory.table.parent):
             try:
-                self._runs.append(request, rows, keys, buckets, staged)
+                yield
             except BaseException:
-                # The file may end with a part of a request.
                 self._is_over = True
                 raise
-        self.staged_rows += rows.num_rows
-        return staged.rows
 
     def begin_commit(self, parts: Mapping[str, int]) -> asyncio.Task[None]:
         """Begins to make the table, and returns the task. The next calls return the same.
@@ -261,7 +308,7 @@ class Bootstrap:
                 same key count. If an earlier process has begun the commit, its parts count instead.
 
         Raises:
-            BootstrapLost: A request could not be staged, as the disk was full.
+            BootstrapLost: A request could not be staged, as the disk was full, or was lost in a crash of the machine.
             InvalidRequest: A part has another number of requests.
         """
         if self.commit is None:
@@ -269,6 +316,8 @@ class Bootstrap:
                 raise self.refusal()
             parts = parts if self._recorded is None else self._recorded["parts"]
             for part, count in parts.items():
+                if len(self.staged.get(part, ())) < count and self._is_loaded:
+                    raise self._request_lost(part)
                 if len(self.staged.get(part, ())) != count:
                     raise InvalidRequest(
                         f'part "{part}" has {len(self.staged.get(part, ()))} requests, not {count}: commit once all of '
@@ -283,6 +332,7 @@ class Bootstrap:
         try:
             requests = [BootstrapRequest(part, number) for part, count in parts.items() for number in range(count)]
             async with self._staging:
+                await self._join_sync()
                 self.staged_rows = sum(self.staged[each.part][each.sequence].rows for each in requests)
                 micros = await self._host.executor.run(self._seal, parts)
             await self._build(requests, micros)
@@ -359,16 +409,29 @@ class Bootstrap:
         else:
             self._directory.remove()
 
+    def _request_lost(self, part: str) -> BootstrapLost:
+        name, number = self.definition.name, len(self.staged.get(part, ()))
+        return BootstrapLost(
+            f'request {number} of part "{part}" of the bootstrap of the table {name} was lost when the machine of the '
+            "server crashed: run the bootstrap again, and it continues",
+            table=name,
+        )
+
     def refusal(self) -> ScanKvError:
         """Returns the error for a call that comes when nothing more can be done."""
         if self._is_stopping:
             return ServerDraining("the server is shutting down")
+        if self._syncing is not None and self._syncing.done():
+            failure = self._syncing.exception()
+            if isinstance(failure, ScanKvError):
+                return failure
         return bootstrap_lost(self.definition.name)
 
     async def end(self) -> None:
         """Ends the bootstrap, and removes its files. A table that exists stays."""
         if self.commit is None:
             async with self._staging:
+                await self._end_sync()
                 await self.remove()
             return
         if not self._is_placing:
@@ -385,7 +448,13 @@ class Bootstrap:
             await asyncio.wait([self.commit])
         async with self._staging:
             self._is_over = True
+            await self._end_sync()
             await self._host.executor.run(self._runs.close)
+
+    async def _end_sync(self) -> None:
+        """Returns once the last sync has ended, whatever its outcome."""
+        if self._syncing is not None:
+            await asyncio.wait([self._syncing])
 
     async def remove(self) -> None:
         """Removes the files."""

@@ -89,6 +89,7 @@ class StagedRuns:
         self._runs: list[_Run] = []
         self._end = 0
         self._data: pa.Buffer | None = None
+        self._is_synced = False
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._recover()
@@ -128,7 +129,7 @@ class StagedRuns:
         buckets: npt.NDArray[np.int32],
         staged: RequestOnDisk | None = None,
     ) -> None:
-        """Writes the rows of a request, durably.
+        """Writes the rows of a request, after a sync of the request before. They are durable after the next `sync`.
 
         Args:
             request: The request.
@@ -137,6 +138,7 @@ class StagedRuns:
             buckets: The bucket of each row.
             staged: What is to be known of it later. None: its number of rows.
         """
+        self.sync()
         staged = staged or RequestOnDisk(rows.num_rows)
         runs = [(bucket, run.serialize()) for bucket, run in self._sort(rows, keys, buckets)]
         head = {
@@ -152,8 +154,14 @@ class StagedRuns:
         first = self._end + len(frame)
         for at, (_, run) in zip(_places(first, [run.size for _, run in runs]), runs, strict=False):
             _write(self._file, at, run)
-        os.fdatasync(self._file)
+        self._is_synced = False
         self._record(head, first)
+
+    def sync(self) -> None:
+        """Makes everything that was written durable. Does nothing if it is."""
+        if not self._is_synced:
+            os.fdatasync(self._file)
+            self._is_synced = True
 
     def _sort(
         self, rows: pa.RecordBatch, keys: pa.BinaryArray, buckets: npt.NDArray[np.int32]
@@ -184,7 +192,8 @@ class StagedRuns:
         requests.append(RequestOnDisk(head["rows"], head["bytes"], digest, head["service_micros"]))
 
     def seal(self) -> None:
-        """Ends writing, so that the runs can be read."""
+        """Ends writing, durably, so that the runs can be read."""
+        self.sync()
         self._close_file()
         if self._runs:
             self._data = pa.memory_map(str(self._path)).read_buffer()

@@ -529,16 +529,35 @@ async def test_after_a_request_that_cannot_be_synced_nothing_can_be_staged_or_co
 
     id_ = await begin(tables)
     await stage(tables, id_, "one", 0, rows(0, 3))
+    await tables.bootstraps.get(id_, NAME)._join_sync()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", fail)
-        with pytest.raises(DiskFailed):
-            await stage(tables, id_, "one", 1, rows(3, 3))
-    with pytest.raises(BootstrapLost):
         await stage(tables, id_, "one", 1, rows(3, 3))
-    with pytest.raises(BootstrapLost):
-        await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
+        for _ in range(2):
+            with pytest.raises(DiskFailed):
+                await stage(tables, id_, "one", 2, rows(6, 3))
+    with pytest.raises(DiskFailed):
+        await tables.bootstraps.commit(id_, NAME, {"one": 2}, 60)
     await tables.bootstraps.abort(id_, NAME)
     assert left(tables) == []
+
+
+async def test_a_request_that_was_lost_in_a_crash_of_the_machine_is_reported(tmp_path: Path) -> None:
+    async with opened(tmp_path) as tables:
+        id_ = await begin_named(tables)
+        for number in range(2):
+            await stage(tables, id_, "one", number, rows(number * 10, 10))
+    file = tmp_path / "bootstraps" / id_ / "staged"
+    os.truncate(file, file.stat().st_size - 100)
+    async with opened(tmp_path) as tables:
+        with pytest.raises(
+            BootstrapLost, match=r'request 1 of part "one" .* was lost when the machine of the server crash'
+        ):
+            await stage(tables, id_, "one", 2, rows(20, 10))
+        with pytest.raises(BootstrapLost, match="run the bootstrap again, and it continues"):
+            await tables.bootstraps.commit(id_, NAME, {"one": 2}, 60)
+        assert await begin_named(tables) == id_
+        assert len(tables.bootstraps.get(id_, NAME).staged["one"]) == 1
 
 
 async def test_indexes_are_built_before_any_client_uses_the_table(tables: Tables) -> None:
