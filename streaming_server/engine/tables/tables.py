@@ -413,7 +413,7 @@ class Tables:
         live = self._live.get(name)
         if tablet_number(name) is not None and live is None:
             self.tablets.check_open(name)
-            if not self._catalog.has(name):
+            if not self._catalog.knows(name):
                 self.tablets.find(name)
         definition = self._catalog.get(name)
         if live is None:

@@ -118,7 +118,7 @@ class Catalog:
         """Returns the definition of a table of this process that can be used. None: there is none of this name."""
         return self._tables.get(name)
 
-    def has(self, name: str) -> bool:
+    def knows(self, name: str) -> bool:
         """Whether this process knows a table or a tablet."""
         return name in self._tables or name in self._unusable
 
