@@ -4,8 +4,11 @@ A backup and the segments after it have every commit up to the last segment, so 
 in between. What a write-ahead log has is everything that a write has done: rows, hidden values, changelog, index
 entries, writers.
 
-This file says when a segment is stored, and what happens if that fails. `segment_capture.py` finds out what a segment
-must contain, `segment_writing.py` stores it, and `archived_so_far.py` remembers what is archived.
+If the server has several worker processes, each finds out what a segment must contain of its own tables, and the first
+one stores the segments of all.
+
+This file says when a segment is stored, and what happens if that fails. `archive_part.py` finds out what a segment must
+contain, `segment_writing.py` stores it, and `archived_so_far.py` remembers what is archived.
 """
 
 from __future__ import annotations
@@ -14,15 +17,17 @@ import asyncio
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from scankv.model.errors import BackupFailed, DataLoss, ScanKvError
+from scankv.model.errors import BackupFailed, DataLoss, ScanKvError, Unavailable
+from streaming_server.engine.backups.archive_part import TAKEN_IN, ArchivePart, StoredCapture
 from streaming_server.engine.backups.archived_so_far import ArchivedSoFar
 from streaming_server.engine.backups.kept_logs import KeptLogs
 from streaming_server.engine.backups.restore_plan import instant_text
-from streaming_server.engine.backups.segment_capture import SegmentSource
+from streaming_server.engine.backups.segment_capture import join_captures
 from streaming_server.engine.backups.segment_writing import store_segment
 from streaming_server.engine.tasks.background import Background, repeat
+from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.tasks.worker_threads import WorkerThreads
 from streaming_server.storage.backup.archive_segment import (
     ArchiveGap,
@@ -34,12 +39,10 @@ from streaming_server.storage.backup.archive_segment import (
 )
 from streaming_server.storage.backup.backup_manifest import newest_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
-from streaming_server.storage.bootstrap.taken_in import has_taken_in
 from streaming_server.storage.files.checked_json import find_checked_json, write_checked_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.tables.data_directory import DataDirectory
+    from streaming_server.storage.tables.placement import Placement
     from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 T = TypeVar("T")
@@ -60,29 +64,45 @@ _REACHED_SECONDS: Final = 30.0
 _MARKER: Final = "archived.json"
 """In the data directory: the last segment. While it exists, everything that is written is archived or kept for that."""
 
-_TAKEN_IN: Final = "it was bootstrapped, and the next backup is the first that has its rows"
-
 _log: Final = logging.getLogger(__name__)
+
+
+class ArchivePeers(Protocol):
+    """The other workers of a server, as the archive calls them."""
+
+    @property
+    def others(self) -> Sequence[int]:
+        """The numbers of the other workers, ascending."""
+        ...
+
+    async def capture(self, worker: int, stored: StoredCapture) -> SegmentCapture:
+        """As `ArchivePart.capture` at a worker. Raises Unavailable if it does not answer."""
+        ...
 
 
 class Archive:
     """Archives what is written. Bound to the event loop.
 
-    Rule: the archive never keeps the server from serving. If the location cannot be written, it is tried again; what a
-    bucket cannot keep for so long is missing from the archive, which then needs another backup to continue from.
+    Rule: the archive never keeps the server from serving. If the location cannot be written, or a worker does not
+    answer, it is tried again; what a bucket cannot keep for so long is missing from the archive, which then needs
+    another backup to continue from.
 
     Args:
         config: The location, and how often it is written to.
         directory: The data directory.
+        placement: The place of this process among the worker processes. The first one stores the segments.
         executor: Runs blocking work on buckets.
         clock: The clock of the server.
         ddl: Held while tables are created, altered or dropped.
-        tables: Returns all tables, which it opens.
+        tables: Returns all tables of this process, which it opens.
         remembered: Returns the remembered commits of transactions.
         create_backup: Begins to create a backup.
         newest_backup: Returns the instant of the newest backup, as far as it is known.
 
     Attributes:
+        part: What this process contributes.
+        instants: Held while a backup or a segment takes its instant. Otherwise, a segment could be before a backup in
+            one worker and after it in another.
         reached_micros: Every commit before this instant is archived, in microseconds since 1970 UTC. 0: unknown.
         failed: How many segments could not be stored since the start.
     """
@@ -91,6 +111,7 @@ class Archive:
         self,
         config: ServerConfig,
         directory: DataDirectory,
+        placement: Placement,
         executor: StorageExecutor,
         clock: ServerClock,
         ddl: asyncio.Lock,
@@ -102,36 +123,49 @@ class Archive:
     ) -> None:
         self._location = config.backup_location
         self._marker = directory.path / _MARKER
+        self._placement = placement
         self._clock = clock
-        self._ddl = ddl
         self._create_backup = create_backup
+        self._newest_backup = newest_backup
         self._kept = KeptLogs(directory.trash)
-        self._source = SegmentSource(
-            executor, clock, self._kept, tables=tables, remembered=remembered, newest_backup=newest_backup
+        self.is_enabled = bool(config.backup_location and config.archive_every_seconds)
+        self.part = ArchivePart(
+            executor,
+            clock,
+            ddl,
+            self._kept,
+            tables=tables,
+            remembered=remembered,
+            is_recording=self.is_enabled and self._marker.exists(),
         )
+        self._peers: ArchivePeers | None = None
+        self.instants = asyncio.Lock()
         self._began_micros = clock.commit_micros()
+        self._backup_micros = 0
         self.reached_micros = 0
         self.failed = 0
         self._store: BackupStore | None = None
         self._segment: asyncio.Task[None] | None = None
         self._archived = ArchivedSoFar()
-        self._changes: list[TableChange] = []
-        self._new_gaps: dict[str, ArchiveGap] = {}
+        self._stored: dict[int, StoredCapture] = {}
         self._reached_at = float("-inf")
         self._is_failing = False
-        self.is_enabled = bool(config.backup_location and config.archive_every_seconds)
         self._running = Background(partial(repeat, config.archive_every_seconds, self._look))
         self._closing_seconds = max(config.drain_seconds, 1.0)
         # Its own, because a location may not answer, which must not keep others from their threads.
         self._thread = WorkerThreads(1, "archive")
 
+    def set_peers(self, peers: ArchivePeers) -> None:
+        """Sets the other workers of the server."""
+        self._peers = peers
+
     def start(self) -> None:
         """Starts to archive, if the server is to. It runs until `close`."""
-        if self.is_enabled:
-            self._running.start()
-        else:
+        if not self.is_enabled:
             # What is written from now on is not archived.
             self._marker.unlink(missing_ok=True)
+        elif not self._placement.number:
+            self._running.start()
 
     async def close(self) -> None:
         """Archives what is left, as far as that succeeds within `drain_seconds` or a second, and ends."""
@@ -164,23 +198,14 @@ class Archive:
             except Exception:
                 _log.exception("the last writes were not archived; the next start does that")
 
-    def record(self, micros: int, incarnation: str, definition: TableDefinition | None) -> None:
-        """Records that a table was created, altered or dropped: see `TableChange`. Hold `ddl`."""
-        if self.is_enabled:
-            self._changes.append(TableChange(micros=micros, incarnation=incarnation, definition=definition))
+    def follow(self, backup_micros: int) -> None:
+        """Records that a backup has taken its instant. Hold `instants` and `ddl`.
 
-    def record_files(self, micros: int, incarnation: str) -> None:
-        """Records that a new table has rows that no write-ahead log has, so that the archive lacks them. Hold `ddl`.
-
-        Another backup is created, from which the archive is complete again.
+        The archive may continue from the backup, so changes of tables are recorded from then on.
         """
         if self.is_enabled:
-            self._new_gaps[incarnation] = ArchiveGap(micros, _TAKEN_IN)
-
-    def keep_logs(self, table: Path, incarnation: str) -> None:
-        """Keeps the write-ahead logs of a table that is about to be removed, which is closed. Blocks."""
-        if self.is_enabled:
-            self._kept.keep(table, incarnation)
+            self._backup_micros = backup_micros
+            self.part.is_recording = True
 
     async def _look(self) -> None:
         """Archives what was written since the last time. Runs to its end even if the caller is cancelled.
@@ -194,9 +219,8 @@ class Archive:
         try:
             if self._store is None and not await self._begin():
                 return
-            async with self._ddl:
-                capture = await self._source.capture(self._archived, self._changes)
-            capture.gaps |= self._new_gaps
+            parts = await self._ask_all()
+            capture = self._join(parts)
             stored = await self._in_thread(self._put, capture)
         except ScanKvError as error:
             if not self._is_failing:
@@ -210,7 +234,40 @@ class Archive:
             self._store = None
             raise
         self._is_failing = False
-        await self._finish(capture, stored)
+        await self._finish(parts, capture, stored)
+
+    async def _ask_all(self) -> dict[int, SegmentCapture]:
+        """Returns what each worker contributes to the next segment, by number."""
+        numbers = [self._placement.number, *(() if self._peers is None else self._peers.others)]
+        async with self.instants:
+            parts = await all_ended(map(self._ask, numbers))
+        return dict(zip(numbers, parts, strict=True))
+
+    async def _ask(self, number: int) -> SegmentCapture:
+        stored = self._stored.get(number, StoredCapture())
+        if self._peers is None or number == self._placement.number:
+            return await self.part.capture(stored)
+        return await self._peers.capture(number, stored)
+
+    def _join(self, parts: Mapping[int, SegmentCapture]) -> SegmentCapture:
+        """Returns what the next segment must contain.
+
+        Raises:
+            Unavailable: The clock of a worker is behind what is archived.
+        """
+        archived = self._archived
+        capture = join_captures(list(parts.values()), archived.shares)
+        last = max(archived.since_micros, archived.gap_micros, self._backup_micros)
+        if capture.micros <= last:
+            raise Unavailable(
+                f"the clock is at {instant_text(capture.micros)}, and the archive at {instant_text(last)}"
+            )
+        backup = self._newest_backup()
+        for number, part in parts.items():
+            if part.definitions is not None:
+                self._add_unrecorded_changes(number, part.definitions, part.bootstrapped, capture)
+        capture.gaps |= {table: gap for table, gap in archived.gaps.items() if gap.micros >= backup}
+        return capture
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         """Runs a blocking function, which continues if the caller is cancelled."""
@@ -236,16 +293,18 @@ class Archive:
             store.write_reached({"micros": micros, "segment": self._archived.previous})
             self._reached_at = self._clock.monotonic()
 
-    async def _finish(self, capture: SegmentCapture, stored: StoredSegment) -> None:
+    async def _finish(
+        self, parts: Mapping[int, SegmentCapture], capture: SegmentCapture, stored: StoredSegment
+    ) -> None:
         """Takes over what was stored."""
         archived = self._archived
         archived.positions = stored.positions
-        archived.marks |= capture.marks
         archived.consumers |= stored.consumers
-        archived.committed = {each.token for each in capture.committed}
+        archived.shares = [each for part in parts.values() for each in part.committed if each.coordinator is not None]
         self.reached_micros = archived.since_micros = capture.micros
-        del self._changes[: len(capture.changes)]
-        self._new_gaps = {table: gap for table, gap in self._new_gaps.items() if table not in capture.gaps}
+        for number, part in parts.items():
+            logs = {place: stored.positions[place].log for place in part.files if place in stored.positions}
+            self._stored[number] = StoredCapture(part.capture_id, logs)
         for change in capture.changes:
             if change.definition is not None:
                 archived.definitions[change.incarnation] = change.definition
@@ -288,9 +347,6 @@ class Archive:
         store = BackupStore(self._location)
         newest = await self._in_thread(newest_manifest, store)
         if newest is None:
-            for change in self._changes:
-                await self._in_thread(self._kept.remove, change.incarnation)
-            self._changes.clear()
             return False
         known, why = None, "it may lack writes after the last backup"
         try:
@@ -312,33 +368,36 @@ class Archive:
         archived.definitions = {table.definition.incarnation: table.definition for table in newest.tables}
         for segment in known or []:
             archived.add_stored(segment)
-        self._find_unrecorded_changes()
         self._store = store
         return True
 
-    def _find_unrecorded_changes(self) -> None:
-        """Finds the tables that an earlier process has changed before it was killed, so that this was not archived."""
-        found = {table.definition.incarnation: table.definition for table in self._source.tables()}
-        archived = self._archived.definitions
-        before = [
-            TableChange(
-                # The writes before a drop are gone, so the table counts as dropped only when that was noticed.
-                micros=self.reached_micros if incarnation in found else self._clock.commit_micros(),
-                incarnation=incarnation,
-                definition=found.get(incarnation),
-            )
-            for incarnation in sorted({*archived, *found})
-            if found.get(incarnation) != archived.get(incarnation)
+    def _add_unrecorded_changes(
+        self,
+        number: int,
+        found: Mapping[str, TableDefinition],
+        bootstrapped: frozenset[str],
+        capture: SegmentCapture,
+    ) -> None:
+        """Adds how a worker has changed its tables before it was killed, so that this was not archived.
+
+        Args:
+            number: The number of the worker.
+            found: The tables of the worker now, by incarnation.
+            bootstrapped: Those that have rows in no write-ahead log.
+            capture: What the segment will contain.
+        """
+        owner_of, known = self._placement.owner_of, self._archived.definitions
+        archived = {table: each for table, each in known.items() if owner_of(each.name) == number}
+        pending = {change.incarnation for change in capture.changes}
+        changed = [table for table in sorted({*archived, *found} - pending) if found.get(table) != archived.get(table)]
+        # The writes before a drop are gone, so the table counts as dropped only when that was noticed.
+        micros = {table: self.reached_micros if table in found else capture.micros - 1 for table in changed}
+        capture.changes[:0] = [
+            TableChange(micros=micros[table], incarnation=table, definition=found.get(table)) for table in changed
         ]
-        pending = {change.incarnation for change in self._changes}
-        before = [change for change in before if change.incarnation not in pending]
-        self._changes[:0] = before
-        taken_in = {table.definition.incarnation for table in self._source.tables() if has_taken_in(table.state.path)}
-        for change in before:
-            if change.incarnation in taken_in and change.incarnation not in archived:
-                self.record_files(change.micros, change.incarnation)
-        self._archived.gaps |= {
-            change.incarnation: ArchiveGap(change.micros, "the table was dropped before they were archived")
-            for change in before
-            if change.definition is None
-        }
+        for table in changed:
+            if table not in found:
+                why = "the table was dropped before they were archived"
+                self._archived.gaps[table] = ArchiveGap(micros[table], why)
+            elif table in bootstrapped and table not in archived:
+                capture.gaps[table] = ArchiveGap(micros[table], TAKEN_IN)

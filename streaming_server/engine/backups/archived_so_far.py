@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.engine.bucket.live_bucket import WriteMark
     from streaming_server.storage.backup.archive_segment import ArchiveGap, ArchiveSegment
+    from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 Place: TypeAlias = "tuple[str, int]"
 """A bucket: the incarnation of its table, and its number."""
@@ -24,18 +24,16 @@ class ArchivedUpTo:
 
 @dataclass(slots=True)
 class ArchivedSoFar:
-    """What is archived, as far as this process knows.
+    """What is archived, as far as the process knows that stores segments.
 
     Attributes:
         previous: The id of the last segment; empty if there is none.
         since_micros: See `ArchiveSegment`.
         gap_micros: See `ArchiveSegment`.
         positions: Up to where each bucket is archived.
-        marks: What changes with each write to a bucket, as it was when the bucket was archived.
-        families: The column families of each bucket.
         definitions: The definitions of the tables.
         consumers: When the consumers of tables were changed last.
-        committed: The tokens of the remembered commits.
+        shares: The shares of transactions in the last capture.
         left_out: Why writes to tables are not in the last segment, by incarnation.
         gaps: The writes to tables that the archive will never have, by incarnation.
     """
@@ -44,11 +42,9 @@ class ArchivedSoFar:
     since_micros: int = 0
     gap_micros: int = 0
     positions: dict[Place, ArchivedUpTo] = field(default_factory=dict)
-    marks: dict[Place, WriteMark] = field(default_factory=dict)
-    families: dict[Place, tuple[str, ...]] = field(default_factory=dict)
     definitions: dict[str, TableDefinition] = field(default_factory=dict)
     consumers: dict[str, int] = field(default_factory=dict)
-    committed: set[str] = field(default_factory=set)
+    shares: list[CommittedTransaction] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     gaps: dict[str, ArchiveGap] = field(default_factory=dict)
 
@@ -66,9 +62,8 @@ class ArchivedSoFar:
         """Forgets a table that was dropped."""
         self.definitions.pop(incarnation, None)
         self.consumers.pop(incarnation, None)
-        for places in (self.positions, self.marks, self.families):
-            for place in [each for each in places if each[0] == incarnation]:
-                del places[place]
+        for place in [each for each in self.positions if each[0] == incarnation]:
+            del self.positions[place]
 
     def name_of(self, incarnation: str) -> str:
         """Returns the name of a table; its incarnation if the table is unknown."""

@@ -1,26 +1,38 @@
-"""What must the next segment of the archive contain? The instant, and the files that have all commits before it."""
+"""What must the next segment of the archive contain? The instant, and the files that have all commits before it.
+
+Each process of a server finds that out for its own tables, and the first one joins what all of them have found.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from scankv.model.errors import ScanKvError
-from streaming_server.storage.rocks.store import families_of
-from streaming_server.storage.rocks.write_ahead_log import LogFile, find_log_files, remove_kept_logs
+from scankv.model.tables.schema import TableDefinition
+from streaming_server.clock import StoredTimes
+from streaming_server.storage.backup.archive_segment import ArchiveGap, TableChange
+from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from streaming_server.clock import ServerClock, StoredTimes
-    from streaming_server.engine.backups.archived_so_far import ArchivedSoFar, Place
-    from streaming_server.engine.backups.kept_logs import KeptLogs
-    from streaming_server.engine.bucket.live_bucket import LiveBucket, WriteMark
-    from streaming_server.engine.table.live_table import LiveTable
-    from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.storage.backup.archive_segment import ArchiveGap, TableChange
-    from streaming_server.storage.transactions.decisions import CommittedTransaction
+    from streaming_server.engine.backups.archived_so_far import Place
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedLog:
+    """The write-ahead log of a bucket that may have new writes.
+
+    Attributes:
+        path: The directory of the files.
+        families: The column families of the bucket.
+        files: The number and the bytes of each file, ascending.
+    """
+
+    path: Path
+    families: tuple[str, ...]
+    files: tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
@@ -28,110 +40,106 @@ class SegmentCapture:
     """What a segment will contain, at the moment when that was found out.
 
     Attributes:
+        capture_id: Identifies what one process has found out.
         micros: See `ArchiveSegment`.
-        times: The clock of the server.
+        times: The clock of the process.
         changes: The tables that were created, altered or dropped.
-        committed: All remembered commits of transactions.
         tables: The directories of the tables whose consumers are read, by incarnation.
-        files: The files of the write-ahead log of each bucket that may have new writes, with its directory.
-        marks: What changes with each write to these buckets.
+        definitions: All tables, by incarnation. None: the tables are as the last stored capture and `changes` say.
+        bootstrapped: The incarnations of those tables in `definitions` that have rows in no write-ahead log.
+        files: The write-ahead log of each bucket that may have new writes.
+        committed: The commits of transactions that are remembered since, shares included.
         left_out: Why writes to tables are not in the segment, but will be in a later one, by incarnation.
         gaps: The writes to tables that the archive will never have, by incarnation.
         ended_micros: See `ArchiveSegment`.
     """
 
+    capture_id: str
     micros: int
     times: StoredTimes
-    changes: list[TableChange]
-    committed: list[CommittedTransaction]
-    tables: dict[str, Path]
-    files: dict[Place, tuple[Path, list[LogFile]]] = field(default_factory=dict)
-    marks: dict[Place, WriteMark] = field(default_factory=dict)
+    changes: list[TableChange] = field(default_factory=list)
+    tables: dict[str, Path] = field(default_factory=dict)
+    definitions: dict[str, TableDefinition] | None = None
+    bootstrapped: frozenset[str] = frozenset()
+    files: dict[Place, CapturedLog] = field(default_factory=dict)
+    committed: list[CommittedTransaction] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     gaps: dict[str, ArchiveGap] = field(default_factory=dict)
     ended_micros: int = 0
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns what one process sends to another."""
+        return {
+            "capture_id": self.capture_id,
+            "micros": self.micros,
+            "times": self.times.to_json(),
+            "changes": [change.to_json() for change in self.changes],
+            "tables": {table: str(path) for table, path in self.tables.items()},
+            "definitions": None if self.definitions is None else [each.to_json() for each in self.definitions.values()],
+            "bootstrapped": sorted(self.bootstrapped),
+            "files": [[*place, str(log.path), log.families, log.files] for place, log in self.files.items()],
+            "committed": [each.to_json() for each in self.committed],
+            "left_out": self.left_out,
+            "gaps": {table: asdict(gap) for table, gap in self.gaps.items()},
+            "ended_micros": self.ended_micros,
+        }
 
-class SegmentSource:
-    """The tables of the server, as the archive sees them. Bound to the event loop.
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SegmentCapture:
+        """Reads the result of `to_json`."""
+        found = values["definitions"]
+        definitions = None if found is None else [TableDefinition.from_json(each) for each in found]
+        return cls(
+            capture_id=values["capture_id"],
+            micros=values["micros"],
+            times=StoredTimes.from_json(values["times"]),
+            changes=[TableChange.from_json(each) for each in values["changes"]],
+            tables={table: Path(path) for table, path in values["tables"].items()},
+            definitions=None if definitions is None else {each.incarnation: each for each in definitions},
+            bootstrapped=frozenset(values["bootstrapped"]),
+            files={
+                (table, number): CapturedLog(Path(path), tuple(families), tuple((log, size) for log, size in files))
+                for table, number, path, families, files in values["files"]
+            },
+            committed=[CommittedTransaction.from_json(each) for each in values["committed"]],
+            left_out=values["left_out"],
+            gaps={table: ArchiveGap(**gap) for table, gap in values["gaps"].items()},
+            ended_micros=values["ended_micros"],
+        )
+
+
+def join_captures(parts: Sequence[SegmentCapture], shares: Iterable[CommittedTransaction]) -> SegmentCapture:
+    """Returns what the segment of all processes will contain.
+
+    Its instant is the earliest one: before it, every process has captured every commit. So a transaction of several
+    processes is before the instant in all of them, or it is not before the instant.
 
     Args:
-        executor: Runs blocking work on buckets.
-        clock: The clock of the server.
-        kept: The logs of dropped tables.
-        tables: Returns all tables, which it opens.
-        remembered: Returns the remembered commits of transactions.
-        newest_backup: Returns the instant of the newest backup, as far as it is known.
+        parts: What each process has found out.
+        shares: The shares of transactions in the captures before.
     """
+    joined = SegmentCapture(
+        capture_id="",
+        micros=min(part.micros for part in parts),
+        times=max((part.times for part in parts), key=lambda times: times.service),
+        committed=_join_commits([each for part in parts for each in part.committed], shares),
+        ended_micros=max(part.ended_micros for part in parts),
+    )
+    for part in parts:
+        joined.changes += part.changes
+        joined.tables |= part.tables
+        joined.files |= part.files
+        joined.left_out |= part.left_out
+        joined.gaps |= part.gaps
+    return joined
 
-    def __init__(
-        self,
-        executor: StorageExecutor,
-        clock: ServerClock,
-        kept: KeptLogs,
-        *,
-        tables: Callable[[], Iterable[LiveTable]],
-        remembered: Callable[[], list[CommittedTransaction]],
-        newest_backup: Callable[[], int],
-    ) -> None:
-        self._executor = executor
-        self._clock = clock
-        self._kept = kept
-        self.tables = tables
-        self._remembered = remembered
-        self._newest_backup = newest_backup
 
-    async def capture(self, archived: ArchivedSoFar, changes: Iterable[TableChange]) -> SegmentCapture:
-        """Finds out what a segment must contain. The caller makes sure that no table is created, altered or dropped."""
-        tables = list(self.tables())
-        capture = SegmentCapture(
-            micros=self._clock.commit_micros(),
-            times=self._clock.times(),
-            changes=list(changes),
-            committed=[],
-            tables={table.definition.incarnation: table.state.path for table in tables},
-        )
-        for table in tables:
-            incarnation = table.definition.incarnation
-            for live in table.buckets:
-                try:
-                    await self._capture_bucket(live, (incarnation, live.number), archived, capture)
-                except (ScanKvError, OSError) as error:
-                    why = error.message if isinstance(error, ScanKvError) else str(error)
-                    capture.left_out.setdefault(incarnation, why)
-        for change in capture.changes:
-            for place, path, families in self._kept.buckets(change.incarnation):
-                capture.files[place] = path, await self._executor.run(find_log_files, path)
-                archived.families.setdefault(place, families)
-        # Not before: a transaction that was being applied is remembered once its buckets have it.
-        capture.committed = self._remembered()
-        backup = self._newest_backup()
-        capture.gaps = {table: gap for table, gap in archived.gaps.items() if gap.micros >= backup}
-        capture.ended_micros = self._clock.commit_micros() + 1
-        return capture
-
-    async def _capture_bucket(
-        self, live: LiveBucket, place: Place, archived: ArchivedSoFar, capture: SegmentCapture
-    ) -> None:
-        """Records the files of a bucket that may have new writes.
-
-        Passing the mutex after the instant was taken ensures that every commit before the instant is in them: a writer
-        and a transaction choose their commit time while they hold the mutex, or a barrier before it.
-        """
-        is_idle = not live.mutex.locked() and live.mutex.barrier is None
-        if is_idle and archived.marks.get(place) == live.write_mark:
-            return
-        async with live.mutex:
-            bucket = live.open_bucket
-            mark = live.write_mark
-            position = archived.positions.get(place)
-            if position is not None:
-                await self._executor.run(remove_kept_logs, live.path, position.log)
-            files = await self._executor.run(find_log_files, live.path)
-            if files and place not in archived.families:
-                archived.families[place] = tuple(await self._executor.run(families_of, live.path))
-        if bucket is not None and bucket.is_writable:
-            # Only what is durable is archived: after a power failure, a bucket continues without the rest.
-            await live.wait_written()
-        capture.files[place] = live.path, files
-        capture.marks[place] = mark
+def _join_commits(
+    found: Sequence[CommittedTransaction], shares: Iterable[CommittedTransaction]
+) -> list[CommittedTransaction]:
+    """Returns the commits as their coordinators remember them, with all offsets that are known."""
+    offsets: dict[str, dict[str, Mapping[int, int]]] = {}
+    for each in (*shares, *found):
+        offsets.setdefault(each.token, {}).update(each.log_offsets)
+    joined = {each.token: replace(each, log_offsets=offsets[each.token]) for each in found if each.coordinator is None}
+    return sorted(joined.values(), key=lambda each: each.served_micros)

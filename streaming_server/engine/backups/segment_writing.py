@@ -10,7 +10,7 @@ import xxhash
 from streaming_server.engine.backups.archived_so_far import ArchivedUpTo
 from streaming_server.storage.backup.archive_segment import ArchiveGap, ArchiveSegment, BucketSegment, LogPiece
 from streaming_server.storage.backup.backup_store import BackupStore, archived_name, instant_id
-from streaming_server.storage.rocks.write_ahead_log import LogFile, open_log_file
+from streaming_server.storage.rocks.write_ahead_log import open_log_file
 from streaming_server.storage.tables.consumers import ConsumerDirectory, ConsumerRecord
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.backups.archived_so_far import ArchivedSoFar, Place
     from streaming_server.engine.backups.kept_logs import KeptLogs
-    from streaming_server.engine.backups.segment_capture import SegmentCapture
+    from streaming_server.engine.backups.segment_capture import CapturedLog, SegmentCapture
 
 _PIECE_BYTES: Final = 4 << 20
 _DATA_BYTES: Final = 16 << 20
@@ -53,20 +53,20 @@ def store_segment(
     data = _DataWriter(store, instant_id(capture.micros))
     buckets: dict[str, dict[int, BucketSegment]] = {}
     positions = dict(archived.positions)
-    for place, (path, files) in capture.files.items():
+    for place, log in capture.files.items():
         try:
-            pieces = _copy(data, kept, path, place, files, archived.positions.get(place))
+            pieces = _copy(data, kept, place, log, archived.positions.get(place))
         except (_Gap, FileNotFoundError) as error:
             capture.gaps[place[0]] = ArchiveGap(capture.micros, f"bucket {place[1]} no longer has them ({error})")
             positions.pop(place, None)
             continue
         if pieces:
-            segment = BucketSegment(families=archived.families[place], pieces=tuple(pieces))
+            segment = BucketSegment(families=log.families, pieces=tuple(pieces))
             buckets.setdefault(place[0], {})[place[1]] = segment
             positions[place] = ArchivedUpTo(pieces[-1].log, pieces[-1].end)
     data.flush()
     changed, consumers = _changed_consumers(archived, capture.tables)
-    committed = [each.to_json() for each in capture.committed if each.token not in archived.committed]
+    committed = [each.to_json() for each in capture.committed]
     is_lacking = (capture.left_out, capture.gaps) != (archived.left_out, archived.gaps)
     has_news = buckets or changed or committed or capture.changes or is_lacking
     if archived.previous and not has_news:
@@ -91,23 +91,24 @@ def store_segment(
 
 
 def _copy(
-    data: _DataWriter, kept: KeptLogs, path: Path, place: Place, files: list[LogFile], position: ArchivedUpTo | None
+    data: _DataWriter, kept: KeptLogs, place: Place, captured: CapturedLog, position: ArchivedUpTo | None
 ) -> list[LogPiece]:
     """Copies what the write-ahead log of a bucket has beyond what is archived."""
+    files = captured.files
     if position is not None:
-        files = [file for file in files if file.number >= position.log]
-        if files and (files[0].number != position.log or files[0].size < position.end):
+        files = tuple((log, size) for log, size in files if log >= position.log)
+        if files and (files[0][0] != position.log or files[0][1] < position.end):
             raise _Gap(f"its write-ahead log {position.log} was removed")
     pieces: list[LogPiece] = []
-    for log in files:
-        start = position.end if position is not None and log.number == position.log else 0
-        with _open_log(kept, path, place, log.number) as file:
+    for log, size in files:
+        start = position.end if position is not None and log == position.log else 0
+        with _open_log(kept, captured.path, place, log) as file:
             file.seek(start)
-            while start < log.size:
-                content = file.read(min(_PIECE_BYTES, log.size - start))
+            while start < size:
+                content = file.read(min(_PIECE_BYTES, size - start))
                 if not content:
-                    raise _Gap(f"its write-ahead log {log.number} has become shorter")
-                pieces.append(data.add(log.number, start, content))
+                    raise _Gap(f"its write-ahead log {log} has become shorter")
+                pieces.append(data.add(log, start, content))
                 start += len(content)
     return pieces
 

@@ -221,6 +221,7 @@ class Tables:
             self.archive = Archive(
                 config,
                 self._directory,
+                placement,
                 self._executor,
                 self.clock,
                 self._ddl,
@@ -603,7 +604,7 @@ class Tables:
         async with self._ddl:
             await self._store_definition(store, definition)
             if has_files:
-                self.archive.record_files(self.clock.commit_micros(), definition.incarnation)
+                self.archive.part.record_files(self.clock.commit_micros(), definition.incarnation)
             self.consumers.add(definition, self._catalog.path(definition.name))
             self.locks.add(definition, self._catalog.path(definition.name))
             await self._tell(definition)
@@ -681,7 +682,7 @@ class Tables:
         # Before anything can be written under the definition.
         micros = self.clock.commit_micros()
         await self._executor.run(store, definition)
-        self.archive.record(micros, definition.incarnation, definition)
+        self.archive.part.record(micros, definition.incarnation, definition)
 
     async def drop_partitions(self, name: str, prefix: bytes) -> list[PartitionStats]:
         """Drops the partitions whose encoded values begin with a prefix: see `TablePartitions.drop`."""
@@ -710,10 +711,10 @@ class Tables:
                 await self.consumers.drop(name)
                 await self.locks.drop(name)
                 if live is not None:
-                    await self._executor.run(self.archive.keep_logs, live.state.path, live.definition.incarnation)
+                    await self._executor.run(self.archive.part.keep_logs, live.state.path, live.definition.incarnation)
                 dropped = await self._executor.run(self._catalog.drop, name)
                 if live is not None:
-                    self.archive.record(self.clock.commit_micros(), live.definition.incarnation, None)
+                    self.archive.part.record(self.clock.commit_micros(), live.definition.incarnation, None)
             except BaseException:
                 # If the disk keeps the table from being dropped, the table is served as after a restart.
                 with suppress(ScanKvError):
@@ -743,10 +744,12 @@ class Tables:
         attempts: int,
     ) -> BackupCut:
         """Takes one instant of all tables for a backup: see `CutTaker`."""
-        async with self._ddl:
+        async with self.archive.instants, self._ddl:
             left_out.update(self._catalog.unusable)
             cutter = CutTaker(root, self._executor, self.clock, self.transactions, left_out, before, agree, attempts)
-            return await cutter.take(self._all_tables())
+            cut = await cutter.take(self._all_tables())
+            self.archive.follow(cut.micros)
+            return cut
 
     @property
     def disk_reserve_bytes(self) -> int:

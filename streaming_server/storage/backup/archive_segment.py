@@ -73,6 +73,18 @@ class TableChange:
     incarnation: str
     definition: TableDefinition | None
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the stored form."""
+        definition = None if self.definition is None else self.definition.to_json()
+        return {"micros": self.micros, "incarnation": self.incarnation, "definition": definition}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TableChange:
+        """Reads the result of `to_json`."""
+        found = values["definition"]
+        definition = None if found is None else TableDefinition.from_json(found)
+        return cls(micros=values["micros"], incarnation=values["incarnation"], definition=definition)
+
 
 @dataclass(frozen=True, slots=True)
 class ArchiveGap:
@@ -145,14 +157,7 @@ class ArchiveSegment:
             "micros": self.micros,
             "ended_micros": self.ended_micros,
             "times": self.times.to_json(),
-            "changes": [
-                {
-                    "micros": change.micros,
-                    "incarnation": change.incarnation,
-                    "definition": None if change.definition is None else change.definition.to_json(),
-                }
-                for change in self.changes
-            ],
+            "changes": [change.to_json() for change in self.changes],
             "consumers": {table: [one.to_json() for one in each] for table, each in self.consumers.items()},
             "committed": list(self.committed),
             "buckets": {
@@ -176,14 +181,7 @@ class ArchiveSegment:
             micros=values["micros"],
             ended_micros=values["ended_micros"],
             times=StoredTimes.from_json(values["times"]),
-            changes=tuple(
-                TableChange(
-                    micros=each["micros"],
-                    incarnation=each["incarnation"],
-                    definition=None if each["definition"] is None else TableDefinition.from_json(each["definition"]),
-                )
-                for each in values["changes"]
-            ),
+            changes=tuple(map(TableChange.from_json, values["changes"])),
             consumers={
                 table: tuple(map(ConsumerRecord.from_json, each)) for table, each in values["consumers"].items()
             },
