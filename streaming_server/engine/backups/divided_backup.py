@@ -11,12 +11,12 @@ import asyncio
 import logging
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from scankv.model.errors import BackupFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from streaming_server.storage.backup.backup_manifest import BackupManifest
 
@@ -170,8 +170,6 @@ def join_parts(parts: Sequence[BackupManifest]) -> BackupManifest:
     """Returns the manifest of all workers. The first part is that of the first worker."""
     if len(parts) == 1:
         return parts[0]
-    # What a worker remembers of its share of a transaction is less than what the coordinator remembers.
-    committed = {each["token"]: each for part in parts for each in part.committed if "coordinator" not in each}
     left_out: dict[str, str] = {}
     for part in parts:
         left_out |= part.left_out
@@ -180,8 +178,18 @@ def join_parts(parts: Sequence[BackupManifest]) -> BackupManifest:
         pause_micros=max(part.pause_micros for part in parts),
         # Each worker has counted its decisions by itself, so the log that follows them begins a new epoch.
         epoch=1 + max(part.epoch for part in parts),
-        committed=tuple(sorted(committed.values(), key=lambda each: int(each["served_micros"]))),
+        committed=_join_commits([each for part in parts for each in part.committed]),
         tables=tuple(sorted((table for part in parts for table in part.tables), key=lambda table: table.name)),
         left_out=left_out,
         new_bytes=sum(part.new_bytes for part in parts),
     )
+
+
+def _join_commits(found: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Returns the commits as their coordinators remember them, who may not know all offsets yet."""
+    committed = {each["token"]: each for each in found if "coordinator" not in each}
+    for share in found:
+        if "coordinator" in share and (known := committed.get(share["token"])) is not None:
+            offsets = {**share["log_offsets"], **known["log_offsets"]}
+            committed[share["token"]] = {**known, "log_offsets": offsets}
+    return tuple(sorted(committed.values(), key=lambda each: int(each["served_micros"])))

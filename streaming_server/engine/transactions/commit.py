@@ -331,6 +331,12 @@ class CommitCoordinator:
         self.stuck.pop(committed.token, None)
         self._end(committed)
 
+    @property
+    def applied_here(self) -> list[CommittedTransaction]:
+        """The commits that all buckets here have, of which some other worker has not said yet that it has them."""
+        decisions = [self._decisions.unfinished[token] for token in self._applied_here]
+        return [each.to_committed(each.applied) for each in decisions]
+
     def _commit_time(self, buckets: Sequence[LiveBucket]) -> int:
         """Returns the one commit time of all changes of a transaction.
 

@@ -187,8 +187,12 @@ class Transactions:
         return self._decisions.epoch
 
     def remembered(self) -> list[CommittedTransaction]:
-        """Returns the remembered commits, those included whose end is just being recorded; the oldest first."""
-        kept = {each.token: each for each in (*self._committed, *self._decisions.unwritten)}
+        """Returns the remembered commits, the oldest first.
+
+        With those whose end is just being recorded, and those that this worker has applied and tells others of.
+        """
+        known = (*self._coordinator.applied_here, *self._committed, *self._decisions.unwritten)
+        kept = {each.token: each for each in known}
         return sorted(kept.values(), key=lambda each: each.number)
 
     async def take_over(self, other: Transactions) -> None:
