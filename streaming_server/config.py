@@ -423,12 +423,6 @@ class ServerConfig:
                 f"of at most {_text(RANGES['port'][1] - self.workers)}",
                 option="port",
             )
-        if self.workers > 1 and self.backup_location and self.archive_every_seconds:
-            raise UsageError(
-                "several workers create backups, but do not archive so far what is written between them: also give "
-                "archive_every_seconds = 0, or start the server with one worker",
-                option="archive_every_seconds",
-            )
         if 0 < self.max_caller_bytes_per_second < MIN_BYTES_PER_SECOND:
             raise UsageError(
                 f"max_caller_bytes_per_second must be 0 (no limit) or at least {MIN_BYTES_PER_SECOND:,}, not "

@@ -209,6 +209,7 @@ class Server:
             peers = OtherWorkers(self._workers)
             self._shares = self._tables.transactions.set_peers(peers)
             self._tables.backups.set_peers(peers)
+            self._tables.archive.set_peers(peers)
         self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=self._worker is not None))
         pressure = MemoryPressure(memory_limit())
         self._intake = self._make_intake(pressure)
@@ -435,7 +436,8 @@ class Server:
         queries = TabletQueries(self._tables, self._registry, results, self._waiting, lookups)
         worker_pb2_grpc.add_TabletServiceServicer_to_server(TabletService(self._tables, self._workers, queries), server)
         if self._worker is not None:
-            worker_service = WorkerService(self._shares, self._tables.backups, self._workers)
+            tables = self._tables
+            worker_service = WorkerService(self._shares, tables.backups, tables.archive.part, self._workers)
             worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker_service, server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)
         partition_pb2_grpc.add_PartitionServiceServicer_to_server(PartitionService(self._tables), server)

@@ -927,3 +927,76 @@ class FinishBackupPartResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinishBackupPartResponse: _TypeAlias = FinishBackupPartResponse  # noqa: Y015
+
+@_typing.final
+class CaptureForArchiveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORED_FIELD_NUMBER: _builtins.int
+    LOGS_FIELD_NUMBER: _builtins.int
+    stored: _builtins.str
+    """The last capture of the worker that is stored. Empty: none is known."""
+    @_builtins.property
+    def logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArchivedLog]:
+        """For buckets in it, up to where they are archived."""
+
+    def __init__(
+        self,
+        *,
+        stored: _builtins.str = ...,
+        logs: _abc.Iterable[Global___ArchivedLog] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logs", b"logs", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CaptureForArchiveRequest: _TypeAlias = CaptureForArchiveRequest  # noqa: Y015
+
+@_typing.final
+class ArchivedLog(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    """The incarnation of the table."""
+    bucket: _builtins.int
+    file: _builtins.int
+    """The number of a file of the write-ahead log of the bucket. Files before it are not needed any more."""
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.str = ...,
+        bucket: _builtins.int = ...,
+        file: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "file", b"file", "incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArchivedLog: _TypeAlias = ArchivedLog  # noqa: Y015
+
+@_typing.final
+class CaptureForArchiveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAPTURE_FIELD_NUMBER: _builtins.int
+    capture: _builtins.bytes
+    """As JSON."""
+    def __init__(
+        self,
+        *,
+        capture: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CaptureForArchiveResponse: _TypeAlias = CaptureForArchiveResponse  # noqa: Y015

@@ -74,6 +74,11 @@ class WorkerServiceStub:
                 request_serializer=scankv_dot_v1_dot_worker__pb2.FinishBackupPartRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_worker__pb2.FinishBackupPartResponse.FromString,
                 _registered_method=True)
+        self.CaptureForArchive = channel.unary_unary(
+                '/scankv.v1.WorkerService/CaptureForArchive',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.CaptureForArchiveRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.CaptureForArchiveResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -134,6 +139,14 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CaptureForArchive(self, request, context):
+        """Returns what the next segment of the archive must contain of the tables of the worker. Changes nothing that is
+        served. Repeating the call is safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -171,6 +184,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.FinishBackupPart,
                     request_deserializer=scankv_dot_v1_dot_worker__pb2.FinishBackupPartRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_worker__pb2.FinishBackupPartResponse.SerializeToString,
+            ),
+            'CaptureForArchive': grpc.unary_unary_rpc_method_handler(
+                    servicer.CaptureForArchive,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.CaptureForArchiveRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.CaptureForArchiveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -367,6 +385,33 @@ class WorkerService:
             '/scankv.v1.WorkerService/FinishBackupPart',
             scankv_dot_v1_dot_worker__pb2.FinishBackupPartRequest.SerializeToString,
             scankv_dot_v1_dot_worker__pb2.FinishBackupPartResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CaptureForArchive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.WorkerService/CaptureForArchive',
+            scankv_dot_v1_dot_worker__pb2.CaptureForArchiveRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.CaptureForArchiveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,10 @@ class WorkerServiceStub:
     """Pauses all writers of the worker, for a backup that another one creates. The pause ends by itself after some seconds."""
     FinishBackupPart: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FinishBackupPartRequest, _worker_pb2.FinishBackupPartResponse]
     """Takes the instant of the backup, ends the pause, and stores all tables of the worker. Returns when they are stored."""
+    CaptureForArchive: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CaptureForArchiveRequest, _worker_pb2.CaptureForArchiveResponse]
+    """Returns what the next segment of the archive must contain of the tables of the worker. Changes nothing that is
+    served. Repeating the call is safe.
+    """
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -81,6 +85,10 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Pauses all writers of the worker, for a backup that another one creates. The pause ends by itself after some seconds."""
     FinishBackupPart: _aio.UnaryUnaryMultiCallable[_worker_pb2.FinishBackupPartRequest, _worker_pb2.FinishBackupPartResponse]  # type: ignore[assignment]
     """Takes the instant of the backup, ends the pause, and stores all tables of the worker. Returns when they are stored."""
+    CaptureForArchive: _aio.UnaryUnaryMultiCallable[_worker_pb2.CaptureForArchiveRequest, _worker_pb2.CaptureForArchiveResponse]  # type: ignore[assignment]
+    """Returns what the next segment of the archive must contain of the tables of the worker. Changes nothing that is
+    served. Repeating the call is safe.
+    """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """What the worker processes of one server ask each other. Not for clients: a call without the secret of the workers ends
@@ -147,6 +155,16 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.FinishBackupPartResponse, _abc.Awaitable[_worker_pb2.FinishBackupPartResponse]]:
         """Takes the instant of the backup, ends the pause, and stores all tables of the worker. Returns when they are stored."""
+
+    @_abc_1.abstractmethod
+    def CaptureForArchive(
+        self,
+        request: _worker_pb2.CaptureForArchiveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.CaptureForArchiveResponse, _abc.Awaitable[_worker_pb2.CaptureForArchiveResponse]]:
+        """Returns what the next segment of the archive must contain of the tables of the worker. Changes nothing that is
+        served. Repeating the call is safe.
+        """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

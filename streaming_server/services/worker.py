@@ -11,7 +11,9 @@ import grpc
 from scankv.model.errors import PermissionDenied, ScanKvError
 from scankv.v1 import transaction_pb2, worker_pb2, worker_pb2_grpc
 from streaming_server.current_call import CALL_METADATA
+from streaming_server.engine.backups.archive_part import StoredCapture
 from streaming_server.engine.backups.backup_cut import MAX_PAUSE_SECONDS
+from streaming_server.engine.backups.segment_capture import SegmentCapture
 from streaming_server.engine.transactions.two_phase import (
     CommitOutcome,
     PreparedShare,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from streaming_server.engine.backups.archive_part import ArchivePart
     from streaming_server.engine.backups.backups import Backups
     from streaming_server.engine.transactions.shares import TransactionShares
     from streaming_server.engine.transactions.two_phase import LogOffsetsOfTables
@@ -52,12 +55,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     Args:
         shares: The shares that this worker has of transactions.
         backups: The backups of this worker.
+        archive_part: What this worker contributes to the archive.
         workers: The workers of the server.
     """
 
-    def __init__(self, shares: TransactionShares, backups: Backups, workers: Workers) -> None:
+    def __init__(
+        self, shares: TransactionShares, backups: Backups, archive_part: ArchivePart, workers: Workers
+    ) -> None:
         self._shares = shares
         self._backups = backups
+        self._archive_part = archive_part
         self._workers = workers
 
     def _check_caller(self) -> None:
@@ -169,9 +176,23 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             part = await self._backups.finish_part(request.cut_id, micros)
         return worker_pb2.FinishBackupPartResponse(manifest=json.dumps(part.to_json()).encode())
 
+    async def CaptureForArchive(
+        self,
+        request: worker_pb2.CaptureForArchiveRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.CaptureForArchiveRequest, worker_pb2.CaptureForArchiveResponse],
+    ) -> worker_pb2.CaptureForArchiveResponse:
+        async with map_errors(request, context):
+            self._check_caller()
+            logs = {(each.incarnation, each.bucket): each.file for each in request.logs}
+            capture = await self._archive_part.capture(StoredCapture(request.stored, logs))
+        return worker_pb2.CaptureForArchiveResponse(capture=json.dumps(capture.to_json()).encode())
+
 
 class OtherWorkers:
-    """The other workers, as transactions and backups of this one call them: see `two_phase.Peers`, `BackupPeers`."""
+    """The other workers, as transactions, backups and the archive of this one call them.
+
+    See `two_phase.Peers`, `BackupPeers`, `ArchivePeers`.
+    """
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -261,6 +282,18 @@ class OtherWorkers:
         message = worker_pb2.FinishBackupPartRequest(cut_id=cut_id, micros=micros)
         answer = await self._ask(worker, "FinishBackupPart", message, worker_pb2.FinishBackupPartResponse, None)
         return BackupManifest.from_json(json.loads(answer.manifest))
+
+    async def capture(self, worker: int, stored: StoredCapture) -> SegmentCapture:
+        """Asks a worker what the next segment of the archive must contain of its tables."""
+        logs = [
+            worker_pb2.ArchivedLog(incarnation=incarnation, bucket=bucket, file=file)
+            for (incarnation, bucket), file in stored.logs.items()
+        ]
+        message = worker_pb2.CaptureForArchiveRequest(stored=stored.capture_id, logs=logs)
+        answer = await self._ask(
+            worker, "CaptureForArchive", message, worker_pb2.CaptureForArchiveResponse, _SHARE_SECONDS
+        )
+        return SegmentCapture.from_json(json.loads(answer.capture))
 
     async def _ask(
         self, worker: int, method: str, request: Message, response: type[_Response], seconds: float | None

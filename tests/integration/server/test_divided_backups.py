@@ -12,8 +12,6 @@ import pyarrow as pa
 import pytest
 
 from aio_client import BackupFailed, ConnectionFailed, connect, sync
-from scankv.model.errors import UsageError
-from streaming_server.config import load_config
 from streaming_server.engine.backups.restore import restore_all
 from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
@@ -138,10 +136,3 @@ def test_a_worker_that_dies_or_stops_fails_the_backup_and_pauses_nobody(tmp_path
         wait_until(lambda: processes_of(server).get(WORKERS - 1) != last, "the worker ended")
         wait_for_worker(server, WORKERS - 1)
         assert client.create_backup().tables == WORKERS
-
-
-def test_several_workers_archive_nothing_between_backups(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="archive_every_seconds = 0"):
-        load_config({"data": "d", "workers": 2, "backup_location": "b"})
-    config = load_config({"data": "d", "workers": 2, "backup_location": "b", "archive_every_seconds": 0})
-    assert config.workers == 2
