@@ -102,8 +102,10 @@ class WorkerSupervisor:
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError):
                 child.terminate()
+        # After its drain, the first worker archives the last writes, for as long again.
+        drains = 2 if self._config.backup_location and self._config.archive_every_seconds else 1
         try:
-            async with asyncio.timeout(self._config.drain_seconds + _STOP_SECONDS):
+            async with asyncio.timeout(drains * self._config.drain_seconds + _STOP_SECONDS):
                 await asyncio.gather(*(child.wait() for child in self._children.values()))
         except TimeoutError:
             self.kill()

@@ -23,6 +23,7 @@ from scankv.model.errors import BackupFailed, DataLoss, ScanKvError, Unavailable
 from streaming_server.engine.backups.archive_part import TAKEN_IN, ArchivePart, StoredCapture
 from streaming_server.engine.backups.archived_so_far import ArchivedSoFar
 from streaming_server.engine.backups.kept_logs import KeptLogs
+from streaming_server.engine.backups.last_captures import LastCaptures
 from streaming_server.engine.backups.restore_plan import instant_text
 from streaming_server.engine.backups.segment_capture import join_captures
 from streaming_server.engine.backups.segment_writing import store_segment
@@ -139,6 +140,8 @@ class Archive:
             is_recording=self.is_enabled and self._marker.exists(),
         )
         self._peers: ArchivePeers | None = None
+        self._last_captures = LastCaptures(directory)
+        self._has_started = self._is_closing = False
         self.instants = asyncio.Lock()
         self._began_micros = clock.commit_micros()
         self._backup_micros = 0
@@ -161,6 +164,8 @@ class Archive:
 
     def start(self) -> None:
         """Starts to archive, if the server is to. It runs until `close`."""
+        self._has_started = True
+        self._last_captures.remove()
         if not self.is_enabled:
             # What is written from now on is not archived.
             self._marker.unlink(missing_ok=True)
@@ -168,8 +173,17 @@ class Archive:
             self._running.start()
 
     async def close(self) -> None:
-        """Archives what is left, as far as that succeeds within `drain_seconds` or a second, and ends."""
+        """Archives what is left, as far as that succeeds within `drain_seconds` or a second, and ends.
+
+        The first worker waits for the others before, which leave what the last segment must contain of their tables.
+        """
         await self._running.close()
+        if self._placement.number:
+            await self._leave_last_capture()
+            self._thread.close()
+            return
+        if self._store is not None:
+            await self._last_captures.wait(self._others, self._closing_seconds)
         rest = asyncio.create_task(self._archive_rest())
         await asyncio.wait([rest], timeout=self._closing_seconds)
         if rest.done():
@@ -189,9 +203,21 @@ class Archive:
             reached,
         )
 
+    async def _leave_last_capture(self) -> None:
+        # A worker that could not start may have transactions that it has not applied.
+        if not self._has_started or not self.part.is_recording:
+            return
+        try:
+            # Complete, since it is unknown what of this worker is stored.
+            capture = await self.part.capture(StoredCapture())
+            await self._in_thread(self._last_captures.leave, capture)
+        except Exception:
+            _log.exception("the last writes of this worker are archived by the next start")
+
     async def _archive_rest(self) -> None:
         if self._segment is not None:
             await asyncio.wait([self._segment])
+        self._is_closing = True
         if self._store is not None:
             try:
                 await self._archive()
@@ -220,25 +246,35 @@ class Archive:
             if self._store is None and not await self._begin():
                 return
             parts = await self._ask_all()
+        except ScanKvError as error:
+            self._report_failure(error)
+            return
+        try:
             capture = self._join(parts)
             stored = await self._in_thread(self._put, capture)
-        except ScanKvError as error:
-            if not self._is_failing:
-                _log.error("nothing can be archived, which is tried again: %s", error.message)
-            self._is_failing = True
-            self.failed += 1
+        except Exception as error:
             # The segment may have been stored nevertheless, so what is archived is found out again.
             self._store = None
+            if not isinstance(error, ScanKvError):
+                raise
+            self._report_failure(error)
             return
-        except Exception:
-            self._store = None
-            raise
         self._is_failing = False
         await self._finish(parts, capture, stored)
 
+    def _report_failure(self, error: ScanKvError) -> None:
+        if not self._is_failing:
+            _log.error("nothing can be archived, which is tried again: %s", error.message)
+        self._is_failing = True
+        self.failed += 1
+
+    @property
+    def _others(self) -> Sequence[int]:
+        return () if self._peers is None else self._peers.others
+
     async def _ask_all(self) -> dict[int, SegmentCapture]:
         """Returns what each worker contributes to the next segment, by number."""
-        numbers = [self._placement.number, *(() if self._peers is None else self._peers.others)]
+        numbers = [self._placement.number, *self._others]
         async with self.instants:
             parts = await all_ended(map(self._ask, numbers))
         return dict(zip(numbers, parts, strict=True))
@@ -247,6 +283,8 @@ class Archive:
         stored = self._stored.get(number, StoredCapture())
         if self._peers is None or number == self._placement.number:
             return await self.part.capture(stored)
+        if self._is_closing:
+            return await self._in_thread(self._last_captures.read, number)
         return await self._peers.capture(number, stored)
 
     def _join(self, parts: Mapping[int, SegmentCapture]) -> SegmentCapture:
@@ -305,12 +343,14 @@ class Archive:
         for number, part in parts.items():
             logs = {place: stored.positions[place].log for place in part.files if place in stored.positions}
             self._stored[number] = StoredCapture(part.capture_id, logs)
+        reported = {change.incarnation for part in parts.values() for change in part.changes}
         for change in capture.changes:
             if change.definition is not None:
                 archived.definitions[change.incarnation] = change.definition
                 continue
             archived.forget(change.incarnation)
-            await self._in_thread(self._kept.remove, change.incarnation)
+            if change.incarnation not in reported:
+                await self._in_thread(self._kept.remove, change.incarnation)
         if stored.segment is None:
             return
         archived.previous, archived.gap_micros = stored.segment.segment_id, 0

@@ -122,7 +122,7 @@ class ArchivePart:
             stored: The last capture of this process that is stored.
         """
         async with self._capturing:
-            self._hear(stored)
+            await self._hear(stored)
             # Before tables are kept from being changed: a transaction may wait for another process.
             await self._wait_for_barriers()
             async with self._ddl:
@@ -130,7 +130,7 @@ class ArchivePart:
                 self._last = await self._capture()
             return self._last.capture
 
-    def _hear(self, stored: StoredCapture) -> None:
+    async def _hear(self, stored: StoredCapture) -> None:
         """Remembers what is stored."""
         last = self._last
         if last is not None and stored.capture_id == last.capture.capture_id:
@@ -143,6 +143,7 @@ class ArchivePart:
             for change in changes:
                 if change.definition is None:
                     self._forget(change.incarnation)
+                    await self._executor.run(self._kept.remove, change.incarnation)
         elif stored.capture_id != self._stored:
             # Of an earlier process, or unknown to the process that stores segments, which was started again.
             self._stored = ""

@@ -16,6 +16,7 @@ transactions/<token>/                    the staged requests of a transaction
 bootstraps/<id>/                         a bootstrap: see `storage/bootstrap/bootstrap_directory.py`
 workers/workers.json                     how many worker processes the server has; missing: the server is one process
 workers/3/transactions, workers/3/clock.json  what worker 3 has of its own, in place of those above
+workers/3/last-capture.json              what worker 3 left for the archive when it ended; removed when it starts
 trash/                                   tables that are being created or dropped; emptied at every start of the server
 trash/new-3-<incarnation>                a table that worker 3 is creating; removed when worker 3 starts, too
 """
