@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from scankv.model.errors import BackupFailed, DataLoss, ScanKvError, Unavailable
-from streaming_server.engine.backups.archive_part import TAKEN_IN, ArchivePart, StoredCapture
+from streaming_server.engine.backups.archive_part import KEPT_LOG_SECONDS, TAKEN_IN, ArchivePart, StoredCapture
 from streaming_server.engine.backups.archived_so_far import ArchivedSoFar
 from streaming_server.engine.backups.kept_logs import KeptLogs
 from streaming_server.engine.backups.last_captures import LastCaptures
@@ -58,9 +58,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-KEPT_LOG_SECONDS: Final = 86_400
-"""For how long a bucket keeps what cannot be archived. After that, the archive continues with the next backup."""
-
+_REMOVE_SECONDS: Final = 600.0
 _REACHED_SECONDS: Final = 30.0
 _MARKER: Final = "archived.json"
 """In the data directory: the last segment. While it exists, everything that is written is archived or kept for that."""
@@ -154,6 +152,7 @@ class Archive:
         self._reached_at = float("-inf")
         self._is_failing = False
         self._running = Background(partial(repeat, config.archive_every_seconds, self._look))
+        self._removing = Background(partial(repeat, _REMOVE_SECONDS, self.part.remove_old_logs))
         self._closing_seconds = max(config.drain_seconds, 1.0)
         # Its own, because a location may not answer, which must not keep others from their threads.
         self._thread = WorkerThreads(1, "archive")
@@ -169,7 +168,9 @@ class Archive:
         if not self.is_enabled:
             # What is written from now on is not archived.
             self._marker.unlink(missing_ok=True)
-        elif not self._placement.number:
+            return
+        self._removing.start()
+        if not self._placement.number:
             self._running.start()
 
     async def close(self) -> None:
@@ -178,6 +179,7 @@ class Archive:
         The first worker waits for the others before, which leave what the last segment must contain of their tables.
         """
         await self._running.close()
+        await self._removing.close()
         if self._placement.number:
             await self._leave_last_capture()
             self._thread.close()

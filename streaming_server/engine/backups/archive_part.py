@@ -18,7 +18,12 @@ from streaming_server.engine.backups.segment_capture import CapturedLog, Segment
 from streaming_server.storage.backup.archive_segment import ArchiveGap, TableChange
 from streaming_server.storage.bootstrap.taken_in import has_taken_in
 from streaming_server.storage.rocks.store import families_of
-from streaming_server.storage.rocks.write_ahead_log import LogFile, find_log_files, remove_kept_logs
+from streaming_server.storage.rocks.write_ahead_log import (
+    LogFile,
+    find_log_files,
+    remove_kept_logs,
+    remove_old_logs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +37,9 @@ if TYPE_CHECKING:
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.transactions.decisions import CommittedTransaction
+
+KEPT_LOG_SECONDS: Final = 86_400
+"""For how long a bucket keeps what cannot be archived. After that, the archive continues with the next backup."""
 
 TAKEN_IN: Final = "it was bootstrapped, and the next backup is the first that has its rows"
 
@@ -114,6 +122,12 @@ class ArchivePart:
         """Keeps the write-ahead logs of a table that is about to be removed, which is closed. Blocks."""
         if self.is_recording:
             self._kept.keep(table, incarnation)
+
+    async def remove_old_logs(self) -> None:
+        """Removes what buckets have kept for too long. What was not archived of it is missing from the archive."""
+        before = self._clock.commit_micros() - KEPT_LOG_SECONDS * 1_000_000
+        for table in list(self._tables()):
+            await self._executor.run(remove_old_logs, [live.path for live in table.buckets], before)
 
     async def capture(self, stored: StoredCapture) -> SegmentCapture:
         """Finds out what the next segment must contain of the tables of this process.

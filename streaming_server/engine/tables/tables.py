@@ -24,7 +24,7 @@ from scankv.model.names import tablet_number
 from scankv.model.tables.evolution import NO_COLUMN_CHANGES
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ServerClock
-from streaming_server.engine.backups.archive import KEPT_LOG_SECONDS, Archive
+from streaming_server.engine.backups.archive import Archive
 from streaming_server.engine.backups.backup_cut import CutTaker
 from streaming_server.engine.backups.backups import Backups
 from streaming_server.engine.bootstrap.bootstrap import (
@@ -239,7 +239,7 @@ class Tables:
             block_cache_bytes=config.block_cache_bytes,
             write_buffer_bytes=config.write_buffer_bytes,
             files_per_store=files_per_store(self._most_open),
-            kept_log_seconds=KEPT_LOG_SECONDS if config.backup_location and config.archive_every_seconds else 0,
+            keeps_logs=bool(config.backup_location and config.archive_every_seconds),
         )
         self._executor = StorageExecutor(config.storage_threads)
         clock_file = ClockFile(self._directory.own)

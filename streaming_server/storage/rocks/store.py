@@ -54,6 +54,7 @@ _ADVICE = (
     "reads continue; to write again, free some space by dropping tables or releasing snapshots, or enlarge the disk, "
     "and retry after some seconds"
 )
+_FOREVER_SECONDS = 2**64 - 1
 # A file in which half of this many adjacent entries are tombstones is compacted as soon as it is written, because
 # readers skip only about five tombstones per microsecond, and in steps.
 _DELETION_WINDOW, _MANY_DELETIONS = 4096, 2048
@@ -79,7 +80,8 @@ class RocksResources:
             of absent keys, such as those of inserts, two to three times as fast. Its full size counts as memory of
             unflushed writes from the start, so all filters together take at most a quarter of that memory.
         files_per_store: The most SST files that a store keeps open. It opens others when it reads them.
-        kept_log_seconds: For how long stores keep files of their write-ahead logs that they no longer need. 0: not.
+        keeps_logs: Whether stores keep files of their write-ahead logs that they no longer need, until others remove
+            them.
         write_seconds: The durations of writes.
         sync_seconds: The durations of syncs of write-ahead logs.
     """
@@ -88,7 +90,7 @@ class RocksResources:
     write_buffers: rocksdict.WriteBufferManager
     filters: Semaphore
     files_per_store: int = 256
-    kept_log_seconds: int = 0
+    keeps_logs: bool = False
     write_seconds: Histogram = field(default_factory=Histogram)
     sync_seconds: Histogram = field(default_factory=Histogram)
 
@@ -99,7 +101,7 @@ class RocksResources:
         block_cache_bytes: int,
         write_buffer_bytes: int,
         files_per_store: int = 256,
-        kept_log_seconds: int = 0,
+        keeps_logs: bool = False,
     ) -> RocksResources:
         """Creates resources of these sizes in bytes. While flushes catch up, writers are slowed, not refused."""
         return cls(
@@ -107,7 +109,7 @@ class RocksResources:
             write_buffers=rocksdict.WriteBufferManager(write_buffer_bytes, False),
             filters=Semaphore(write_buffer_bytes // 4 // _FILTER_BYTES),
             files_per_store=files_per_store,
-            kept_log_seconds=kept_log_seconds,
+            keeps_logs=keeps_logs,
         )
 
 
@@ -279,8 +281,8 @@ class RocksStore:
 
     def _open(self, path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> rocksdict.Rdict:
         if not self.is_read_only:
-            if not self._resources.kept_log_seconds:
-                # RocksDB itself would keep forever what it was once told to keep for a while.
+            if not self._resources.keeps_logs:
+                # RocksDB itself would keep forever what it was once told to keep.
                 remove_kept_logs(path)
             access = rocksdict.AccessType.read_write()
             return rocksdict.Rdict(str(path), options, column_families=families, access_type=access)
@@ -752,7 +754,9 @@ def _options(compression: str, resources: RocksResources, *, filtered: bool = Fa
     options.set_write_buffer_manager(resources.write_buffers)
     # After damage in the middle of a log, the default mode silently opens with a gap; this mode refuses to open.
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
-    options.set_wal_ttl_seconds(resources.kept_log_seconds)
+    # RocksDB subtracts the time of a file from its own without regard to the sign, and by its coarse clock a file may
+    # be of the next second. With a shorter time to live, it then takes the file as very old, and removes it.
+    options.set_wal_ttl_seconds(_FOREVER_SECONDS if resources.keeps_logs else 0)
     options.set_max_background_jobs(2)
     options.set_max_open_files(resources.files_per_store)
     # RocksDB would divide the open files among 64 shards and give each of them at least one.

@@ -15,7 +15,7 @@ from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 ARCHIVE: Final = "archive"
@@ -115,6 +115,15 @@ def remove_kept_logs(store: Path, before: int | None = None) -> None:
     for file in find_log_files(store):
         if file.is_archived and (before is None or file.number < before):
             file.path.unlink(missing_ok=True)
+
+
+def remove_old_logs(stores: Iterable[Path], before_micros: int) -> None:
+    """Removes the files that stores need no more, and that were written last before an instant."""
+    for store in stores:
+        for file in (store / ARCHIVE).glob(f"*{SUFFIX}"):
+            with suppress(FileNotFoundError):
+                if file.stat().st_mtime_ns < before_micros * 1000:
+                    file.unlink()
 
 
 def read_writes(content: bytes | mmap.mmap, location: str) -> Iterator[LoggedWrite]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +20,7 @@ from streaming_server.storage.rocks.write_ahead_log import (
     open_log_file,
     read_writes,
     remove_kept_logs,
+    remove_old_logs,
 )
 
 KEY = b"state"
@@ -26,7 +28,7 @@ KEY = b"state"
 
 @pytest.fixture
 def resources() -> RocksResources:
-    return RocksResources.of_sizes(block_cache_bytes=1 << 20, write_buffer_bytes=256 << 20, kept_log_seconds=86_400)
+    return RocksResources.of_sizes(block_cache_bytes=1 << 20, write_buffer_bytes=256 << 20, keeps_logs=True)
 
 
 def write_some(path: Path, resources: RocksResources, *, flushes: bool) -> list[tuple[int, int]]:
@@ -107,6 +109,27 @@ def test_files_that_are_kept_are_removed_on_request_or_without_the_setting(
     plain = RocksResources.of_sizes(block_cache_bytes=1 << 20, write_buffer_bytes=8 << 20)
     RocksStore(tmp_path / "a", "store", compression="lz4", resources=plain).close()
     assert not any(file.is_archived for file in find_log_files(tmp_path / "a"))
+
+
+def test_a_file_of_the_next_second_is_kept(tmp_path: Path, resources: RocksResources) -> None:
+    """By RocksDB's coarse clock, a file that was written right before may be of the future."""
+    write_some(tmp_path / "a", resources, flushes=False)
+    file, *_ = find_log_files(tmp_path / "a")
+    later = file.path.stat().st_mtime + 10
+    os.utime(file.path, (later, later))
+    RocksStore(tmp_path / "a", "store", compression="lz4", resources=resources).close()
+    kept = {each.number: each for each in find_log_files(tmp_path / "a")}
+    assert (kept[file.number].size, kept[file.number].is_archived) == (file.size, True)
+
+
+def test_files_that_are_old_and_not_needed_are_removed(tmp_path: Path, resources: RocksResources) -> None:
+    write_some(tmp_path / "a", resources, flushes=True)
+    old, young, *others = find_log_files(tmp_path / "a")
+    os.utime(old.path, (1000, 1000))
+    os.utime(others[-1].path, (1000, 1000))
+    remove_old_logs([tmp_path / "a", tmp_path / "b"], 2000 * 1_000_000)
+    assert not others[-1].is_archived
+    assert [file.number for file in find_log_files(tmp_path / "a")] == [file.number for file in (young, *others)]
 
 
 def test_a_file_that_moves_while_it_is_looked_for_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
