@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+several = pytest.mark.parametrize("workers", [("--workers", "1"), ("--workers", "2")], ids=["alone", "workers"])
+"""With one process and with two; `SCANKV_TEST_WORKERS=2` runs the other tests with two."""
+
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 
 
@@ -52,9 +55,12 @@ def rows_at(store: BackupStore, instant: int | None, data: Path) -> dict[str, di
     return found
 
 
-def test_tables_of_each_kind_that_are_created_and_dropped_after_the_backup(tmp_path: Path) -> None:
+@several
+def test_tables_of_each_kind_that_are_created_and_dropped_after_the_backup(
+    tmp_path: Path, workers: tuple[str, ...]
+) -> None:
     store = BackupStore(str(tmp_path / "backups"))
-    with serving(tmp_path / "data", store) as client:
+    with serving(tmp_path / "data", store, *workers) as client:
         client.create_table("t.old", SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": 1}])
         client.create_backup()
         client.table("t.old").upsert([{"k": 2, "v": 2}])
@@ -103,9 +109,10 @@ def test_large_writes_closed_buckets_and_restarts_are_archived(tmp_path: Path) -
     assert rows_at(store, None, tmp_path / "latest") == {"t.t": expected}
 
 
-def test_consumers_and_commits_are_those_of_the_instant(tmp_path: Path) -> None:
+@several
+def test_consumers_and_commits_are_those_of_the_instant(tmp_path: Path, workers: tuple[str, ...]) -> None:
     store = BackupStore(str(tmp_path / "backups"))
-    with serving(tmp_path / "data", store) as client:
+    with serving(tmp_path / "data", store, *workers) as client:
         table = client.create_table("t.t", SCHEMA, primary_key=["k"])
         client.create_backup()
         read = []
@@ -202,15 +209,18 @@ def test_a_restart_with_a_damaged_archive_continues_from_a_new_backup(tmp_path: 
     assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 1, 2: 2, 3: 3}}
 
 
-def test_what_a_killed_server_had_not_archived_of_a_dropped_table_is_reported(tmp_path: Path) -> None:
+@several
+def test_what_a_killed_server_had_not_archived_of_a_dropped_table_is_reported(
+    tmp_path: Path, workers: tuple[str, ...]
+) -> None:
     store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
-    with serving(data, store) as client:
+    with serving(data, store, *workers) as client:
         for name in ("t.old", "t.kept"):
             client.create_table(name, SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": 1}])
         client.create_backup()
         client.create_table("t.new", SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": 1}])
         wait_archived(store)
-    slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
+    slow = (*workers, "--backup-location", store.location, "--set", "archive_every_seconds=3600")
     with ServerProcess(data, *slow) as server, sync.connect(server.url) as client:
         for name in ("t.old", "t.new", "t.kept"):
             client.table(name).upsert([{"k": 2, "v": 2}])
@@ -218,7 +228,8 @@ def test_what_a_killed_server_had_not_archived_of_a_dropped_table_is_reported(tm
         client.drop_table("t.old")
         client.drop_table("t.new")
         server.kill()
-    with serving(data, store):
+    with serving(data, store, *workers) as client:
+        client.table("t.kept").upsert([{"k": 2, "v": 2}])
         wait_archived(store)
     result = restore_all(store, plan_instant(store, instant), tmp_path / "then")
     assert {each.name: (each.rows, bool(each.why)) for each in result.tables} == {
@@ -281,10 +292,11 @@ def test_a_restored_server_continues_the_archive_of_its_location_with_a_backup(t
     assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 1, 3: 3, 4: 4}}
 
 
-def test_a_location_that_fails_for_a_while_loses_nothing(tmp_path: Path) -> None:
+@several
+def test_a_location_that_fails_for_a_while_loses_nothing(tmp_path: Path, workers: tuple[str, ...]) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     archive, away = tmp_path / "backups" / "archive", tmp_path / "away"
-    with ServerProcess(tmp_path / "data", "--backup-location", store.location, *ARCHIVING) as server:
+    with ServerProcess(tmp_path / "data", "--backup-location", store.location, *ARCHIVING, *workers) as server:
         with sync.connect(server.url) as client:
             table = client.create_table("t.t", SCHEMA, primary_key=["k"])
             client.create_backup()
@@ -358,6 +370,7 @@ def test_the_archive_in_an_object_store(tmp_path: Path) -> None:
         assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 2}}
 
 
+@pytest.mark.one_process
 def test_metrics_say_how_far_the_archive_is(tmp_path: Path) -> None:
     store, port = BackupStore(str(tmp_path / "backups")), free_port()
     with serving(tmp_path / "data", store, "--metrics-port", str(port)) as client:
