@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,7 +11,9 @@ import pytest
 
 from streaming_server.engine.backups.archive_part import StoredCapture
 from streaming_server.engine.backups.segment_capture import SegmentCapture, join_captures
+from tests.support.direct_workers import direct_workers
 from tests.support.snapshots import TABLE, new_table, put, tables_in
+from tests.support.workers import names_of_workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,3 +64,38 @@ async def test_a_segment_of_several_processes_is_of_the_earliest_instant(tmp_pat
         joined = join_captures(parts, ())
         assert (joined.micros, joined.ended_micros) == (early.micros, late.ended_micros)
         assert joined.files == early.files
+
+
+@pytest.mark.asyncio
+async def test_a_segment_waits_for_a_share_and_has_the_commit_that_its_coordinator_still_tells_others_of(
+    tmp_path: Path,
+) -> None:
+    held, released = asyncio.Event(), asyncio.Event()
+
+    async def hold(method: str, worker: int, *_: object) -> None:
+        if (method, worker) == ("conclude", 2):
+            held.set()
+            await released.wait()
+
+    async with direct_workers(tmp_path / "data", 3, before=hold) as workers:
+        token = await workers.begin()
+        await workers.stage(token, 1, 0, 1, 2)
+        committing = asyncio.create_task(workers.commit(token, 1, 2))
+        await held.wait()
+        try:
+            parts = [tables.archive.part for tables in workers.tables]
+            captures = [asyncio.create_task(part.capture(StoredCapture())) for part in parts]
+            await asyncio.wait(captures[:2])
+            # In the meantime, tables are created, altered and dropped.
+            await new_table(workers.tables[2], names_of_workers(3, "other")[2][0])
+            assert not captures[2].done()
+            assert not committing.done()
+            joined = join_captures([*map(asyncio.Task.result, captures[:2])], ())
+            assert [set(each.log_offsets) for each in joined.committed] == [set(workers.names[:2])]
+        finally:
+            released.set()
+        joined = join_captures([await each for each in captures], ())
+        committed = await committing
+    assert joined.committed == [committed]
+    assert committed.micros < joined.micros
+    assert not joined.left_out
