@@ -210,8 +210,9 @@ class Archive:
         if not self._has_started or not self.part.is_recording:
             return
         try:
-            # Complete, since it is unknown what of this worker is stored.
-            capture = await self.part.capture(StoredCapture())
+            async with asyncio.timeout(self._closing_seconds):
+                # Complete, since it is unknown what of this worker is stored.
+                capture = await self.part.capture(StoredCapture())
             await self._in_thread(self._last_captures.leave, capture)
         except Exception:
             _log.exception("the last writes of this worker are archived by the next start")
