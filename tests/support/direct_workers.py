@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.clock import MachineClocks
+    from streaming_server.engine.backups.archive_part import StoredCapture
+    from streaming_server.engine.backups.segment_capture import SegmentCapture
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.transactions.shares import TransactionShares
     from streaming_server.engine.transactions.two_phase import (
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         PreparedShare,
         ShareRequest,
     )
+    from streaming_server.storage.backup.backup_manifest import BackupManifest
     from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 PLAYERS = [f"p{number}" for number in range(12)]
@@ -102,7 +105,7 @@ class DirectWorkers:
 
 @dataclass
 class DirectPeers:
-    """The other workers, as one of them calls them: see `two_phase.Peers`."""
+    """The other workers, as one of them calls them: see `two_phase.Peers`, `BackupPeers` and `ArchivePeers`."""
 
     number: int
     workers: DirectWorkers
@@ -134,6 +137,31 @@ class DirectPeers:
         others = [shares for number, shares in self.workers.shares.items() if number != self.number]
         return max(shares.locate(token, "").remaining for shares in others)
 
+    @property
+    def others(self) -> list[int]:
+        """The numbers of the other workers."""
+        return [number for number in self.workers.shares if number != self.number]
+
+    async def flush(self, worker: int) -> None:
+        """Has a worker flush its buckets for a backup."""
+        await self._call("flush", worker)
+        await self.workers.tables[worker].backups.flush()
+
+    async def begin_part(self, worker: int, cut_id: str) -> int:
+        """Pauses the writers of a worker for a backup."""
+        await self._call("begin_part", worker, cut_id)
+        return await self.workers.tables[worker].backups.begin_part(cut_id)
+
+    async def finish_part(self, worker: int, cut_id: str, micros: int | None) -> BackupManifest:
+        """Has a worker store its tables."""
+        await self._call("finish_part", worker, cut_id, micros)
+        return await self.workers.tables[worker].backups.finish_part(cut_id, micros)
+
+    async def capture(self, worker: int, stored: StoredCapture) -> SegmentCapture:
+        """Asks a worker what the next segment of the archive must contain of its tables."""
+        await self._call("capture", worker, stored)
+        return await self.workers.tables[worker].archive.part.capture(stored)
+
 
 @asynccontextmanager
 async def direct_workers(
@@ -141,19 +169,23 @@ async def direct_workers(
     count: int,
     before: Callable[..., Awaitable[None]] | None = None,
     clocks: MachineClocks | None = None,
+    **settings: Any,
 ) -> AsyncIterator[DirectWorkers]:
     """Starts the workers of a server, and creates a table for each unless it exists."""
     with closing(DataDirectory(data)) as directory:
         if directory.workers != count:
             divide_log(directory, count, ServerClock())
-        config = ServerConfig(data=data, block_cache_bytes=1 << 20, storage_threads=2)
+        config = ServerConfig(data=data, block_cache_bytes=1 << 20, storage_threads=2, **settings)
         names = [name for (name,) in names_of_workers(count, "game")]
         workers = DirectWorkers([], names, before=before)
         try:
             for number in range(count):
                 tables = Tables(config, clocks=clocks, placement=Placement(number, count), lock=os.dup(directory.lock))
                 workers.tables.append(tables)
-                workers.shares[number] = tables.transactions.set_peers(DirectPeers(number, workers))
+                peers = DirectPeers(number, workers)
+                workers.shares[number] = tables.transactions.set_peers(peers)
+                tables.backups.set_peers(peers)
+                tables.archive.set_peers(peers)
             for tables in workers.tables:
                 await tables.recover()
             for tables, name in zip(workers.tables, names, strict=True):
