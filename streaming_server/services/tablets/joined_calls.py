@@ -126,7 +126,7 @@ class JoinedCall:
         """Returns what asks the tablets. If the call reads a snapshot, they all read their parts of it."""
         calls = TabletCalls(self.workers, self.tables, self.table, context, self.memory)
         request = cast("Any", self.request)
-        if "snapshot" in request.DESCRIPTOR.fields_by_name and request.HasField("snapshot"):
+        if "snapshot" in request.DESCRIPTOR.fields_by_name and request.snapshot.snapshot_id:
             calls.read_snapshot(request.snapshot.snapshot_id)
         return calls
 

@@ -75,7 +75,8 @@ def test_scans_fail_if_the_owner_of_a_tablet_ends_in_the_middle(tmp_path: Path) 
             with pytest.raises(grpc.RpcError) as caught:
                 messages += stream
             assert not any(each.HasField("trailer") for each in messages)
-            assert refusal_of(caught.value).reason == "UNAVAILABLE"
+            # The connection may be to the worker that was killed, which then sends no reason.
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             wait_for_worker(server, other)
         rows = sum(each.chunk.row_count for each in wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=NAME), timeout=60))
         assert rows == 10_000
