@@ -83,6 +83,12 @@ def tablet_number(name: str) -> int | None:
     return int(number) if mark and number.isascii() and number.isdecimal() else None
 
 
+def lock_order(name: str) -> tuple[str, int]:
+    """Returns the place of a table or tablet in the order in which all tasks lock their buckets."""
+    number = tablet_number(name)
+    return table_of(name), -1 if number is None else number
+
+
 def check_consumer_id(consumer_id: object) -> None:
     """Raises InvalidRequest unless the id is valid for a consumer. It names a file, so it cannot be `.` or `..`."""
     if not isinstance(consumer_id, str) or consumer_id in (".", "..") or not _CONSUMER_ID.fullmatch(consumer_id):

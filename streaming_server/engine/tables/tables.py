@@ -666,8 +666,11 @@ class Tables:
             await self._tell(before)  # Nobody who does not answer now may miss what follows.
             if definition.changelogs == before.changelogs:
                 await self._store_definition(self._catalog.replace, definition)
-                live.alter(definition)
-                await self._tell(definition)
+                try:
+                    # First, because requests in the new schema are divided among tablets that must know it.
+                    await self._tell(definition)
+                finally:
+                    live.alter(definition)
             else:
                 if definition.tablets > 1:
                     raise InvalidRequest('the option "changelog" of a table with tablets cannot be changed')

@@ -79,17 +79,19 @@ class Tablets:
         """Reads the definition of a tablet that this process does not know yet, if it exists. Blocks shortly."""
         self._add(self.catalog.reload(table_of(name))[1])
 
-    async def follow(self, table: str, *, closing: bool) -> None:
+    async def follow(self, table: str, *, closing: bool) -> bool:
         """Follows a table that its owner has created or altered, has dropped, or is about to drop.
 
         Args:
             table: The table.
             closing: Whether it is about to be dropped: its tablets are closed, and stay closed until the next call.
+
+        Returns whether tablets of it were dropped.
         """
         async with self.ddl:
-            await self.follow_locked(table, closing=closing)
+            return await self.follow_locked(table, closing=closing)
 
-    async def follow_locked(self, table: str, *, closing: bool) -> None:
+    async def follow_locked(self, table: str, *, closing: bool) -> bool:
         """As `follow`, for a caller that holds `ddl`."""
         if closing:
             self._closed[table] = self.clock.monotonic()
@@ -97,12 +99,13 @@ class Tablets:
                 async with self.transactions().uses.altering(name):
                     await self.live[name].close(Unavailable(f"{name} is being dropped", retry_after=_RETRY_SECONDS))
                     del self.live[name]
-            return
+            return False
         before, now = await self.executor.run(self.catalog.reload, table)
-        by_name = {each.name: each for each in now}
+        by_name, are_dropped = {each.name: each for each in now}, False
         for old in before:
             new = by_name.get(old.name)
             if new is None or new.incarnation != old.incarnation:
+                are_dropped = True
                 await self._forget(old.name, TableNotFound(f'table "{table}" was dropped', table=table))
             elif new != old and old.name in self.live:
                 # Rows are checked against the definition before they are committed, and applied after that.
@@ -111,9 +114,11 @@ class Tablets:
         known = {each.name: each.incarnation for each in before}
         self._add([each for each in now if known.get(each.name) != each.incarnation])
         self._closed.pop(table, None)
-        for each in set(before) & set(now):
-            # The table may be about to get an index, for which these rows were not checked.
-            self.transactions().check_applied(each.name, each.incarnation)
+        for each in now:
+            if each in before:
+                # The table may be about to get an index, for which these rows were not checked.
+                self.transactions().check_applied(each.name, each.incarnation)
+        return are_dropped
 
     def _add(self, tablets: list[TableDefinition]) -> None:
         for each in tablets:

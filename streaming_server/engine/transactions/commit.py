@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError, TableNotFound, TransactionLost, Unavailable
-from scankv.model.names import table_of
+from scankv.model.names import lock_order, table_of
 from streaming_server.engine.bucket.commit_barrier import raise_barrier
 from streaming_server.engine.merging.preparing import WriteKind, current_kind
 from streaming_server.engine.tasks.executor import all_ended
@@ -187,7 +187,9 @@ class CommitCoordinator:
         used = {name: each for name, each in touched.items() if not each.is_of_summaries}
         # A table with tablets may be altered while it waits for the commit to leave them.
         async with self._uses.using(used):
-            known = {name: self._same_table(name, touched[name].incarnation) for name in sorted(touched)}
+            known = {
+                name: self._same_table(name, touched[name].incarnation) for name in sorted(touched, key=lock_order)
+            }
             tables = {name: table for name, table in known.items() if name in used}
             for table in tables.values():
                 # A transaction that is decided but not applied would keep its buckets from being read.

@@ -57,9 +57,8 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
     ) -> worker_pb2.FollowTableResponse:
         async with map_errors(request, context):
             self._check_caller()
-            await self._tables.tablets.follow(request.table_name, closing=request.closing)
-            if not request.closing:
-                # If the table is dropped, it lacks nothing of a transaction any more.
+            if await self._tables.tablets.follow(request.table_name, closing=request.closing):
+                # They lack nothing of a transaction any more.
                 await self._tables.transactions.retry(request.table_name)
         return worker_pb2.FollowTableResponse()
 

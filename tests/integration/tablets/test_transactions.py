@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -171,3 +172,47 @@ def test_transactions_that_lock_keys_wait_for_each_other(client: sync.Client) ->
             first.upsert(table, [row(k, 1) for k in KEYS])
             first.commit()
         assert rows_in(table) == dict.fromkeys(KEYS, 1) | {1000: 1}
+
+
+def test_rows_are_selected_at_one_instant(client: sync.Client) -> None:
+    table = create(client, "instant.t", 3)
+    table.upsert([row(k, 0) for k in KEYS])
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write_rounds, client, table, 30)
+        found = set()
+        while not writing.done():
+            tx = client.transaction()
+            found.add(tx.delete(table, where="v >= 100"))
+            tx.abort()
+        writing.result()
+    assert found <= {0, len(KEYS)}
+
+
+def write_rounds(client: sync.Client, table: sync.Table, rounds: int) -> None:
+    """Gives all rows the same value in one transaction, some times."""
+    for value in range(1, rounds + 1):
+        with client.transaction() as tx:
+            tx.upsert(table, [row(k, value if value % 2 else 100 + value) for k in KEYS])
+            tx.commit()
+
+
+def test_a_table_may_be_altered_and_dropped_while_rows_are_staged(client: sync.Client) -> None:
+    found: list[tuple[Any, ...]] = []
+    for table in pair_of(client, "altered"):
+        tx = client.transaction()
+        tx.upsert(table, [row(k, 1) for k in KEYS])
+        client.alter_table(table.name, rename_columns={"w": "text"}, add_indexes=[["v"]], wait=False)
+        tx.commit()
+        tx = client.transaction()
+        opened = client.table(table.name)
+        tx.upsert(opened, [{"k": k, "v": 2, "text": "t"} for k in KEYS[:5]])
+        rows = rows_in(opened)
+        client.drop_table(table.name)
+        found.append((rows, outcome_of(tx.commit)))
+        tx.abort()
+        again = create(client, table.name, 3)
+        with client.transaction() as tx:
+            tx.upsert(again, [row(1, 1)])
+            tx.commit()
+        found[-1] = (*found[-1], rows_in(again))
+    assert found[0] == found[1]
