@@ -27,7 +27,7 @@ from scankv.v1 import scan_pb2 as scankv_dot_v1_dot_scan__pb2
 from scankv.v1 import write_pb2 as scankv_dot_v1_dot_write__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bscankv/v1/transaction.proto\x12\tscankv.v1\x1a\x1ascankv/v1/expression.proto\x1a\x14scankv/v1/scan.proto\x1a\x15scankv/v1/write.proto\"\xcd\x01\n\x17\x42\x65ginTransactionRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12.\n\rconflict_mode\x18\x02 \x01(\x0e\x32\x17.scankv.v1.ConflictMode\x12\x12\n\nttl_millis\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\t\x12\x0e\n\x06writer\x18\x05 \x01(\t\x12\x11\n\tlock_keys\x18\x06 \x01(\x08\x12\x18\n\x10lock_wait_millis\x18\x07 \x01(\x04\x12\x14\n\x0c\x63ommon_token\x18\x08 \x01(\t\"b\n\x18\x42\x65ginTransactionResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x37\n\tcommitted\x18\x02 \x01(\x0b\x32$.scankv.v1.CommitTransactionResponse\"s\n\x13GetForUpdateRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\t\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\x12\x10\n\x08\x66ragment\x18\x06 \x01(\t\"3\n\x14GetForUpdateResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x01(\x0c\"a\n\x13LookupStagedRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\t\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\"3\n\x14LookupStagedResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x01(\x0c\"\xa5\x02\n\x15StageDeleteAllRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\t\x12\"\n\x04mode\x18\x05 \x01(\x0e\x32\x14.scankv.v1.WriteMode\x12\x14\n\x0c\x63olumn_locks\x18\x06 \x03(\t\x12\x13\n\x0bwait_millis\x18\x07 \x01(\x04\x12#\n\x05where\x18\x08 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12&\n\tkey_range\x18\t \x01(\x0b\x32\x13.scankv.v1.KeyRange\x12\x11\n\tuntracked\x18\n \x01(\x08\x12\r\n\x05\x61lone\x18\x0b \x01(\x08\x12\x10\n\x08\x66ragment\x18\x0c \x01(\t\"4\n\x16StageDeleteAllResponse\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x0c\n\x04rows\x18\x02 \x01(\x04\"F\n\x13TransactionPartSize\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x61lance\x18\x03 \x01(\x06\"{\n\x18\x43ommitTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12-\n\x05parts\x18\x03 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x15\n\rother_workers\x18\x04 \x03(\r\"T\n\x19\x43ommitTransactionResponse\x12)\n\x06tables\x18\x01 \x03(\x0b\x32\x19.scankv.v1.CommittedTable\x12\x0c\n\x04rows\x18\x02 \x01(\x04\"\xad\x01\n\x0e\x43ommittedTable\x12\r\n\x05table\x18\x01 \x01(\t\x12>\n\x0blog_offsets\x18\x02 \x03(\x0b\x32).scankv.v1.CommittedTable.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x03 \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"(\n\x17\x41\x62ortTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x1a\n\x18\x41\x62ortTransactionResponse\")\n\x18GiveUpTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\"Z\n\x19GiveUpTransactionResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12#\n\x04lost\x18\x03 \x03(\x0b\x32\x15.scankv.v1.LostWrites\"h\n\nLostWrites\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x02 \x01(\r\x12\x11\n\x04rows\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x04\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x07\n\x05_rows\"\x19\n\x17ListTransactionsRequest\"L\n\x18ListTransactionsResponse\x12\x30\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1a.scankv.v1.OpenTransaction\"\x96\x02\n\x0fOpenTransaction\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12.\n\rconflict_mode\x18\x03 \x01(\x0e\x32\x17.scankv.v1.ConflictMode\x12\x0e\n\x06tables\x18\x04 \x03(\t\x12\x0c\n\x04rows\x18\x05 \x01(\x04\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x12\n\nage_millis\x18\x07 \x01(\x04\x12\x12\n\nttl_millis\x18\x08 \x01(\x04\x12\x18\n\x10remaining_millis\x18\t \x01(\x04\x12\x12\n\ncommitting\x18\n \x01(\x08\x12\r\n\x05stuck\x18\x0b \x01(\t\x12\x13\n\x0blocked_keys\x18\x0c \x01(\x04\x12\x11\n\twaits_for\x18\r \x03(\t*c\n\x0c\x43onflictMode\x12\x1d\n\x19\x43ONFLICT_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43ONFLICT_MODE_LAST_WINS\x10\x01\x12\x17\n\x13\x43ONFLICT_MODE_ABORT\x10\x02\x32\xe4\x05\n\x12TransactionService\x12[\n\x10\x42\x65ginTransaction\x12\".scankv.v1.BeginTransactionRequest\x1a#.scankv.v1.BeginTransactionResponse\x12O\n\x0cGetForUpdate\x12\x1e.scankv.v1.GetForUpdateRequest\x1a\x1f.scankv.v1.GetForUpdateResponse\x12O\n\x0cLookupStaged\x12\x1e.scankv.v1.LookupStagedRequest\x1a\x1f.scankv.v1.LookupStagedResponse\x12U\n\x0eStageDeleteAll\x12 .scankv.v1.StageDeleteAllRequest\x1a!.scankv.v1.StageDeleteAllResponse\x12^\n\x11\x43ommitTransaction\x12#.scankv.v1.CommitTransactionRequest\x1a$.scankv.v1.CommitTransactionResponse\x12[\n\x10\x41\x62ortTransaction\x12\".scankv.v1.AbortTransactionRequest\x1a#.scankv.v1.AbortTransactionResponse\x12^\n\x11GiveUpTransaction\x12#.scankv.v1.GiveUpTransactionRequest\x1a$.scankv.v1.GiveUpTransactionResponse\x12[\n\x10ListTransactions\x12\".scankv.v1.ListTransactionsRequest\x1a#.scankv.v1.ListTransactionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bscankv/v1/transaction.proto\x12\tscankv.v1\x1a\x1ascankv/v1/expression.proto\x1a\x14scankv/v1/scan.proto\x1a\x15scankv/v1/write.proto\"\xcd\x01\n\x17\x42\x65ginTransactionRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12.\n\rconflict_mode\x18\x02 \x01(\x0e\x32\x17.scankv.v1.ConflictMode\x12\x12\n\nttl_millis\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\t\x12\x0e\n\x06writer\x18\x05 \x01(\t\x12\x11\n\tlock_keys\x18\x06 \x01(\x08\x12\x18\n\x10lock_wait_millis\x18\x07 \x01(\x04\x12\x14\n\x0c\x63ommon_token\x18\x08 \x01(\t\"b\n\x18\x42\x65ginTransactionResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x37\n\tcommitted\x18\x02 \x01(\x0b\x32$.scankv.v1.CommitTransactionResponse\"s\n\x13GetForUpdateRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\t\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\x12\x10\n\x08\x66ragment\x18\x06 \x01(\t\"3\n\x14GetForUpdateResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x01(\x0c\"a\n\x13LookupStagedRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\t\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\"3\n\x14LookupStagedResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x01(\x0c\"\xb8\x02\n\x15StageDeleteAllRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\t\x12\"\n\x04mode\x18\x05 \x01(\x0e\x32\x14.scankv.v1.WriteMode\x12\x14\n\x0c\x63olumn_locks\x18\x06 \x03(\t\x12\x13\n\x0bwait_millis\x18\x07 \x01(\x04\x12#\n\x05where\x18\x08 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12&\n\tkey_range\x18\t \x01(\x0b\x32\x13.scankv.v1.KeyRange\x12\x11\n\tuntracked\x18\n \x01(\x08\x12\r\n\x05\x61lone\x18\x0b \x01(\x08\x12\x10\n\x08\x66ragment\x18\x0c \x01(\t\x12\x11\n\tcontinues\x18\r \x01(\x08\"4\n\x16StageDeleteAllResponse\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x0c\n\x04rows\x18\x02 \x01(\x04\"F\n\x13TransactionPartSize\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x61lance\x18\x03 \x01(\x06\"{\n\x18\x43ommitTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12-\n\x05parts\x18\x03 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\x12\x15\n\rother_workers\x18\x04 \x03(\r\"T\n\x19\x43ommitTransactionResponse\x12)\n\x06tables\x18\x01 \x03(\x0b\x32\x19.scankv.v1.CommittedTable\x12\x0c\n\x04rows\x18\x02 \x01(\x04\"\xad\x01\n\x0e\x43ommittedTable\x12\r\n\x05table\x18\x01 \x01(\t\x12>\n\x0blog_offsets\x18\x02 \x03(\x0b\x32).scankv.v1.CommittedTable.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x03 \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"(\n\x17\x41\x62ortTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x1a\n\x18\x41\x62ortTransactionResponse\")\n\x18GiveUpTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\"Z\n\x19GiveUpTransactionResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12#\n\x04lost\x18\x03 \x03(\x0b\x32\x15.scankv.v1.LostWrites\"h\n\nLostWrites\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x02 \x01(\r\x12\x11\n\x04rows\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x04\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x07\n\x05_rows\"\x19\n\x17ListTransactionsRequest\"L\n\x18ListTransactionsResponse\x12\x30\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1a.scankv.v1.OpenTransaction\"\x96\x02\n\x0fOpenTransaction\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12.\n\rconflict_mode\x18\x03 \x01(\x0e\x32\x17.scankv.v1.ConflictMode\x12\x0e\n\x06tables\x18\x04 \x03(\t\x12\x0c\n\x04rows\x18\x05 \x01(\x04\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x12\n\nage_millis\x18\x07 \x01(\x04\x12\x12\n\nttl_millis\x18\x08 \x01(\x04\x12\x18\n\x10remaining_millis\x18\t \x01(\x04\x12\x12\n\ncommitting\x18\n \x01(\x08\x12\r\n\x05stuck\x18\x0b \x01(\t\x12\x13\n\x0blocked_keys\x18\x0c \x01(\x04\x12\x11\n\twaits_for\x18\r \x03(\t*c\n\x0c\x43onflictMode\x12\x1d\n\x19\x43ONFLICT_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43ONFLICT_MODE_LAST_WINS\x10\x01\x12\x17\n\x13\x43ONFLICT_MODE_ABORT\x10\x02\x32\xe4\x05\n\x12TransactionService\x12[\n\x10\x42\x65ginTransaction\x12\".scankv.v1.BeginTransactionRequest\x1a#.scankv.v1.BeginTransactionResponse\x12O\n\x0cGetForUpdate\x12\x1e.scankv.v1.GetForUpdateRequest\x1a\x1f.scankv.v1.GetForUpdateResponse\x12O\n\x0cLookupStaged\x12\x1e.scankv.v1.LookupStagedRequest\x1a\x1f.scankv.v1.LookupStagedResponse\x12U\n\x0eStageDeleteAll\x12 .scankv.v1.StageDeleteAllRequest\x1a!.scankv.v1.StageDeleteAllResponse\x12^\n\x11\x43ommitTransaction\x12#.scankv.v1.CommitTransactionRequest\x1a$.scankv.v1.CommitTransactionResponse\x12[\n\x10\x41\x62ortTransaction\x12\".scankv.v1.AbortTransactionRequest\x1a#.scankv.v1.AbortTransactionResponse\x12^\n\x11GiveUpTransaction\x12#.scankv.v1.GiveUpTransactionRequest\x1a$.scankv.v1.GiveUpTransactionResponse\x12[\n\x10ListTransactions\x12\".scankv.v1.ListTransactionsRequest\x1a#.scankv.v1.ListTransactionsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._loaded_options = None
   _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._serialized_options = b'8\001'
-  _globals['_CONFLICTMODE']._serialized_start=2251
-  _globals['_CONFLICTMODE']._serialized_end=2350
+  _globals['_CONFLICTMODE']._serialized_start=2270
+  _globals['_CONFLICTMODE']._serialized_end=2369
   _globals['_BEGINTRANSACTIONREQUEST']._serialized_start=116
   _globals['_BEGINTRANSACTIONREQUEST']._serialized_end=321
   _globals['_BEGINTRANSACTIONRESPONSE']._serialized_start=323
@@ -51,35 +51,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOOKUPSTAGEDRESPONSE']._serialized_start=692
   _globals['_LOOKUPSTAGEDRESPONSE']._serialized_end=743
   _globals['_STAGEDELETEALLREQUEST']._serialized_start=746
-  _globals['_STAGEDELETEALLREQUEST']._serialized_end=1039
-  _globals['_STAGEDELETEALLRESPONSE']._serialized_start=1041
-  _globals['_STAGEDELETEALLRESPONSE']._serialized_end=1093
-  _globals['_TRANSACTIONPARTSIZE']._serialized_start=1095
-  _globals['_TRANSACTIONPARTSIZE']._serialized_end=1165
-  _globals['_COMMITTRANSACTIONREQUEST']._serialized_start=1167
-  _globals['_COMMITTRANSACTIONREQUEST']._serialized_end=1290
-  _globals['_COMMITTRANSACTIONRESPONSE']._serialized_start=1292
-  _globals['_COMMITTRANSACTIONRESPONSE']._serialized_end=1376
-  _globals['_COMMITTEDTABLE']._serialized_start=1379
-  _globals['_COMMITTEDTABLE']._serialized_end=1552
-  _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._serialized_start=1503
-  _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._serialized_end=1552
-  _globals['_ABORTTRANSACTIONREQUEST']._serialized_start=1554
-  _globals['_ABORTTRANSACTIONREQUEST']._serialized_end=1594
-  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_start=1596
-  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_end=1622
-  _globals['_GIVEUPTRANSACTIONREQUEST']._serialized_start=1624
-  _globals['_GIVEUPTRANSACTIONREQUEST']._serialized_end=1665
-  _globals['_GIVEUPTRANSACTIONRESPONSE']._serialized_start=1667
-  _globals['_GIVEUPTRANSACTIONRESPONSE']._serialized_end=1757
-  _globals['_LOSTWRITES']._serialized_start=1759
-  _globals['_LOSTWRITES']._serialized_end=1863
-  _globals['_LISTTRANSACTIONSREQUEST']._serialized_start=1865
-  _globals['_LISTTRANSACTIONSREQUEST']._serialized_end=1890
-  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_start=1892
-  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_end=1968
-  _globals['_OPENTRANSACTION']._serialized_start=1971
-  _globals['_OPENTRANSACTION']._serialized_end=2249
-  _globals['_TRANSACTIONSERVICE']._serialized_start=2353
-  _globals['_TRANSACTIONSERVICE']._serialized_end=3093
+  _globals['_STAGEDELETEALLREQUEST']._serialized_end=1058
+  _globals['_STAGEDELETEALLRESPONSE']._serialized_start=1060
+  _globals['_STAGEDELETEALLRESPONSE']._serialized_end=1112
+  _globals['_TRANSACTIONPARTSIZE']._serialized_start=1114
+  _globals['_TRANSACTIONPARTSIZE']._serialized_end=1184
+  _globals['_COMMITTRANSACTIONREQUEST']._serialized_start=1186
+  _globals['_COMMITTRANSACTIONREQUEST']._serialized_end=1309
+  _globals['_COMMITTRANSACTIONRESPONSE']._serialized_start=1311
+  _globals['_COMMITTRANSACTIONRESPONSE']._serialized_end=1395
+  _globals['_COMMITTEDTABLE']._serialized_start=1398
+  _globals['_COMMITTEDTABLE']._serialized_end=1571
+  _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._serialized_start=1522
+  _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._serialized_end=1571
+  _globals['_ABORTTRANSACTIONREQUEST']._serialized_start=1573
+  _globals['_ABORTTRANSACTIONREQUEST']._serialized_end=1613
+  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_start=1615
+  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_end=1641
+  _globals['_GIVEUPTRANSACTIONREQUEST']._serialized_start=1643
+  _globals['_GIVEUPTRANSACTIONREQUEST']._serialized_end=1684
+  _globals['_GIVEUPTRANSACTIONRESPONSE']._serialized_start=1686
+  _globals['_GIVEUPTRANSACTIONRESPONSE']._serialized_end=1776
+  _globals['_LOSTWRITES']._serialized_start=1778
+  _globals['_LOSTWRITES']._serialized_end=1882
+  _globals['_LISTTRANSACTIONSREQUEST']._serialized_start=1884
+  _globals['_LISTTRANSACTIONSREQUEST']._serialized_end=1909
+  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_start=1911
+  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_end=1987
+  _globals['_OPENTRANSACTION']._serialized_start=1990
+  _globals['_OPENTRANSACTION']._serialized_end=2268
+  _globals['_TRANSACTIONSERVICE']._serialized_start=2372
+  _globals['_TRANSACTIONSERVICE']._serialized_end=3112
 # @@protoc_insertion_point(module_scope)

@@ -274,6 +274,7 @@ class StageDeleteAllRequest(_message.Message):
     UNTRACKED_FIELD_NUMBER: _builtins.int
     ALONE_FIELD_NUMBER: _builtins.int
     FRAGMENT_FIELD_NUMBER: _builtins.int
+    CONTINUES_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """As with a write."""
     part: _builtins.str
@@ -295,6 +296,8 @@ class StageDeleteAllRequest(_message.Message):
     """
     fragment: _builtins.str
     """As in StagedAs. Not for clients."""
+    continues: _builtins.bool
+    """Of worker processes: the tablet has selected the rows, at the same instant as other tablets, and still has them."""
     @_builtins.property
     def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -320,10 +323,11 @@ class StageDeleteAllRequest(_message.Message):
         untracked: _builtins.bool = ...,
         alone: _builtins.bool = ...,
         fragment: _builtins.str = ...,
+        continues: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key_range", b"key_range", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "column_locks", b"column_locks", "fragment", b"fragment", "key_range", b"key_range", "mode", b"mode", "part", b"part", "sequence", b"sequence", "table", b"table", "token", b"token", "untracked", b"untracked", "wait_millis", b"wait_millis", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "column_locks", b"column_locks", "continues", b"continues", "fragment", b"fragment", "key_range", b"key_range", "mode", b"mode", "part", b"part", "sequence", b"sequence", "table", b"table", "token", b"token", "untracked", b"untracked", "wait_millis", b"wait_millis", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -126,6 +126,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
                 request.wait_millis / 1000,
                 rows_to_delete(request),
                 alone=request.alone and self._tables.has_format(DELETIONS_FORMAT),
+                continues=request.continues,
             )
         return transaction_pb2.StageDeleteAllResponse(done=rows is not None, rows=rows or 0)
 

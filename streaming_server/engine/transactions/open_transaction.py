@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from streaming_server.clock import ServerClock
+    from streaming_server.engine.transactions.request_staging import StagedRequestId
     from streaming_server.engine.transactions.two_phase import Agreement
     from streaming_server.storage.transactions.decisions import CommittedTransaction
     from streaming_server.storage.transactions.staging import PartSize, StagingDirectory
@@ -88,7 +89,8 @@ class OpenTransaction:
         lock: Held while a request is staged.
         commit: The running commit.
         agreement: How this worker process agrees with others on the running commit. None: it decides alone.
-        deleting: The deletions of all rows of a table that are being staged, by table, part and request number.
+        deleting: The deletions of all rows of a table that are being staged, by table and request.
+        attempts: By part and request number, the attempts at which tablets have selected the rows to delete.
         turns: By part, what is held while a request to a table with tablets is staged at them.
         observed: The tables with tablets of which all tablets know since when a change is a conflict.
         has_ended: Whether it was committed or aborted, or has expired.
@@ -106,7 +108,8 @@ class OpenTransaction:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     commit: asyncio.Task[CommittedTransaction] | None = None
     agreement: Agreement | None = None
-    deleting: dict[tuple[str, str, int], asyncio.Task[int]] = field(default_factory=dict)
+    deleting: dict[tuple[str, StagedRequestId], asyncio.Task[int]] = field(default_factory=dict)
+    attempts: dict[tuple[str, int], str] = field(default_factory=dict)
     turns: dict[str, asyncio.Lock] = field(default_factory=dict)
     observed: set[str] = field(default_factory=set)
     has_ended: bool = False

@@ -7,7 +7,7 @@ from contextlib import closing, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, TableNotFound, Unavailable
 from scankv.model.names import tablet_number
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.storage.transactions.staging import PartFile
+
+_RETRY_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +154,7 @@ class RequestStaging:
         plan: ReadPlan = ALL_ROWS,
         *,
         alone: bool = False,
+        continues: bool = False,
     ) -> int | None:
         """Stages the deletion of all current rows of a table that a plan selects.
 
@@ -166,6 +169,7 @@ class RequestStaging:
             plan: Selects the rows.
             alone: Whether this is the only write of the transaction to the table, and the data directory can have
                 staged deletions of key ranges.
+            continues: Whether the rows must have been selected by an earlier call.
 
         Returns:
             How many rows are deleted. None while it is still running.
@@ -173,6 +177,7 @@ class RequestStaging:
         Raises:
             InvalidRequest: Changes are not tracked, and the plan selects other rows than one range of keys.
             SchemaMismatch: The predicate of the plan does not fit the table.
+            Unavailable: The rows were selected by an earlier call, and the selection is lost.
             TransactionLost, TransactionCommitted, RequestTooLarge, ScanKvError: As for `stage`.
         """
         transaction = self._renew(request_id.token)
@@ -181,8 +186,10 @@ class RequestStaging:
                 "a transaction that locks keys cannot delete all rows of a table, or those that match a predicate: "
                 "begin it without locks, or delete the rows by their keys"
             )
-        key = (table.definition.name, request_id.part, request_id.sequence)
+        key = (table.definition.name, request_id)
         task = transaction.deleting.get(key)
+        if task is None and continues and part_of(transaction, request_id, table) is not None:
+            raise Unavailable("the selection of the rows to delete is lost: try again", retry_after=_RETRY_SECONDS)
         if task is None:
             held = await open_held(plan, table)
             work = self._delete_all(transaction, request_id, table, kind, column_locks, plan, held, alone=alone)

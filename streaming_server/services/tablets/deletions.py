@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import InvalidRequest
+from scankv.model.errors import InvalidRequest, ScanKvError
 from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import transaction_pb2
 from streaming_server.engine.merging.preparing import WriteKind
@@ -39,8 +41,15 @@ async def stage_delete_all(
         kind = WriteKind(overwrite=overwrites(request.mode), tracks_changes=not request.untracked)
         with calls.table.writes.locks.admit(kind.columns or None, request.column_locks):
             pass
-        fragments = Fragments(calls, transaction, request_id)
-        answers = await _ask(request, fragments, await _is_range(request, calls))
+        attempt, place = uuid.uuid4().hex, (request.part, request.sequence)
+        begun = transaction.attempts.setdefault(place, attempt)
+        fragments = Fragments(calls, transaction, replace(request_id, fragment=f"{request_id.fragment}.{begun}"))
+        try:
+            answers = await _ask(request, fragments, await _is_range(request, calls), continues=begun is not attempt)
+        except ScanKvError:
+            # The next attempt selects other rows.
+            del transaction.attempts[place]
+            raise
         if not all(each.done for each in answers.values()):
             return transaction_pb2.StageDeleteAllResponse()
         transaction.observed.add(calls.definition.incarnation)
@@ -53,6 +62,7 @@ async def stage_delete_all(
             overwrite=kind.overwrite,
             column_locks=tuple(sorted(set(request.column_locks))),
         )
+        del transaction.attempts[place]
     return transaction_pb2.StageDeleteAllResponse(done=True, rows=rows)
 
 
@@ -77,7 +87,7 @@ async def _is_range(request: transaction_pb2.StageDeleteAllRequest, calls: Table
 
 
 async def _ask(
-    request: transaction_pb2.StageDeleteAllRequest, fragments: Fragments, is_range: bool
+    request: transaction_pb2.StageDeleteAllRequest, fragments: Fragments, is_range: bool, *, continues: bool
 ) -> dict[int, transaction_pb2.StageDeleteAllResponse]:
     """Has all tablets stage their fragments, or continue with them."""
     calls, requests = fragments.calls, {}
@@ -89,6 +99,10 @@ async def _ask(
     response = transaction_pb2.StageDeleteAllResponse
     if is_range:
         return await fragments.stage(_STAGE, requests, response)
+    if continues:
+        for each in requests.values():
+            each.continues = True
+        return await fragments.stage(_STAGE, requests, response)
     loop = asyncio.get_running_loop()
     ends = loop.time() + request.wait_millis / 1000
     for each in requests.values():
@@ -98,5 +112,6 @@ async def _ask(
         answers = await fragments.stage(_STAGE, requests, response, holds)
     left = {number: requests[number] for number, each in answers.items() if not each.done}
     for each in left.values():
+        each.continues = True
         each.wait_millis = max(0, round((ends - loop.time()) * 1000))
     return answers | (await fragments.stage(_STAGE, left, response) if left else {})

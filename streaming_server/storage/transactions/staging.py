@@ -66,8 +66,9 @@ class StagedRequest:
         piece_bytes: Bytes of that file.
         sequence: The number that the client has given the request, if other worker processes may have others of its
             part. None: the number of complete requests before it in the part.
-        fragment: Identifies the request of a client to a table with tablets. Each of its tablets stages a fragment of
-            it, and the owner of the table stages the summary. Empty: the table has no tablets.
+        fragment: Identifies the request of a client to a table with tablets, and after a `.` the attempt, if another
+            one does something else. Each of its tablets stages a fragment of it, and the owner of the table stages the
+            summary. Empty: the table has no tablets.
         tablets: Of a summary, the tablets that have fragments.
     """
 
@@ -207,6 +208,11 @@ def sum_of_sizes(sizes: Iterable[Mapping[str, PartSize]]) -> dict[str, PartSize]
     return total
 
 
+def _are_same(found: str, fragment: str, *, is_tablet: bool) -> bool:
+    """Whether a staged fragment or summary is of a request; for a tablet, also of the same attempt."""
+    return found == fragment if is_tablet else found.partition(".")[0] == fragment.partition(".")[0]
+
+
 def _checksum(sequence: int, tablet: str, fragment: str) -> int:
     text = f"{sequence} {tablet} {fragment}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
@@ -281,7 +287,7 @@ class PartFile:
             if self.sequences[place] != sequence:
                 break
             found_table, found = self._fragments.get(place, (table, ""))
-            if found != fragment:
+            if not _are_same(found, fragment, is_tablet=tablet_number(table) is not None):
                 raise InvalidRequest(
                     f"another request {sequence} of the part was refused by a part of its table, and could not be "
                     "taken back: abort the transaction"

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 from aio_client import InvalidRequest, ScanKvError, TransactionConflict, sync
+from scankv.v1 import transaction_pb2
 from tests.support.server_process import ServerProcess
+from tests.support.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,6 +188,22 @@ def test_rows_are_selected_at_one_instant(client: sync.Client) -> None:
             tx.abort()
         writing.result()
     assert found <= {0, len(KEYS)}
+
+
+def test_a_deletion_that_takes_several_calls_is_staged_once(tablet_server: ServerProcess, client: sync.Client) -> None:
+    for table in pair_of(client, "several"):
+        table.upsert([row(k, 0) for k in range(3000)])
+        tx = client.transaction()
+        request = transaction_pb2.StageDeleteAllRequest(token=tx.token, part="calls", table=table.name, wait_millis=50)
+        with Wire(tablet_server.url) as wire:
+            while not wire.transactions.StageDeleteAll(request).done:
+                pass
+            table.upsert([row(5000, 0)])
+            request.wait_millis = 60_000
+            again = wire.transactions.StageDeleteAll(request)
+        assert (again.done, again.rows) == (True, 3000)
+        tx.commit([("calls", 1)])
+        assert rows_in(table) == {5000: 0}
 
 
 def write_rounds(client: sync.Client, table: sync.Table, rounds: int) -> None:

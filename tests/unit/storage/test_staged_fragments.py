@@ -84,6 +84,14 @@ def test_a_fragment_is_found_by_its_tablet_and_another_request_of_its_number_is_
             part.find(1, TABLETS[0], fragment)
 
 
+def test_a_summary_is_found_whatever_the_attempt_and_a_fragment_only_of_the_same_attempt(tmp_path: Path) -> None:
+    part = part_with(tmp_path / "0.part", *divided(0, "a.1"))
+    assert part.find(0, "game.scores", "a.2") == 2
+    assert part.find(0, TABLETS[0], "a.1") == 0
+    with pytest.raises(InvalidRequest):
+        part.find(0, TABLETS[0], "a.2")
+
+
 def test_fragments_without_a_summary_are_taken_back(tmp_path: Path) -> None:
     complete = divided(0)
     part = part_with(tmp_path / "0.part", *complete, request(TABLETS[0], 1, "b"), request(TABLETS[1], 1, "b"))
