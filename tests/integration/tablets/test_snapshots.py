@@ -250,6 +250,32 @@ def test_scans_and_counts_of_a_snapshot_answer_as_those_of_other_tables(twins: l
     assert_equal(twins, work)
 
 
+def test_aggregates_and_top_rows_of_a_snapshot_answer_as_those_of_other_tables(
+    twins: list[Twin], wires: list[Wire]
+) -> None:
+    functions = [lookup_pb2.AGGREGATE_FUNCTION_SUM, lookup_pb2.AGGREGATE_FUNCTION_MAX]
+    aggregates = [lookup_pb2.ColumnAggregates(column="score", functions=functions)]
+
+    def work(twin: Twin) -> None:
+        twin.pin("one")
+        pinned = scan_pb2.PinnedSnapshot(snapshot_id=twin.id("one"))
+        total = lookup_pb2.AggregateRequest(table=twin.name, snapshot=pinned, aggregates=aggregates)
+        top = lookup_pb2.TopNRequest(table=twin.name, snapshot=pinned, by="score", n=7)
+        for change in (list[str](), ["v 2999", "v 2998"]):
+            twin.table.delete(change)
+            for wire in wires:
+                for answer in (
+                    wire.lookups.Aggregate(total, timeout=SECONDS),
+                    wire.lookups.TopN(top, timeout=SECONDS),
+                ):
+                    twin.answers.append((answer.rows, dict(answer.log_offsets)))
+        pinned.snapshot_id = "no-such-snapshot"
+        twin.refused(twin.wire.lookups.Aggregate, lookup_pb2.AggregateRequest(table=twin.name, snapshot=pinned))
+        twin.refused(twin.wire.lookups.TopN, lookup_pb2.TopNRequest(table=twin.name, snapshot=pinned, by="score", n=7))
+
+    assert_equal(twins, work)
+
+
 def test_a_snapshot_of_another_table_is_not_read(twins: list[Twin]) -> None:
     one, other = twins
     one.pin("one")
