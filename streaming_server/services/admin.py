@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from scankv.model.errors import DataLoss
 from scankv.model.names import table_of
 from scankv.v1 import admin_pb2, admin_pb2_grpc
+from streaming_server.engine.snapshots.part_ids import shown_id
 from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.services.bases import table_bases
 from streaming_server.services.errors import map_errors
@@ -225,7 +226,7 @@ def _live_scan(scan: RegisteredScan, now: float) -> admin_pb2.LiveScan:
         scan_id=scan.scan_id,
         table=table_of(scan.table),
         buckets=scan.buckets,
-        snapshot_id=scan.snapshot_id,
+        snapshot_id=shown_id(scan.snapshot_id),
         peer=scan.client,
         age_millis=int((now - scan.admitted_at) * 1000),
         idle_millis=int((now - scan.progress_at) * 1000),

@@ -45,6 +45,12 @@ class Lease:
             listener()
 
     @property
+    def is_shared(self) -> bool:
+        """Whether it is shared, or a part of a shared snapshot, of which only the first one keeps the id from reuse."""
+        part = PartId.parse(self.lease_id)
+        return self.shared if part is None else part.shared
+
+    @property
     def renewed_at(self) -> float:
         """When the lease was renewed last, on the monotonic clock."""
         return self.expires - self.ttl

@@ -441,13 +441,18 @@ class Snapshots:
             await self._end(lease)
 
     async def _make_place(self) -> None:
-        """Ends the shared lease that was not renewed for the longest time, if the limit of leases is reached."""
+        """Ends the shared snapshot that was not renewed for the longest time, if the limit of leases is reached.
+
+        Of a table with tablets, ends the parts here. Their owners end the other ones in the same way.
+        """
         if self._has_place():
             return
-        shared = [lease for lease in self._leases.values() if lease.shared]
+        shared = [lease for lease in self._leases.values() if lease.is_shared]
         oldest = min(shared, key=lambda lease: lease.renewed_at, default=None)
         if oldest is not None and oldest.renewed_at + SHARED_LEASE_SECONDS <= self._clock.monotonic():
-            await self._end(oldest)
+            snapshot_id = shown_id(oldest.lease_id)
+            for lease in [each for each in shared if shown_id(each.lease_id) == snapshot_id]:
+                await self._end(lease)
 
     def _has_place(self, lease_id: str = "") -> bool:
         """Whether the limit lets a lease be taken. The parts of a snapshot count as one. Empty: a lease of any id."""

@@ -53,7 +53,7 @@ async def pin(request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls) -> s
             except SnapshotLost:
                 if is_shared:
                     raise
-        parts = PartId.new(lease_id, len(calls.tablets)).all_parts
+        parts = PartId.new(lease_id, len(calls.tablets), shared=request.shared).all_parts
         try:
             pause_micros = await _pin_all(parts, request, calls)
             await snapshots.announce(parts[0], shared=request.shared, name=request.name)

@@ -23,10 +23,13 @@ from scankv.model.errors import (
     TableNotFound,
     TooManySnapshots,
 )
+from scankv.model.names import tablet_name
 from scankv.model.tables.evolution import ColumnChanges
+from streaming_server.engine.snapshots.part_ids import PartId
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.snapshots.ended_leases import MOST_IDS, EndedLeases
 from tests.support.snapshots import EVERY_KEY, TABLE, new_table, pinned_scores, put, tables_in, views_on_disk
+from tests.support.tables import SCORES
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
@@ -349,6 +352,32 @@ async def test_shared_leases_that_were_not_renewed_for_a_minute_make_place(tmp_p
         assert sorted(each.snapshot_id for each in snapshots.list_snapshots()) == ["held", "newer", "next"]
         with pytest.raises(SnapshotLost):
             await snapshots.pin(table.pinning, lease_id="older", shared=True)
+
+
+async def test_parts_of_shared_snapshots_make_place_as_one_snapshot(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, max_snapshot_leases=2) as tables:
+        await tables.create(TABLE, SCORES, primary_key=["player"], bucket_key=(), buckets=3, options={}, tablets=3)
+        pinnings = [tables.table(tablet_name(TABLE, number)).pinning for number in range(3)]
+        snapshots = tables.snapshots
+
+        async def pin(lease_id: str, *, shared: bool) -> PartId:
+            first = PartId.new(lease_id, 3, shared=shared)
+            for pinning, part in zip(pinnings, first.all_parts.values(), strict=True):
+                await snapshots.pin(pinning, lease_id=str(part), ttl=500)
+            await snapshots.announce(first, shared=shared, name="")
+            return first
+
+        held, older = await pin("held", shared=False), await pin("older", shared=True)
+        assert snapshots.leases == 2
+        with pytest.raises(TooManySnapshots):
+            await pin("next", shared=False)
+        for part in (*held.all_parts.values(), *older.all_parts.values()):
+            snapshots.lease(str(part)).expires -= 70
+        following = await pin("next", shared=False)
+        kept = {*map(str, held.all_parts.values()), *map(str, following.all_parts.values())}
+        assert {each.snapshot_id for each in snapshots.list_snapshots()} == kept
+        with pytest.raises(SnapshotLost):
+            await snapshots.find_pinned(pinnings[0].table, "older", "")
 
 
 @pytest.mark.parametrize("content", [b"\xff\x00", b"half-an-i", b"\n\n"])
