@@ -84,8 +84,10 @@ async def serving(data: Path, machine: FakeClocks, **settings: Any) -> AsyncIter
 
 async def look_after(server: Server, name: str) -> None:
     """Runs the maintenance that is due: forgets expired writers and removes old changes."""
-    table = server._tables.table(name)
-    for live in table.buckets:
-        async with live.mutex:
-            await live.open()
-        await server._tables._log_maintenance.maintain(table.state, live)
+    definition = server._tables.table(name).definition
+    for part in definition.all_tablets or [definition]:
+        table = server._tables.table(part.name)
+        for live in table.buckets:
+            async with live.mutex:
+                await live.open()
+            await server._tables._log_maintenance.maintain(table.state, live)

@@ -13,10 +13,11 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from scankv.model.errors import ScanKvError, SnapshotLost
+from scankv.model.errors import ScanKvError, SnapshotLost, SnapshotNotTaken
 from scankv.v1 import snapshot_pb2
 from streaming_server.engine.snapshots.part_ids import PartId
 from streaming_server.engine.snapshots.splits import KeySample, split_sample
+from streaming_server.services.forwarding import RETRY_SECONDS
 from streaming_server.services.scan_request import bucket_numbers
 from streaming_server.services.snapshot import split_request, split_response, ttl_of
 from streaming_server.services.tablets.joined_snapshots import join_parts, join_snapshots
@@ -34,7 +35,7 @@ _SPLIT: Final = "scankv.v1.SnapshotService/SplitSnapshot"
 
 _UNDO_SECONDS: Final = 5.0
 
-_PENDING_MILLIS: Final = 30_000
+_PENDING_MILLIS: Final = 60_000
 """The time to live of parts until all of them are pinned. What a crash leaves of a pin ends with it."""
 
 
@@ -56,13 +57,17 @@ async def pin(request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls) -> s
         parts = PartId.new(lease_id, len(calls.tablets), shared=request.shared).all_parts
         try:
             pause_micros = await _pin_all(parts, request, calls)
-            await snapshots.announce(parts[0], shared=request.shared, name=request.name)
+            try:
+                answers = await _renew_all(parts[0], snapshots.default_ttl if ttl is None else ttl, calls)
+                await snapshots.announce(parts[0], shared=request.shared, name=request.name)
+            except SnapshotLost as error:
+                raise _not_taken(calls) from error
         except BaseException:
             await asyncio.shield(_release_parts(parts, calls, but_first=False))
             raise
-        # Only now, so that nothing stays long of a pin that has failed.
-        answers = await _renew_all(parts[0], snapshots.default_ttl if ttl is None else ttl, calls)
-    return snapshot_pb2.PinSnapshotResponse(snapshot=join_parts(answers), write_pause_micros=pause_micros)
+    pinned = join_parts(answers)
+    pinned.name = request.name
+    return snapshot_pb2.PinSnapshotResponse(snapshot=pinned, write_pause_micros=pause_micros)
 
 
 async def _pin_all(parts: Mapping[int, PartId], request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls) -> int:
@@ -177,6 +182,16 @@ async def split(request: snapshot_pb2.SplitSnapshotRequest, calls: TabletCalls) 
         return split_response(ranges)
 
     return await calls.table.state.executor.run(split_all)
+
+
+def _not_taken(calls: TabletCalls) -> SnapshotNotTaken:
+    name = calls.definition.name
+    return SnapshotNotTaken(
+        f"taking a snapshot of {name} took over {_PENDING_MILLIS // 1000} s, so that some of its tablets have given it "
+        "up: no snapshot was taken; try again when the server has less load",
+        retry_after=RETRY_SECONDS,
+        table=name,
+    )
 
 
 def _existing(snapshot_id: str, calls: TabletCalls) -> PartId:

@@ -28,9 +28,18 @@ RETENTION = 10
 NAME = "a.b"
 
 
-async def make(client: Client, buckets: int = 2) -> Table:
+with_and_without_tablets = pytest.mark.parametrize("tablets", [1, 2], ids=["no tablets", "two tablets"])
+
+
+async def make(client: Client, buckets: int = 2, tablets: int = 1) -> Table:
     table = await client.create_table(
-        NAME, SCHEMA, primary_key=["k"], buckets=buckets, log_retention_seconds=RETENTION, compression="none"
+        NAME,
+        SCHEMA,
+        primary_key=["k"],
+        buckets=buckets,
+        tablets=tablets,
+        log_retention_seconds=RETENTION,
+        compression="none",
     )
     await put(table, range(10))
     return table
@@ -52,10 +61,13 @@ async def pass_retention(server: Server, machine: FakeClocks) -> None:
     await look_after(server, NAME)
 
 
-async def test_changes_from_a_snapshot_on_are_kept_until_its_lease_ends_also_over_a_restart(tmp_path: Path) -> None:
+@with_and_without_tablets
+async def test_changes_from_a_snapshot_on_are_kept_until_its_lease_ends_also_over_a_restart(
+    tmp_path: Path, tablets: int
+) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (server, client):
-        table = await make(client)
+        table = await make(client, tablets=tablets)
         snapshot = await table.snapshot(ttl=86_400)
         await put(table, range(20, 30))
         await pass_retention(server, machine)
@@ -75,10 +87,11 @@ async def test_changes_from_a_snapshot_on_are_kept_until_its_lease_ends_also_ove
             await keys_since(table, snapshot.log_offsets)
 
 
-async def test_a_lease_that_expires_lets_the_changes_go(tmp_path: Path) -> None:
+@with_and_without_tablets
+async def test_a_lease_that_expires_lets_the_changes_go(tmp_path: Path, tablets: int) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (server, client):
-        table = await make(client)
+        table = await make(client, tablets=tablets)
         snapshot = await table.snapshot(ttl=RETENTION)
         await put(table, range(20, 30))
         await pass_retention(server, machine)
@@ -89,10 +102,11 @@ async def test_a_lease_that_expires_lets_the_changes_go(tmp_path: Path) -> None:
             await keys_since(table, snapshot.log_offsets)
 
 
-async def test_the_last_lease_of_a_view_lets_the_changes_go(tmp_path: Path) -> None:
+@with_and_without_tablets
+async def test_the_last_lease_of_a_view_lets_the_changes_go(tmp_path: Path, tablets: int) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (server, client):
-        table = await make(client)
+        table = await make(client, tablets=tablets)
         first, second = await table.snapshot(ttl=86_400), await table.snapshot(ttl=86_400)
         assert first.log_offsets == second.log_offsets
         await put(table, range(20, 30))
@@ -127,10 +141,11 @@ async def test_a_snapshot_that_would_keep_too_much_loses_its_hold_and_stays_read
         assert await keys_since(table, again.log_offsets) == set(range(20, 30))
 
 
-async def test_nothing_is_trimmed_between_a_view_and_its_hold(tmp_path: Path) -> None:
+@with_and_without_tablets
+async def test_nothing_is_trimmed_between_a_view_and_its_hold(tmp_path: Path, tablets: int) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (server, client):
-        table = await make(client)
+        table = await make(client, tablets=tablets)
         done = asyncio.Event()
 
         async def write() -> None:
