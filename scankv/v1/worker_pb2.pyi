@@ -529,8 +529,8 @@ class WatchTabletRequest(_message.Message):
     tablet: _builtins.str
     """The name of the tablet."""
     known_version: _builtins.bytes
-    """The version that the caller knows, and for how long to wait for another one. Without a wait, or if too many calls
-    wait, the call returns at once.
+    """The version that the caller knows, and for how long to wait for another one. Without a wait, the call returns at
+    once.
     """
     wait_millis: _builtins.int
     @_builtins.property

@@ -120,7 +120,7 @@ class LookupService:
         self, request: lookup_pb2.CountRequest, context: grpc.aio.ServicerContext[lookup_pb2.CountRequest, bytes]
     ) -> bytes:
         async with map_errors(request, context):
-            if not request.HasField("where") and (counted := await self.count_all(request)) is not None:
+            if not request.HasField("where") and (counted := await self._count_all(request)) is not None:
                 return counted
             return await self._answer(request, context, lookup_pb2.CountResponse, bind_count, self._count)
         raise AssertionError("map_errors ends the call")
@@ -213,17 +213,27 @@ class LookupService:
             bound = await asyncio.to_thread(bind, request, definition) if long else bind(request, definition)
         return await compute(bound, peer, computation)
 
-    async def count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
+    async def _count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
         """Answers a count of all rows without reading them. Returns None if the number is unknown."""
+        if definition_of(self._tables, request).expiry is not None:
+            return None
+        if not reads_latest(request) and request.HasField("if_changed_since"):
+            current = await current_version_of(self._tables, request, bucket_numbers(request.buckets))
+            if request.if_changed_since == current.version:
+                self._results.unchanged += 1
+                return lookup_pb2.CountResponse(version=current.version, unchanged=True).SerializeToString()
+        counted = await self.count_all(request)
+        if counted is None:
+            return None
+        self._results.computed += 1
+        return counted.SerializeToString()
+
+    async def count_all(self, request: lookup_pb2.CountRequest) -> lookup_pb2.CountResponse | None:
+        """Counts all rows without reading them. Returns None if the number is unknown, or rows may have expired."""
         buckets, table = bucket_numbers(request.buckets), self._tables.table(request.table)
         if definition_of(self._tables, request).expiry is not None:
             return None
         latest = reads_latest(request)
-        if request.HasField("if_changed_since"):
-            current = await current_version_of(self._tables, request, buckets)
-            if request.if_changed_since == current.version:
-                self._results.unchanged += 1
-                return lookup_pb2.CountResponse(version=current.version, unchanged=True).SerializeToString()
         if request.HasField("snapshot"):
             snapshot_id = request.snapshot.snapshot_id
             async with self._tables.snapshots.reading(snapshot_id, request.table, buckets) as reader:
@@ -234,9 +244,8 @@ class LookupService:
             definition = table.definition
         if rows is None or definition.expiry is not None:
             return None
-        self._results.computed += 1
         version = b"" if latest else version_of(definition, offsets, 0, rows)  # No row expires.
-        return lookup_pb2.CountResponse(rows=rows, log_offsets=offsets, version=version).SerializeToString()
+        return lookup_pb2.CountResponse(rows=rows, log_offsets=offsets, version=version)
 
     async def _count(
         self, query: BoundQuery[lookup_pb2.CountRequest, RowCounter], peer: str, computation: Computation

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
+from scankv.model.names import tablet_number
 from scankv.v1 import scan_pb2
 from streaming_server.current_call import CALL_METADATA
 from streaming_server.engine.snapshots.part_ids import shown_id
@@ -189,7 +190,8 @@ class ScanService:
         definition, view = await current_view_of(self._tables, request, plan.buckets)
         if request.if_changed_since != version_of(definition, view.log_offsets, view.micros, view.rows):
             return None
-        self._results.unchanged += 1
+        if tablet_number(request.table) is None:
+            self._results.unchanged += 1
         columns = definition.schema.select(plan.columns)
         scan_id = uuid.uuid4().hex
         return unchanged_messages(definition, columns, view, plan.limit, self._incarnation, scan_id, started)

@@ -696,6 +696,11 @@ class Tables:
             live = self.table(name)
             return await live.partitions.drop(prefixes, partial(self._store_definition, self._catalog.replace))
 
+    async def table_after_changes(self, name: str) -> LiveTable:
+        """Returns a table, once no table is being created, altered or dropped any more. Raises TableNotFound."""
+        async with self._ddl:
+            return self.table(name)
+
     async def drop(self, name: str) -> None:
         """Drops a table and ends its scans with TableNotFound. Raises TableNotFound."""
         await self._to_its_end(self._drop(name))

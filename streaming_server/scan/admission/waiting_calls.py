@@ -83,10 +83,16 @@ class WaitingCalls:
         """Whether no further call may wait."""
         return self.waiting >= self._max_calls
 
-    async def wait_for_change(self, asked: VersionQuery, seconds: float) -> None:
+    async def wait_for_change(self, asked: VersionQuery, seconds: float, *, is_counted: bool = True) -> None:
         """Returns when the version may have changed, or after `seconds`.
 
-        Do not await anything between `again` and this call, or a change in between goes unnoticed.
+        The call counts as one that waits, unless another process counts it. Do not await anything between `again` and
+        this call, or a change in between goes unnoticed.
+
+        Args:
+            asked: The version that the call knows.
+            seconds: How long it may wait.
+            is_counted: Whether it counts.
 
         Raises:
             ServerDraining: The server is shutting down.
@@ -94,12 +100,16 @@ class WaitingCalls:
         if self._closed is None:
             group = self._group(asked)
             try:
-                with self.count(), suppress(TimeoutError):
+                with self.count() if is_counted else count_waiting(), suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
                         await group.calls.wait()
             finally:
                 if not group.calls:
                     self._end((asked.source, asked.version), group)
+        self.check_open()
+
+    def check_open(self) -> None:
+        """Raises ServerDraining if the server is shutting down."""
         if self._closed is not None:
             raise copy(self._closed)
 

@@ -114,12 +114,10 @@ class ResultCache:
         if result is None or result.version != version:
             return None
         self._results.move_to_end(query)
-        self.cached += 1
         return result
 
     def add(self, query: bytes, result: CachedResult) -> None:
-        """Adds a result that its caller has computed for itself. Its view is durable."""
-        self.computed += 1
+        """Adds a part of a result, which is not counted. Its view is durable."""
         self._store(query, result)
 
     async def get_or_compute(
@@ -144,6 +142,7 @@ class ResultCache:
         version = current()
         cached_result = self.find(query, version)
         if cached_result is not None:
+            self.cached += 1
             return cached_result.response
         running = self._running.get(query)
         if running is not None and version is not None and running.may_join(version):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 _QUERY: Final = "scankv.v1.TabletService/QueryTablet"
 _WATCH: Final = "scankv.v1.TabletService/WatchTablet"
+_QUICK_BYTES: Final = 16 * 1024
+
+_DROP_SECONDS: Final = 5.0
+"""How long a drop of the table may take to be known as the cause of an error."""
 
 
 class JoinedShares(Protocol):
@@ -124,6 +128,8 @@ class _JoinedQuery:
         numbers = request.buckets if isinstance(request, lookup_pb2.CountRequest) else ()
         calls.check_buckets(bucket_numbers(numbers))
         self._by_tablet = calls.buckets_by_tablet(numbers)
+        # Bound to the table, and not used yet.
+        self._bound: JoinedShares | None = None
 
     async def answer(self) -> bytes:
         """Returns the serialized response. Raises the errors of the query."""
@@ -146,15 +152,16 @@ class _JoinedQuery:
                 known = _KnownVersion(current)
                 return await results.get_or_compute(query, known.current, partial(self._compute, known))
             left = until - clock()
-            if left <= 0 or self._waiting.is_full or not await self._wait_for_change(versions, left):
+            if left <= 0 or self._waiting.is_full:
                 results.unchanged += 1
                 return self._unchanged(since)
+            await self._wait_for_change(versions, left)
 
     def _check(self, query: bytes) -> None:
         """Raises if the query does not fit the table."""
         definition = self._calls.definition
         if not self._results.is_valid(query, definition.incarnation, definition.schema.id):
-            self._bind()
+            self._bound = self._bind()
             self._results.remember_valid(query, definition.incarnation, definition.schema.id)
 
     def _bind(self) -> JoinedShares:
@@ -175,20 +182,16 @@ class _JoinedQuery:
             return lookup_pb2.AggregateResponse(version=version, unchanged=True).SerializeToString()
         return lookup_pb2.TopNResponse(version=version, unchanged=True).SerializeToString()
 
-    async def _wait_for_change(self, versions: Mapping[int, bytes], seconds: float) -> bool:
-        """Waits until a tablet has another version, or the time is over. Returns False if no call may wait."""
+    async def _wait_for_change(self, versions: Mapping[int, bytes], seconds: float) -> None:
+        """Waits until a tablet has another version than these, or the time is over."""
         requests = {}
         for tablet, version in versions.items():
             each = requests[tablet] = _watch_request(self._request, self._calls, tablet, self._by_tablet[tablet])
             each.known_version, each.wait_millis = version, max(1, int(seconds * 1000))
-        clock = asyncio.get_running_loop().time
-        until = clock() + seconds
-
-        async def watch(tablet: int) -> bytes:
-            answer = await self._calls.ask(_WATCH, {tablet: requests[tablet]}, worker_pb2.WatchTabletResponse)
-            return answer[tablet].version
-
-        watching = {asyncio.create_task(watch(tablet)): version for tablet, version in versions.items()}
+        watching = [
+            asyncio.create_task(self._calls.ask(_WATCH, {tablet: each}, worker_pb2.WatchTabletResponse))
+            for tablet, each in requests.items()
+        ]
         try:
             with self._waiting.count():
                 done, _ = await asyncio.wait(watching, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -196,11 +199,21 @@ class _JoinedQuery:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
-        return any(task.result() != watching[task] for task in done) or clock() >= until
+        self._waiting.check_open()
+        try:
+            for task in done:
+                task.result()
+        except Unavailable:
+            # A tablet is closed before its table is dropped.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_DROP_SECONDS):
+                    await self._calls.memory.tables.table_after_changes(self._calls.definition.name)
+            raise
 
     async def _compute(self, known: _KnownVersion, computation: Computation) -> CachedResult:
         """Computes the result. May last longer than the call that has begun it."""
-        calls, joined = self._calls, self._bind()
+        calls, joined = self._calls, self._bound or self._bind()
+        self._bound = None
         offsets: dict[int, int] = {}
         async with AsyncExitStack() as stack:
             computation.begin_view()
@@ -265,9 +278,6 @@ class _JoinedQuery:
 
 def _incomplete() -> Unavailable:
     return Unavailable("a stream of a worker of the server has ended early: try again", retry_after=RETRY_SECONDS)
-
-
-_QUICK_BYTES: Final = 16 * 1024
 
 
 async def _off_loop(size: int, work: partial[None]) -> None:

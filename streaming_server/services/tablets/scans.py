@@ -42,6 +42,7 @@ async def scan(
     joined = _JoinedScan.of(request, calls)
     send = calls.sender(context, unread)
     if request.HasField("if_changed_since") and (stream := await joined.unchanged()) is not None:
+        calls.memory.results.unchanged += 1
         await send(stream.header(unchanged=True))
         await send(stream.trailer())
         return

@@ -41,13 +41,15 @@ HOLD_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class QueryMemory:
-    """What this process remembers of queries. Immutable, as a pair.
+    """What this process remembers of queries. Immutable, but not its parts.
 
     Attributes:
+        tables: Its tables.
         results: Their results.
         waiting: The calls that wait for other results.
     """
 
+    tables: Tables
     results: ResultCache
     waiting: WaitingCalls
 

@@ -82,9 +82,10 @@ class TabletQueries:
         while True:
             current = await current_version_of(self.tables, asked, bucket_numbers(request.buckets))
             left = until - clock()
-            if current.version != request.known_version or left <= 0 or self.waiting.is_full:
+            if current.version != request.known_version or left <= 0:
                 return current.version
-            await self.waiting.wait_for_change(current, left)
+            # The owner of the table counts the calls that wait, and refuses more than the limit.
+            await self.waiting.wait_for_change(current, left, is_counted=False)
 
     async def answer(self, request: worker_pb2.QueryTabletRequest, peer: str, send: _Send) -> None:
         """Sends the share of a tablet in a query. Raises as the query."""
@@ -137,9 +138,8 @@ class TabletQueries:
         self, query: lookup_pb2.CountRequest, peer: str, opened: Callable[[bytes], Awaitable[None]]
     ) -> TabletShare:
         if not query.HasField("where"):
-            counted = await self.lookups.count_all(query)
-            if counted is not None:
-                answer = lookup_pb2.CountResponse.FromString(counted)
+            answer = await self.lookups.count_all(query)
+            if answer is not None:
                 await opened(answer.version)
                 result = worker_pb2.QueriedResult(rows=answer.rows, log_offsets=answer.log_offsets)
                 return TabletShare(answer.version, result)

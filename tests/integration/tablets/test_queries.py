@@ -8,6 +8,7 @@ import threading
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pyarrow as pa
 import pytest
 
@@ -18,7 +19,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.tables import ipc_stream
 from tests.support.tablet_twins import BUCKETS, TABLETS, TabletTwins
 from tests.support.waiting import wait_until
-from tests.support.wire import Wire
+from tests.support.wire import Wire, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -293,7 +294,7 @@ def test_a_query_that_waits_is_answered_when_any_tablet_changes(twins: TabletTwi
         waiting.CopyFrom(request)
         waiting.if_changed_since, waiting.wait_millis = first.version, 60_000
         call = lookups.TopN.future(waiting, timeout=100)
-        wait_until(lambda: twins.wire.server().waiting_calls >= 1 + TABLETS, "the call waits")
+        wait_until(lambda: twins.wire.server().waiting_calls == 1, "the call waits")
         twins.upsert([{"id": 10_000 + number, "number": 5_000 + number}])
         answer = call.result(timeout=60)
         assert not answer.unchanged
@@ -357,3 +358,18 @@ def test_queries_see_all_tablets_at_one_instant(twins: TabletTwins, pair: tuple[
         stop.set()
         writer.join()
     assert len(seen) > 10
+
+
+def test_a_query_that_waits_ends_when_the_table_is_dropped(client: sync.Client, wire: Wire) -> None:
+    twins = TabletTwins.create(client, wire, "queries.dropped", SCHEMA, ["id"])
+    twins.upsert(rows(count=50))
+    name = twins.names[1]
+    first = wire.lookups.TopN(lookup_pb2.TopNRequest(table=name, by="number", n=2))
+    request = lookup_pb2.TopNRequest(table=name, by="number", n=2, if_changed_since=first.version, wait_millis=60_000)
+    calls = [wire.lookups.TopN.future(request, timeout=100) for _ in range(4)]
+    wait_until(lambda: wire.server().waiting_calls == 4, "the calls wait")
+    client.drop_table(name)
+    for call in calls:
+        with pytest.raises(grpc.RpcError) as caught:
+            call.result(timeout=60)
+        assert refusal_of(caught.value).reason == "TABLE_NOT_FOUND"
