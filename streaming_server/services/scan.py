@@ -145,7 +145,8 @@ class ScanService:
             buckets=tuple(sorted(plan.buckets or definition.own_buckets)),
             snapshot_id=request.snapshot.snapshot_id,
             peer=context.peer(),
-            may_wait=definition.tablet is not None,
+            # The streams of tablets wait for each other, and the owner of the table for its client.
+            may_wait=tablet_number(request.table) is not None,
         )
         with self._registry.call(scan):
             explain_if_slow(self._tables, request, plan)

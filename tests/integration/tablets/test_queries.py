@@ -227,6 +227,24 @@ def test_integers_and_decimals_that_no_sum_holds_have_a_mean(client: sync.Client
     assert total == [{"n_sum": 0, "d_sum": Decimal("0.00")}]
 
 
+def test_floats_are_added_in_the_same_order_each_time(client: sync.Client, wire: Wire) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("ratio", pa.float64())])
+    twins = TabletTwins.create(client, wire, "queries.floats", schema, ["id"])
+    numbers = range(5000)
+    # Each order of additions has another sum.
+    values = pa.array([10.0 ** (number % 17) / 3 for number in numbers])
+    twins.upsert(pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64()), values], schema=schema))
+
+    def total(name: str, isolation: Any) -> float:
+        request = lookup_pb2.AggregateRequest(table=name, aggregates=aggregates(ratio=[SUM]), isolation=isolation)
+        return float(pa.ipc.open_stream(wire.lookups.Aggregate(request).rows).read_all()[0][0].as_py())
+
+    plain, divided = twins.both(lambda name: total(name, scan_pb2.ISOLATION_READ_COMMITTED))
+    assert divided == pytest.approx(plain)
+    # Nothing keeps the results of the latest rows, so that these are computed again.
+    assert {total(twins.names[1], scan_pb2.ISOLATION_READ_LATEST) for _ in range(5)} == {divided}
+
+
 def test_too_many_ties_are_refused_only_if_they_are_the_last(client: sync.Client, wire: Wire) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("score", pa.int64())])
     twins = TabletTwins.create(client, wire, "queries.ties", schema, ["id"])
