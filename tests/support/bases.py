@@ -41,10 +41,17 @@ def is_of_bases(explanation: ScanExplanation) -> bool:
 
 def bases_on_disk(data_dir: Path, table: str) -> dict[int, list[str]]:
     """Returns the names of the bases of each bucket on disk, including unfinished ones, the oldest first."""
-    directory = data_dir.joinpath("tables", *table.split("."), "bases")
-    if not directory.is_dir():
-        return {}
-    return {int(path.name): sorted(base.name for base in path.iterdir()) for path in sorted(directory.iterdir())}
+    return {
+        int(path.name): sorted(base.name for base in path.iterdir())
+        for directory in _base_directories(data_dir, table)
+        for path in sorted(directory.iterdir())
+    }
+
+
+def _base_directories(data_dir: Path, table: str) -> list[Path]:
+    """Returns the directory of bases of a table, or those of its tablets. Leaves out those that do not exist."""
+    directory = data_dir.joinpath("tables", *table.split("."))
+    return [path for path in (directory / "bases", *sorted(directory.glob("tablets/*/bases"))) if path.is_dir()]
 
 
 def base_path(data_dir: Path, table: str, bucket: int = 0) -> Path:
@@ -55,7 +62,8 @@ def base_path(data_dir: Path, table: str, bucket: int = 0) -> Path:
 
     wait_until(lambda: len(names()) == 1, "one base of the bucket")
     (name,) = names()
-    return data_dir.joinpath("tables", *table.split("."), "bases", f"{bucket:04}", name)
+    paths = (directory / f"{bucket:04}" / name for directory in _base_directories(data_dir, table))
+    return next(path for path in paths if path.exists())
 
 
 def built_at(data_dir: Path, table: str) -> dict[int, int]:

@@ -159,10 +159,12 @@ class ViewPinner:
                         for live in self._buckets:
                             live.retain_log(log_owner, states[live.number].log_offset)
                     instant, now = definition(), self._clock.commit_micros()
+                    numbers = (live.number for live in self._buckets)
+                    to_link = dict(zip(numbers, base_paths, strict=True)) if base_paths else {}
                     bases = self._bases() if base_paths else {}
                     await self._make_checkpoints(opened, paths)
                     # While writers are paused, because a base is removed only after another one has replaced it.
-                    await self._executor.run(_link, bases, base_paths)
+                    await self._executor.run(_link, bases, to_link)
             except TimeoutError:
                 raise SnapshotNotTaken(
                     f"taking a snapshot of {self._buckets[0].table} paused its writers for {clock() - started:.1f} s "
@@ -229,7 +231,7 @@ class ViewPinner:
                 await asyncio.wait(list(self._leftovers))
 
 
-def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
+def _link(bases: dict[int, BaseView], paths: Mapping[int, Path]) -> None:
     for number, view in list(bases.items()):
         try:
             link_base(view.base.path, paths[number])
