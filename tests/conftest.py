@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.support.divided_tables import TABLETS, divide_new_tables
 from tests.support.examples import FACTOR
 from tests.support.forked import end_zygotes
 from tests.support.server_process import WORKERS, ServerProcess
@@ -27,6 +28,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 settings.load_profile("unhurried")
+
+if TABLETS > 1:
+    divide_new_tables()
 
 
 _SPARK = "tests/spark/"
@@ -54,11 +58,13 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Has the tests of Spark, which take longest and mostly wait, begin first; sets how long each test may take.
 
-    Leaves out tests that need a server of one process if servers have more.
+    Leaves out tests that need a server of one process if servers have more, and those that need tables without tablets
+    if tables have any.
     """
     if WORKERS > 1:
-        config.hook.pytest_deselected(items=[each for each in items if each.get_closest_marker("one_process")])
-        items[:] = [each for each in items if not each.get_closest_marker("one_process")]
+        _leave_out("one_process", config, items)
+    if TABLETS > 1:
+        _leave_out("whole_tables", config, items)
     items.sort(key=lambda item: not item.nodeid.startswith(_SPARK))
     for item in items:
         if item.get_closest_marker("soak"):
@@ -66,6 +72,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(0), append=False)
         elif not item.get_closest_marker("timeout") and (seconds := _timeout_of(item)):
             item.add_marker(pytest.mark.timeout(seconds))
+
+
+def _leave_out(marker: str, config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=[each for each in items if each.get_closest_marker(marker)])
+    items[:] = [each for each in items if not each.get_closest_marker(marker)]
 
 
 def _timeout_of(item: pytest.Item) -> int | None:

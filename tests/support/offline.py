@@ -149,9 +149,11 @@ def opened(path: Path, definition: TableDefinition, clock: ServerClock | None = 
 
 
 def bucket_path(data_dir: Path, table: str, bucket: int) -> Path:
-    """Returns the path of a bucket in a data directory."""
+    """Returns the path of a bucket in a data directory. Those of a table with tablets are in the tablets."""
     database, name = table.split(".")
-    return data_dir / "tables" / database / name / "buckets" / f"{bucket:04}"
+    directory, bucket_name = data_dir / "tables" / database / name, f"{bucket:04}"
+    in_tablet = next(directory.glob(f"tablets/*/buckets/{bucket_name}"), None)
+    return in_tablet or directory / "buckets" / bucket_name
 
 
 def definition_in(data_dir: Path, table: str) -> TableDefinition:
