@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from scankv import Resume, StartFrom, StopAt, agg, col
-from tests.support.clocks import START, FakeClocks, serving
+from tests.support.clocks import START, FakeClocks, parts_of, serving
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -161,7 +161,8 @@ class ExpiryHistory:
         self._clocks.pass_time(self.random.choice([0.3, 1, 5, 20, TTL]))
 
     async def _sweep(self) -> None:
-        await self.server._tables._sweep.sweep_table(self.server._tables.table("t.expiring").state)
+        for table in parts_of(self.server, "t.expiring"):
+            await self.server._tables._sweep.sweep_table(table.state)
 
     async def _pin(self) -> None:
         if len(self._pins) < 3:

@@ -16,6 +16,7 @@ from tests.model.history import noted
 from tests.model.model_table import ModelTable
 from tests.model.offline_checks import stored_changes
 from tests.support.bases import ALL_THE_TIME, await_bases, bases_on_disk
+from tests.support.divided_tables import TABLETS
 from tests.support.offline import offline_table
 from tests.support.server_process import ServerProcess
 from tests.support.tables import exact_rows
@@ -94,10 +95,10 @@ async def write(table: Table, random: Random, version: int, model: ModelTable | 
 
 
 async def wait_until_held(client: Client, scans: int) -> None:
-    """Waits until the server has iterators for exactly `count` scans."""
+    """Waits until the server has iterators for exactly so many scans, each of which may have several tablets."""
 
     async def live() -> bool:
-        return (await client.server_stats()).live_scans == scans
+        return scans <= (await client.server_stats()).live_scans <= scans * TABLETS
 
     await await_until(live, f"{scans} live scans on the server")
 

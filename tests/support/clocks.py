@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from streaming_server.engine.table.live_table import LiveTable
+
 DAY = 86_400.0
 HOUR = 3600.0
 SETTINGS: dict[str, Any] = {"log_maintenance_seconds": 3600, "sweep_seconds": 3600, "writer_ttl_seconds": 7200}
@@ -82,11 +84,15 @@ async def serving(data: Path, machine: FakeClocks, **settings: Any) -> AsyncIter
         yield server, client
 
 
+def parts_of(server: Server, name: str) -> list[LiveTable]:
+    """Returns a table of a server, or all of its tablets."""
+    definition = server._tables.table(name).definition
+    return [server._tables.table(each.name) for each in definition.all_tablets or [definition]]
+
+
 async def look_after(server: Server, name: str) -> None:
     """Runs the maintenance that is due: forgets expired writers and removes old changes."""
-    definition = server._tables.table(name).definition
-    for part in definition.all_tablets or [definition]:
-        table = server._tables.table(part.name)
+    for table in parts_of(server, name):
         for live in table.buckets:
             async with live.mutex:
                 await live.open()
