@@ -123,7 +123,6 @@ class _JoinedQuery:
     def __init__(self, request: QueryRequest, calls: TabletCalls) -> None:
         self._request = request
         self._calls = calls
-        assert calls.memory is not None
         self._results, self._waiting = calls.memory.results, calls.memory.waiting
         numbers = request.buckets if isinstance(request, lookup_pb2.CountRequest) else ()
         calls.check_buckets(bucket_numbers(numbers))

@@ -67,7 +67,6 @@ class TabletCalls:
     Attributes:
         workers: The workers of the server.
         context: The call.
-        memory: The results of earlier queries.
         tables: The tables and tablets of this one.
         table: The table.
         definition: Its definition as of the begin of the call; for a call about a snapshot, as of that.
@@ -89,9 +88,15 @@ class TabletCalls:
         self.tablets = self.definition.all_tablets
         self._first_buckets = np.array([each.own_buckets.start for each in self.tablets])
         self.context = context
-        self.memory = memory
+        self._memory = memory
         # The parts of the snapshot that the call reads, by tablet. Empty: it reads the table as of now.
         self._parts: dict[int, PartId] = {}
+
+    @property
+    def memory(self) -> QueryMemory:
+        """What the process remembers of queries. Only for queries."""
+        assert self._memory is not None
+        return self._memory
 
     def read_snapshot(self, snapshot_id: str) -> None:
         """Has the calls read a snapshot of the table: each tablet reads its part, and nothing is held.
