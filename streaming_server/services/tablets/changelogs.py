@@ -15,6 +15,7 @@ from scankv.model.errors import ScanKvError
 from scankv.v1 import scan_pb2, worker_pb2
 from streaming_server.engine.changelog.log_starts import check_named, numbers_of_newest
 from streaming_server.services.forwarding import error_of
+from streaming_server.services.tablets.table_errors import of_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -133,7 +134,7 @@ class TabletChangelogs:
         try:
             return await self.workers.ask(owner, method, request.SerializeToString(), seconds, of_server=True)
         except grpc.aio.AioRpcError as error:
-            raise error_of(error, owner, f"the tablet {tablet.name}") from error
+            raise of_table(error_of(error, owner, f"the tablet {tablet.name}"), tablet.name) from error
 
 
 def _by_tablet(table: TableDefinition, buckets: Iterable[int]) -> dict[int, list[int]]:
