@@ -20,7 +20,7 @@ TABLETS = int(os.environ.get("SCANKV_TEST_TABLETS", "1"))
 
 def divide_new_tables() -> None:
     """Has `create_table` of this process divide tables as `TABLETS` says, unless the caller says how."""
-    client_module.definition_message = _with_tablets
+    client_module.definition_message = _with_tablets  # type: ignore[attr-defined]
 
 
 def _with_tablets(*arguments: Any, **given: Any) -> table_pb2.CreateTableRequest:

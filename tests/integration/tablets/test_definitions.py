@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from aio_client import BucketCheck
+
 pytestmark = pytest.mark.timeout(240)  # several processes start again and again
 
 ROWS = 300
@@ -62,7 +64,7 @@ def test_a_table_with_tablets_looks_like_any_other(server: ServerProcess) -> Non
         statistics = table.statistics()
         assert [each.bucket for each in statistics] == list(range(7))
         assert sum(each.rows or 0 for each in statistics) == ROWS
-        checked = []
+        checked: list[BucketCheck] = []
         assert client.check_table("looks.scores", on_bucket=checked.append)
         assert [each.bucket for each in checked] == list(range(7))
         assert client.server_stats().tables >= 1

@@ -50,6 +50,7 @@ def test_all_rows_come_in_the_order_of_their_buckets(server: ServerProcess) -> N
         buckets, scores = [], []
         with table.scan().stream() as stream:
             for rows in stream:
+                assert stream.bucket is not None
                 buckets.append(stream.bucket)
                 scores += rows["score"].to_pylist()
             assert sorted(stream.log_offsets) == list(range(BUCKETS))
@@ -71,6 +72,7 @@ def test_a_scan_continues_from_every_token_without_the_rows_before(server: Serve
             for rows in stream:
                 before += rows.num_rows
                 seen.append(before)
+                assert stream.resume_token is not None
                 tokens.append(stream.resume_token)
         assert before == ROWS
         for token, rows_before in zip(tokens, seen, strict=True):
@@ -100,7 +102,7 @@ def test_a_scan_shows_one_instant_of_all_tablets(server: ServerProcess) -> None:
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            wait_until(lambda: table.get(keys[0])["score"] > 1, "the writer writes")
+            wait_until(lambda: (table.get(keys[0]) or {}).get("score", 0) > 1, "the writer writes")
             for _ in range(20):
                 rows = table.scan(where="player < 'l'").to_arrow()
                 found = dict(zip(rows["player"].to_pylist(), rows["score"].to_pylist(), strict=True))
@@ -167,8 +169,9 @@ def test_a_scan_of_a_killed_worker_ends_with_an_error_or_continues(tmp_path: Pat
 
 def _kill_within(server: ServerProcess, number: int, scan: sync.Scan, *, is_resumed: bool) -> None:
     """Kills a worker while a scan of all rows reads its first rows. Asserts that it returns all rows if it ends."""
-    workers = wait_until(lambda: len(found := processes_of(server)) == 2 and found, "both workers run")
-    seen = []
+    wait_until(lambda: len(processes_of(server)) == 2, "both workers run")
+    workers = processes_of(server)
+    seen: list[int] = []
     with scan.stream() as stream:
         for rows in stream:
             if not seen:
