@@ -737,6 +737,11 @@ class Table(Blocking):
         return self._aio.buckets
 
     @property
+    def tablets(self) -> int:
+        """Into how many tablets the buckets are divided, each with an owner of its own. 1: into none."""
+        return self._aio.tablets
+
+    @property
     def owner_port(self) -> int:
         """The port of the worker process that owns the table, on the host of the server; 0: the server is one process.
 

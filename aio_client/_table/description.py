@@ -58,6 +58,11 @@ class TableDescription(TableMethods):
         return self._handle.shape.description.buckets
 
     @property
+    def tablets(self) -> int:
+        """Into how many tablets the buckets are divided, each with an owner of its own. 1: into none."""
+        return max(1, self._handle.shape.description.tablets)
+
+    @property
     def owner_port(self) -> int:
         """The port of the worker process that owns the table, on the host of the server; 0: the server is one process.
 

@@ -44,6 +44,7 @@ _OPTION_OF: Final = {
     "primary_key": "--key",
     "bucket_key": "--bucket-key",
     "buckets": "--buckets",
+    "tablets": "--tablets",
     "indexes": "--index",
     "partition_by": "--partition-by",
     "aggregates": "--file",

@@ -45,6 +45,14 @@ def create(
         ),
     ] = None,
     buckets: Buckets = None,
+    tablets: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Divide the buckets into tablets, which the workers of a server share.",
+            show_default=False,
+        ),
+    ] = None,
     index: Indexes = None,
     partition_by: Annotated[
         str | None,
@@ -71,7 +79,7 @@ def create(
 ) -> None:
     """Create a table, from options, from a file, or like another table."""
     if file is not None:
-        given: tuple[object, ...] = table, schema, key, bucket_key, buckets, index, partition_by, set_, like
+        given: tuple[object, ...] = table, schema, key, bucket_key, buckets, tablets, index, partition_by, set_, like
         if no_key or any(each is not None for each in given):
             raise UsageError("--file defines the complete table: leave out all other options of the table")
         table_file = read_table_file(file)
@@ -80,7 +88,7 @@ def create(
         typer.echo(f"created {table_file.table}")
         return
     if like is not None:
-        given = schema, key, bucket_key, index, partition_by
+        given = schema, key, bucket_key, tablets, index, partition_by
         if table is None or no_key or any(each is not None for each in given):
             raise UsageError("--like takes the name of the new table, --buckets and --set, and no other option")
         with open_client(url) as client:
@@ -101,6 +109,7 @@ def create(
             primary_key=split_names(key),
             bucket_key=split_names(bucket_key),
             buckets=buckets,
+            tablets=1 if tablets is None else tablets,
             indexes=[split_names(columns) for columns in index or ()],
             partition_by=split_names(partition_by),
             **table_settings_of(set_),

@@ -44,7 +44,10 @@ _NAME_LISTS: Final = {
     "partition_by": "partition_by",
     "sequence_column": "sequence_column",
 }
-_PLAIN: Final = (*_REQUIRED, "bucket_key", "partition_by", "buckets", "indexes", "version_column", "sequence_column")
+_PLAIN: Final = (
+    *(*_REQUIRED, "bucket_key", "partition_by", "buckets", "tablets"),
+    *("indexes", "version_column", "sequence_column"),
+)
 _SECTIONS: Final = ("options", "aggregates")
 _FIELDS: Final = (*_PLAIN, *_SECTIONS, "sequence_groups")
 
@@ -91,7 +94,7 @@ class TableFile:
             for name, argument in _NAME_LISTS.items()
             if name in values
         }
-        arguments |= {name: values[name] for name in ("buckets", "version_column") if name in values}
+        arguments |= {name: values[name] for name in ("buckets", "tablets", "version_column") if name in values}
         if "indexes" in values:
             each_index = _list(source, values, "indexes")
             arguments["indexes"] = [_columns(source, each, "an index") for each in each_index]
@@ -142,6 +145,7 @@ def table_file_values(table: sync.Table, columns: pa.Schema | None = None) -> di
         "bucket_key": table.bucket_key if table.bucket_key != table.primary_key else [],
         "partition_by": table.partition_by,
         "buckets": table.buckets,
+        "tablets": table.tablets if table.tablets > 1 else None,
         "indexes": [list(index) for index in table.indexes if known.issuperset(index)],
         "version_column": table.version_column,
         "sequence_column": list(table.sequence_column),

@@ -517,6 +517,11 @@ class Tables:
             DiskFull: Less than the reserve of disk space is free.
             InvalidRequest, BootstrapDiffers: See `Bootstraps.begin`.
         """
+        if definition.tablets > 1:
+            raise InvalidRequest(
+                "a bootstrap cannot make a table with tablets: leave them out, or create the table and load the rows",
+                option="tablets",
+            )
         self.require_format(MARKERS_FORMAT, "bootstraps")
         if not self.bootstraps.has_made(definition.name, source) or from_scratch:
             self._catalog.check_free(definition.name)
@@ -735,8 +740,8 @@ class Tables:
             await self._executor.run(self._catalog.discard, dropped)
 
     def _all_tables(self) -> list[LiveTable]:
-        """Returns all tables that can be used. Opens them, but none of their buckets."""
-        return [self.table(each.name) for each in self.definitions()]
+        """Returns all tables that can be used and backed up. Opens them, but none of their buckets."""
+        return [self.table(each.name) for each in self.definitions() if each.tablets == 1]
 
     async def _flush(self) -> None:
         """Flushes the buckets of all tables, as far as they can be."""
@@ -754,6 +759,9 @@ class Tables:
         """Takes one instant of all tables for a backup: see `CutTaker`."""
         async with self.archive.instants, self._ddl:
             left_out.update(self._catalog.unusable)
+            left_out.update(
+                {each.name: "tables with tablets are not backed up" for each in self.definitions() if each.is_divided}
+            )
             cutter = CutTaker(root, self._executor, self.clock, self.transactions, left_out, before, agree, attempts)
             cut = await cutter.take(self._all_tables())
             self.archive.follow(cut.micros)
