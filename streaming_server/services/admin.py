@@ -14,7 +14,7 @@ from streaming_server.engine.snapshots.part_ids import shown_id
 from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.services.bases import table_bases
 from streaming_server.services.errors import map_errors
-from streaming_server.services.merged_answers import merge_bases
+from streaming_server.services.merged_answers import merge_bases, merge_scans
 from streaming_server.services.table import disk_use_to_proto
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.files.file_limit import file_limit, open_files
@@ -149,7 +149,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.ListScansResponse:
         async with map_errors(request, context):
             now = asyncio.get_running_loop().time()
-            return admin_pb2.ListScansResponse(scans=[_live_scan(scan, now) for scan in self._registry.live])
+            return admin_pb2.ListScansResponse(scans=merge_scans(_live_scan(scan, now) for scan in self._registry.live))
         raise AssertionError("map_errors ends the call")
 
     async def ListSlowCalls(
@@ -223,7 +223,7 @@ def _bucket_check(bucket: int, found: BucketFindings) -> admin_pb2.BucketCheck:
 def _live_scan(scan: RegisteredScan, now: float) -> admin_pb2.LiveScan:
     assert scan.admitted_at is not None
     return admin_pb2.LiveScan(
-        scan_id=scan.scan_id,
+        scan_id=scan.shown_id,
         table=table_of(scan.table),
         buckets=scan.buckets,
         snapshot_id=shown_id(scan.snapshot_id),

@@ -34,6 +34,9 @@ HOLD: Final = "scankv-hold"
 PARK: Final = "scankv-park"
 """The metadata, besides that above, with the ticket of the call that will read a scan that a worker opens."""
 
+SCAN_ID: Final = "scankv-scan"
+"""The metadata, besides that above, with the id of the scan that a call of a worker reads a part of."""
+
 OF_SERVER: Final = "scankv-of-server"
 """The metadata, with the same value, by which a worker shows that it makes a call in the name of the server."""
 
@@ -47,7 +50,7 @@ _DETAILS_KEY: Final = "grpc-status-details-bin"
 # gRPC makes these by itself for every call.
 _OF_GRPC: Final = ("grpc-", ":")
 _NOT_FORWARDED: Final = frozenset(
-    {"user-agent", "content-type", "te", FORWARDED, HOLD, PARK, OF_SERVER, FORWARDED_PEER}
+    {"user-agent", "content-type", "te", FORWARDED, FORWARDED_PEER, HOLD, OF_SERVER, PARK, SCAN_ID}
 )
 _CALLS_PER_CONNECTION: Final = MIN_CALLS_PER_CONNECTION // 2
 """Streams may last forever, and further calls over their connection would wait for their end."""
@@ -165,6 +168,7 @@ class Workers:
         *,
         hold_id: str = "",
         ticket: str = "",
+        scan_id: str = "",
     ) -> Iterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
         """Makes a streaming call to a worker for the length of the block, in the name of the current caller.
 
@@ -175,10 +179,12 @@ class Workers:
             timeout: The seconds that are left. None: no limit.
             hold_id: The hold under which the call opens its view. Empty: none.
             ticket: The ticket of the call that will read the stream. Empty: this one does.
+            scan_id: The scan that the call reads a part of. Empty: none.
         """
         with self._connections[number].use() as channel:
             stream = channel.unary_stream(f"/{method}", _as_it_is, _as_it_is)
-            call = stream(request, metadata=self._metadata(hold_id=hold_id, ticket=ticket), timeout=timeout)
+            metadata = self._metadata(hold_id=hold_id, ticket=ticket, scan_id=scan_id)
+            call = stream(request, metadata=metadata, timeout=timeout)
             try:
                 yield call
             finally:
@@ -214,7 +220,7 @@ class Workers:
             )
 
     def _metadata(
-        self, *, of_server: bool = False, hold_id: str = "", ticket: str = ""
+        self, *, of_server: bool = False, hold_id: str = "", ticket: str = "", scan_id: str = ""
     ) -> tuple[tuple[str, str | bytes], ...]:
         if of_server:
             return ((OF_SERVER, self._key),)
@@ -223,7 +229,7 @@ class Workers:
             for name, value in CALL_METADATA.get()
             if name not in _NOT_FORWARDED and not name.startswith(_OF_GRPC)
         ]
-        held = tuple((name, value) for name, value in ((HOLD, hold_id), (PARK, ticket)) if value)
+        held = tuple((name, value) for name, value in ((HOLD, hold_id), (PARK, ticket), (SCAN_ID, scan_id)) if value)
         return ((FORWARDED, self._key), *held, forwarded_peer(self._peer_key, current_client()), *given)
 
     def hold_of(self, metadata: Metadata) -> str:
@@ -233,6 +239,10 @@ class Workers:
     def ticket_of(self, metadata: Metadata) -> str:
         """Returns the ticket of the call that will read the stream of a call of a worker. Empty: that call itself."""
         return self._given(metadata, PARK)
+
+    def scan_of(self, metadata: Metadata) -> str:
+        """Returns the id of the scan that a call of a worker reads a part of. Empty: none."""
+        return self._given(metadata, SCAN_ID)
 
     def _given(self, metadata: Metadata, wanted: str) -> str:
         given = next((value for name, value in metadata if name == wanted), "")

@@ -43,7 +43,9 @@ def merge_lists(answers: Mapping[int, _Answer]) -> _Answer:
         if (name := _NAMES.get(field.name)) is not None:
             items.sort(key=lambda item, name=name: getattr(item, name))
         elif field.name == "scans":
-            items.sort(key=lambda scan: -scan.age_millis)
+            scans = sorted(merge_scans(items), key=lambda scan: -scan.age_millis)
+            del items[:]
+            items.extend(scans)
         elif field.name == "calls":
             items.sort(key=lambda call: call.age_millis)
     return merged
@@ -99,6 +101,22 @@ def merge_stats(answers: Mapping[int, admin_pb2.StatsResponse]) -> admin_pb2.Sta
     merged.ClearField("bases")
     merged.bases.extend(bases)
     return merged
+
+
+def merge_scans(scans: Iterable[admin_pb2.LiveScan]) -> list[admin_pb2.LiveScan]:
+    """Returns live scans with one item for each, which may have parts at several tablets."""
+    by_id: dict[str, admin_pb2.LiveScan] = {}
+    for each in scans:
+        known = by_id.setdefault(each.scan_id, each)
+        if known is each:
+            continue
+        known.buckets[:] = sorted({*known.buckets, *each.buckets})
+        known.age_millis = max(known.age_millis, each.age_millis)
+        known.idle_millis = min(known.idle_millis, each.idle_millis)
+        known.rows_scanned += each.rows_scanned
+        known.bytes_returned += each.bytes_returned
+        known.may_cancel = known.may_cancel and each.may_cancel
+    return list(by_id.values())
 
 
 def merge_bases(bases: Iterable[admin_pb2.TableBases]) -> list[admin_pb2.TableBases]:

@@ -18,6 +18,9 @@ from scankv.model.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from scankv.model.errors import ScanKvError
+    from streaming_server.scan.admission.live_scans import Abortable
+
 _CLAIM_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 0.2
 
@@ -31,13 +34,15 @@ class ParkedScan:
     """A scan with an open view that waits for its reader. Bound to the event loop.
 
     Args:
+        source: What the scan reads.
         seconds: For how long it waits for its reader. None: as long as the call that has opened it lasts.
 
     Attributes:
         token_head: How the resume tokens of the scan begin that this is a part of. Known once it is claimed.
     """
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, source: Abortable, seconds: float | None) -> None:
+        self._source = source
         loop = asyncio.get_running_loop()
         self._seconds = seconds
         self._reader: asyncio.Future[Context[Any, Any]] = loop.create_future()
@@ -54,6 +59,12 @@ class ParkedScan:
                 f"nobody has read the scan within {self._seconds:g} s: start it again",
                 retry_after=_RETRY_SECONDS,
             ) from None
+
+    def abort(self, error: ScanKvError) -> None:
+        """Ends the scan, also while it waits for its reader."""
+        self._source.abort(error)
+        if not self._reader.done():
+            self._reader.set_exception(error)
 
     def end(self, error: BaseException | None) -> None:
         """Ends the call that reads the scan."""
@@ -81,12 +92,12 @@ class ParkedScans:
         self._scans: dict[str, ParkedScan] = {}
 
     @contextmanager
-    def park(self, ticket: str) -> Iterator[ParkedScan]:
+    def park(self, ticket: str, source: Abortable) -> Iterator[ParkedScan]:
         """Lets another call read a scan, for the length of the block.
 
         The reader comes soon for the first part of a scan, and for another one after it has read those before.
         """
-        parked = self._scans[ticket] = ParkedScan(_CLAIM_SECONDS if ticket.startswith(_FIRST) else None)
+        parked = self._scans[ticket] = ParkedScan(source, _CLAIM_SECONDS if ticket.startswith(_FIRST) else None)
         try:
             yield parked
         except BaseException as error:

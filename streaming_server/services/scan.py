@@ -20,7 +20,7 @@ from scankv.model.names import tablet_number
 from scankv.v1 import scan_pb2
 from streaming_server.current_call import CALL_METADATA
 from streaming_server.engine.snapshots.part_ids import shown_id
-from streaming_server.scan.admission.live_scans import RegisteredScan
+from streaming_server.scan.admission.live_scans import RegisteredScan, part_id
 from streaming_server.scan.changes.change_stream import ChangeStream
 from streaming_server.scan.divided_token import DividedTokens
 from streaming_server.scan.execution.producer import FIRST_CHUNK_ROWS, stream_messages, unchanged_messages
@@ -140,13 +140,15 @@ class ScanService:
             for message in messages:
                 await context.write(message)
             return
+        tablet = tablet_number(request.table)
         scan = RegisteredScan(
             table=request.table,
             buckets=tuple(sorted(plan.buckets or definition.own_buckets)),
             snapshot_id=request.snapshot.snapshot_id,
             peer=context.peer(),
+            scan_id=part_id(self._workers.scan_of(CALL_METADATA.get()), tablet),
             # The streams of tablets wait for each other, and the owner of the table for its client.
-            may_wait=tablet_number(request.table) is not None,
+            may_wait=tablet is not None,
         )
         with self._registry.call(scan):
             explain_if_slow(self._tables, request, plan)
@@ -254,7 +256,8 @@ class ScanService:
         send: Send,
     ) -> None:
         """Sends the header to the call that has opened the view, the rows to another one, and the trailer to both."""
-        with self._parked.park(ticket) as parked:
+        with self._parked.park(ticket, opened.source) as parked:
+            scan.hold(parked)
             await send(next(message for message in stream(opened) if message is not None))
             reader = await parked.wait_for_reader()
             scan.may_wait, scan.progress_at = False, asyncio.get_running_loop().time()

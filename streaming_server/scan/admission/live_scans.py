@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from scankv.model.errors import ScanCancelled, ScanKvError, ScanNotFound, ScanStalled, ScanTooLong, TooManyScans
+from scankv.model.names import table_of
 from streaming_server.access.callers import STREAM_CALLER, CallerIdentity
 from streaming_server.current_call import CURRENT_CALL, current_client
 from streaming_server.histogram import Histogram
@@ -27,6 +28,7 @@ MAX_LARGE_CHUNKS = 8
 """The most scans with large chunks at the same time."""
 MAX_UNPROVEN_LARGE_CHUNKS = 4
 """The same limit for a scan that has sent less than `PROVEN_BYTES`."""
+_PART = "#"
 PROVEN_BYTES = 3 * 1024 * 1024
 """More than the usual flow-control window of a client: a scan that has sent this much has a reader that reads."""
 _AT_ONCE_SECONDS = 0.5
@@ -97,11 +99,21 @@ class RegisteredScan:
     is_part: bool = False
     client: str = field(default_factory=current_client)
 
+    @property
+    def shown_id(self) -> str:
+        """Its id for people: all parts of a scan of several tablets have the same one."""
+        return self.scan_id.partition(_PART)[0]
+
     def hold(self, source: Abortable) -> None:
         """Records the source that the scan reads. Releases it immediately if the scan was ended in the meantime."""
         self.source = source
         if self.ended is not None:
             source.abort(self.ended)
+
+
+def part_id(scan_id: str, tablet: int | None) -> str:
+    """Returns the id of the part of a scan that reads a tablet. An empty scan id: the part is a scan by itself."""
+    return f"{scan_id}{_PART}{tablet}" if scan_id else uuid.uuid4().hex
 
 
 class ScanRegistry:
@@ -287,15 +299,19 @@ class ScanRegistry:
 
     def table_of(self, scan_id: str) -> str | None:
         """Returns the table of a live scan; None if no live scan has this id."""
-        scan = self._live.get(scan_id)
-        return None if scan is None else scan.table
+        return next((table_of(scan.table) for scan in self._parts_of(scan_id)), None)
 
     def cancel(self, scan_id: str) -> None:
-        """Ends a scan on behalf of an operator. Raises ScanNotFound."""
-        scan = self._live.get(scan_id)
-        if scan is None:
+        """Ends a scan, or all parts of it that are here, on behalf of an operator. Raises ScanNotFound."""
+        parts = self._parts_of(scan_id)
+        if not parts:
             raise ScanNotFound(f"no live scan {scan_id!r} exists: it has ended or never existed; list the live scans")
-        self.end(scan, ScanCancelled(f"an operator cancelled the scan {scan_id} of {scan.table}", table=scan.table))
+        for scan in parts:
+            table = table_of(scan.table)
+            self.end(scan, ScanCancelled(f"an operator cancelled the scan {scan_id} of {table}", table=table))
+
+    def _parts_of(self, scan_id: str) -> list[RegisteredScan]:
+        return [scan for scan in self.live if scan.shown_id == scan_id]
 
     def end(self, scan: RegisteredScan, error: ScanKvError) -> None:
         """Ends a scan with an error: releases its resources and its place, and removes it from the list."""

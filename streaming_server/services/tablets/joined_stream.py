@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 import google_crc32c
@@ -127,7 +126,7 @@ class JoinedStream:
         headers, place = self._headers, self.place
         joined = scan_pb2.ScanHeader()
         joined.CopyFrom(headers[0])
-        joined.scan_id, joined.table_incarnation = uuid.uuid4().hex, self._calls.definition.incarnation
+        joined.scan_id, joined.table_incarnation = self._calls.scan_id, self._calls.definition.incarnation
         joined.arrow_schema = self._schema.serialize().to_pybytes()
         joined.view_micros = self._view_micros
         for field in ("log_offsets", "row_estimate", "limit_left", "resumed_from"):

@@ -71,6 +71,7 @@ class TabletCalls:
         table: The table.
         definition: Its definition as of the begin of the call; for a call about a snapshot, as of that.
         tablets: The definitions of the tablets, by their numbers.
+        scan_id: The id of the scan if the call is one.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class TabletCalls:
         self.tablets = self.definition.all_tablets
         self._first_buckets = np.array([each.own_buckets.start for each in self.tablets])
         self.context = context
+        self.scan_id = uuid.uuid4().hex
         self._memory = memory
         # The parts of the snapshot that the call reads, by tablet. Empty: it reads the table as of now.
         self._parts: dict[int, PartId] = {}
@@ -258,7 +260,9 @@ class TabletCalls:
         """
         owner, seconds = self.owner_of(tablet), None if outlasts else self.context.time_remaining()
         data = self._serialize(tablet, request)
-        with self.workers.open(owner, method, data, seconds, hold_id=hold_id, ticket=ticket) as call:
+        with self.workers.open(
+            owner, method, data, seconds, hold_id=hold_id, ticket=ticket, scan_id=self.scan_id
+        ) as call:
             yield call
 
     async def messages(self, tablet: int, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> AsyncIterator[bytes]:

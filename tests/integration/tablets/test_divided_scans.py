@@ -179,3 +179,22 @@ def _kill_within(server: ServerProcess, number: int, scan: sync.Scan, *, is_resu
             seen += rows["score"].to_pylist()
         assert bool(stream.resumptions) is is_resumed
     assert sorted(seen) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_scan_is_listed_once_and_can_be_cancelled(server: ServerProcess, divided: bool) -> None:
+    name = f"listed{divided}.scores".lower()
+    with sync.connect(server.url) as client, Wire(server.url) as wire:
+        large = pa.schema([("player", pa.string()), ("data", pa.string())])
+        table = client.create_table(name, large, primary_key=["player"], buckets=BUCKETS, tablets=TABLETS)
+        table.upsert([{"player": f"p{n}", "data": "x" * 100_000} for n in range(60)])
+        call = wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=name, divided=divided))
+        header = next(call).header
+        (scan,) = [scan for scan in client.live_scans() if scan.table == name]
+        assert scan.scan_id == header.scan_id
+        assert list(scan.buckets) == list(range(BUCKETS))
+        client.cancel_scan(scan.scan_id)
+        with pytest.raises(Exception, match="cancelled the scan") as caught:
+            list(call)
+        assert "#" not in str(caught.value)
+        assert not [scan for scan in client.live_scans() if scan.table == name]
