@@ -146,7 +146,8 @@ class Router:
             data: The serialized request.
             metadata: The metadata of the call.
         """
-        if not method.startswith(_SERVICE):
+        is_simple = self.workers.placement.is_alone and not self.tables.has_tablets
+        if is_simple or not method.startswith(_SERVICE):
             return None
         name = method.removeprefix(_SERVICE)
         table = _table_in(method, request)

@@ -435,6 +435,11 @@ class Tables:
             self._live[name] = live
         return live
 
+    @property
+    def has_tablets(self) -> bool:
+        """Whether a table with tablets has existed since the start."""
+        return self._catalog.has_tablets
+
     def divided(self, name: str) -> TableDefinition | None:
         """Returns the definition of a table of this process that has tablets; None for any other name."""
         definition = self._catalog.find(name)

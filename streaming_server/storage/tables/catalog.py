@@ -41,6 +41,9 @@ class Catalog:
     Args:
         directory: The data directory.
         placement: Which tables belong to this process. The catalog has no others.
+
+    Attributes:
+        has_tablets: Whether a table with tablets has existed since the start.
     """
 
     def __init__(self, directory: DataDirectory, placement: Placement = ALONE) -> None:
@@ -49,6 +52,7 @@ class Catalog:
         self._placement = placement
         self._tables: dict[str, TableDefinition] = {}
         self._unusable: dict[str, DataLoss] = {}
+        self.has_tablets = False
         for file in sorted(directory.tables.glob(f"*/*/{_FILE}")):
             name = f"{file.parent.parent.name}.{file.parent.name}"
             try:
@@ -60,6 +64,7 @@ class Catalog:
     def _own_parts(self, definition: TableDefinition) -> dict[str, TableDefinition]:
         """Returns what belongs to this process of a table and its tablets, by name."""
         parts = (definition, *definition.all_tablets)
+        self.has_tablets |= definition.is_divided
         return {each.name: each for each in parts if self._placement.owns(each.name)}
 
     def mark_unusable(self, name: str, why: str, error: Exception | None = None) -> None:
@@ -192,6 +197,7 @@ class Catalog:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         self._tables[definition.name] = definition
+        self.has_tablets |= definition.is_divided
 
     def replace(self, definition: TableDefinition) -> None:
         """Changes the definition of an existing table."""

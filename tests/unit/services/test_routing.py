@@ -61,7 +61,7 @@ def test_lists_are_joined_in_the_order_of_names() -> None:
 
 def test_the_oldest_scan_and_the_latest_slow_call_come_first() -> None:
     def ages(*millis: int) -> list[admin_pb2.LiveScan]:
-        return [admin_pb2.LiveScan(table="t", age_millis=each) for each in millis]
+        return [admin_pb2.LiveScan(scan_id=f"{each}", table="t", age_millis=each) for each in millis]
 
     scans = {0: admin_pb2.ListScansResponse(scans=ages(9, 2)), 1: admin_pb2.ListScansResponse(scans=ages(5))}
     assert [each.age_millis for each in merge_lists(scans).scans] == [9, 5, 2]
