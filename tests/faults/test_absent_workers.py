@@ -35,7 +35,9 @@ BOUND_SECONDS = 60.0
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with two workers, for all tests here; each uses names of its own."""
-    with ServerProcess(tmp_path_factory.mktemp("absent") / "data", "--workers", str(WORKERS)) as server:
+    # The supervisor must not kill a frozen worker, however slow the host is.
+    settings = ("--workers", str(WORKERS), "--set", "worker_timeout_seconds=3600")
+    with ServerProcess(tmp_path_factory.mktemp("absent") / "data", *settings) as server:
         yield server
 
 
