@@ -379,7 +379,7 @@ class Server:
         return self._machine_clocks.wall_nanos() / 1e9
 
     def _add_services(self) -> None:
-        writes = WriteService(self._tables)
+        writes = WriteService(self._tables, self._workers)
         version = metadata.version("scankv")
         results = ResultCache(self.config.result_cache_bytes)
         scans = ScanService(

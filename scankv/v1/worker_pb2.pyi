@@ -374,6 +374,54 @@ class HoldTabletResponse(_message.Message):
 Global___HoldTabletResponse: _TypeAlias = HoldTabletResponse  # noqa: Y015
 
 @_typing.final
+class AdmitWriteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_NAME_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    SCHEMA_ID_FIELD_NUMBER: _builtins.int
+    COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
+    table_name: _builtins.str
+    """The name of the table."""
+    schema_id: _builtins.int
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in UpsertRequest."""
+
+    @_builtins.property
+    def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        table_name: _builtins.str = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        schema_id: _builtins.int = ...,
+        column_locks: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "schema_id", b"schema_id", "table_name", b"table_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmitWriteRequest: _TypeAlias = AdmitWriteRequest  # noqa: Y015
+
+@_typing.final
+class AdmitWriteResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmitWriteResponse: _TypeAlias = AdmitWriteResponse  # noqa: Y015
+
+@_typing.final
 class QueryTabletRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

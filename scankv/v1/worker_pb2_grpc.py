@@ -443,6 +443,11 @@ class TabletServiceStub:
                 request_serializer=scankv_dot_v1_dot_worker__pb2.HoldTabletRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_worker__pb2.HoldTabletResponse.FromString,
                 _registered_method=True)
+        self.AdmitWrite = channel.unary_stream(
+                '/scankv.v1.TabletService/AdmitWrite',
+                request_serializer=scankv_dot_v1_dot_worker__pb2.AdmitWriteRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_worker__pb2.AdmitWriteResponse.FromString,
+                _registered_method=True)
         self.QueryTablet = channel.unary_stream(
                 '/scankv.v1.TabletService/QueryTablet',
                 request_serializer=scankv_dot_v1_dot_worker__pb2.QueryTabletRequest.SerializeToString,
@@ -486,6 +491,15 @@ class TabletServiceServicer:
         That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
         call of the hold ends.
         Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdmitWrite(self, request, context):
+        """Admits a write that a client has sent to the owner of a tablet: checks the column locks of the table. The answer says
+        that the write is admitted. A lock that is requested then waits until the call ends.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION COLUMN_LOCKED, LOCK_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -544,6 +558,11 @@ def add_TabletServiceServicer_to_server(servicer, server):
                     servicer.HoldTablet,
                     request_deserializer=scankv_dot_v1_dot_worker__pb2.HoldTabletRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_worker__pb2.HoldTabletResponse.SerializeToString,
+            ),
+            'AdmitWrite': grpc.unary_stream_rpc_method_handler(
+                    servicer.AdmitWrite,
+                    request_deserializer=scankv_dot_v1_dot_worker__pb2.AdmitWriteRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_worker__pb2.AdmitWriteResponse.SerializeToString,
             ),
             'QueryTablet': grpc.unary_stream_rpc_method_handler(
                     servicer.QueryTablet,
@@ -626,6 +645,33 @@ class TabletService:
             '/scankv.v1.TabletService/HoldTablet',
             scankv_dot_v1_dot_worker__pb2.HoldTabletRequest.SerializeToString,
             scankv_dot_v1_dot_worker__pb2.HoldTabletResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdmitWrite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/scankv.v1.TabletService/AdmitWrite',
+            scankv_dot_v1_dot_worker__pb2.AdmitWriteRequest.SerializeToString,
+            scankv_dot_v1_dot_worker__pb2.AdmitWriteResponse.FromString,
             options,
             channel_credentials,
             insecure,

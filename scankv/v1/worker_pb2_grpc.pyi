@@ -183,6 +183,11 @@ class TabletServiceStub:
     call of the hold ends.
     Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
     """
+    AdmitWrite: _grpc.UnaryStreamMultiCallable[_worker_pb2.AdmitWriteRequest, _worker_pb2.AdmitWriteResponse]
+    """Admits a write that a client has sent to the owner of a tablet: checks the column locks of the table. The answer says
+    that the write is admitted. A lock that is requested then waits until the call ends.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION COLUMN_LOCKED, LOCK_LOST.
+    """
     QueryTablet: _grpc.UnaryStreamMultiCallable[_worker_pb2.QueryTabletRequest, _worker_pb2.QueryTabletResponse]
     """Computes the share of a tablet in a query: one `view`, any number of `state`, one `result`. A stream without a
     result is incomplete. Errors: as for the query.
@@ -217,6 +222,11 @@ class TabletServiceAsyncStub(TabletServiceStub):
     That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
     call of the hold ends.
     Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
+    """
+    AdmitWrite: _aio.UnaryStreamMultiCallable[_worker_pb2.AdmitWriteRequest, _worker_pb2.AdmitWriteResponse]  # type: ignore[assignment]
+    """Admits a write that a client has sent to the owner of a tablet: checks the column locks of the table. The answer says
+    that the write is admitted. A lock that is requested then waits until the call ends.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION COLUMN_LOCKED, LOCK_LOST.
     """
     QueryTablet: _aio.UnaryStreamMultiCallable[_worker_pb2.QueryTabletRequest, _worker_pb2.QueryTabletResponse]  # type: ignore[assignment]
     """Computes the share of a tablet in a query: one `view`, any number of `state`, one `result`. A stream without a
@@ -261,6 +271,17 @@ class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
         That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
         call of the hold ends.
         Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def AdmitWrite(
+        self,
+        request: _worker_pb2.AdmitWriteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.AdmitWriteResponse], _abc.AsyncIterator[_worker_pb2.AdmitWriteResponse]]:
+        """Admits a write that a client has sent to the owner of a tablet: checks the column locks of the table. The answer says
+        that the write is admitted. A lock that is requested then waits until the call ends.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION COLUMN_LOCKED, LOCK_LOST.
         """
 
     @_abc_1.abstractmethod

@@ -108,6 +108,7 @@ class UpsertRequest(_message.Message):
     INDEPENDENT_FIELD_NUMBER: _builtins.int
     UNTRACKED_FIELD_NUMBER: _builtins.int
     ONLY_CHECKS_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     rows: _builtins.bytes
@@ -137,6 +138,8 @@ class UpsertRequest(_message.Message):
     """
     only_checks: _builtins.bool
     """Of the worker processes of a server, for a tablet: checks the preconditions, and writes nothing. Not for clients."""
+    admitted: _builtins.bool
+    """Of the worker processes of a server, for a tablet: the owner of the table has admitted the request. Not for clients."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The columns that `rows` has, including the complete key. Other columns keep their values, and are null in new rows.
@@ -190,10 +193,11 @@ class UpsertRequest(_message.Message):
         independent: _builtins.bool = ...,
         untracked: _builtins.bool = ...,
         only_checks: _builtins.bool = ...,
+        admitted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_rows", b"encoded_rows", "independent", b"independent", "mode", b"mode", "only_checks", b"only_checks", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "untracked", b"untracked", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "column_locks", b"column_locks", "columns", b"columns", "encoded_rows", b"encoded_rows", "independent", b"independent", "mode", b"mode", "only_checks", b"only_checks", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "untracked", b"untracked", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -216,6 +220,7 @@ class DeleteRequest(_message.Message):
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     INDEPENDENT_FIELD_NUMBER: _builtins.int
     ONLY_CHECKS_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     keys: _builtins.bytes
@@ -232,6 +237,7 @@ class DeleteRequest(_message.Message):
     table_incarnation: _builtins.str
     independent: _builtins.bool
     only_checks: _builtins.bool
+    admitted: _builtins.bool
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Sets only these columns to null. Key columns among them are ignored, but at least one column must be outside the
@@ -270,10 +276,11 @@ class DeleteRequest(_message.Message):
         table_incarnation: _builtins.str = ...,
         independent: _builtins.bool = ...,
         only_checks: _builtins.bool = ...,
+        admitted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_keys", b"encoded_keys", "independent", b"independent", "keys", b"keys", "mode", b"mode", "only_checks", b"only_checks", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "column_locks", b"column_locks", "columns", b"columns", "encoded_keys", b"encoded_keys", "independent", b"independent", "keys", b"keys", "mode", b"mode", "only_checks", b"only_checks", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

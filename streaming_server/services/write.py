@@ -15,6 +15,7 @@ from streaming_server.engine.transactions.undo import UndoOperation
 from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.services.errors import map_write_errors, status_of
 from streaming_server.services.log_offsets import log_offsets
+from streaming_server.services.tablets.admissions import admitted
 from streaming_server.storage.bucket.writer_states import MAX_SEQUENCE, WriteIdentity
 from streaming_server.storage.files.disk_space import refusal_of_write
 from streaming_server.storage.tables.data_directory import MARKERS_FORMAT, REFUSALS_FORMAT
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
+    from streaming_server.services.forwarding import Workers
 
 ERROR_BYTES: Final = 1024
 """The memory that the answer claims for each row that may fail on its own."""
@@ -37,12 +39,17 @@ ERROR_BYTES: Final = 1024
 class WriteService(write_pb2_grpc.WriteServiceServicer):
     """Serves the writes. See `protos/scankv/v1/write.proto` for the contract.
 
+    Args:
+        tables: The tables of the server.
+        workers: The workers of the server.
+
     Attributes:
         rows_written: Rows and keys acknowledged since the start.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, workers: Workers) -> None:
         self._tables = tables
+        self._workers = workers
         self.rows_written = 0
 
     async def Upsert(
@@ -57,13 +64,14 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 self._check_untracked(request)
             if request.HasField("transaction"):
                 return await self._stage(request, table, UPSERT, request.rows)
-            if request.encoded_rows:
-                return await self._write_few(request, table, request.encoded_rows)
-            require_no_incarnation(request)
-            terms = preconditions_of(request)
-            kind = replace(kind_of(request), tracks_changes=not request.untracked)
-            rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
-        self.rows_written += rows
+            async with admitted(request, self._workers, context.time_remaining()):
+                if request.encoded_rows:
+                    return await self._write_few(request, table, request.encoded_rows)
+                require_no_incarnation(request)
+                terms = preconditions_of(request)
+                kind = replace(kind_of(request), tracks_changes=not request.untracked)
+                rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
+        self._count(request, rows)
         return _write_response(rows, offsets, table)
 
     async def Delete(
@@ -76,13 +84,18 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._stage(request, table, DELETE, request.keys)
-            if request.encoded_keys:
-                return await self._write_few(request, table, request.encoded_keys)
-            require_no_incarnation(request)
-            terms = preconditions_of(request)
-            rows, offsets = await table.writes.delete(request.keys, terms, kind_of(request), request.schema_id)
-        self.rows_written += rows
+            async with admitted(request, self._workers, context.time_remaining()):
+                if request.encoded_keys:
+                    return await self._write_few(request, table, request.encoded_keys)
+                require_no_incarnation(request)
+                terms = preconditions_of(request)
+                rows, offsets = await table.writes.delete(request.keys, terms, kind_of(request), request.schema_id)
+        self._count(request, rows)
         return _write_response(rows, offsets, table)
+
+    def _count(self, request: write_pb2.UpsertRequest | write_pb2.DeleteRequest, rows: int) -> None:
+        if not request.only_checks:
+            self.rows_written += rows
 
     def _check_untracked(self, request: write_pb2.UpsertRequest) -> None:
         if request.HasField("transaction") or request.encoded_rows:
@@ -117,7 +130,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         written = await table.writes.write_few(
             encoded, preconditions_of(request), deletes=deletes, independent=request.independent
         )
-        self.rows_written += len(encoded) - len(written.errors)
+        self._count(request, len(encoded) - len(written.errors))
         return write_pb2.WriteResponse(
             rows=len(encoded) - len(written.errors),
             log_offsets=written.offsets,
@@ -230,8 +243,11 @@ def require_no_incarnation(request: write_pb2.UpsertRequest | write_pb2.DeleteRe
 
 def check_is_for_tablet(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest | write_pb2.UndoRequest) -> None:
     """Raises InvalidRequest if a request to a table has what only requests to tablets have."""
-    if request.only_checks and tablet_number(request.table) is None:
-        raise InvalidRequest("only_checks is for the worker processes of a server: leave it out")
+    if tablet_number(request.table) is not None:
+        return
+    for field in ("only_checks", "admitted"):
+        if getattr(request, field, False):
+            raise InvalidRequest(f"{field} is for the worker processes of a server: leave it out")
 
 
 def kind_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WriteKind:

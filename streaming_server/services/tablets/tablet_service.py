@@ -15,6 +15,7 @@ from streaming_server.engine.bucket.locking import lock_buckets, wait_until_dura
 from streaming_server.engine.changelog.consumer_registry import ends_of
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.columnar.base_adoption import adopt_bases
+from streaming_server.engine.merging.preparing import current_columns
 from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.services.errors import map_errors
 from streaming_server.services.forwarding import error_of
@@ -80,6 +81,20 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
                 await context.write(worker_pb2.HoldTabletResponse())
                 # The caller ends the call once the views are open.
                 await asyncio.sleep(HOLD_SECONDS)
+
+    async def AdmitWrite(  # type: ignore[override]  # it writes its answer
+        self,
+        request: worker_pb2.AdmitWriteRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        async with map_errors(request, context):
+            self._check_caller()
+            table = self._tables.table(request.table_name)
+            columns = current_columns(table.definition, request.schema_id, tuple(request.columns))
+            with table.writes.locks.admit(columns, request.column_locks):
+                await context.write(worker_pb2.AdmitWriteResponse())
+                # The caller ends the call once the rows are written.
+                await asyncio.get_running_loop().create_future()
 
     async def QueryTablet(  # type: ignore[override]  # it writes its answers
         self,

@@ -226,6 +226,7 @@ def _for_tablet(request: _Request, name: str, tablet: int, calls: TabletCalls) -
     each.table = definition.name
     # The owner of the table has admitted the request.
     each.ClearField("column_locks")
+    each.admitted = True
     if each.table_incarnation:
         each.table_incarnation = definition.incarnation
     if request.HasField("unchanged_since"):

@@ -1,0 +1,56 @@
+"""Writes that clients send to the owners of tablets: the owner of the table admits them, as it has the column locks."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import grpc
+
+from scankv.model.errors import NotOwner
+from scankv.model.names import table_of, tablet_number
+from scankv.v1 import worker_pb2, write_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from streaming_server.services.forwarding import Workers
+
+_Request: TypeAlias = write_pb2.UpsertRequest | write_pb2.DeleteRequest
+
+_ADMIT: Final = "scankv.v1.TabletService/AdmitWrite"
+
+
+@asynccontextmanager
+async def admitted(request: _Request, workers: Workers, seconds: float | None) -> AsyncIterator[None]:
+    """Has a write admitted for the length of the block, if it is one that a client has sent to a tablet.
+
+    Args:
+        request: The request, which then needs no column locks any more.
+        workers: The workers of the server.
+        seconds: How long the client waits. None: as long as it takes.
+
+    Raises:
+        NotOwner: It is not admitted. The owner of the table gets it next, which knows whether it was written before.
+    """
+    if tablet_number(request.table) is None or request.admitted:
+        yield
+        return
+    table = table_of(request.table)
+    asked = worker_pb2.AdmitWriteRequest(
+        table_name=table, columns=request.columns, schema_id=request.schema_id, column_locks=request.column_locks
+    )
+    with workers.open(workers.placement.owner_of(table), _ADMIT, asked.SerializeToString(), seconds) as call:
+        try:
+            answer = await call.read()
+        except grpc.aio.AioRpcError as error:
+            raise _not_admitted(request) from error
+        if not isinstance(answer, bytes):
+            raise _not_admitted(request)
+        request.ClearField("column_locks")
+        yield
+
+
+def _not_admitted(request: _Request) -> NotOwner:
+    table = table_of(request.table)
+    return NotOwner(f"the write is not admitted at {request.table}: send it to table {table}", table=table)
