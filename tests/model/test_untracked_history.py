@@ -73,6 +73,7 @@ async def test_every_reader_ends_with_the_table(
             assert all(bucket.is_consistent for bucket in await client.check_table(name))
 
 
+@pytest.mark.whole_tables  # The option cannot be changed in a table with tablets.
 @pytest.mark.parametrize(
     ("kind", "seed", "steps", "restarts"),
     [
