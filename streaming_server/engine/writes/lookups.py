@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.limits import MAX_REQUEST_BYTES
 from streaming_server.current_call import claim_answer, expect_answer
+from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_readable
 from streaming_server.engine.writes.bucket_steps import get_within, total_bytes
 
@@ -51,7 +52,8 @@ async def lookup_rows(
         return cached
     if latest:
         return await _read_one_by_one(wanted, latest=True)
-    for _ in range(_MAX_TRIES):
+    # Under a hold, its mutexes are used, and no transaction is being applied.
+    for _ in range(_MAX_TRIES if CURRENT_HOLD.get() is None else 0):
         commits = [live.commits for live, _ in wanted]
         rows, offsets = await _read_one_by_one(wanted)
         # Otherwise the rows may have one part of a transaction and lack another.

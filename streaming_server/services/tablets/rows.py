@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_ENCODED_KEYS, MAX_LOOKUP_KEYS
-from scankv.v1 import lookup_pb2, write_pb2
+from scankv.v1 import lookup_pb2, scan_pb2, write_pb2
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.services.tablets.dividing import (
     divide_rows,
@@ -16,7 +16,7 @@ from streaming_server.services.tablets.dividing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from streaming_server.services.tablets.tablet_calls import TabletCalls
 
@@ -62,9 +62,19 @@ async def look_up(request: lookup_pb2.LookupRequest, calls: TabletCalls) -> look
     for tablet, (_, data) in parts.items():
         each = requests[tablet] = without(request, "keys")
         each.table, each.keys = calls.tablets[tablet].name, data
-    answers = await calls.ask(_LOOKUP, requests, lookup_pb2.LookupResponse)
+    answers = await _ask(request, requests, calls)
     places = {tablet: numbers for tablet, (numbers, _) in parts.items()}
     return await run(join_found, answers, places, calls)
+
+
+async def _ask(
+    request: lookup_pb2.LookupRequest, requests: Mapping[int, lookup_pb2.LookupRequest], calls: TabletCalls
+) -> dict[int, lookup_pb2.LookupResponse]:
+    """Has all tablets read their rows at one instant, so that none of them lacks its part of a transaction."""
+    if request.isolation == scan_pb2.ISOLATION_READ_LATEST:
+        return await calls.ask(_LOOKUP, requests, lookup_pb2.LookupResponse)
+    async with calls.hold(requests) as holds:
+        return await calls.ask(_LOOKUP, requests, lookup_pb2.LookupResponse, holds)
 
 
 async def _get(request: lookup_pb2.LookupRequest, calls: TabletCalls) -> lookup_pb2.LookupResponse:
@@ -80,7 +90,7 @@ async def _get(request: lookup_pb2.LookupRequest, calls: TabletCalls) -> lookup_
         each = requests[tablet] = without(request, "encoded_keys")
         each.table = calls.tablets[tablet].name
         each.encoded_keys.extend([keys[number] for number in numbers.tolist()])
-    answers = await calls.ask(_LOOKUP, requests, lookup_pb2.LookupResponse)
+    answers = await _ask(request, requests, calls)
     joined = lookup_pb2.LookupResponse(
         table_incarnation=calls.definition.incarnation, schema_id=max(each.schema_id for each in answers.values())
     )
