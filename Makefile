@@ -74,6 +74,7 @@ soak: $(INSTALLED)
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group fuzz
 	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true
 	@SCANKV_EXAMPLES_FACTOR=20 $(BIN)/python -m pytest -m "(hypothesis or seeds) and not soak" -n 2
+	@SCANKV_TEST_TABLETS=3 SCANKV_TEST_WORKERS=2 $(BIN)/python -m pytest -m 'not alone' tests/contract tests/model
 
 lowest: $(INSTALLED)
 	@.ci/test-lowest
