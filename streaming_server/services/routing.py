@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import grpc
 
-from scankv.model.errors import LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost
+from scankv.model.errors import InvalidRequest, LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost
 from scankv.model.names import TableName, tablet_number
-from scankv.v1 import admin_pb2, lock_pb2, scan_pb2, snapshot_pb2, table_pb2, transaction_pb2, worker_pb2
+from scankv.v1 import admin_pb2, lock_pb2, scan_pb2, snapshot_pb2, table_pb2, transaction_pb2, worker_pb2, write_pb2
 from streaming_server.engine.snapshots.leases import lost_error
 from streaming_server.engine.snapshots.part_ids import PartId
 from streaming_server.engine.transactions.open_transaction import transaction_lost
@@ -31,7 +31,7 @@ from streaming_server.services.merged_answers import (
     merge_transactions,
 )
 from streaming_server.services.permissions import NamedTable, permission_of
-from streaming_server.services.tablets.joined_calls import OF_TABLETS, JoinedCall, is_of_owner
+from streaming_server.services.tablets.joined_calls import JoinedCall, is_of_owner
 from streaming_server.services.worker import LOCATE, place_in
 from streaming_server.storage.transactions.staging import PartSize, sum_of_sizes
 
@@ -162,9 +162,8 @@ class Router:
             return None
         if isinstance(request, _OF_SNAPSHOT) and PartId.parse(request.snapshot_id) is not None:
             raise lost_error(request.snapshot_id)
-        claims = isinstance(request, scan_pb2.ScanKvRequest) and request.HasField("claim")
-        if tablet_number(table) is not None and name not in OF_TABLETS and not claims:
-            TableName.parse(table)  # Raises InvalidRequest, because no table has such a name.
+        if tablet_number(table) is not None:
+            _check_sent_to_tablet(request)
         if self.workers.placement.is_alone:
             return None
         if table:
@@ -197,6 +196,22 @@ class Router:
         """Returns the table with tablets that a snapshot is of. None: it is of another one, or not known here."""
         table = self.tables.snapshots.divided_table_of(snapshot_id)
         return None if self.tables.divided(table) is None else self.tables.table(table)
+
+
+def _check_sent_to_tablet(request: Message) -> None:
+    """Raises InvalidRequest unless a client may send a request to a tablet: a part of a scan, or a plain write."""
+    if isinstance(request, scan_pb2.ScanKvRequest) and request.HasField("claim"):
+        return
+    if not isinstance(request, write_pb2.UpsertRequest | write_pb2.DeleteRequest):
+        name: str = getattr(request, "table", "") or getattr(request, "name", "")
+        TableName.parse(name)  # Raises, because no table has such a name.
+        return
+    of_workers = request.admitted or request.only_checks
+    if of_workers or request.HasField("transaction") or request.HasField("unchanged_since"):
+        raise InvalidRequest(
+            "only writes without transaction, unchanged_since, admitted and only_checks can be sent to a tablet: send "
+            "it to the table"
+        )
 
 
 def _table_in(method: str, request: Message) -> str:

@@ -60,9 +60,6 @@ _JOINS: Final[Mapping[str, Join]] = {
 }
 
 
-OF_TABLETS: Final = frozenset({"WriteService/Upsert", "WriteService/Delete"})
-"""Calls that clients may make about a tablet by its name, so that its owner gets its rows directly."""
-
 _OF_OWNER: Final = frozenset(
     {
         "TableService/CreateTable",

@@ -12,7 +12,7 @@ import pytest
 
 from aio_client import ColumnLocked, InvalidRequest, LockLost, ScanKvError, WriteConflict, sync
 from scankv.model.rows.row_values import RowValues
-from scankv.v1 import table_pb2, write_pb2
+from scankv.v1 import scan_pb2, table_pb2, write_pb2
 from tests.support.server_process import ServerProcess
 from tests.support.tables import ipc_stream
 from tests.support.wire import Wire, refusal, refusal_of
@@ -258,3 +258,17 @@ def test_what_only_workers_may_ask_is_refused(client: Client, wire: Wire) -> Non
         refused = refusal(wire.writes.Upsert, upsert_of(table, 5, None, only_checks=True))
         assert refused.reason == InvalidRequest.reason
         assert set(values_in(table).values()) == {0}
+
+
+def test_clients_send_only_plain_writes_to_a_tablet(tablet_server: ServerProcess) -> None:
+    with Wire(tablet_server.url) as wire, sync.connect(tablet_server.url) as client:
+        client.create_table("sent.rows", SCHEMA, primary_key=["k"], buckets=4, tablets=2)
+        name = "sent.rows#0"
+        for request in (
+            write_pb2.UpsertRequest(table=name, admitted=True),
+            write_pb2.UpsertRequest(table=name, only_checks=True),
+            write_pb2.UpsertRequest(table=name, transaction=write_pb2.StagedAs(token="t", part="p")),
+            write_pb2.UpsertRequest(table=name, unchanged_since=scan_pb2.LogOffsets()),
+        ):
+            with pytest.raises(grpc.RpcError, match="can be sent to a tablet"):
+                wire.writes.Upsert(request)
