@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Required, TypedDict, TypeVar, Unpack
 
 from scankv.model.errors import (
+    ConnectionFailed,
     DataLoss,
     InvalidRequest,
     ScanKvError,
@@ -102,6 +103,8 @@ if TYPE_CHECKING:
 
 NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
+_TELL_SECONDS: Final = 1.0
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -174,6 +177,7 @@ class Tables:
             self._live: dict[str, LiveTable] = {}
             self._ddl = asyncio.Lock()
             self._changes = DetachedTasks()
+            self._is_closing = False
             self._disk_use = ThrottledValue(self._look_at_disk)
             self._make_maintenance(config)
             self.snapshots = Snapshots(
@@ -461,6 +465,31 @@ class Tables:
         if self._tell_owners is not None:
             await self._tell_owners(table.name, closing)
 
+    async def _close_tablets(self, table: TableDefinition) -> None:
+        """Closes all tablets of a table that is about to be dropped, or none."""
+        try:
+            await self._tell(table, closing=True)
+        except BaseException:
+            await self._tell_surely(table)
+            raise
+
+    async def _tell_surely(self, table: TableDefinition) -> None:
+        """As `_tell`, after a change that is done: whoever does not answer now is told later."""
+        try:
+            await self._tell(table)
+        except ConnectionFailed as error:
+            _log.warning("a change of table %s is not known everywhere yet: %s", table.name, error.message)
+            self._changes.start(self._tell_again(table))
+
+    async def _tell_again(self, table: TableDefinition) -> None:
+        is_told = False
+        while not is_told and not self._is_closing:
+            await asyncio.sleep(_TELL_SECONDS)
+            async with self._ddl:
+                with suppress(ConnectionFailed):
+                    await self._tell(table)
+                    is_told = True
+
     def owns(self, name: str) -> bool:
         """Whether a table belongs to this process, or would if it existed."""
         return self._placement.owns(name)
@@ -617,7 +646,7 @@ class Tables:
                 self.archive.part.record_files(self.clock.commit_micros(), definition.incarnation)
             self.consumers.add(definition, self._catalog.path(definition.name))
             self.locks.add(definition, self._catalog.path(definition.name))
-            await self._tell(definition)
+            await self._tell_surely(definition)
 
     async def alter(
         self,
@@ -678,7 +707,7 @@ class Tables:
                 await self._store_definition(self._catalog.replace, definition)
                 try:
                     # First, because requests in the new schema are divided among tablets that must know it.
-                    await self._tell(definition)
+                    await self._tell_surely(definition)
                 finally:
                     live.alter(definition)
             else:
@@ -720,10 +749,11 @@ class Tables:
         async with self._ddl, self.transactions.uses.altering(name):
             # A table that cannot be used was never opened, so it needs no close.
             live = self.table(name) if self._catalog.is_usable(name) else None
+            if live is not None:
+                await self._close_tablets(live.definition)
             try:
                 reason = TableNotFound(f'table "{name}" was dropped', table=name)
                 if live is not None:
-                    await self._tell(live.definition, closing=True)
                     await live.close(reason)
                 await self.snapshots.drop(name, reason)
                 await self.consumers.drop(name)
@@ -741,7 +771,7 @@ class Tables:
             finally:
                 self._live.pop(name, None)
                 if live is not None:
-                    await self._tell(live.definition)
+                    await self._tell_surely(live.definition)
             await self._executor.run(self._catalog.discard, dropped)
 
     def _all_tables(self) -> list[LiveTable]:
@@ -808,6 +838,7 @@ class Tables:
 
     async def close(self) -> None:
         """Ends all tasks, closes every bucket cleanly, and unlocks the directory."""
+        self._is_closing = True
         await self.bootstraps.close()
         await self.backups.close()
         await self._sweep.close()

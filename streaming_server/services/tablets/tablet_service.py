@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streaming_server.services.tablets.tablet_queries import TabletQueries
 
 _FOLLOW: Final = "scankv.v1.TabletService/FollowTable"
-_FOLLOW_SECONDS: Final = 10.0
+_FOLLOW_SECONDS: Final = 5.0
 
 
 class TabletService(worker_pb2_grpc.TabletServiceServicer):

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from aio_client import sync
-from scankv.model.errors import InvalidRequest, ScanKvError, TableExists, TableNotFound
+from scankv.model.errors import InvalidRequest, ScanKvError, TableExists, TableNotFound, Unavailable
+from streaming_server.storage.tables.placement import Placement
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import wait_until
@@ -159,3 +160,40 @@ def assert_complete_soon(table: sync.Table) -> None:
         return True
 
     wait_until(is_served, "all tablets are served", timeout=60)
+
+
+def test_a_frozen_worker_delays_changes_of_definitions_and_misses_none(tmp_path: Path) -> None:
+    settings = ("--workers", "2", "--set", "worker_timeout_seconds=3600")
+    with ServerProcess(tmp_path / "data", *settings) as server:
+        placement = Placement(0, 2)
+        owner = placement.owner_of("frozen.scores")
+        with sync.connect(server.url) as any_worker:
+            port = create(any_worker, "frozen.scores").owner_port
+        # At the port of the server, the frozen worker may get the connection.
+        with sync.connect(f"127.0.0.1:{port}", attempt_timeout=20, operation_timeout=20) as client:
+            pid = processes_of(server)[1 - owner]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(Unavailable):
+                    client.alter_table("frozen.scores", add_columns=pa.schema([("level", pa.int32())]))
+                assert client.table("frozen.scores").schema.names == ["player", "score"]
+                with pytest.raises(Unavailable):
+                    client.drop_table("frozen.scores")
+                # Only tables of a worker that runs: the name decides.
+                name = next(n for n in (f"frozen.t{i}" for i in range(9)) if placement.owner_of(n) == owner)
+                client.create_table(name, SCORES, primary_key=["player"], buckets=4, tablets=2)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            wait_until(lambda: _is_complete(client.table("frozen.scores")), "the table is served again")
+            table = client.table(name)
+            table.upsert(rows())
+            assert_complete(table)
+            client.alter_table("frozen.scores", add_columns=pa.schema([("level", pa.int32())]))
+            assert_complete(client.table("frozen.scores"))
+
+
+def _is_complete(table: sync.Table) -> bool:
+    try:
+        return bool(table.scan().to_arrow().num_rows == ROWS)
+    except ScanKvError:
+        return False
