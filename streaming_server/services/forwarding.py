@@ -18,7 +18,7 @@ from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_c
 from streaming_server.services.errors import end_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from scankv.model.errors import ScanKvError
     from streaming_server.current_call import Metadata
@@ -152,7 +152,7 @@ class Workers:
         with self.open(number, method, request, context.time_remaining()) as call:
             try:
                 async for message in call:
-                    with self.patient(call, unread.answer(context.peer()), len(message)):
+                    with self.patient(call.cancel, unread.answer(context.peer()), len(message)):
                         await context.write(message)
             except grpc.aio.BaseError as error:
                 # The client is gone, as in `map_errors`.
@@ -191,8 +191,8 @@ class Workers:
                 call.cancel()
 
     @contextmanager
-    def patient(self, call: grpc.aio.Call | None, answer: UnreadAnswer, size: int) -> Iterator[None]:
-        """Cancels a call (None: none) if the block takes too long, in which a message of it is written.
+    def patient(self, cancel: Callable[[], object], answer: UnreadAnswer, size: int) -> Iterator[None]:
+        """Cancels what a message comes from if the block takes too long, in which a message of it is written.
 
         Raises:
             ScanStalled: The block took too long.
@@ -202,8 +202,7 @@ class Workers:
         def stall() -> None:
             nonlocal is_stalled
             is_stalled = True
-            if call is not None:
-                call.cancel()
+            cancel()
             answer.claim(size, may_refuse=False)
 
         # A write cannot be given up: gRPC would lose the status that follows it.

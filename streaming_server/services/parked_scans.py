@@ -47,6 +47,7 @@ class ParkedScan:
         self._seconds = seconds
         self._reader: asyncio.Future[Context[Any, Any]] = loop.create_future()
         self._end: asyncio.Future[BaseException | None] = loop.create_future()
+        self._last: asyncio.Future[bytes] = loop.create_future()
         self.token_head = b""
 
     async def wait_for_reader(self) -> Context[Any, Any]:
@@ -63,13 +64,28 @@ class ParkedScan:
     def abort(self, error: ScanKvError) -> None:
         """Ends the scan, also while it waits for its reader."""
         self._source.abort(error)
-        if not self._reader.done():
-            self._reader.set_exception(error)
+        for waiting in (self._reader, self._last):
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # Perhaps nobody waits for it.
 
-    def end(self, error: BaseException | None) -> None:
-        """Ends the call that reads the scan."""
+    async def last_message(self) -> bytes:
+        """Returns the last message once the reader has all of them. Raises the error that ends the scan, at once.
+
+        Even if the reader takes nothing, so that its call cannot end yet.
+        """
+        return await asyncio.shield(self._last)
+
+    def end(self, error: Exception | None, last: bytes = b"") -> None:
+        """Ends the call that reads the scan, of which no message is on its way any more."""
         if not self._end.done():
             self._end.set_result(error)
+        if not self._last.done():
+            if error is None:
+                self._last.set_result(last)
+            else:
+                self._last.set_exception(error)
+                self._last.exception()
 
     async def read(self, context: Context[Any, Any], token_head: bytes) -> None:
         """Has the scan send its messages to a call. Returns after the last one. Raises the error that ends the scan."""
@@ -100,19 +116,16 @@ class ParkedScans:
         parked = self._scans[ticket] = ParkedScan(source, _CLAIM_SECONDS if ticket.startswith(_FIRST) else None)
         try:
             yield parked
-        except BaseException as error:
-            ended = error if isinstance(error, Exception) else _gone()
-            parked.end(ended)
-            raise
         finally:
             del self._scans[ticket]
-            parked.end(None)
+            if not parked.is_claimed:
+                parked.end(gone())
 
     def find(self, ticket: str) -> ParkedScan:
         """Returns a scan that nobody reads yet. Raises Unavailable if there is none."""
         parked = self._scans.get(ticket)
         if parked is None or parked.is_claimed:
-            raise _gone()
+            raise gone()
         return parked
 
 
@@ -121,5 +134,6 @@ def new_tickets(parts: Sequence[int]) -> dict[int, str]:
     return {part: f"{_FIRST if part == parts[0] else ''}{uuid.uuid4().hex}" for part in parts}
 
 
-def _gone() -> Unavailable:
+def gone() -> Unavailable:
+    """Returns the error of who reads a part whose scan has ended."""
     return Unavailable("the scan of this part has ended: start it again", retry_after=_RETRY_SECONDS)

@@ -11,7 +11,7 @@ import uuid
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -20,6 +20,7 @@ from scankv.model.names import tablet_number
 from scankv.v1 import scan_pb2
 from streaming_server.current_call import CALL_METADATA
 from streaming_server.engine.snapshots.part_ids import shown_id
+from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.scan.admission.live_scans import RegisteredScan, part_id
 from streaming_server.scan.changes.change_stream import ChangeStream
 from streaming_server.scan.divided_token import DividedTokens
@@ -28,7 +29,7 @@ from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import map_errors
 from streaming_server.services.flow_control import Send, one_in_flight
 from streaming_server.services.log_request import log_plan
-from streaming_server.services.parked_scans import ParkedScans
+from streaming_server.services.parked_scans import ParkedScan, ParkedScans, gone
 from streaming_server.services.reading import (
     borrow_view,
     current_view_of,
@@ -91,6 +92,7 @@ class ScanService:
         self._heartbeat_seconds = heartbeat_seconds
         self._follow_heartbeat_seconds = follow_heartbeat_seconds
         self._parked = ParkedScans()
+        self._serving = DetachedTasks()
 
     def add_to_server(self, server: GuardedServer) -> None:
         """Registers the service, once, before the server starts."""
@@ -263,16 +265,37 @@ class ScanService:
             scan.may_wait, scan.progress_at = False, asyncio.get_running_loop().time()
             messages = stream(replace(opened, tokens=DividedTokens(opened.tokens, parked.token_head)))
             next(messages)
-            last = b""
+            serving = self._serving.start(self._serve_reader(parked, reader, messages, scan))
+            try:
+                await send(await parked.last_message())
+            except asyncio.CancelledError:
+                serving.cancel()
+                raise
 
-            async def send_on(message: bytes) -> None:
-                nonlocal last
-                last = message
-                await send_to_reader(message)
+    async def _serve_reader(
+        self,
+        parked: ParkedScan,
+        reader: grpc.aio.ServicerContext[Any, Any],
+        messages: Iterator[bytes | None],
+        scan: RegisteredScan,
+    ) -> None:
+        """Sends all messages to the reader of a parked scan, and ends it with the last one, or with an error."""
+        error: Exception | None = gone()
+        last = b""
 
+        async def send_on(message: bytes) -> None:
+            nonlocal last
+            last = message
+            await send_to_reader(message)
+
+        try:
             async with one_in_flight(reader, scan) as send_to_reader:
                 await self._send_all(messages, scan, send_on)
-            await send(last)
+            error = None
+        except Exception as failure:
+            error = failure
+        finally:
+            parked.end(error, last)
 
     async def _send_all(self, messages: Iterator[bytes | None], scan: RegisteredScan, send: Send) -> None:
         spent, began = 0.0, time.perf_counter()

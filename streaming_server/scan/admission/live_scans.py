@@ -364,15 +364,17 @@ class ScanRegistry:
         """Ends an overdue scan and returns None; otherwise returns the seconds until it may be overdue."""
         assert scan.admitted_at is not None
         left = math.inf if scan.follows else self._max_scan - (now - scan.admitted_at)
+        table = table_of(scan.table)
         waiting = 0.0 if scan.sending_since is None else now - scan.sending_since
-        patience = math.inf if scan.may_wait else self._stall_timeout - waiting
+        # One that may wait now need not be allowed to later.
+        patience = self._stall_timeout - (0.0 if scan.may_wait else waiting)
         if left <= 0:
             self.end(
                 scan,
                 ScanTooLong(
-                    f"the scan of {scan.table} took longer than {self._max_scan:g} s (max_scan_seconds): resume it, or "
+                    f"the scan of {table} took longer than {self._max_scan:g} s (max_scan_seconds): resume it, or "
                     "read a pinned snapshot in splits",
-                    table=scan.table,
+                    table=table,
                 ),
             )
             return None
@@ -380,9 +382,9 @@ class ScanRegistry:
             self.end(
                 scan,
                 ScanStalled(
-                    f"the reader of {scan.table} took nothing for {self._stall_timeout:g} s (stall_timeout_seconds), "
+                    f"the reader of {table} took nothing for {self._stall_timeout:g} s (stall_timeout_seconds), "
                     "so the server ended the scan: resume it, or read faster",
-                    table=scan.table,
+                    table=table,
                 ),
             )
             return None

@@ -90,6 +90,7 @@ class TabletCalls:
         self._first_buckets = np.array([each.own_buckets.start for each in self.tablets])
         self.context = context
         self.scan_id = uuid.uuid4().hex
+        self._streams: list[grpc.aio.Call] = []
         self._memory = memory
         # The parts of the snapshot that the call reads, by tablet. Empty: it reads the table as of now.
         self._parts: dict[int, PartId] = {}
@@ -263,6 +264,7 @@ class TabletCalls:
         with self.workers.open(
             owner, method, data, seconds, hold_id=hold_id, ticket=ticket, scan_id=self.scan_id
         ) as call:
+            self._streams.append(call)
             yield call
 
     async def messages(self, tablet: int, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> AsyncIterator[bytes]:
@@ -278,8 +280,12 @@ class TabletCalls:
     ) -> Callable[[bytes], Awaitable[None]]:
         """Returns a function that sends a message to the client, who may take nothing for the stall timeout."""
 
+        def cancel() -> None:
+            for stream in self._streams:
+                stream.cancel()
+
         async def send(message: bytes) -> None:
-            with self.workers.patient(None, unread.answer(context.peer()), len(message)):
+            with self.workers.patient(cancel, unread.answer(context.peer()), len(message)):
                 await context.write(message)
 
         return send
