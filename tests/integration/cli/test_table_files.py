@@ -118,7 +118,7 @@ def test_a_definition_is_printed_in_one_form(scankv: CommandLine, scores: str) -
     ("text", "complaint"),
     [
         ("table = [", "not valid TOML"),
-        ('tabel = "a.b"', 'unknown field "tabel"; did you mean "table"?'),
+        ('tabel = "a.b"', 'unknown field "tabel"; did you mean "table" or "tablets"?'),
         ('table = "a.b"\nkey = "k"', 'the field "schema" is missing'),
         ('table = "a.b"\nschema = "k int64"\nkey = 5', 'the field "key" must be a list'),
         ('table = "a.b"\nschema = "k int64, v int64"\nkey = "k"\naggregates = { v = 5 }', 'the aggregate of "v"'),

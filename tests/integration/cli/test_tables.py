@@ -30,6 +30,7 @@ def test_a_created_table_is_described_as_it_was_created(scankv: CommandLine, tab
         "bucket_key": ["name"],
         "partition_by": [],
         "buckets": 3,
+        "tablets": 1,
         "columns": [
             {"name": "day", "type": "date32[day]", "nullable": False},
             {"name": "name", "type": "string", "nullable": False},
