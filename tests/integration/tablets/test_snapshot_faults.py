@@ -132,8 +132,9 @@ def test_a_release_during_which_a_worker_is_killed_ends_the_snapshot(
     snapshot = table.snapshot(ttl=600)
     before = lease_files(server, table, snapshot.id)
     assert len(before) == TABLETS
-    with running(snapshot.release) as releasing:
+    with ThreadPoolExecutor(1) as pool:
         with frozen(server, OTHER):
+            releasing = pool.submit(snapshot.release)
             wait_until(lambda: lease_files(server, table, snapshot.id) != before, "the owner releases its tablets")
             assert not releasing.done()
             kill_worker(server, killed)

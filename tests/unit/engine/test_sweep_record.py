@@ -64,7 +64,7 @@ class SweptRows:
             self.look_after()
 
 
-@given(ttl=st.integers(20, 30 * 86_400), look=st.floats(0.01, 1), pace=st.floats(0, 0.05))
+@given(ttl=st.integers(30, 30 * 86_400), look=st.floats(0.01, 1), pace=st.floats(0, 0.05))
 def test_at_most_a_tenth_of_the_rows_has_expired_if_a_pass_takes_a_twentieth_of_the_ttl(
     ttl: int, look: float, pace: float
 ) -> None:
