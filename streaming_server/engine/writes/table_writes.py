@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.table_codec import TableCodec
 
 
+_MAX_EPOCH: Final = 2**32 - 1
+"""The last epoch of a writer, which is stored in four bytes."""
+
 _SHORT_ROW: Final = MAX_KEY_BYTES // 4
 """Rows of so many bytes have entries in every index, and a bucket key: each byte takes at most two there, and a column
 32 more."""
@@ -315,6 +318,7 @@ class TableWrites:
 
         Raises:
             TooManyWriters: The writer is new, and the table has reached its limit of writers.
+            InvalidRequest: No greater epoch exists.
             DataLoss: A bucket is damaged.
         """
         buckets = [*self._table.buckets]
@@ -324,6 +328,8 @@ class TableWrites:
                 if state is None:
                     await live.run(bucket.writers.ensure_capacity, writer)
             epoch = max(least_epoch, 1 + max(0 if state is None else state.epoch for state in known))
+            if epoch > _MAX_EPOCH:
+                raise InvalidRequest(f'the writer "{writer}" has used up its epochs: open a writer with another id')
             sequence = max(0 if state is None else state.next_sequence for state in known)
             for live, bucket in opened:
                 await live.run(bucket.open_writer, writer, epoch, sequence)
