@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import pyarrow as pa
@@ -226,10 +226,21 @@ class Server:
         self._watching.start()
         if missing := self.config.missing_protection:
             _log.warning("listening on %s with %s, because of --insecure", self.address, missing)
+        if self._worker is None:
+            await self.announce_ready()
+        else:
+            self._not_ready = "other workers of the server are starting"
+        return self
+
+    async def announce_ready(self) -> None:
+        """Reports to health checks that the server is ready.
+
+        A server of one process does so itself. A worker is told once every worker has been ready, because until then
+        no worker can answer all calls. When one is started again, the others stay ready.
+        """
         for name in ("", *_SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._not_ready = None
-        return self
 
     def _open_tables(self) -> Tables:
         """Opens the data directory. Raises as `Tables`."""
@@ -609,20 +620,28 @@ async def _serve(config: ServerConfig, turns: LoopTurns, worker: WorkerSettings 
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle_signal, number)
+    all_ready = asyncio.Event()
     if worker is not None:
-        loop.add_reader(sys.stdin.fileno(), _end_without_supervisor)
-    heartbeat = Background(*([] if worker is None else [partial(repeat, HEARTBEAT_SECONDS, _send_heartbeat)]))
+        loop.add_reader(sys.stdin.fileno(), _read_supervisor, all_ready)
     async with Server(config, loop_turns=turns, worker=worker) as server:
+
+        async def announce_ready() -> None:
+            await all_ready.wait()
+            if not stop.is_set():
+                await server.announce_ready()
+
         # What is loaded now stays until the end. Otherwise each full garbage collection would visit it, and hold the
         # event loop for 15 to 60 ms.
         gc.freeze()
         sys.stdout.write(f"scankv ready on {server.address}\n")
         sys.stdout.flush()
         _log.info("serving %s on %s as incarnation %s", config.data, server.address, server.incarnation)
-        heartbeat.start()
+        heartbeat = partial(repeat, HEARTBEAT_SECONDS, _send_heartbeat)
+        supervised = Background(*([] if worker is None else [heartbeat, announce_ready]))
+        supervised.start()
         await stop.wait()
         _log.info("draining for at most %s seconds", config.drain_seconds)
-    await heartbeat.close()
+    await supervised.close()
     _log.info("stopped")
 
 
@@ -634,10 +653,15 @@ async def _send_heartbeat() -> None:
         os.write(sys.stdout.fileno(), b"\n")
 
 
-def _end_without_supervisor() -> NoReturn:
-    """Ends a worker, as a crash does, once its supervisor has ended: another server may wait for the data directory."""
-    _log.error("the supervisor has ended, and so does this worker")
-    os._exit(EXIT_FAILED)
+def _read_supervisor(all_ready: asyncio.Event) -> None:
+    """Reads that all workers have been ready.
+
+    Once the supervisor has ended, ends the worker as a crash does: another server may wait for the data directory.
+    """
+    if not os.read(sys.stdin.fileno(), 1):
+        _log.error("the supervisor has ended, and so does this worker")
+        os._exit(EXIT_FAILED)
+    all_ready.set()
 
 
 def _channel_options(config: ServerConfig, *, is_shared: bool) -> list[tuple[str, int]]:

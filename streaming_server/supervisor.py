@@ -159,6 +159,7 @@ class WorkerSupervisor:
             if (await child.stdout.readline()).startswith(_READY):
                 _log.info("worker %d is ready, with process id %d", number, child.pid)
                 self._ready[number].set()
+                self._tell_ready()
                 await self._watch(number, child)
             return await child.wait()
         finally:
@@ -166,6 +167,13 @@ class WorkerSupervisor:
             if child.returncode is None:
                 child.kill()
                 await child.wait()
+
+    def _tell_ready(self) -> None:
+        """Tells all workers if every worker has been ready once."""
+        if all(ready.is_set() for ready in self._ready):
+            for child in self._children.values():
+                assert child.stdin is not None
+                child.stdin.write(b"\n")
 
     async def _watch(self, number: int, child: asyncio.subprocess.Process) -> None:
         """Returns once a worker has ended. Kills it if its event loop does not run for the worker timeout.

@@ -15,6 +15,11 @@ _LONGEST_NAME: Final = 256
 class HealthService(health.aio.HealthServicer):  # type: ignore[name-defined,misc]  # its stub lacks aio
     """Reports whether each service serves. `Check` and the changes of status are the library's."""
 
+    def __init__(self) -> None:
+        """Creates a service that says that the server does not serve yet. The library's would say that it does."""
+        super().__init__()
+        self._server_status[health.OVERALL_HEALTH] = health_pb2.HealthCheckResponse.NOT_SERVING
+
     async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:  # noqa: ANN401
         """Returns the status of every service.
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -17,9 +18,10 @@ import pytest
 
 from aio_client import StartFrom, StopAt, connect, sync
 from aio_client.testing import FaultProxy
-from scankv.model.errors import ScanNotFound, TableExists, TableNotFound
+from scankv.model.errors import DeadlineExceeded, ScanNotFound, TableExists, TableNotFound
 from scankv.v1 import lookup_pb2, scan_pb2, table_pb2
 from streaming_server.services.forwarding import FORWARDED, OF_SERVER
+from tests.support.monitoring import free_port
 from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
@@ -281,6 +283,30 @@ def test_a_directory_is_served_by_any_number_of_workers(tmp_path_factory: pytest
                 with client.transaction(id=f"load:{number}") as again:
                     assert again.result == results[number]
             assert server.stop() == 0
+
+
+def test_a_server_is_ready_once_every_worker_has_been(tmp_path: Path) -> None:
+    port = free_port()
+    data, log = tmp_path / "data", tmp_path / "log"
+    command = [sys.executable, "-m", "scankv", "serve", "--workers", "2", "--data", str(data), "--port", str(port)]
+    with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as server:
+        try:
+            children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+            workers = wait_until(
+                lambda: [*map(int, pids)] if len(pids := children.read_text().split()) == 2 else [], "2"
+            )
+            os.kill(workers[0], signal.SIGSTOP)
+            wait_until(lambda: "is ready, with process id" in log.read_text(), "the other worker starts")
+            with sync.connect(f"127.0.0.1:{port}") as client:
+                with pytest.raises(DeadlineExceeded, match="NOT_SERVING"):
+                    client.wait_ready(0.3)
+                os.kill(workers[0], signal.SIGCONT)
+                client.wait_ready(60)
+                # From now on, the other worker serves its tables also without this one.
+                os.kill(workers[0], signal.SIGKILL)
+                client.wait_ready(60)
+        finally:
+            server.terminate()
 
 
 def test_a_taken_port_and_a_locked_directory_are_named(divided: ServerProcess) -> None:
