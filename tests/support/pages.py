@@ -48,6 +48,7 @@ REPL = "python -m asyncio"
 PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 HIDDEN = re.compile(r"\A<!-- (python|bash)\n(.*?)-->\s*\Z", re.DOTALL)
 END = "end of a block"
+GONE = "end of the shell"
 LANGUAGES = ("bash", "python", "sql", "text")
 SHOWN_ADDRESS = "localhost:7070"
 SHOWN_GATEWAY = "localhost:7080"
@@ -133,7 +134,10 @@ def _run_blocks(page: Page, directory: Path, names: dict[str, Any]) -> dict[str,
             if block.language == "bash" and block.code.strip() == REPL:
                 python = stack.enter_context(_Typed(directory))
             elif block.language == "bash":
-                shell = shell or stack.enter_context(_Session(["bash", "-e"], directory))
+                if shell is None:
+                    shell = stack.enter_context(_Session(["bash", "-e"], directory))
+                    # Programs in the background keep the output open when the shell ends.
+                    shell.type(f"trap 'echo {GONE}' EXIT\n", f"echo {END!r}", where)
                 output = shell.type(block.code, f"echo {END!r}", where)
             elif block.language == "sql":
                 output = _run_sql(block.code, names["spark"])
@@ -220,6 +224,8 @@ class _Session:
         for line in self._process.stdout:
             if line.strip().endswith(END):
                 return "".join(lines)
+            if line.strip().endswith(GONE):
+                break
             lines.append(line)
         raise AssertionError(f"the session has ended in {where}:\n{text}\nand said\n{''.join(lines)}")
 
