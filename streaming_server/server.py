@@ -636,9 +636,9 @@ async def _serve(config: ServerConfig, turns: LoopTurns, worker: WorkerSettings 
         sys.stdout.write(f"scankv ready on {server.address}\n")
         sys.stdout.flush()
         _log.info("serving %s on %s as incarnation %s", config.data, server.address, server.incarnation)
-        heartbeat = partial(repeat, HEARTBEAT_SECONDS, _send_heartbeat)
-        supervised = Background(*([] if worker is None else [heartbeat, announce_ready]))
-        supervised.start()
+        supervised = Background(partial(repeat, HEARTBEAT_SECONDS, _send_heartbeat), announce_ready)
+        if worker is not None:
+            supervised.start()
         await stop.wait()
         _log.info("draining for at most %s seconds", config.drain_seconds)
     await supervised.close()
