@@ -153,9 +153,19 @@ class _IncomingMessage:
         self._prompt = True
         self._claimed = 0
         self._refusal: ScanKvError | None = None
-        self._timer = self._loop.call_later(prompt_seconds, self._late)
+        self._prompt_seconds = prompt_seconds
+        self._timer = self._loop.call_later(prompt_seconds, self._late, self._loop.time() + prompt_seconds)
 
-    def _late(self) -> None:
+    def _late(self, due: float | None) -> None:
+        """Claims memory for the message, or refuses it.
+
+        Args:
+            due: When this should have been called. If the event loop stalled after that, the message may have arrived
+                unseen, so it has the time once more. None: it had that already.
+        """
+        if due is not None and self._loop.time() - due > self._prompt_seconds:
+            self._timer = self._loop.call_later(self._prompt_seconds, self._late, None)
+            return
         self._end_prompt()
         refusal = self._intake.claim(MAX_MESSAGE_BYTES)
         if refusal is not None:

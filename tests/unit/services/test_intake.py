@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -83,6 +84,19 @@ async def test_a_late_message_without_room_is_refused_and_small_ones_still_get_i
         each.cancel()
     await asyncio.wait(late)
     assert door.claimed_bytes == 0
+
+
+async def test_a_message_is_not_late_when_it_was_the_event_loop_that_stalled() -> None:
+    door, call = intake(messages=0), Arrives()
+    receiving = receive(door, call)
+    await asyncio.sleep(0)
+    stalled_until = time.monotonic() + 0.1
+    while time.monotonic() < stalled_until:
+        pass
+    for _ in range(3):
+        await asyncio.sleep(0)  # The timer is called here.
+    call.message.set_result(b"small")
+    assert await receiving == (b"small", 0)
 
 
 async def test_uploads_that_never_end_take_no_turn_of_others() -> None:
