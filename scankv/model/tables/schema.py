@@ -228,6 +228,11 @@ class TableDefinition:
         return [self.tablet_at(number) for number in range(self.tablets)] if self.tablets > 1 else []
 
     @property
+    def parts(self) -> list[TableDefinition]:
+        """The definitions of the table and of all its tablets."""
+        return [self, *self.all_tablets]
+
+    @property
     def has_key(self) -> bool:
         """Whether the table has a primary key. If not, its changelog is its storage."""
         return bool(self.primary_key)

@@ -93,7 +93,8 @@ class Archive:
         executor: Runs blocking work on buckets.
         clock: The clock of the server.
         ddl: Held while tables are created, altered or dropped.
-        tables: Returns all tables of this process, which it opens.
+        tables: Returns all tables and tablets of this process, which it opens.
+        closed: Returns the own tablets that are closed, because their table is being dropped.
         remembered: Returns the remembered commits of transactions.
         create_backup: Begins to create a backup.
         newest_backup: Returns the instant of the newest backup, as far as it is known.
@@ -116,6 +117,7 @@ class Archive:
         ddl: asyncio.Lock,
         *,
         tables: Callable[[], Iterable[LiveTable]],
+        closed: Callable[[], Iterable[TableDefinition]],
         remembered: Callable[[], list[CommittedTransaction]],
         create_backup: Callable[[], Any],
         newest_backup: Callable[[], int],
@@ -134,6 +136,7 @@ class Archive:
             ddl,
             self._kept,
             tables=tables,
+            closed=closed,
             remembered=remembered,
             is_recording=self.is_enabled and self._marker.exists(),
         )

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 KEPT_LOG_SECONDS: Final = 86_400
 """For how long a bucket keeps what cannot be archived. After that, the archive continues with the next backup."""
 
+BEING_DROPPED: Final = "it is being dropped"
 TAKEN_IN: Final = "it was bootstrapped, and the next backup is the first that has its rows"
 
 
@@ -74,7 +75,8 @@ class ArchivePart:
         clock: The clock of the server.
         ddl: Held while tables are created, altered or dropped.
         kept: The logs of dropped tables.
-        tables: Returns all tables of the process, which it opens.
+        tables: Returns all tables and tablets of the process, which it opens.
+        closed: Returns the own tablets that are closed, because their table is being dropped.
         remembered: Returns the remembered commits of transactions.
         is_recording: Whether changes of tables are recorded. Otherwise, they are from the first backup on.
     """
@@ -87,6 +89,7 @@ class ArchivePart:
         kept: KeptLogs,
         *,
         tables: Callable[[], Iterable[LiveTable]],
+        closed: Callable[[], Iterable[TableDefinition]],
         remembered: Callable[[], list[CommittedTransaction]],
         is_recording: bool,
     ) -> None:
@@ -95,6 +98,7 @@ class ArchivePart:
         self._ddl = ddl
         self._kept = kept
         self._tables = tables
+        self._closed = closed
         self._remembered = remembered
         self.is_recording = is_recording
         self._capturing = asyncio.Lock()
@@ -156,7 +160,6 @@ class ArchivePart:
             self._gaps = {table: gap for table, gap in self._gaps.items() if table not in gaps}
             for change in changes:
                 if change.definition is None:
-                    self._forget(change.incarnation)
                     await self._executor.run(self._kept.remove, change.incarnation)
         elif stored.capture_id != self._stored:
             # Of an earlier process, or unknown to the process that stores segments, which was started again.
@@ -165,10 +168,10 @@ class ArchivePart:
             self._committed.clear()
         self._logs |= stored.logs
 
-    def _forget(self, incarnation: str) -> None:
-        """Forgets a table that was dropped."""
+    def _forget_others(self, incarnations: set[str]) -> None:
+        """Forgets the buckets of all other tables, which were dropped."""
         for places in (self._marks, self._logs, self._families):
-            for place in [each for each in places if each[0] == incarnation]:
+            for place in [each for each in places if each[0] not in incarnations]:
                 del places[place]
 
     async def _wait_for_barriers(self) -> None:
@@ -179,6 +182,7 @@ class ArchivePart:
 
     async def _capture(self) -> _Contribution:
         tables = list(self._tables())
+        self._forget_others({table.definition.table_incarnation for table in tables})
         capture = SegmentCapture(
             capture_id=uuid.uuid4().hex,
             micros=self._clock.commit_micros(),
@@ -187,9 +191,10 @@ class ArchivePart:
             tables={table.definition.incarnation: table.state.path for table in tables},
             gaps=dict(self._gaps),
         )
+        capture.left_out.update({each.table_incarnation: BEING_DROPPED for each in self._closed()})
         marks: dict[Place, WriteMark] = {}
         for table in tables:
-            incarnation = table.definition.incarnation
+            incarnation = table.definition.table_incarnation
             for live in table.buckets:
                 try:
                     await self._capture_bucket(live, (incarnation, live.number), capture, marks)
@@ -201,7 +206,8 @@ class ArchivePart:
                 files = await self._executor.run(find_log_files, path)
                 capture.files[place] = CapturedLog(path, families, _sizes(files))
         if not self._stored:
-            capture.definitions = {table.definition.incarnation: table.definition for table in tables}
+            defined = [table.definition for table in tables if table.definition.tablet is None]
+            capture.definitions = {each.incarnation: each for each in defined}
             capture.bootstrapped = await self._executor.run(_find_bootstrapped, capture.tables)
         # Not before: a transaction that was being applied is remembered once its buckets have it.
         remembered = {each.token: each for each in self._remembered()}

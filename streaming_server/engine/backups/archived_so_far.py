@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from scankv.model.tables.schema import incarnation_of
+
 if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.storage.backup.archive_segment import ArchiveGap, ArchiveSegment
     from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 Place: TypeAlias = "tuple[str, int]"
-"""A bucket: the incarnation of its table, and its number."""
+"""A bucket: the incarnation of its table, also if it is in a tablet, and its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class ArchivedSoFar:
         gap_micros: See `ArchiveSegment`.
         positions: Up to where each bucket is archived.
         definitions: The definitions of the tables.
-        consumers: When the consumers of tables were changed last.
+        consumers: When the consumers of tables and tablets were changed last.
         shares: The shares of transactions in the last capture.
         left_out: Why writes to tables are not in the last segment, by incarnation.
         gaps: The writes to tables that the archive will never have, by incarnation.
@@ -61,7 +63,8 @@ class ArchivedSoFar:
     def forget(self, incarnation: str) -> None:
         """Forgets a table that was dropped."""
         self.definitions.pop(incarnation, None)
-        self.consumers.pop(incarnation, None)
+        for each in [each for each in self.consumers if incarnation_of(each) == incarnation]:
+            del self.consumers[each]
         for place in [each for each in self.positions if each[0] == incarnation]:
             del self.positions[place]
 

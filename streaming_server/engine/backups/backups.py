@@ -12,6 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import BackupFailed, ScanKvError, ServerDraining, UsageError
+from scankv.model.names import table_of
+from scankv.model.tables.schema import incarnation_of
 from streaming_server.engine.backups.backup_cut import CUT_ATTEMPTS, BackupCut, CutTable, complete_states
 from streaming_server.engine.backups.divided_backup import BackupPart, OtherParts, join_parts
 from streaming_server.engine.tasks.background import Background, repeat
@@ -279,16 +281,18 @@ class Backups:
         try:
             writer = await asyncio.to_thread(BackupWriter, store, before, check)
             left_out: dict[str, str] = {}
-            newest, marks = self._marks
-            can_reuse = before is not None and before.backup_id == newest and writer.has_objects(before)
-            cut = await self._cut(root, left_out, marks if can_reuse else {}, agree, attempts)
+            cut = await self._cut(root, left_out, self._known_marks(writer, before), agree, attempts)
             backup_id = instant_id(cut.micros)
             total = await asyncio.to_thread(files_bytes, [table.path for table in cut.tables])
             if before is not None:
                 total += sum(_unchanged(each, before).bytes for each in cut.tables if each.unchanged)
             self._writer = writer
             self._progress = replace(
-                self._progress, backup_id=backup_id, total_bytes=total, tables=len(cut.tables), left_out=left_out
+                self._progress,
+                backup_id=backup_id,
+                total_bytes=total,
+                tables=sum(each.definition.tablet is None for each in cut.tables),
+                left_out=left_out,
             )
             tables = [await asyncio.to_thread(self._store_table, each, writer, before, left_out) for each in cut.tables]
             self._marks = (
@@ -316,6 +320,15 @@ class Backups:
         finally:
             await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
 
+    def _known_marks(self, writer: BackupWriter, before: BackupManifest | None) -> dict[tuple[str, int], WriteMark]:
+        """Returns the marks of the buckets as they are in the newest backup, if this process knows them."""
+        newest, marks = self._marks
+        if before is None or before.backup_id != newest or not writer.has_objects(before):
+            return {}
+        # A table that another worker has left out is not there.
+        stored = {table.definition.incarnation for table in before.tables}
+        return {place: mark for place, mark in marks.items() if incarnation_of(place[0]) in stored}
+
     def _store_table(
         self, cut: CutTable, writer: BackupWriter, before: BackupManifest | None, left_out: dict[str, str]
     ) -> StoredTable | None:
@@ -324,7 +337,7 @@ class Backups:
         except ScanKvError as error:
             left_out[cut.definition.name] = error.message
             return None
-        states, files = found.states, writer.copy(found.path, found.definition.incarnation)
+        states, files = found.states, writer.copy(found.path, found.definition.table_incarnation)
         if found.unchanged and before is not None:
             known = _unchanged(found, before)
             writer.reuse(known.files)
@@ -340,7 +353,7 @@ class Backups:
 
 def _unchanged(cut: CutTable, before: BackupManifest) -> StoredTable:
     """Returns the buckets of a table that are as in the backup before."""
-    return before.table(cut.definition.name).of_buckets(cut.unchanged)
+    return before.table(table_of(cut.definition.name)).of_buckets(cut.unchanged)
 
 
 def _open_store(location: str, data: Path) -> BackupStore:

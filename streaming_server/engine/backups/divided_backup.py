@@ -14,11 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from scankv.model.errors import BackupFailed
+from scankv.model.names import tablet_number
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
-    from streaming_server.storage.backup.backup_manifest import BackupManifest
+    from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable
 
 _CHECK_SECONDS: Final = 10.0
 
@@ -168,20 +169,53 @@ class BackupPart:
 
 def join_parts(parts: Sequence[BackupManifest]) -> BackupManifest:
     """Returns the manifest of all workers. The first part is that of the first worker."""
-    if len(parts) == 1:
-        return parts[0]
     left_out: dict[str, str] = {}
     for part in parts:
         left_out |= part.left_out
+    tables = _join_tablets([table for part in parts for table in part.tables], left_out)
+    # A tablet without a table is that of a table that was dropped.
+    left_out = {name: why for name, why in left_out.items() if tablet_number(name) is None}
+    if len(parts) == 1:
+        return replace(parts[0], tables=tables, left_out=left_out)
     return replace(
         parts[0],
         pause_micros=max(part.pause_micros for part in parts),
         # Each worker has counted its decisions by itself, so the log that follows them begins a new epoch.
         epoch=1 + max(part.epoch for part in parts),
         committed=_join_commits([each for part in parts for each in part.committed]),
-        tables=tuple(sorted((table for part in parts for table in part.tables), key=lambda table: table.name)),
+        tables=tables,
         left_out=left_out,
         new_bytes=sum(part.new_bytes for part in parts),
+    )
+
+
+def _join_tablets(found: Iterable[StoredTable], left_out: dict[str, str]) -> tuple[StoredTable, ...]:
+    """Returns the tables with the buckets of their tablets, by name.
+
+    Args:
+        found: The tables and tablets that the workers have stored.
+        left_out: Why tables and tablets are left out. Tables that lack a tablet are added.
+    """
+    known = {each.definition.incarnation: each for each in found}
+    tables: list[StoredTable] = []
+    for table in known.values():
+        tablets = table.definition.all_tablets if table.definition.tablet is None else []
+        missing = [each for each in tablets if each.incarnation not in known]
+        if missing:
+            why = left_out.get(missing[0].name, "its owner does not know it yet")
+            left_out[table.name] = f"tablet {missing[0].tablet} cannot be backed up: {why}"
+        elif table.definition.tablet is None:
+            tables.append(_with_buckets(table, [known[each.incarnation] for each in tablets]))
+    return tuple(sorted(tables, key=lambda table: table.name))
+
+
+def _with_buckets(table: StoredTable, tablets: Sequence[StoredTable]) -> StoredTable:
+    parts = (table, *tablets)
+    return replace(
+        table,
+        states={number: state for part in parts for number, state in part.states.items()},
+        files=tuple(file for part in parts for file in part.files),
+        consumers=tuple(consumer for part in parts for consumer in part.consumers),
     )
 
 

@@ -30,8 +30,9 @@ class KeptLogs:
         self._trash = trash
 
     def keep(self, table: Path, incarnation: str) -> None:
-        """Keeps the logs of a table that is about to be removed, which is closed."""
-        for bucket in sorted((table / "buckets").glob("[0-9]*[0-9]")):
+        """Keeps the logs of a table that is about to be removed, and of its tablets. All are closed."""
+        in_tablets = table.glob("tablets/*/buckets/[0-9]*[0-9]")
+        for bucket in (*(table / "buckets").glob("[0-9]*[0-9]"), *in_tablets):
             if bucket.is_dir():
                 target = self._path(incarnation) / bucket.name
                 target.mkdir(parents=True, exist_ok=True)

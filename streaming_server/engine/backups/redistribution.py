@@ -34,6 +34,11 @@ def check_buckets(table: StoredTable, buckets: int) -> None:
     """Raises UsageError if a table cannot have so many buckets."""
     if not 1 <= buckets <= MAX_BUCKETS:
         raise UsageError(f"a table must have between 1 and {MAX_BUCKETS:,} buckets, not {buckets:,}")
+    if buckets < table.definition.tablets:
+        raise UsageError(
+            f"{table.name} has {table.definition.tablets} tablets, so it must have at least as many buckets, not "
+            f"{buckets}"
+        )
     if not table.definition.has_key:
         raise UsageError(
             f"{table.name} has no primary key, so its rows keep their order in their buckets: restore it with its "

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from scankv.model.errors import DataLoss, InvalidResumeToken, NewerFormat, UpgradeNotConfirmed, UsageError
+from scankv.model.errors import DataLoss, NewerFormat, UpgradeNotConfirmed, UsageError
+from scankv.model.tables.schema import incarnation_of
 from streaming_server.engine.backups.redistribution import Redistribution, check_buckets
 from streaming_server.engine.backups.replay import CannotReplay, LogReplay, check_state
-from streaming_server.scan.changes.consumer_progress import ConsumerProgress
+from streaming_server.engine.backups.stored_consumers import consumers_by_part, progress_of
 from streaming_server.scan.changes.log_plan import table_digest
 from streaming_server.storage.bucket.bucket_state import load_state
 from streaming_server.storage.bucket.writer_states import forget_transactions
@@ -26,7 +27,7 @@ from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.store import RocksResources, RocksStore
-from streaming_server.storage.tables.catalog import Catalog
+from streaming_server.storage.tables.catalog import Catalog, path_of_tablet
 from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.consumers import ConsumerDirectory
 from streaming_server.storage.tables.data_directory import NEWEST_FORMAT, DataDirectory
@@ -224,9 +225,13 @@ class _Restore:
         try:
             with translate_disk_errors(self._path):
                 is_as_before = definition.buckets == table.definition.buckets
-                rows = self._copy(source, definition, draft if is_as_before else copied)
+                rows = self._copy(source, draft if is_as_before else copied)
                 if not is_as_before:
                     self._redistribute(table, definition, copied, draft)
+                _divide(draft, definition)
+                if is_as_before:
+                    _write_consumers(table, definition, draft)
+                _sync(draft)
         except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
             if not isinstance(error, CannotReplay) or source.otherwise is None:
@@ -242,9 +247,8 @@ class _Restore:
         states = Redistribution(table.definition, definition, self._resources).run(copied / "buckets", target)
         for number, state in states.items():
             _write_watermark(target / f"{number:04}.durable", state.log_offset)
-        _sync(draft)
 
-    def _copy(self, source: TableSource, definition: TableDefinition, draft: Path) -> int | None:
+    def _copy(self, source: TableSource, draft: Path) -> int | None:
         """Copies the files of a table, verifies them, and makes them durable. Returns the number of its rows."""
         table, rows = source.table, list[int | None]()
         for number in table.states:
@@ -257,8 +261,6 @@ class _Restore:
         for number in sorted({*table.states, *source.logs}):
             state = self._settle(source, number, draft / "buckets" / f"{number:04}")
             rows.append(state.rows)
-        self._write_consumers(table, definition, draft)
-        _sync(draft)
         return None if None in rows else sum(filter(None, rows))
 
     def _write(self, file: StoredFile, packs: Mapping[str, bytes], draft: Path) -> None:
@@ -301,15 +303,26 @@ class _Restore:
     def _read_piece(self, piece: LogPiece) -> bytes:
         return self._store.read_archived(piece.data, piece.offset, piece.size, piece.checksum)
 
-    @staticmethod
-    def _write_consumers(table: StoredTable, definition: TableDefinition, draft: Path) -> None:
-        consumers, before, after = ConsumerDirectory(draft), table_digest(table.definition), table_digest(definition)
-        for one in table.consumers:
-            try:
-                token = ConsumerProgress.from_token(one.token, before).token(after)
-            except InvalidResumeToken:
-                continue  # It was damaged when it was backed up.
-            consumers.write(replace(one, token=token))
+
+def _divide(draft: Path, definition: TableDefinition) -> None:
+    """Moves the buckets of tablets to the directories of the tablets."""
+    for number, tablet in enumerate(definition.all_tablets):
+        target = path_of_tablet(draft, number) / "buckets"
+        target.mkdir(parents=True)
+        for bucket in tablet.own_buckets:
+            for path in (draft / "buckets").glob(f"{bucket:04}*"):
+                path.rename(target / path.name)
+
+
+def _write_consumers(table: StoredTable, definition: TableDefinition, draft: Path) -> None:
+    """Writes the consumers of a table and its tablets, with their positions in those of the new incarnation."""
+    consumers = consumers_by_part(table)
+    for before, after in zip(table.definition.parts, definition.parts, strict=True):
+        directory = ConsumerDirectory(draft if after.tablet is None else path_of_tablet(draft, after.tablet))
+        for one in consumers[before.incarnation]:
+            # None: it was damaged when it was backed up.
+            if (progress := progress_of(one, before)) is not None:
+                directory.write(replace(one, token=progress.token(table_digest(after))))
 
 
 def _write_watermark(path: Path, offset: int) -> None:
@@ -321,8 +334,8 @@ def _write_watermark(path: Path, offset: int) -> None:
 
 
 def _sync(draft: Path) -> None:
-    """Makes the names of the files of a table durable."""
-    for path in (*(draft / "buckets").iterdir(), draft / "buckets", draft):
+    """Makes the names of the files of a table and its tablets durable."""
+    for path in (*draft.rglob("*"), draft):
         if path.is_dir():
             sync_directory(path)
 
@@ -354,9 +367,10 @@ def _write_transactions(
     left_out = {each.definition.incarnation for each in plan.manifest.tables} - instants.keys()
     instants |= dict.fromkeys(left_out, 0)
     done: list[dict[str, Any]] = [
-        {**each, "tables": {name: new_incarnations.get(old, old) for name, old in each["tables"].items()}}
+        {**each, "tables": {name: _translate(old, new_incarnations) for name, old in each["tables"].items()}}
         for each in plan.manifest.committed
-        if each["micros"] <= min([plan.micros, *(instants.get(old, plan.micros) for old in each["tables"].values())])
+        if each["micros"]
+        <= min([plan.micros, *(instants.get(incarnation_of(old), plan.micros) for old in each["tables"].values())])
     ]
     if not done:
         return
@@ -366,3 +380,9 @@ def _write_transactions(
         log.rewrite([{"log": head}, *({"done": each} for each in done)])
     finally:
         log.close()
+
+
+def _translate(incarnation: str, new: Mapping[str, str]) -> str:
+    """Returns the new incarnation of a table or a tablet, given those of the tables."""
+    of_table = incarnation_of(incarnation)
+    return new.get(of_table, of_table) + incarnation.removeprefix(of_table)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss, TableNotFound, UsageError, did_you_mean
+from scankv.model.tables.schema import incarnation_of
 from streaming_server.engine.backups.replay import ArchivedLog
+from streaming_server.engine.backups.stored_consumers import consumers_by_part
 from streaming_server.storage.backup.archive_segment import reached_micros, read_segments
 from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, newest_manifest, read_manifest
 from streaming_server.storage.backup.backup_store import instant_id
@@ -151,10 +154,11 @@ def _plan(
                 empty = StoredTable(definition=change.definition, states={}, files=())
                 known = tables.get(change.incarnation, empty)
                 tables[change.incarnation] = replace(known, definition=change.definition)
-        for incarnation in segment.consumers.keys() & tables.keys():
-            known = tables[incarnation]
-            consumers = _consumers(known.consumers, segment.consumers[incarnation], segment, micros)
-            tables[incarnation] = replace(known, consumers=consumers)
+        for incarnation, found in segment.consumers.items():
+            if (table := tables.get(incarnation_of(incarnation))) is not None:
+                consumers = consumers_by_part(table)
+                consumers[incarnation] = _consumers(consumers.get(incarnation, ()), found, segment, micros)
+                tables[table.definition.incarnation] = replace(table, consumers=tuple(chain(*consumers.values())))
         times = segment.times
         committed |= {each["token"]: each for each in segment.committed if each["micros"] <= micros}
     lacking = {**segments[-1].left_out} if segments else {}

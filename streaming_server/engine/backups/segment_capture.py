@@ -44,8 +44,9 @@ class SegmentCapture:
         micros: See `ArchiveSegment`.
         times: The clock of the process.
         changes: The tables that were created, altered or dropped.
-        tables: The directories of the tables whose consumers are read, by incarnation.
-        definitions: All tables, by incarnation. None: the tables are as the last stored capture and `changes` say.
+        tables: The directories of the tables and tablets whose consumers are read, by incarnation.
+        definitions: All tables, without their tablets, by incarnation. None: the tables are as the last stored capture
+            and `changes` say.
         bootstrapped: The incarnations of those tables in `definitions` that have rows in no write-ahead log.
         files: The write-ahead log of each bucket that may have new writes.
         committed: The commits of transactions that are remembered since, shares included.
@@ -114,6 +115,9 @@ def join_captures(parts: Sequence[SegmentCapture], shares: Iterable[CommittedTra
     Its instant is the earliest one: before it, every process has captured every commit. So a transaction of several
     processes is before the instant in all of them, or it is not before the instant.
 
+    A bucket may be in two parts if its tablet was dropped in the meantime: the owner of the tablet has captured the log
+    as it was before, and the owner of the table as it was at the drop.
+
     Args:
         parts: What each process has found out.
         shares: The shares of transactions in the captures before.
@@ -128,7 +132,8 @@ def join_captures(parts: Sequence[SegmentCapture], shares: Iterable[CommittedTra
     for part in parts:
         joined.changes += part.changes
         joined.tables |= part.tables
-        joined.files |= part.files
+        for place, log in part.files.items():
+            joined.files[place] = max(joined.files.get(place, log), log, key=lambda each: each.files[-1:])
         joined.left_out |= part.left_out
         joined.gaps |= part.gaps
     return joined

@@ -26,6 +26,7 @@ from scankv.model.tables.evolution import NO_COLUMN_CHANGES
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.archive import Archive
+from streaming_server.engine.backups.archive_part import BEING_DROPPED
 from streaming_server.engine.backups.backup_cut import CutTaker
 from streaming_server.engine.backups.backups import Backups
 from streaming_server.engine.bootstrap.bootstrap import (
@@ -230,6 +231,7 @@ class Tables:
                 self.clock,
                 self._ddl,
                 tables=self._all_tables,
+                closed=self._closed_tablets,
                 remembered=self.transactions.remembered,
                 create_backup=self.backups.create,
                 newest_backup=lambda: self.backups.progress.completed_micros,
@@ -628,10 +630,6 @@ class Tables:
             raise InvalidRequest(
                 "a table with tablets needs a primary key, and cannot be partitioned: leave out tablets"
             )
-        if self.backups.is_enabled:
-            raise InvalidRequest(
-                "tables with tablets cannot be backed up yet, and this server creates backups: leave out tablets"
-            )
 
     def _check_retention(self, definition: TableDefinition) -> None:
         if not definition.options.log_retention_seconds:
@@ -775,8 +773,13 @@ class Tables:
             await self._executor.run(self._catalog.discard, dropped)
 
     def _all_tables(self) -> list[LiveTable]:
-        """Returns all tables that can be used and backed up. Opens them, but none of their buckets."""
-        return [self.table(each.name) for each in self.definitions() if each.tablets == 1]
+        """Returns all tables and tablets that can be used. Opens them, but none of their buckets."""
+        closed = {each.name for each in self._closed_tablets()}
+        return [self.table(each.name) for each in self.definitions() if each.name not in closed]
+
+    def _closed_tablets(self) -> list[TableDefinition]:
+        """Returns the own tablets that are closed, because their table is being dropped."""
+        return [each for each in self.definitions() if each.tablet is not None and self.tablets.is_closed(each.name)]
 
     async def _flush(self) -> None:
         """Flushes the buckets of all tables, as far as they can be."""
@@ -794,9 +797,7 @@ class Tables:
         """Takes one instant of all tables for a backup: see `CutTaker`."""
         async with self.archive.instants, self._ddl:
             left_out.update(self._catalog.unusable)
-            left_out.update(
-                {each.name: "tables with tablets are not backed up" for each in self.definitions() if each.is_divided}
-            )
+            left_out.update({each.name: BEING_DROPPED for each in self._closed_tablets()})
             cutter = CutTaker(root, self._executor, self.clock, self.transactions, left_out, before, agree, attempts)
             cut = await cutter.take(self._all_tables())
             self.archive.follow(cut.micros)

@@ -71,9 +71,13 @@ class Tablets:
 
     def check_open(self, name: str) -> None:
         """Raises Unavailable for a tablet of a table that is about to be dropped."""
-        since = self._closed.get(table_of(name))
-        if since is not None and self.clock.monotonic() - since < _CLOSED_SECONDS:
+        if self.is_closed(name):
             raise Unavailable(f"{name} is being dropped: try again", retry_after=_RETRY_SECONDS)
+
+    def is_closed(self, name: str) -> bool:
+        """Whether a tablet is closed, because its table is about to be dropped."""
+        since = self._closed.get(table_of(name))
+        return since is not None and name not in self.live and self.clock.monotonic() - since < _CLOSED_SECONDS
 
     def find(self, name: str) -> None:
         """Reads the definition of a tablet that this process does not know yet, if it exists. Blocks shortly."""

@@ -113,7 +113,7 @@ class ArchiveSegment:
         ended_micros: This segment has no commit at or after this instant.
         times: The clock of the server.
         changes: The tables that were created, altered or dropped, in order.
-        consumers: The consumers of tables whose consumers have changed, by incarnation.
+        consumers: The consumers of tables and tablets whose consumers have changed, by incarnation.
         committed: The commits of transactions that are remembered since.
         buckets: What was written to each bucket, by incarnation and number.
         left_out: Why the segment lacks writes to tables, by incarnation. A later one has them.

@@ -63,9 +63,8 @@ class Catalog:
 
     def _own_parts(self, definition: TableDefinition) -> dict[str, TableDefinition]:
         """Returns what belongs to this process of a table and its tablets, by name."""
-        parts = (definition, *definition.all_tablets)
         self.has_tablets |= definition.is_divided
-        return {each.name: each for each in parts if self._placement.owns(each.name)}
+        return {each.name: each for each in definition.parts if self._placement.owns(each.name)}
 
     def mark_unusable(self, name: str, why: str, error: Exception | None = None) -> None:
         """Makes a table unusable until the server is started again, because it is damaged or has a newer format."""
@@ -145,13 +144,13 @@ class Catalog:
         """Returns the directory of a table or a tablet. Those of tablets are in that of their table."""
         parsed, tablet = TableName.parse(table_of(name)), tablet_number(name)
         path = self._directory.tables / parsed.database / parsed.table
-        return path if tablet is None else _path_of_tablet(path, tablet)
+        return path if tablet is None else path_of_tablet(path, tablet)
 
     def create(self, definition: TableDefinition) -> None:
         """Adds a table. Raises TableExists, DataLoss when an unusable table has the name, or DiskFull."""
         draft = self.draft(definition)
         with translate_disk_errors(self._directory.path):
-            for path in (draft, *(_path_of_tablet(draft, each) for each in _tablets_of(definition))):
+            for path in (draft, *(path_of_tablet(draft, each) for each in _tablets_of(definition))):
                 (path / "buckets").mkdir(parents=True, exist_ok=True)
         self.place(definition)
 
@@ -243,7 +242,8 @@ def _tablets_of(definition: TableDefinition) -> range:
     return range(definition.tablets) if definition.tablets > 1 else range(0)
 
 
-def _path_of_tablet(table: Path, number: int) -> Path:
+def path_of_tablet(table: Path, number: int) -> Path:
+    """Returns the directory of a tablet in that of its table."""
     return table / "tablets" / str(number)
 
 

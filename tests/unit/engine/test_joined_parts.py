@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import StoredTimes
 from streaming_server.engine.backups.divided_backup import join_parts
-from streaming_server.storage.backup.backup_manifest import BackupManifest
+from streaming_server.engine.backups.segment_capture import CapturedLog, SegmentCapture, join_captures
+from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable
+from streaming_server.storage.bucket.bucket_state import BucketState
 from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 TIMES = StoredTimes(service=1, commit=1, wall=1, uptime=1, boot="", jumped=0, agreed=0)
@@ -51,3 +59,53 @@ def test_a_backup_has_all_offsets_of_a_commit_that_its_coordinator_still_tells_o
 def test_a_backup_lacks_a_share_that_its_coordinator_does_not_know_as_committed() -> None:
     joined = join_parts([manifest(), manifest(committed("x", "t.b", coordinator=0))])
     assert joined.committed == ()
+
+
+DIVIDED = TableDefinition.create(
+    "t.divided", pa.schema([("k", pa.int64())]), ["k"], (), 4, tablets=3, incarnation="d", created_millis=0
+)
+
+
+def stored(definition: TableDefinition) -> StoredTable:
+    """Returns a table or a tablet with one row in each of its buckets."""
+    return StoredTable(definition=definition, states={n: BucketState(rows=1) for n in definition.own_buckets}, files=())
+
+
+def test_a_backup_has_tablets_as_buckets_of_their_table() -> None:
+    table, first, second, third = map(stored, DIVIDED.parts)
+    parts = [replace(manifest(), tables=(second,)), replace(manifest(), tables=(table, first, third))]
+    for joined in (join_parts(parts), join_parts([replace(manifest(), tables=(second, third, table, first))])):
+        (found,) = joined.tables
+        assert (found.name, sorted(found.states), found.rows) == ("t.divided", [0, 1, 2, 3], 4)
+
+
+def test_a_backup_lacks_tables_of_which_a_tablet_is_missing_and_says_why() -> None:
+    table, first, _, third = map(stored, DIVIDED.parts)
+    reasons: tuple[dict[str, str], ...] = ({"t.divided#1": "bucket 1 is damaged"}, {})
+    said = []
+    for left_out in reasons:
+        joined = join_parts([replace(manifest(), tables=(table, first, third), left_out=left_out), manifest()])
+        assert joined.tables == ()
+        said.append(joined.left_out)
+    assert said == [
+        {"t.divided": "tablet 1 cannot be backed up: bucket 1 is damaged"},
+        {"t.divided": "tablet 1 cannot be backed up: its owner does not know it yet"},
+    ]
+
+
+def test_a_backup_ignores_tablets_of_a_table_that_was_dropped_in_the_meantime() -> None:
+    _, first, _, third = map(stored, DIVIDED.parts)
+    part = replace(manifest(), tables=(first, third), left_out={"t.divided#1": "it is being dropped"})
+    joined = join_parts([part, manifest()])
+    assert (joined.tables, joined.left_out) == ((), {})
+
+
+def test_an_archive_has_the_later_log_of_a_tablet_that_was_dropped_while_it_was_captured() -> None:
+    earlier = CapturedLog(Path("tablet"), (), ((3, 10),))
+    for kept in (((3, 25),), ((3, 10), (4, 1)), ((4, 1),)):
+        later = CapturedLog(Path("kept"), (), kept)
+        parts = [
+            SegmentCapture(capture_id="", micros=1, times=TIMES, files={("d", 2): log}) for log in (earlier, later)
+        ]
+        for ordered in (parts, parts[::-1]):
+            assert join_captures(ordered, ()).files == {("d", 2): later}
