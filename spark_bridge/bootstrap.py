@@ -41,6 +41,7 @@ def bootstrap(
     duplicates: Duplicates = "error",
     bucket_key: Sequence[str] = (),
     buckets: int | None = None,
+    tablets: int = 1,
     indexes: Indexes = (),
     partition_by: Sequence[str] = (),
     version_column: str | None = None,
@@ -70,6 +71,7 @@ def bootstrap(
             DataFrame's partitions, and of the rows in them.
         bucket_key: As for `scankv.Client.create_table`, like all further arguments up to `aggregates`.
         buckets: The number of buckets.
+        tablets: Into how many tablets to divide the buckets.
         indexes: The indexes.
         partition_by: The columns to partition by.
         version_column: For `merge_engine="versioned"`.
@@ -97,6 +99,7 @@ def bootstrap(
         primary_key=primary_key,
         bucket_key=bucket_key,
         buckets=buckets,
+        tablets=tablets,
         indexes=indexes,
         partition_by=partition_by,
         version_column=version_column,

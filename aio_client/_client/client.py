@@ -198,6 +198,7 @@ class Client:
         on_progress: Callable[[BootstrapProgress], None] | None = None,
         bucket_key: Sequence[str] = (),
         buckets: int | None = None,
+        tablets: int = 1,
         indexes: Indexes = (),
         partition_by: Sequence[str] = (),
         version_column: str | None = None,
@@ -240,6 +241,7 @@ class Client:
             on_progress: Called after each request and during the merge. Must not block.
             bucket_key: As for `create_table`, like all further arguments.
             buckets: The number of buckets.
+            tablets: Into how many tablets to divide the buckets.
             indexes: The indexes.
             partition_by: The columns to partition by.
             version_column: For `merge_engine="versioned"`.
@@ -274,6 +276,7 @@ class Client:
             primary_key=primary_key,
             bucket_key=bucket_key,
             buckets=buckets,
+            tablets=tablets,
             indexes=indexes,
             partition_by=partition_by,
             version_column=version_column,

@@ -14,7 +14,17 @@ from scankv.cli.bootstrapping import bootstrap_table
 from scankv.cli.connecting import open_client
 from scankv.cli.loading import Loading
 from scankv.cli.new_table import NEEDS_KEY, NewTable, plan_new_table
-from scankv.cli.options import Buckets, KeyColumns, NoKey, Settings, TableName, Url, split_names, table_settings_of
+from scankv.cli.options import (
+    Buckets,
+    KeyColumns,
+    NoKey,
+    Settings,
+    TableName,
+    Tablets,
+    Url,
+    split_names,
+    table_settings_of,
+)
 from scankv.cli.show import stderr_console
 from scankv.formats.blocks import BadRows
 from scankv.formats.columns import check_file_columns
@@ -99,6 +109,7 @@ def load(
     key: KeyColumns = None,
     no_key: NoKey = False,
     buckets: Buckets = None,
+    tablets: Tablets = None,
     set_: Settings = None,
     ignore_definition: Annotated[
         bool,
@@ -170,8 +181,8 @@ def load(
         )
         if any(others) or not key:
             raise UsageError(
-                "--bootstrap needs --key, and takes only --buckets, --set, --mode, --duplicates and --from-scratch "
-                "besides: leave out the other options"
+                "--bootstrap needs --key, and takes only --buckets, --tablets, --set, --mode, --duplicates and "
+                "--from-scratch besides: leave out the other options"
             )
         with open_client(url) as client:
             bootstrap_table(
@@ -180,6 +191,7 @@ def load(
                 file,
                 key=split_names(key),
                 buckets=buckets,
+                tablets=tablets,
                 settings=table_settings_of(set_),
                 mode=(mode or Mode.MERGE).value,
                 duplicates=duplicates.value,
@@ -190,6 +202,8 @@ def load(
         raise UsageError("--duplicates is for --bootstrap: leave it out")
     if from_scratch:
         raise UsageError("--from-scratch is for --bootstrap: leave it out")
+    if tablets is not None:
+        raise UsageError("--tablets is for --bootstrap: leave it out, or create the table first with `scankv create`")
     if not create and (key or no_key or buckets or set_ or ignore_definition):
         raise UsageError("--key, --no-key, --buckets, --set and --ignore-definition are for a new table: add --create")
     settings = table_settings_of(set_)

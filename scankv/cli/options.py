@@ -29,6 +29,12 @@ NoKey = Annotated[
     bool, typer.Option("--no-key", help="The table has no primary key: rows are only appended.", show_default=False)
 ]
 Buckets = Annotated[int | None, typer.Option(min=1, help="The number of buckets of the table. Default: 4.")]
+Tablets = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Divide the buckets into tablets, which the workers of a server share.", show_default=False
+    ),
+]
 Indexes = Annotated[
     list[str] | None,
     typer.Option("--index", metavar="A,B", help="An index on these columns, in this order. Repeatable."),

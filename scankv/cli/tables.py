@@ -17,6 +17,7 @@ from scankv.cli.options import (
     NoKey,
     Settings,
     TableName,
+    Tablets,
     Url,
     split_names,
     table_settings_of,
@@ -45,14 +46,7 @@ def create(
         ),
     ] = None,
     buckets: Buckets = None,
-    tablets: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Divide the buckets into tablets, which the workers of a server share.",
-            show_default=False,
-        ),
-    ] = None,
+    tablets: Tablets = None,
     index: Indexes = None,
     partition_by: Annotated[
         str | None,

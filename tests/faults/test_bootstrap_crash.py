@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.timeout(300)  # up to 90 kills, each with a start
+@pytest.mark.parametrize("tablets", [1, 2])
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_bootstrap_continues_where_it_was_wherever_the_server_dies(tmp_path: Path, stride: int) -> None:
-    # The begin, staged requests, several files for each of two buckets, their ingestion, and the rename are steps.
-    assert deaths_of("dying_bootstrap", tmp_path, str(stride)) > 70 // stride
+def test_a_bootstrap_continues_where_it_was_wherever_the_server_dies(tmp_path: Path, stride: int, tablets: int) -> None:
+    # The begin, staged requests, several files for each of two buckets, their ingestion, and the renames are steps.
+    assert deaths_of("dying_bootstrap", tmp_path, str(stride), str(tablets)) > 70 // stride
 
 
 @pytest.mark.asyncio

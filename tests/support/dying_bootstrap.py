@@ -1,6 +1,7 @@
 """Bootstraps a table and kills the process at each step on disk in turn, then resumes the bootstrap.
 
-Run as `python -m tests.support.dying_bootstrap DIRECTORY STRIDE`, as `dying_transaction`. Prints the number of deaths.
+Run as `python -m tests.support.dying_bootstrap DIRECTORY STRIDE TABLETS`, as `dying_transaction`. Prints the number of
+deaths.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from scankv.model.errors import TableExists
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
 NAME = "test.bootstrapped"
+TABLETS = int(sys.argv[3])
 ROWS = {key: key % 7 for key in range(500)}
 
 
@@ -41,7 +44,9 @@ def request(first: int, value: int | None = None) -> bytes:
 
 
 async def begin(tables: Tables) -> str:
-    definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, buckets=2, indexes=[["v"]])
+    definition = tables.define(
+        NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, buckets=2, tablets=TABLETS, indexes=[["v"]]
+    )
     return await tables.begin_bootstrap(definition, source="a source")
 
 
@@ -120,18 +125,23 @@ async def resume(tables: Tables, id_: str, before: int) -> None:
 
 
 async def check_contents(tables: Tables) -> None:
-    table = tables.table(NAME)
+    table, rows, counted = tables.table(NAME), dict[int, int](), 0
     keys = pa.schema([SCHEMA.field("k")])
-    sought = ipc_stream(keys, pa.record_batch([pa.array(range(-10, len(ROWS) + 10), pa.int64())], schema=keys))
-    batch, _, _ = await table.reads.lookup(sought, None)
-    assert {row["k"]: row["v"] for row in batch.to_pylist()} == ROWS
-    for live in table.buckets:
-        findings = await (await table.open_check(live.number)).run()
-        assert not findings.problem, findings
-    figures, _ = await table.statistics()
-    assert sum(each.state.rows or 0 for each in figures if each.state) == len(ROWS)
-    left = {path.name for live in table.buckets for path in live.path.parent.iterdir() if path.suffix == ".sst"}
-    assert left == set(), "every file was moved into its bucket"
+    sought = pa.record_batch([pa.array(range(-10, len(ROWS) + 10), pa.int64())], schema=keys)
+    buckets = table.state.codec.keys.buckets_of_rows(sought)
+    for part in (tables.table(each.name) for each in table.definition.parts if each.own_buckets):
+        own = sought.filter(pa.array(np.isin(buckets, part.definition.own_buckets)))
+        batch, _, _ = await part.reads.lookup(ipc_stream(keys, own), None)
+        rows |= {row["k"]: row["v"] for row in batch.to_pylist()}
+        for live in part.buckets:
+            findings = await (await part.open_check(live.number)).run()
+            assert not findings.problem, findings
+        figures, _ = await part.statistics()
+        counted += sum(each.state.rows or 0 for each in figures if each.state)
+        left = {path.name for live in part.buckets for path in live.path.parent.iterdir() if path.suffix == ".sst"}
+        assert left == set(), "every file was moved into its bucket"
+    assert rows == ROWS
+    assert counted == len(ROWS)
 
 
 def tear_writes() -> None:
@@ -154,6 +164,7 @@ def main(directory: Path, stride: int) -> None:
     for owner, name in (
         (os, "fdatasync"),
         (pathlib.Path, "replace"),
+        (pathlib.Path, "rename"),
         (StagedRuns, "seal"),
         (SortedFile, "finish"),
         (RocksStore, "ingest_rows"),

@@ -23,11 +23,11 @@ from streaming_server.engine.backups.stored_consumers import consumers_by_part, 
 from streaming_server.scan.changes.log_plan import table_digest
 from streaming_server.storage.bucket.bucket_state import load_state
 from streaming_server.storage.bucket.writer_states import forget_transactions
-from streaming_server.storage.files.checked_json import sync_directory
+from streaming_server.storage.files.checked_json import sync_directories
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.store import RocksResources, RocksStore
-from streaming_server.storage.tables.catalog import Catalog, path_of_tablet
+from streaming_server.storage.tables.catalog import Catalog, divide, path_of_tablet
 from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.consumers import ConsumerDirectory
 from streaming_server.storage.tables.data_directory import NEWEST_FORMAT, DataDirectory
@@ -228,10 +228,10 @@ class _Restore:
                 rows = self._copy(source, draft if is_as_before else copied)
                 if not is_as_before:
                     self._redistribute(table, definition, copied, draft)
-                _divide(draft, definition)
+                divide(draft, definition)
                 if is_as_before:
                     _write_consumers(table, definition, draft)
-                _sync(draft)
+                sync_directories(draft)
         except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
             if not isinstance(error, CannotReplay) or source.otherwise is None:
@@ -304,16 +304,6 @@ class _Restore:
         return self._store.read_archived(piece.data, piece.offset, piece.size, piece.checksum)
 
 
-def _divide(draft: Path, definition: TableDefinition) -> None:
-    """Moves the buckets of tablets to the directories of the tablets."""
-    for number, tablet in enumerate(definition.all_tablets):
-        target = path_of_tablet(draft, number) / "buckets"
-        target.mkdir(parents=True)
-        for bucket in tablet.own_buckets:
-            for path in (draft / "buckets").glob(f"{bucket:04}*"):
-                path.rename(target / path.name)
-
-
 def _write_consumers(table: StoredTable, definition: TableDefinition, draft: Path) -> None:
     """Writes the consumers of a table and its tablets, with their positions in those of the new incarnation."""
     consumers = consumers_by_part(table)
@@ -331,13 +321,6 @@ def _write_watermark(path: Path, offset: int) -> None:
         watermark.write(offset)
     finally:
         watermark.close()
-
-
-def _sync(draft: Path) -> None:
-    """Makes the names of the files of a table and its tablets durable."""
-    for path in (*draft.rglob("*"), draft):
-        if path.is_dir():
-            sync_directory(path)
 
 
 def _check_readable(manifest: BackupManifest) -> None:

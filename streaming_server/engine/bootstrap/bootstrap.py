@@ -14,8 +14,9 @@ from streaming_server.engine.bootstrap.bucket_build import RANGE_BYTES, BucketBu
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, RequestOnDisk, StagedRuns
 from streaming_server.storage.bootstrap.taken_in import mark_taken_in
-from streaming_server.storage.files.checked_json import sync_directory
+from streaming_server.storage.files.checked_json import sync_directories
 from streaming_server.storage.files.disk_space import translate_disk_errors
+from streaming_server.storage.tables.catalog import divide
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -394,12 +395,12 @@ class Bootstrap:
                 task.result()
 
     def _settle(self) -> None:
-        """Makes the names of the files of the table durable."""
+        """Makes the directory of the table complete and durable."""
         table = self._directory.table
         with translate_disk_errors(table.parent):
-            mark_taken_in(table)
-            for path in (table / "buckets", table):
-                sync_directory(path)
+            mark_taken_in(table, sum(build.rows for build in self._builds))
+            divide(table, self.definition)
+            sync_directories(table)
 
     def _remove_rows(self) -> None:
         """Removes what the table does not need. What is left is for a client that does not know of the table yet."""

@@ -65,6 +65,7 @@ from streaming_server.engine.transactions.worker_logs import merge_logs
 from streaming_server.engine.writes.column_locks import ColumnLocks
 from streaming_server.engine.writes.expiry_sweep import ExpirySweep
 from streaming_server.storage.bootstrap.bootstrap_directory import BootstrapDirectory, find_bootstraps
+from streaming_server.storage.bootstrap.taken_in import rows_taken_in
 from streaming_server.storage.files.disk_reserve import DiskReserve
 from streaming_server.storage.files.disk_use import DiskBytes, directory_bytes, measure_table
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
@@ -205,6 +206,7 @@ class Tables:
                 ddl=self._ddl,
                 clock=self.clock,
                 transactions=lambda: self.transactions,
+                table=self.table,
             )
             self._tell_owners: TellOwners | None = None
             self.holds = BucketHolds()
@@ -553,11 +555,6 @@ class Tables:
             DiskFull: Less than the reserve of disk space is free.
             InvalidRequest, BootstrapDiffers: See `Bootstraps.begin`.
         """
-        if definition.tablets > 1:
-            raise InvalidRequest(
-                "a bootstrap cannot make a table with tablets: leave them out, or create the table and load the rows",
-                option="tablets",
-            )
         self.require_format(MARKERS_FORMAT, "bootstraps")
         if not self.bootstraps.has_made(definition.name, source) or from_scratch:
             self._catalog.check_free(definition.name)
@@ -575,8 +572,7 @@ class Tables:
         """Returns the rows of a table that a bootstrap of an earlier process has added. None: no such table exists."""
         if self.bootstraps.has(id_) or not self._catalog.has(name, id_):
             return None
-        buckets, _ = await self.table(name).statistics()
-        return sum((each.state.rows or 0) for each in buckets if each.state is not None)
+        return await self._executor.run(rows_taken_in, self._catalog.path(name))
 
     async def _place(self, definition: TableDefinition, draft: Path) -> None:
         """Adds the table of a draft, with its rows."""

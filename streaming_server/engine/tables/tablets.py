@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from scankv.model.errors import TableNotFound, Unavailable
 from scankv.model.names import table_of
 from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
+from streaming_server.storage.bootstrap.taken_in import has_taken_in
 
 if TYPE_CHECKING:
     import asyncio
@@ -51,6 +52,7 @@ class Tablets:
         ddl: Held while tables are created, altered or dropped.
         clock: The clock of the server.
         transactions: Returns the transactions of this process.
+        table: Returns a table or tablet, and opens it.
 
     Attributes:
         writers: Keeps writers of tables with tablets from being opened while a request of theirs is written, by
@@ -66,6 +68,7 @@ class Tablets:
     ddl: asyncio.Lock
     clock: ServerClock
     transactions: Callable[[], Transactions]
+    table: Callable[[str], LiveTable]
     writers: TableUsageLock = field(default_factory=TableUsageLock)
     _closed: dict[str, float] = field(default_factory=dict)
 
@@ -116,8 +119,12 @@ class Tablets:
                 async with self.transactions().uses.altering(old.name):
                     self.live[old.name].alter(new)
         known = {each.name: each.incarnation for each in before}
-        self._add([each for each in now if known.get(each.name) != each.incarnation])
+        added = [each for each in now if known.get(each.name) != each.incarnation]
+        self._add(added)
         self._closed.pop(table, None)
+        for each in added:
+            if each.indexes and has_taken_in(self.catalog.path(table)):
+                self.table(each.name).build_indexes()
         for each in now:
             if each in before:
                 # The table may be about to get an index, for which these rows were not checked.

@@ -65,6 +65,10 @@ _OF_OWNER: Final = frozenset(
         "TableService/CreateTable",
         "TableService/DropTable",
         "TableService/AlterTable",
+        "BootstrapService/BeginBootstrap",
+        "BootstrapService/StageRows",
+        "BootstrapService/CommitBootstrap",
+        "BootstrapService/AbortBootstrap",
         "ConsumerService/ListConsumers",
         "ConsumerService/CommitPosition",
         "ConsumerService/ResetConsumer",
@@ -73,7 +77,7 @@ _OF_OWNER: Final = frozenset(
         "LockService/ListColumnLocks",
     }
 )
-"""Calls about the definition, the consumers and the column locks of a table, which its owner has."""
+"""Calls about the definition, the bootstrap, the consumers and the column locks of a table, which its owner has."""
 
 
 def is_of_owner(name: str, request: Message) -> bool:

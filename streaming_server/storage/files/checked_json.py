@@ -103,5 +103,12 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def sync_directories(path: Path) -> None:
+    """Makes the names of the files in a directory, and in all directories below it, durable."""
+    for each in (*path.rglob("*"), path):
+        if each.is_dir():
+            sync_directory(each)
+
+
 def _checksum(content: dict[str, Any]) -> int:
     return int(google_crc32c.value(json.dumps(content, sort_keys=True).encode()))

@@ -247,6 +247,19 @@ def path_of_tablet(table: Path, number: int) -> Path:
     return table / "tablets" / str(number)
 
 
+def divide(table: Path, definition: TableDefinition) -> None:
+    """Moves the buckets of a draft with the buckets of all tablets to the directories of the tablets.
+
+    Does the rest if a crash has interrupted that.
+    """
+    for number, tablet in enumerate(definition.all_tablets):
+        target = path_of_tablet(table, number) / "buckets"
+        target.mkdir(parents=True, exist_ok=True)
+        for bucket in tablet.own_buckets:
+            for path in (table / "buckets").glob(f"{bucket:04}*"):
+                path.rename(target / path.name)
+
+
 def table_directory(tablet: Path) -> Path:
     """Returns the directory of the table that a tablet is a part of."""
     return tablet.parent.parent
