@@ -93,7 +93,7 @@ from streaming_server.services.table import TableService
 from streaming_server.services.tablets.changelogs import TabletChangelogs
 from streaming_server.services.tablets.tablet_calls import QueryMemory
 from streaming_server.services.tablets.tablet_queries import TabletQueries
-from streaming_server.services.tablets.tablet_service import TabletService, tell_owners
+from streaming_server.services.tablets.tablet_service import TabletService, notify_owners
 from streaming_server.services.tls import https_context, server_credentials
 from streaming_server.services.transaction import TransactionService
 from streaming_server.services.view_loans import ViewLoans
@@ -254,7 +254,7 @@ class Server:
             lock=None if worker is None else worker.lock,
             lender=None if worker is None else ViewLoans(self._workers, worker.aliases),
         )
-        tables.set_tell_owners(partial(tell_owners, self._workers))
+        tables.tablets.notify_owners = partial(notify_owners, self._workers)
         tables.consumers.set_tablets(TabletChangelogs(self._workers))
         return tables
 

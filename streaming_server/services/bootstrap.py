@@ -47,7 +47,7 @@ class BootstrapService(bootstrap_pb2_grpc.BootstrapServiceServicer):
                     f'definition.name must be the table "{request.table}", not "{request.definition.name}"'
                 )
             schema, parts = schema_of(request.definition.arrow_schema), parts_of(request.definition)
-            definition = self._tables.define(request.table, schema, **parts)
+            definition = self._tables.rules.define(request.table, schema, **parts)
             id_ = await self._tables.begin_bootstrap(
                 definition,
                 overwrite=overwrites(request.mode),

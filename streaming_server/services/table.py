@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.live_bucket import BucketStats
     from streaming_server.engine.indexes.index_builds import IndexBuildProgress
-    from streaming_server.engine.tables.tables import TableParts, Tables
+    from streaming_server.engine.tables.definition_rules import TableParts
+    from streaming_server.engine.tables.tables import Tables
     from streaming_server.storage.files.disk_use import BucketFiles, DiskBytes
     from streaming_server.workers import WorkerSettings
 

@@ -115,7 +115,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             if request.wait_millis > MAX_WAIT_MILLIS:
                 raise InvalidRequest(f"wait_millis must be at most {MAX_WAIT_MILLIS:,}, not {request.wait_millis:,}")
             if request.untracked:
-                self._tables.require_format(DELETIONS_FORMAT, "deletes without tracking of changes")
+                self._tables.rules.require_format(DELETIONS_FORMAT, "deletes without tracking of changes")
             rows = await self._transactions.staging.stage_delete_all(
                 StagedRequestId(
                     token=request.token, part=request.part, sequence=request.sequence, fragment=request.fragment
@@ -125,7 +125,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
                 request.column_locks,
                 request.wait_millis / 1000,
                 rows_to_delete(request),
-                alone=request.alone and self._tables.has_format(DELETIONS_FORMAT),
+                alone=request.alone and self._tables.rules.has_format(DELETIONS_FORMAT),
                 continues=request.continues,
             )
         return transaction_pb2.StageDeleteAllResponse(done=rows is not None, rows=rows or 0)

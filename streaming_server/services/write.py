@@ -103,7 +103,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 "untracked cannot be combined with transaction or encoded_rows: send Arrow data outside a transaction",
                 option="untracked",
             )
-        self._tables.require_format(MARKERS_FORMAT, "writes without tracking of changes")
+        self._tables.rules.require_format(MARKERS_FORMAT, "writes without tracking of changes")
 
     async def _write_few(
         self,
@@ -124,7 +124,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 f"table {definition.name} was dropped and created again: open it again", table=definition.name
             )
         if request.independent:
-            self._tables.require_format(REFUSALS_FORMAT, "independent rows")
+            self._tables.rules.require_format(REFUSALS_FORMAT, "independent rows")
             # Each row may have an error of its own in the answer, and what is written cannot be refused afterwards.
             claim_answer(ERROR_BYTES * len(encoded))
         written = await table.writes.write_few(

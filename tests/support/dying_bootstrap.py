@@ -44,7 +44,7 @@ def request(first: int, value: int | None = None) -> bytes:
 
 
 async def begin(tables: Tables) -> str:
-    definition = tables.define(
+    definition = tables.rules.define(
         NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, buckets=2, tablets=TABLETS, indexes=[["v"]]
     )
     return await tables.begin_bootstrap(definition, source="a source")

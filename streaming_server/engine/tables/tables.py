@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import uuid
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Required, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from scankv.model.errors import (
-    ConnectionFailed,
     DataLoss,
     InvalidRequest,
     ScanKvError,
     ServerDraining,
     TableNotFound,
-    UpgradeNotConfirmed,
 )
-from scankv.model.limits import DEFAULT_BUCKETS
 from scankv.model.names import tablet_number
-from scankv.model.tables.evolution import NO_COLUMN_CHANGES
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.archive import Archive
@@ -40,13 +33,14 @@ from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
 from streaming_server.engine.changelog.log_maintenance import LogMaintenance
 from streaming_server.engine.columnar.base_maintenance import BaseMaintenance
 from streaming_server.engine.functions.installed import load_installed
-from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.merging.merger import Merger
 from streaming_server.engine.snapshots.borrowed_views import BorrowedViews
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots.snapshots import Snapshots
 from streaming_server.engine.table.live_table import LiveTable
 from streaming_server.engine.tables.clock_keeper import ClockKeeper
+from streaming_server.engine.tables.data_disk_use import DataDiskUse
+from streaming_server.engine.tables.definition_rules import DefinitionRules
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
 from streaming_server.engine.tables.limits import (
     base_limits,
@@ -56,10 +50,9 @@ from streaming_server.engine.tables.limits import (
     writer_limits,
 )
 from streaming_server.engine.tables.partition_expiry import PartitionExpiry
-from streaming_server.engine.tables.tablets import Tablets, TellOwners
+from streaming_server.engine.tables.tablets import Tablets
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.executor import StorageExecutor
-from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import Transactions
 from streaming_server.engine.transactions.worker_logs import merge_logs
 from streaming_server.engine.writes.column_locks import ColumnLocks
@@ -67,19 +60,14 @@ from streaming_server.engine.writes.expiry_sweep import ExpirySweep
 from streaming_server.storage.bootstrap.bootstrap_directory import BootstrapDirectory, find_bootstraps
 from streaming_server.storage.bootstrap.taken_in import rows_taken_in
 from streaming_server.storage.files.disk_reserve import DiskReserve
-from streaming_server.storage.files.disk_use import DiskBytes, directory_bytes, measure_table
+from streaming_server.storage.files.disk_use import DiskBytes
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
 from streaming_server.storage.rocks.store import RocksResources
 from streaming_server.storage.rows.table_codec import TableCodec
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.data_directory import (
-    EVOLUTION_FORMAT,
-    EXPIRY_FORMAT,
-    LOG_TABLES_FORMAT,
     MARKERS_FORMAT,
-    PARTITIONS_FORMAT,
-    TABLETS_FORMAT,
     DataDirectory,
 )
 from streaming_server.storage.tables.placement import ALONE
@@ -91,9 +79,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from scankv.model.tables.evolution import ColumnChanges
-    from scankv.model.tables.merge_functions import ColumnAggregate
-    from scankv.model.tables.merge_spec import MergeSpec
     from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
     from streaming_server.engine.backups.backup_cut import BackupCut
@@ -101,28 +86,13 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.snapshots.loans import Lender
     from streaming_server.engine.table.table_partitions import PartitionStats
+    from streaming_server.engine.tables.definition_rules import DefinitionChanges, TableParts
+    from streaming_server.storage.files.disk_use import DiskBytes
     from streaming_server.storage.tables.placement import Placement
-
-NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
-
-_TELL_SECONDS: Final = 1.0
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-
-class TableParts(TypedDict, total=False):
-    """What defines a table besides its name and its columns: see `TableDefinition.create`."""
-
-    primary_key: Required[Sequence[str]]
-    bucket_key: Required[Sequence[str]]
-    options: Required[Mapping[str, str]]
-    buckets: int | None
-    indexes: Sequence[Sequence[str]]
-    merging: MergeSpec | None
-    partition_by: Sequence[str]
-    tablets: int
 
 
 class Tables:
@@ -148,6 +118,7 @@ class Tables:
         bootstraps: The tables that are being bootstrapped. They expire after `start`.
         backups: The backups of the tables. They are created regularly after `start`.
         archive: The archive of what was written since the last backup. It is written after `start`.
+        rules: What the definitions of tables may be.
         tablets: The own tablets of tables.
         holds: The holds on tablets.
     """
@@ -176,11 +147,11 @@ class Tables:
             on_failure.callback(self._directory.close)
             self._catalog = Catalog(self._directory, placement)
             self._open_shared_resources(config, clocks)
+            self.rules = DefinitionRules(self._directory, self._installed, self.clock)
             self._live: dict[str, LiveTable] = {}
             self._ddl = asyncio.Lock()
             self._changes = DetachedTasks()
-            self._is_closing = False
-            self._disk_use = ThrottledValue(self._look_at_disk)
+            self._disk_use = DataDiskUse(self._directory, placement, self._executor, self._catalog, self._live)
             self._make_maintenance(config)
             self.snapshots = Snapshots(
                 config,
@@ -208,7 +179,6 @@ class Tables:
                 transactions=lambda: self.transactions,
                 table=self.table,
             )
-            self._tell_owners: TellOwners | None = None
             self.holds = BucketHolds()
             self._transaction_limits = transaction_limits(config)
             self.transactions = self._read_transactions(self._directory.transactions)
@@ -361,28 +331,6 @@ class Tables:
     def __len__(self) -> int:
         return sum(each.tablet is None for each in self.definitions())
 
-    def has_format(self, needed: int) -> bool:
-        """Whether the data directory can store what a format has: see `require_format`."""
-        return self._directory.format >= needed
-
-    def require_format(self, needed: int, what: str) -> None:
-        """Refuses what the format of the data directory cannot store.
-
-        Args:
-            needed: The oldest format that can store it.
-            what: What is refused, for the error.
-
-        Raises:
-            UpgradeNotConfirmed: The directory has an older format.
-        """
-        found = self._directory.format
-        if found < needed:
-            raise UpgradeNotConfirmed(
-                f"{what} need format {needed} of the data directory, which has format {found}: stop the server, and "
-                "confirm the upgrade with `scankv upgrade DIR --confirm`",
-                format=found,
-            )
-
     def definitions(self) -> list[TableDefinition]:
         """Returns the definitions of all tables, by name, ascending."""
         return [self._catalog.get(name) for name in self._catalog.names()]
@@ -457,43 +405,6 @@ class Tables:
         """Whether a table of the server has tablets, whoever owns it. Blocks shortly."""
         return self._catalog.is_divided(name)
 
-    def set_tell_owners(self, tell_owners: TellOwners) -> None:
-        """Sets how the worker processes that may own tablets learn what becomes of tables."""
-        self._tell_owners = tell_owners
-
-    async def _tell(self, table: TableDefinition, *, closing: bool = False) -> None:
-        """Has everybody who owns tablets of a table follow it. Hold `ddl`."""
-        if table.tablets == 1:
-            return
-        await self.tablets.follow_locked(table.name, closing=closing)
-        if self._tell_owners is not None:
-            await self._tell_owners(table.name, closing)
-
-    async def _close_tablets(self, table: TableDefinition) -> None:
-        """Closes all tablets of a table that is about to be dropped, or none."""
-        try:
-            await self._tell(table, closing=True)
-        except BaseException:
-            await self._tell_surely(table)
-            raise
-
-    async def _tell_surely(self, table: TableDefinition) -> None:
-        """As `_tell`, after a change that is done: whoever does not answer now is told later."""
-        try:
-            await self._tell(table)
-        except ConnectionFailed as error:
-            _log.warning("a change of table %s is not known everywhere yet: %s", table.name, error.message)
-            self._changes.start(self._tell_again(table))
-
-    async def _tell_again(self, table: TableDefinition) -> None:
-        is_told = False
-        while not is_told and not self._is_closing:
-            await asyncio.sleep(_TELL_SECONDS)
-            async with self._ddl:
-                with suppress(ConnectionFailed):
-                    await self._tell(table)
-                    is_told = True
-
     def owns(self, name: str) -> bool:
         """Whether a table belongs to this process, or would if it existed."""
         return self._placement.owns(name)
@@ -529,10 +440,10 @@ class Tables:
 
         Raises:
             TableExists: The name is taken.
-            InvalidRequest, UpgradeNotConfirmed: As `define`.
+            InvalidRequest, UpgradeNotConfirmed: As `DefinitionRules.define`.
             DiskFull: Less than the reserve of disk space is free, or the disk is full.
         """
-        definition = self.define(name, schema, **parts)
+        definition = self.rules.define(name, schema, **parts)
         self._reserve.check()
         await self._to_its_end(self._create(self._catalog.create, definition))
         return definition
@@ -547,7 +458,7 @@ class Tables:
         source: str = "",
         from_scratch: bool = False,
     ) -> str:
-        """Begins a bootstrap of a table that `define` has returned, or resumes it: see `Bootstraps.begin`.
+        """Begins a bootstrap of a table that `rules.define` has returned, or resumes it: see `Bootstraps.begin`.
 
         Raises:
             TableExists: The name is taken.
@@ -555,7 +466,7 @@ class Tables:
             DiskFull: Less than the reserve of disk space is free.
             InvalidRequest, BootstrapDiffers: See `Bootstraps.begin`.
         """
-        self.require_format(MARKERS_FORMAT, "bootstraps")
+        self.rules.require_format(MARKERS_FORMAT, "bootstraps")
         if not self.bootstraps.has_made(definition.name, source) or from_scratch:
             self._catalog.check_free(definition.name)
         self._reserve.check()
@@ -582,55 +493,6 @@ class Tables:
             with suppress(TableNotFound):  # dropped in the meantime
                 self.table(definition.name).build_indexes()
 
-    def define(self, name: str, schema: pa.Schema, **parts: Unpack[TableParts]) -> TableDefinition:
-        """Returns the definition of a new table, which does not exist yet.
-
-        Raises:
-            InvalidRequest: The definition is wrong; the message says where.
-            UpgradeNotConfirmed: The data directory has a format without the value "input" of the option `changelog`, or
-                without partitions.
-        """
-        definition = TableDefinition.create(
-            name,
-            schema,
-            primary_key=parts["primary_key"],
-            bucket_key=parts["bucket_key"],
-            options=parts["options"],
-            incarnation=uuid.uuid4().hex,
-            created_millis=self.clock.commit_micros() // 1000,
-            buckets=parts.get("buckets") or DEFAULT_BUCKETS,
-            indexes=parts.get("indexes", ()),
-            merging=parts.get("merging"),
-            partition_by=parts.get("partition_by", ()),
-            tablets=parts.get("tablets", 1),
-        )
-        self._check_tablets(definition)
-        # Raises InvalidRequest if the server lacks one of the aggregate functions.
-        Engines(definition, self._installed)
-        if definition.options.changelog == "input":
-            self.require_format(MARKERS_FORMAT, 'tables with changelog="input"')
-        if definition.partition_by:
-            self.require_format(PARTITIONS_FORMAT, "partitioned tables")
-        if not definition.has_key:
-            self.require_format(LOG_TABLES_FORMAT, "tables without a primary key")
-        self._check_retention(definition)
-        if definition.expiry is not None:
-            self.require_format(EXPIRY_FORMAT, "tables whose rows expire")
-        return definition
-
-    def _check_tablets(self, definition: TableDefinition) -> None:
-        if definition.tablets == 1:
-            return
-        self.require_format(TABLETS_FORMAT, "tables with tablets")
-        if definition.partition_by or not definition.has_key:
-            raise InvalidRequest(
-                "a table with tablets needs a primary key, and cannot be partitioned: leave out tablets"
-            )
-
-    def _check_retention(self, definition: TableDefinition) -> None:
-        if not definition.options.log_retention_seconds:
-            self.require_format(LOG_TABLES_FORMAT, "changelogs without a limit of age (log_retention_seconds=0)")
-
     async def _create(
         self, store: Callable[[TableDefinition], None], definition: TableDefinition, *, has_files: bool = False
     ) -> None:
@@ -640,19 +502,9 @@ class Tables:
                 self.archive.part.record_files(self.clock.commit_micros(), definition.incarnation)
             self.consumers.add(definition, self._catalog.path(definition.name))
             self.locks.add(definition, self._catalog.path(definition.name))
-            await self._tell_surely(definition)
+            await self.tablets.notify_reliably(definition)
 
-    async def alter(
-        self,
-        name: str,
-        *,
-        columns: ColumnChanges = NO_COLUMN_CHANGES,
-        add_indexes: Sequence[Sequence[str]] = (),
-        drop_indexes: Sequence[Sequence[str]] = (),
-        add_aggregates: Sequence[ColumnAggregate] = (),
-        set_options: Mapping[str, str] = NO_OPTIONS,
-        reset_options: Sequence[str] = (),
-    ) -> TableDefinition:
+    async def alter(self, name: str, **changes: Unpack[DefinitionChanges]) -> TableDefinition:
         """Changes options, drops indexes, changes columns, and adds indexes: all or nothing.
 
         A dropped index is no longer used when this returns. A new index, even on new columns, is built in the
@@ -660,54 +512,35 @@ class Tables:
 
         Raises:
             TableNotFound: The table does not exist.
-            SchemaMismatch, InvalidRequest: A column, an index or an option is not valid, or the request has no change.
+            SchemaMismatch, InvalidRequest, UpgradeNotConfirmed: As `DefinitionRules.change`.
+            UpgradeNotConfirmed: The data directory has a format without changes of the option `changelog`.
             ColumnLocked: A column to drop or rename is locked.
-            UpgradeNotConfirmed: The data directory has a format without such changes of columns, or of `changelog`.
             DataLoss: The option `changelog` was to change, and a bucket is damaged.
             ScanKvError: An index was to be added, and a committed transaction cannot be applied to the table.
         """
-        if not (columns or add_indexes or drop_indexes or set_options or reset_options):
-            raise InvalidRequest(
-                "there is nothing to change: name columns or indexes to add or to change, or options to set"
-            )
+        return await self._to_its_end(self._alter(name, changes))
 
-        def change(definition: TableDefinition) -> TableDefinition:
-            now_micros = self.clock.commit_micros()
-            definition = definition.alter_options(set_options, reset_options, now_micros=now_micros)
-            self._check_retention(definition)
-            if definition.expiry is not None:
-                self.require_format(EXPIRY_FORMAT, "tables whose rows expire")
-            definition = definition.drop_indexes(drop_indexes)
-            if columns:
-                if not columns.only_adds:
-                    self.require_format(EVOLUTION_FORMAT, "columns that are renamed, dropped or changed in another way")
-                self.locks.of(definition.name).check_unlocked((*columns.drop, *columns.rename))
-                definition = definition.change_columns(columns, add_aggregates)
-                Engines(definition, self._installed)
-            if add_aggregates and columns.add is None:
-                raise InvalidRequest("only columns that are added can be given an aggregate")
-            if add_indexes:
-                self.transactions.check_applied(definition.name, definition.incarnation)
-            return definition.add_indexes(add_indexes)
-
-        return await self._to_its_end(self._alter(name, change))
-
-    async def _alter(self, name: str, change: Callable[[TableDefinition], TableDefinition]) -> TableDefinition:
+    async def _alter(self, name: str, changes: DefinitionChanges) -> TableDefinition:
         async with self._ddl, self.transactions.uses.altering(name), self.table(name).writes.locks.unchanged():
             live, before = self.table(name), self._catalog.get(name)
-            definition = change(before)
-            await self._tell(before)  # Nobody who does not answer now may miss what follows.
+            definition = self.rules.change(before, **changes)
+            if columns := changes.get("columns"):
+                self.locks.of(name).check_unlocked((*columns.drop, *columns.rename))
+            if changes.get("add_indexes"):
+                self.transactions.check_applied(name, before.incarnation)
+            # Fails unless all owners of tablets answer, because none of them may miss what follows.
+            await self.tablets.notify(before)
             if definition.changelogs == before.changelogs:
                 await self._store_definition(self._catalog.replace, definition)
                 try:
                     # First, because requests in the new schema are divided among tablets that must know it.
-                    await self._tell_surely(definition)
+                    await self.tablets.notify_reliably(definition)
                 finally:
                     live.alter(definition)
             else:
                 if definition.tablets > 1:
                     raise InvalidRequest('the option "changelog" of a table with tablets cannot be changed')
-                self.require_format(MARKERS_FORMAT, "changes of the table option changelog")
+                self.rules.require_format(MARKERS_FORMAT, "changes of the table option changelog")
                 await live.alter_changelog(
                     definition, lambda: self._store_definition(self._catalog.replace, definition)
                 )
@@ -744,7 +577,7 @@ class Tables:
             # A table that cannot be used was never opened, so it needs no close.
             live = self.table(name) if self._catalog.is_usable(name) else None
             if live is not None:
-                await self._close_tablets(live.definition)
+                await self.tablets.close_all(live.definition)
             try:
                 reason = TableNotFound(f'table "{name}" was dropped', table=name)
                 if live is not None:
@@ -765,7 +598,7 @@ class Tables:
             finally:
                 self._live.pop(name, None)
                 if live is not None:
-                    await self._tell_surely(live.definition)
+                    await self.tablets.notify_reliably(live.definition)
             await self._executor.run(self._catalog.discard, dropped)
 
     def _all_tables(self) -> list[LiveTable]:
@@ -805,29 +638,8 @@ class Tables:
         return self._reserve.bytes
 
     async def disk_use(self) -> tuple[DiskBytes, int]:
-        """Returns the disk use of the data directory, and the free space there, in bytes.
-
-        The disk use may be slightly old, because measuring it reads every directory: its age is at most 20 times the
-        duration of the measurement. So frequent calls do not keep a server with many tables busy.
-        """
-        use = await self._disk_use.get()
-        return use, await self._executor.run(_free_bytes, self._directory)
-
-    async def _look_at_disk(self) -> DiskBytes:
-        """Measures the disk use of the data directory. Opens nothing. Reads directories in a thread.
-
-        The SST files of buckets that are or were open are counted by what they contain.
-        """
-        use = DiskBytes()
-        for name in self._catalog.names():
-            live = self._live.get(name)
-            if live is None:
-                files = await self._executor.run(measure_table, self._catalog.path(name))
-                use += DiskBytes.of_table(files, {})
-            else:
-                use += (await live.disk_use())[0]
-        staging, others = await self._executor.run(_other_bytes, self._directory, self._placement)
-        return use + DiskBytes(staging=staging, other=others)
+        """Returns the disk use of the data directory, and the free space there: see `DataDiskUse.get`."""
+        return await self._disk_use.get()
 
     async def _to_its_end(self, change: Coroutine[None, None, T]) -> T:
         # Half of a change would leave the catalog and the open table inconsistent.
@@ -835,7 +647,7 @@ class Tables:
 
     async def close(self) -> None:
         """Ends all tasks, closes every bucket cleanly, and unlocks the directory."""
-        self._is_closing = True
+        self.tablets.stop_notifying()
         await self.bootstraps.close()
         await self.backups.close()
         await self._sweep.close()
@@ -844,6 +656,7 @@ class Tables:
         await self._expiry.close()
         await self._idle.close()
         await self._changes.join()
+        await self.tablets.join()
         await self.transactions.close()
         await self.archive.close()
         for live in list(self._live.values()):
@@ -857,23 +670,3 @@ class Tables:
         await self._clock_keeper.close()
         self._executor.close()
         self._directory.close()
-
-
-def _other_bytes(directory: DataDirectory, placement: Placement) -> tuple[int, int]:
-    """Returns the bytes of staged rows, and the bytes of all files that are neither staged rows nor of a table.
-
-    Of several worker processes, the first one counts the files that belong to all of them.
-    """
-    counted = {directory.own} if placement.number else {directory.own, directory.path}
-    left_out = directory.tables, directory.transactions, directory.bootstraps, directory.own, *directory.parts()
-    others = sum(
-        directory_bytes(path) for root in counted for path in root.iterdir() if path not in left_out and path != root
-    )
-    staged = directory_bytes(directory.transactions)
-    if not placement.number:
-        staged += directory_bytes(directory.bootstraps)
-    return staged, others
-
-
-def _free_bytes(directory: DataDirectory) -> int:
-    return shutil.disk_usage(directory.path).free

@@ -7,18 +7,20 @@ what holds, whoever ends in between.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from scankv.model.errors import TableNotFound, Unavailable
+from scankv.model.errors import ConnectionFailed, TableNotFound, Unavailable
 from scankv.model.names import table_of
+from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
 from streaming_server.storage.bootstrap.taken_in import has_taken_in
 
 if TYPE_CHECKING:
-    import asyncio
-
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
@@ -29,13 +31,17 @@ if TYPE_CHECKING:
     from streaming_server.engine.writes.column_locks import ColumnLocks
     from streaming_server.storage.tables.catalog import Catalog
 
-TellOwners: TypeAlias = Callable[[str, bool], Awaitable[None]]
-"""Has all other worker processes call `Tablets.follow`."""
+NotifyOwners: TypeAlias = Callable[[str, bool], Awaitable[None]]
+"""Calls `Tablets.follow` at all other worker processes. Raises ConnectionFailed if one of them does not answer."""
 
 _CLOSED_SECONDS: Final = 10.0
 """For how long tablets stay closed if the owner of the table ends before it says what became of the table."""
 
 _RETRY_SECONDS: Final = 0.2
+
+_NOTIFY_SECONDS: Final = 1.0
+
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +63,7 @@ class Tablets:
     Attributes:
         writers: Keeps writers of tables with tablets from being opened while a request of theirs is written, by
             incarnation and writer.
+        notify_owners: Notifies the other worker processes. None: no others exist.
     """
 
     catalog: Catalog
@@ -70,7 +77,10 @@ class Tablets:
     transactions: Callable[[], Transactions]
     table: Callable[[str], LiveTable]
     writers: TableUsageLock = field(default_factory=TableUsageLock)
+    notify_owners: NotifyOwners | None = None
     _closed: dict[str, float] = field(default_factory=dict)
+    _notifying: DetachedTasks = field(default_factory=DetachedTasks)
+    _is_closing: bool = False
 
     def check_open(self, name: str) -> None:
         """Raises Unavailable for a tablet of a table that is about to be dropped."""
@@ -85,6 +95,51 @@ class Tablets:
     def find(self, name: str) -> None:
         """Reads the definition of a tablet that this process does not know yet, if it exists. Blocks shortly."""
         self._add(self.catalog.reload(table_of(name))[1])
+
+    async def notify(self, table: TableDefinition, *, closing: bool = False) -> None:
+        """Has the owners of all tablets of an own table follow it: see `follow`. Hold `ddl`.
+
+        Raises:
+            ConnectionFailed: One of them does not answer.
+        """
+        if table.tablets == 1:
+            return
+        await self.follow_locked(table.name, closing=closing)
+        if self.notify_owners is not None:
+            await self.notify_owners(table.name, closing)
+
+    async def close_all(self, table: TableDefinition) -> None:
+        """Closes all tablets of an own table that is about to be dropped, or none. As `notify`."""
+        try:
+            await self.notify(table, closing=True)
+        except BaseException:
+            await self.notify_reliably(table)
+            raise
+
+    async def notify_reliably(self, table: TableDefinition) -> None:
+        """As `notify`, after a change that is done: owners that do not answer are notified again in the background."""
+        try:
+            await self.notify(table)
+        except ConnectionFailed as error:
+            _log.warning("a change of table %s is not known everywhere yet: %s", table.name, error.message)
+            self._notifying.start(self._notify_again(table))
+
+    async def _notify_again(self, table: TableDefinition) -> None:
+        is_known = False
+        while not is_known and not self._is_closing:
+            await asyncio.sleep(_NOTIFY_SECONDS)
+            async with self.ddl:
+                with suppress(ConnectionFailed):
+                    await self.notify(table)
+                    is_known = True
+
+    def stop_notifying(self) -> None:
+        """Ends notifications in the background: the owners read the table when they start again."""
+        self._is_closing = True
+
+    async def join(self) -> None:
+        """Returns once all notifications in the background have ended."""
+        await self._notifying.join()
 
     async def follow(self, table: str, *, closing: bool) -> bool:
         """Follows a table that its owner has created or altered, has dropped, or is about to drop.

@@ -77,7 +77,7 @@ def _id_of(request: transaction_pb2.StageDeleteAllRequest) -> StagedRequestId:
 async def _is_range(request: transaction_pb2.StageDeleteAllRequest, calls: TabletCalls) -> bool:
     """Whether the tablets delete one range of keys, which they select at the commit."""
     calls.definition.require_key("its rows are not deleted")
-    is_alone = request.alone and calls.tables.has_format(DELETIONS_FORMAT)
+    is_alone = request.alone and calls.tables.rules.has_format(DELETIONS_FORMAT)
     if not (request.untracked or (is_alone and calls.definition.options.changelog == "none")):
         return False
     keys = await calls.table.state.executor.run(range_of, rows_to_delete(request), calls.table)

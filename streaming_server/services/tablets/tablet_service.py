@@ -171,17 +171,17 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         return worker_pb2.DiscardFragmentsResponse()
 
 
-async def tell_owners(workers: Workers, table: str, closing: bool) -> None:
+async def notify_owners(workers: Workers, table: str, closing: bool) -> None:
     """Has all other workers follow a table. Raises the error of the first one that does not."""
     request = worker_pb2.FollowTableRequest(table_name=table, closing=closing).SerializeToString()
 
-    async def tell(number: int) -> None:
+    async def notify(number: int) -> None:
         try:
             await workers.ask(number, _FOLLOW, request, _FOLLOW_SECONDS, of_server=True)
         except grpc.aio.AioRpcError as error:
             raise error_of(error, number, f"tablets of {table}") from error
 
     others = (number for number in range(len(workers)) if number != workers.placement.number)
-    for each in await asyncio.gather(*map(tell, others), return_exceptions=True):
+    for each in await asyncio.gather(*map(notify, others), return_exceptions=True):
         if isinstance(each, BaseException):
             raise each

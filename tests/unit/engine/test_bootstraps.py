@@ -65,7 +65,7 @@ async def tables(tmp_path: Path, clocks: FakeClocks) -> AsyncIterator[Tables]:
 
 
 async def begin(tables: Tables, schema: pa.Schema = SCHEMA, **options: str) -> str:
-    definition = tables.define(NAME, schema, primary_key=["k"], bucket_key=[], options=options, buckets=2)
+    definition = tables.rules.define(NAME, schema, primary_key=["k"], bucket_key=[], options=options, buckets=2)
     return await tables.begin_bootstrap(definition)
 
 
@@ -227,7 +227,7 @@ async def test_a_bootstrap_without_calls_expires_after_a_day(tables: Tables, clo
 
 
 async def test_a_bootstrap_has_the_time_to_live_that_its_client_asks_for(tables: Tables, clocks: FakeClocks) -> None:
-    definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={})
+    definition = tables.rules.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={})
     with pytest.raises(InvalidRequest, match=r"must be between 1 and 604,800 seconds \(7 days\), not 0.5"):
         await tables.begin_bootstrap(definition, ttl=0.5)
     id_ = await tables.begin_bootstrap(definition, ttl=10 * HOUR)
@@ -239,7 +239,7 @@ async def test_a_bootstrap_has_the_time_to_live_that_its_client_asks_for(tables:
 async def test_a_bootstrap_does_not_expire_during_a_call_that_waits_for_its_commit(
     tables: Tables, clocks: FakeClocks
 ) -> None:
-    definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={})
+    definition = tables.rules.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={})
     id_ = await tables.begin_bootstrap(definition, ttl=1.0)
     await stage(tables, id_, "one", 0, rows(0, 10_000))
     waiting = asyncio.create_task(tables.bootstraps.commit(id_, NAME, {"one": 1}, 60))
@@ -265,7 +265,7 @@ async def test_a_hundred_bootstraps_may_be_open(tables: Tables) -> None:
     with pytest.raises(TooManyBootstraps, match="has 100 open bootstraps, the limit"):
         await begin(tables)
     await tables.bootstraps.commit(ids[0], NAME, {}, 60)
-    definition = tables.define("test.other", SCHEMA, primary_key=["k"], bucket_key=[], options={})
+    definition = tables.rules.define("test.other", SCHEMA, primary_key=["k"], bucket_key=[], options={})
     await tables.begin_bootstrap(definition)
 
 
@@ -294,7 +294,7 @@ async def opened(data: Path, clocks: FakeClocks | None = None) -> AsyncIterator[
 
 
 async def begin_named(tables: Tables, source: str = "a source", **terms: Any) -> str:
-    definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, buckets=2)
+    definition = tables.rules.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, buckets=2)
     return await tables.begin_bootstrap(definition, source=source, **terms)
 
 
@@ -384,7 +384,7 @@ async def test_a_resumed_bootstrap_must_be_the_same(tables: Tables) -> None:
     for terms in changed:
         with pytest.raises(BootstrapDiffers, match="has another mode, or another treatment of rows"):
             await begin_named(tables, **terms)
-    definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, buckets=3)
+    definition = tables.rules.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, buckets=3)
     with pytest.raises(BootstrapDiffers, match="this one has another definition"):
         await tables.begin_bootstrap(definition, source="a source")
     with pytest.raises(BootstrapDiffers, match="is staged with other rows"):
@@ -500,9 +500,9 @@ async def test_a_source_is_named_by_printable_text(tables: Tables) -> None:
 
 async def test_staged_rows_count_as_staging_in_the_disk_use(tables: Tables) -> None:
     id_ = await begin(tables)
-    before = await tables._look_at_disk()
+    before = await tables._disk_use.measure()
     await stage(tables, id_, "one", 0, rows(0, 100_000))
-    after = await tables._look_at_disk()
+    after = await tables._disk_use.measure()
     assert after.staging - before.staging > 1_000_000
     assert after.other == before.other
 
@@ -561,7 +561,9 @@ async def test_a_request_that_was_lost_in_a_crash_of_the_machine_is_reported(tmp
 
 
 async def test_indexes_are_built_before_any_client_uses_the_table(tables: Tables) -> None:
-    definition = tables.define(NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, indexes=[["v"]], buckets=2)
+    definition = tables.rules.define(
+        NAME, SCHEMA, primary_key=["k"], bucket_key=[], options={}, indexes=[["v"]], buckets=2
+    )
     id_ = await tables.begin_bootstrap(definition)
     await stage(tables, id_, "one", 0, rows(0, 100))
     await tables.bootstraps.commit(id_, NAME, {"one": 1}, 60)
@@ -578,7 +580,9 @@ async def test_indexes_are_built_before_any_client_uses_the_table(tables: Tables
 
 async def test_a_row_that_an_index_cannot_have_fails_the_commit(tables: Tables) -> None:
     schema = pa.schema([pa.field("k", pa.string(), nullable=False), ("t", pa.string())])
-    definition = tables.define(NAME, schema, primary_key=["k"], bucket_key=[], options={}, indexes=[["t"]], buckets=1)
+    definition = tables.rules.define(
+        NAME, schema, primary_key=["k"], bucket_key=[], options={}, indexes=[["t"]], buckets=1
+    )
     id_ = await tables.begin_bootstrap(definition)
     long = pa.record_batch([pa.array(["a"]), pa.array(["x" * 20_000])], schema=schema)
     await stage(tables, id_, "one", 0, ipc_stream(schema, long))
