@@ -151,7 +151,7 @@ class ServerConfig:
         metrics_port: The port that serves metrics and health over HTTP. 0: none does.
         metrics_host: The address of this port. Addresses other than loopback are served over HTTPS with the certificate
             of the server, or need `insecure`. With `tls_client_ca`, reading metrics there needs a certificate, too.
-            Otherwise, whoever reaches the port can read the metrics, which name tables.
+            Otherwise, any program that reaches the port can read the metrics, which name tables.
         http_port: The port of the HTTP gateway, which runs in a process of its own; docs/guides/http.md. 0: there is
             none.
         http_host: The address of this port. Addresses other than loopback are served over HTTPS with the certificate
@@ -434,14 +434,14 @@ class ServerConfig:
                 raise UsageError(
                     f"host = {self.host}: other machines can reach this address, and the server has {missing}: give "
                     "--tls-certificate, --tls-key and --tokens (or jwt_issuer), or listen on loopback; to let "
-                    "everybody in nevertheless, give --insecure",
+                    "all callers in nevertheless, give --insecure",
                     option="host",
                 )
 
         if self.metrics_port and not is_loopback(self.metrics_host) and not (self.tls_certificate or self.insecure):
             raise UsageError(
                 f"metrics_host = {self.metrics_host}: other machines can reach this address, and the server has no "
-                "TLS: give --tls-certificate and --tls-key, or listen on loopback; to let everybody read the metrics "
+                "TLS: give --tls-certificate and --tls-key, or listen on loopback; to let all callers read the metrics "
                 "unencrypted, give --insecure",
                 option="metrics_host",
             )
@@ -461,7 +461,7 @@ class ServerConfig:
                 raise UsageError(
                     f"http_host = {self.http_host}: other machines can reach this address, and the server has "
                     f"{missing}: give --tls-certificate, --tls-key and --tokens (or jwt_issuer), or listen on "
-                    "loopback; to let everybody in nevertheless, give --insecure",
+                    "loopback; to let all callers in nevertheless, give --insecure",
                     option="http_host",
                 )
         if self.tls_client_ca:
@@ -501,7 +501,7 @@ class ServerConfig:
 
     @property
     def jwt(self) -> JwtSettings | None:
-        """Whose JSON web tokens are accepted. None: none are."""
+        """Whose JSON web tokens are accepted. None: no JSON web token is accepted."""
         if not self.jwt_issuer:
             return None
         return JwtSettings(

@@ -124,7 +124,7 @@ def _settings(config: ServerConfig, address: str) -> dict[str, Any]:
     wildcards = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
     target = address_of(wildcards.get(host, host), int(port))
     paths = {name: getattr(config, name) for name in ("tls_certificate", "tls_key")}
-    # On loopback, nobody else can read what is sent, and users of this machine need no certificate.
+    # On loopback, no other host can read what is sent, and users of this machine need no certificate.
     is_encrypted = bool(config.tls_certificate) and not is_loopback(config.http_host)
     return {
         "host": config.http_host,

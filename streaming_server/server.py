@@ -159,7 +159,7 @@ class Server:
         config: The settings of the server.
         clocks: The clocks of the machine. None: the real ones.
         loop_turns: Measures the turns of the event loop, for the statistics. None: nothing does.
-        worker: What makes this process one of several worker processes of a server. None: it is the whole server.
+        worker: What makes this process one of several worker processes of a server. None: it is the complete server.
 
     Attributes:
         address: The `HOST:PORT` on which the server listens, inside the block.
@@ -235,8 +235,8 @@ class Server:
     async def announce_ready(self) -> None:
         """Reports to health checks that the server is ready.
 
-        A server of one process does so itself. A worker is told once every worker has been ready, because until then
-        no worker can answer all calls. When one is started again, the others stay ready.
+        A server of one process does so itself. The supervisor notifies a worker once every worker has been ready,
+        because no worker can answer all calls before. When a worker is started again, the others stay ready.
         """
         for name in ("", *_SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -314,7 +314,7 @@ class Server:
         if not self.config.metrics_port:
             return
         address = address_of(self.config.metrics_host, self.config.metrics_port)
-        # On loopback, nobody else can read or change what is sent, and probes need no certificate.
+        # On loopback, no other host can read or change what is sent, and probes need no certificate.
         is_encrypted = bool(self.config.tls_certificate) and not is_loopback(self.config.metrics_host)
         tls = https_context(self.config) if is_encrypted else None
         try:
@@ -340,7 +340,7 @@ class Server:
         return GatewaySupervisor(self.config, self.address, listener, self._forwarded, self._principals)
 
     async def _read_all_metrics(self) -> tuple[str, bytes]:
-        """Returns the metrics of all workers; they are read from this one if it is the whole server."""
+        """Returns the metrics of all workers; they are read from this process if it is the complete server."""
         if self._worker is None:
             return await self._read_metrics()
         return await read_metrics_of_all(self._workers)
@@ -533,7 +533,7 @@ def run(config: ServerConfig, worker: WorkerSettings | None = None) -> int:
     Args:
         config: The settings of the server.
         worker: What makes this process one of several worker processes. It then stops as well when its standard input
-            ends, which shows that its supervisor has ended. None: it is the whole server.
+            ends, which shows that its supervisor has ended. None: it is the complete server.
 
     Returns:
         The exit code: 0 after a drain; 3 when the data directory is locked; 4 when the port is taken; 5 when the data
@@ -646,7 +646,7 @@ async def _serve(config: ServerConfig, turns: LoopTurns, worker: WorkerSettings 
 
 
 async def _send_heartbeat() -> None:
-    """Tells the supervisor that the event loop runs."""
+    """Reports to the supervisor that the event loop runs."""
     # A supervisor that is frozen reads nothing.
     os.set_blocking(sys.stdout.fileno(), False)
     with suppress(BlockingIOError):
@@ -654,7 +654,7 @@ async def _send_heartbeat() -> None:
 
 
 def _read_supervisor(all_ready: asyncio.Event) -> None:
-    """Reads that all workers have been ready.
+    """Reads the report that all workers have been ready.
 
     Once the supervisor has ended, ends the worker as a crash does: another server may wait for the data directory.
     """

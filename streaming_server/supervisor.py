@@ -159,7 +159,7 @@ class WorkerSupervisor:
             if (await child.stdout.readline()).startswith(_READY):
                 _log.info("worker %d is ready, with process id %d", number, child.pid)
                 self._ready[number].set()
-                self._tell_ready()
+                self._report_ready()
                 await self._watch(number, child)
             return await child.wait()
         finally:
@@ -168,8 +168,8 @@ class WorkerSupervisor:
                 child.kill()
                 await child.wait()
 
-    def _tell_ready(self) -> None:
-        """Tells all workers if every worker has been ready once."""
+    def _report_ready(self) -> None:
+        """Notifies all workers if every worker has been ready once."""
         if all(ready.is_set() for ready in self._ready):
             for child in self._children.values():
                 assert child.stdin is not None
@@ -343,7 +343,7 @@ def _bind(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        # Without SO_REUSEPORT, it fails if anybody listens on the port, even another server with workers.
+        # Without SO_REUSEPORT, it fails if any process listens on the port, even another server with workers.
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from streaming_server.storage.tables.placement import ALONE
 
 HEARTBEAT_SECONDS: Final = 1.0
-"""How often a worker that is ready tells its supervisor, over its standard output, that its event loop runs."""
+"""How often a worker that is ready reports to its supervisor, over its standard output, that its event loop runs."""
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What the supervisor tells a worker process. Immutable and picklable.
+    """The settings that the supervisor gives a worker process. Immutable and picklable.
 
     Attributes:
         placement: The place of the worker among all workers.
@@ -59,6 +59,7 @@ class WorkerSettings:
 def alone() -> WorkerSettings:
     """Returns the settings of a server of one process, which calls only itself.
 
-    Its socket has no file, so any user of the host can connect to it. But it answers only who knows the key.
+    The socket of the server has no file, so any user of the host can connect to it. But the server answers only calls
+    with the key.
     """
     return WorkerSettings(placement=ALONE, lock=-1, sockets=None, key=secrets.token_hex(32), peer_key="", ports=())

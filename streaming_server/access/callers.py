@@ -53,8 +53,8 @@ STREAM_CALLER: ContextVar[CallerIdentity | None] = ContextVar("stream_caller", d
 class TokenStore:
     """The tokens of a token file. Bound to the event loop.
 
-    If the file changes and cannot be read any more, the tokens that were read last stay valid, and the log says why:
-    a mistake in the file must not lock everybody out.
+    If the file changes and cannot be read any more, the tokens that were read last stay valid, and the log says why: a
+    mistake in the file must not lock all callers out.
 
     Args:
         path: The token file.

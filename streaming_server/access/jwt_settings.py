@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""The algorithms that may be allowed. All are asymmetric: whoever can verify a token cannot make one."""
+"""The algorithms that may be allowed. All are asymmetric: a key that verifies tokens cannot make one."""
 
 _MAX_GRANTS_BYTES: Final = 4 * 1024 * 1024
 _MAX_REMEMBERED: Final = 1000
@@ -55,8 +55,8 @@ class JwtSettings:
 def url_problem(url: str) -> str:
     """Returns why keys must not be fetched from a url; empty if they may be.
 
-    Whoever can change the keys on their way can make tokens for everything. So the connection must be encrypted, or
-    must not leave this machine.
+    An attacker who can change the keys on their way can make tokens for everything. So the connection must be
+    encrypted, or must not leave this machine.
     """
     try:
         parts = urlsplit(url)

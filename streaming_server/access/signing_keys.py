@@ -361,7 +361,7 @@ def _parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 def _key_of(listed: object) -> SigningKey | None:
     """Returns a key of a key set, or None if tokens cannot be verified with it."""
-    # A symmetric key is never used: whoever can read the key set could sign with it.
+    # A symmetric key is never used: any reader of the key set could sign with it.
     if not isinstance(listed, dict) or listed.get("kty") not in ("RSA", "EC", "OKP"):
         return None
     name, algorithm = listed.get("kid"), listed.get("alg")

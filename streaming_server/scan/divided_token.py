@@ -1,4 +1,4 @@
-"""Resume tokens of the parts of a divided scan, which are those of the whole scan."""
+"""Resume tokens of the parts of a divided scan, which are also tokens of the complete scan."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class DividedTokens(TokenWriter):
-    """Makes the tokens of the stream of one tablet, as those of the scan of all tablets.
+    """Makes the tokens of the stream of one tablet as tokens of the scan of all tablets.
 
     Args:
         tokens: Makes the tokens of the tablet.
-        head: What comes before such a token in that of the scan. A checksum of both follows.
+        head: The bytes before the tablet's token in the token of the scan. A checksum of both follows.
     """
 
     def __init__(self, tokens: TokenWriter, head: bytes) -> None:

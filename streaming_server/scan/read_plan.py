@@ -58,7 +58,7 @@ class ReadPlan:
         key_range: The keys.
         reverse: Whether to read in descending order.
         ordered: Whether to return the rows of all buckets in one order.
-        limit: The most rows of the whole scan. None: no limit.
+        limit: The most rows of the complete scan. None: no limit.
         resume_token: Where the scan resumes; empty at its beginning.
         stored_rows: Whether to return the stored rows as an additional column.
         read_path: Where to read the rows from.
@@ -67,7 +67,7 @@ class ReadPlan:
         now_micros: The time as of which rows have expired, in microseconds since 1970 UTC. It is a tick, and belongs
             to the view. None: not known yet, so rows of a table whose rows expire cannot be read.
         keeps_expired: Whether to read expired rows, too.
-        changes_follow: Whether the reader goes on with the changes after the view.
+        changes_follow: Whether the reader continues with the changes after the view.
         expired_at: The time as of which rows have expired, in microseconds since 1970 UTC. None: that of the view; if
             the scan resumes, that of its first view.
     """

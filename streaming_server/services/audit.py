@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streaming_server.services.permissions import Permission
 
 MAX_UNAUTHENTICATED: Final = 1000
-"""The most unauthenticated calls of each minute with a line of their own, since anybody can make such calls."""
+"""The most unauthenticated calls of each minute with a line of their own, since any program can make such calls."""
 
 _UNAUTHENTICATED: Final = "UNAUTHENTICATED"
 _REFUSED: Final = frozenset({_UNAUTHENTICATED, "PERMISSION_DENIED"})

@@ -29,13 +29,13 @@ FORWARDED: Final = "scankv-forwarded"
 """The metadata by which a worker shows that it forwards a call. Its value is the secret of the workers."""
 
 HOLD: Final = "scankv-hold"
-"""The metadata, besides that above, with the id of the hold under which a call of a worker opens its view."""
+"""Further metadata of a worker's call: the id of the hold under which the call opens its view."""
 
 PARK: Final = "scankv-park"
-"""The metadata, besides that above, with the ticket of the call that will read a scan that a worker opens."""
+"""Further metadata of a worker's call: the ticket of the call that will read the scan."""
 
 SCAN_ID: Final = "scankv-scan"
-"""The metadata, besides that above, with the id of the scan that a call of a worker reads a part of."""
+"""Further metadata of a worker's call: the id of the scan of which the call reads a part."""
 
 OF_SERVER: Final = "scankv-of-server"
 """The metadata, with the same value, by which a worker shows that it makes a call in the name of the server."""
@@ -178,7 +178,7 @@ class Workers:
             request: The serialized request.
             timeout: The seconds that are left. None: no limit.
             hold_id: The hold under which the call opens its view. Empty: none.
-            ticket: The ticket of the call that will read the stream. Empty: this one does.
+            ticket: The ticket of the call that will read the stream. Empty: this call reads it.
             scan_id: The scan that the call reads a part of. Empty: none.
         """
         with self._connections[number].use() as channel:
@@ -192,7 +192,12 @@ class Workers:
 
     @contextmanager
     def patient(self, cancel: Callable[[], object], answer: UnreadAnswer, size: int) -> Iterator[None]:
-        """Cancels what a message comes from if the block takes too long, in which a message of it is written.
+        """Limits the time of a block that writes a message. If the block takes too long, calls `cancel`.
+
+        Args:
+            cancel: Ends the source of the message.
+            answer: Counts the message as unread, once the block has taken too long.
+            size: The bytes of the message.
 
         Raises:
             ScanStalled: The block took too long.

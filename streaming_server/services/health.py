@@ -16,7 +16,7 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[name-defined,mis
     """Reports whether each service serves. `Check` and the changes of status are the library's."""
 
     def __init__(self) -> None:
-        """Creates a service that says that the server does not serve yet. The library's would say that it does."""
+        """Creates a service that reports that the server does not serve yet, unlike the service of the library."""
         super().__init__()
         self._server_status[health.OVERALL_HEALTH] = health_pb2.HealthCheckResponse.NOT_SERVING
 

@@ -161,7 +161,7 @@ class _IncomingMessage:
 
         Args:
             due: When this should have been called. If the event loop stalled after that, the message may have arrived
-                unseen, so it has the time once more. None: it had that already.
+                unseen, so it gets the same time once more. None: it has had the time twice.
         """
         if due is not None and self._loop.time() - due > self._prompt_seconds:
             self._timer = self._loop.call_later(self._prompt_seconds, self._late, None)

@@ -104,7 +104,7 @@ def merge_stats(answers: Mapping[int, admin_pb2.StatsResponse]) -> admin_pb2.Sta
 
 
 def merge_scans(scans: Iterable[admin_pb2.LiveScan]) -> list[admin_pb2.LiveScan]:
-    """Returns live scans with one item for each, which may have parts at several tablets."""
+    """Returns live scans with one item for each scan, even if it has parts at several tablets."""
     by_id: dict[str, admin_pb2.LiveScan] = {}
     for each in scans:
         known = by_id.setdefault(each.scan_id, each)
@@ -120,7 +120,7 @@ def merge_scans(scans: Iterable[admin_pb2.LiveScan]) -> list[admin_pb2.LiveScan]
 
 
 def merge_bases(bases: Iterable[admin_pb2.TableBases]) -> list[admin_pb2.TableBases]:
-    """Returns the statistics of bases with one item for each table, whose tablets may have some of their own."""
+    """Returns the statistics of bases with one item for each table, even if several tablets have bases."""
     by_table: dict[str, admin_pb2.TableBases] = {}
     for each in bases:
         known = by_table.setdefault(each.table, each)

@@ -38,7 +38,7 @@ class ParkedScan:
         seconds: For how long it waits for its reader. None: as long as the call that has opened it lasts.
 
     Attributes:
-        token_head: How the resume tokens of the scan begin that this is a part of. Known once it is claimed.
+        token_head: The beginning of the resume tokens of the complete scan. Empty until a call claims this part.
     """
 
     def __init__(self, source: Abortable, seconds: float | None) -> None:
@@ -57,7 +57,7 @@ class ParkedScan:
                 return await self._reader
         except TimeoutError:
             raise Unavailable(
-                f"nobody has read the scan within {self._seconds:g} s: start it again",
+                f"no reader has claimed the scan within {self._seconds:g} s: start it again",
                 retry_after=_RETRY_SECONDS,
             ) from None
 
@@ -67,17 +67,17 @@ class ParkedScan:
         for waiting in (self._reader, self._last):
             if not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # Perhaps nobody waits for it.
+                waiting.exception()  # Marks the error as retrieved, because no task may wait for it.
 
     async def last_message(self) -> bytes:
-        """Returns the last message once the reader has all of them. Raises the error that ends the scan, at once.
+        """Returns the last message once the reader has all messages.
 
-        Even if the reader takes nothing, so that its call cannot end yet.
+        Raises the error that ends the scan at once, even if the reader takes nothing and its call cannot end yet.
         """
         return await asyncio.shield(self._last)
 
     def end(self, error: Exception | None, last: bytes = b"") -> None:
-        """Ends the call that reads the scan, of which no message is on its way any more."""
+        """Ends the call that reads the scan. Call it once no message is being sent to that call."""
         if not self._end.done():
             self._end.set_result(error)
         if not self._last.done():
@@ -97,7 +97,7 @@ class ParkedScan:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether a call reads it."""
+        """Whether a call reads the scan."""
         return self._reader.done()
 
 
@@ -111,7 +111,8 @@ class ParkedScans:
     def park(self, ticket: str, source: Abortable) -> Iterator[ParkedScan]:
         """Lets another call read a scan, for the length of the block.
 
-        The reader comes soon for the first part of a scan, and for another one after it has read those before.
+        The first part of a scan waits a few seconds for its reader. Other parts wait as long as the scan lasts, because
+        the reader reads the parts before them first.
         """
         parked = self._scans[ticket] = ParkedScan(source, _CLAIM_SECONDS if ticket.startswith(_FIRST) else None)
         try:
@@ -122,7 +123,7 @@ class ParkedScans:
                 parked.end(gone())
 
     def find(self, ticket: str) -> ParkedScan:
-        """Returns a scan that nobody reads yet. Raises Unavailable if there is none."""
+        """Returns a scan that no call reads yet. Raises Unavailable if no such scan exists."""
         parked = self._scans.get(ticket)
         if parked is None or parked.is_claimed:
             raise gone()
@@ -135,5 +136,5 @@ def new_tickets(parts: Sequence[int]) -> dict[int, str]:
 
 
 def gone() -> Unavailable:
-    """Returns the error of who reads a part whose scan has ended."""
+    """Returns the error for the reader of a part whose scan has ended."""
     return Unavailable("the scan of this part has ended: start it again", retry_after=_RETRY_SECONDS)

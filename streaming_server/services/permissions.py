@@ -110,7 +110,7 @@ class Permission:
     """What one call needs. Immutable.
 
     Attributes:
-        requirements: All that the caller must have. Empty: the call is open to everybody, even without a token.
+        requirements: All that the caller must have. Empty: the call is open to all callers, even without a token.
         visible: The lists of the response that are filtered.
         changes: Whether the call changes something. The audit log has a line for it.
     """

@@ -95,7 +95,7 @@ def definition_of(tables: Tables, request: Request) -> TableDefinition:
 
 
 def borrow_view(tables: Tables, request: Request) -> AbstractAsyncContextManager[None]:
-    """Lets this worker read the snapshot that a request names, for the length of the block, whoever owns the table.
+    """Lets this worker read the snapshot of any table that a request names, for the length of the block.
 
     Raises:
         TableNotFound, SnapshotLost, InvalidRequest: As when the owner reads it.

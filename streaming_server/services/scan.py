@@ -257,7 +257,7 @@ class ScanService:
         stream: Callable[[OpenedScan], Iterator[bytes | None]],
         send: Send,
     ) -> None:
-        """Sends the header to the call that has opened the view, the rows to another one, and the trailer to both."""
+        """Sends the header to the call that has opened the view, the rows to another call, and the trailer to both."""
         with self._parked.park(ticket, opened.source) as parked:
             scan.hold(parked)
             await send(next(message for message in stream(opened) if message is not None))
@@ -279,7 +279,7 @@ class ScanService:
         messages: Iterator[bytes | None],
         scan: RegisteredScan,
     ) -> None:
-        """Sends all messages to the reader of a parked scan, and ends it with the last one, or with an error."""
+        """Sends all messages to the reader of a parked scan. Ends the reader's call after them, or with an error."""
         error: Exception | None = gone()
         last = b""
 

@@ -82,7 +82,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         async with map_errors(request, context):
             table = self._tables.table(request.table).definition.name if request.table else None
             found = map(_snapshot, self._snapshots.list_snapshots(table))
-            # A worker joins what several have.
+            # The worker that has called joins the parts of several workers.
             is_part = self._workers.is_forwarded(CALL_METADATA.get())
         return snapshot_pb2.ListSnapshotsResponse(snapshots=found if is_part else join_snapshots(found))
 

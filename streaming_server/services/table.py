@@ -37,7 +37,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
 
     Args:
         tables: The tables of this process.
-        worker: What makes this process one of several of its server. None: it is the whole server.
+        worker: What makes this process one of several of its server. None: it is the complete server.
     """
 
     def __init__(self, tables: Tables, worker: WorkerSettings | None = None) -> None:

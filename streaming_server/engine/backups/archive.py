@@ -297,7 +297,7 @@ class Archive:
         """Returns what the next segment must contain.
 
         Raises:
-            Unavailable: The clock of a worker is behind what is archived.
+            Unavailable: The clock of a worker is earlier than the end of the archive.
         """
         archived = self._archived
         capture = join_captures(list(parts.values()), archived.shares)

@@ -124,7 +124,7 @@ class BootstrapTerms:
         )
 
     def difference(self, other: BootstrapTerms) -> str | None:
-        """Returns what another bootstrap of the table has that keeps it from being resumed as this one. None: nothing.
+        """Returns what differs in another bootstrap of the table, so that it cannot resume this one. None: nothing.
 
         The time to live may differ.
         """
@@ -201,7 +201,7 @@ class Bootstrap:
 
     @property
     def last_service_micros(self) -> int:
-        """When a client last called that has changed something, in service time. 0: none has since the begin."""
+        """When a client's call last changed something, in service time. 0: no call has since the begin."""
         times = [requests[-1].service_micros for requests in self.staged.values() if requests]
         return max([*times, 0 if self._recorded is None else int(self._recorded["service_micros"])], default=0)
 
@@ -218,7 +218,7 @@ class Bootstrap:
     async def stage(self, request: BootstrapRequest, data: bytes, digest: bytes = b"") -> int:
         """Stages the rows of a request, and returns their number. Repeating it does no harm.
 
-        They survive a kill of the process then. They survive a crash of the machine after the sync that follows, at the
+        The rows then survive a kill of the process. They survive a crash of the machine after the next sync, at the
         latest when the next request is staged.
 
         Raises:
@@ -279,7 +279,7 @@ class Bootstrap:
         size_bytes: int,
         digest: bytes,
     ) -> int:
-        """Writes and records a request. All of it in the thread, which continues if the call is cancelled."""
+        """Writes and records a request. Runs in one thread, which continues if the call is cancelled."""
         rows, keys, buckets = encoded
         staged = RequestOnDisk(rows.num_rows, size_bytes, digest, self._host.clock.service_micros())
         with self._over_on_failure():
@@ -403,7 +403,7 @@ class Bootstrap:
             sync_directories(table)
 
     def _remove_rows(self) -> None:
-        """Removes what the table does not need. What is left is for a client that does not know of the table yet."""
+        """Removes the staged rows. The rest stays for a client that does not know of the table yet."""
         self._runs.close()
         if self.terms.source:
             self._directory.remove_rows()
@@ -463,7 +463,7 @@ class Bootstrap:
         await self._host.executor.run(self.discard)
 
     def discard(self) -> None:
-        """As `remove`. Blocks."""
+        """Removes the files, as `remove` does. Blocks."""
         self._runs.close()
         self._directory.remove()
 

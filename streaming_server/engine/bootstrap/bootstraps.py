@@ -23,8 +23,8 @@ _MOST_OPEN: Final = 100
 class Bootstraps:
     """The bootstraps of a server. Bound to the event loop.
 
-    They outlive it. A bootstrap whose table exists is kept as well, so that a client whose call was lost gets its
-    result.
+    Bootstraps outlive the server. A bootstrap whose table exists is kept as well, so that a client whose call was lost
+    gets its result.
 
     Args:
         host: The server.
@@ -72,7 +72,7 @@ class Bootstraps:
 
         Raises:
             InvalidRequest: The table has no primary key, or a changelog of what is written.
-            BootstrapDiffers: The terms of the bootstrap to be resumed are others.
+            BootstrapDiffers: The bootstrap to be resumed has other terms.
             TooManyBootstraps: 100 are open.
             DiskFull, DiskFailed: Its directory cannot be created.
         """
@@ -97,7 +97,7 @@ class Bootstraps:
         return found.definition.incarnation
 
     def has_made(self, name: str, source: str) -> bool:
-        """Whether a bootstrap of a named source has made a table, and its client may not know that yet."""
+        """Whether a bootstrap of a named source has made a table of which the client may not know yet."""
         found = self._named(name) if source else None
         return found is not None and found.is_done and not self._is_gone(found)
 

@@ -1,4 +1,4 @@
-"""Holds: one call keeps the buckets of a tablet from changing, so that another one can read them as of that instant.
+"""Holds: one call keeps the buckets of a tablet from changing, so that another call can read them as of that instant.
 
 A table with tablets has several owners. A read of all of its tablets as of one instant holds all of them, has each
 tablet open its view, and ends the holds. See `docs/internals/tablets.md`.
@@ -56,7 +56,7 @@ class BucketHold:
     async def use(
         self, buckets: Sequence[LiveBucket], *, again: bool = False
     ) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
-        """Gives the current call some of the buckets for the length of the block, as `lock_buckets`.
+        """Gives the current call some of the buckets for the length of the block, as `lock_buckets` does.
 
         Args:
             buckets: The buckets.
@@ -109,11 +109,11 @@ class BucketHolds:
 
 
 CURRENT_HOLD: Final[ContextVar[BucketHold | None]] = ContextVar("scankv_current_hold", default=None)
-"""The hold under which the current call opens its view. None: it locks the buckets by itself."""
+"""The hold under which the current call opens its view. None: the call locks the buckets itself."""
 
 
 def open_again() -> None:
-    """Has the next view of the current call, too, opened under its hold, as of the same instant."""
+    """Keeps the hold of the current call for its next view, which is then as of the same instant, too."""
     hold = CURRENT_HOLD.get()
     if hold is not None:
         hold.taken.clear()

@@ -1,4 +1,4 @@
-"""The buckets of a table that are served under one definition: all of the table, or those of one tablet."""
+"""The buckets of a table that are served under one definition: all of the table, or all of one tablet."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class SharedSteps:
     """Applies the steps of one bucket that wait at the same time together. Bound to the event loop.
 
     The first caller applies its own step and those that have arrived before it gets the mutex. A task applies those
-    that arrive meanwhile.
+    that arrive in the meantime.
 
     Args:
         live: The bucket.
@@ -111,7 +111,7 @@ class SharedSteps:
                 bucket = await self._live.open()
                 await self._apply_steps(bucket, self._take())
         except Exception as error:
-            # From the mutex or the opening. Nobody else would wake the callers.
+            # From the mutex or the opening. Nothing else would wake the callers.
             for step in self._take():
                 step.end(copy(error))
 

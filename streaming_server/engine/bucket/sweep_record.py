@@ -20,7 +20,7 @@ class SweepRecord:
 
     Attributes:
         removed: The rows that were removed since the start of the server.
-        pass_ended: When the last complete pass ended. None: none has ended.
+        pass_ended: When the last complete pass ended. None: no pass has ended.
     """
 
     removed: int = 0

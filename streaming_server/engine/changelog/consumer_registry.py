@@ -97,7 +97,7 @@ class ConsumerRegistry:
         self._tablets = tablets
 
     def _tablets_of(self, definition: TableDefinition) -> TabletLogs | None:
-        """Returns what has the changelogs of a table. None: the table has them itself."""
+        """Returns the changelogs of the tablets of a table. None: the table has no tablets."""
         return self._tablets if definition.is_divided else None
 
     def add(self, definition: TableDefinition, path: Path) -> TableConsumers:
@@ -108,7 +108,7 @@ class ConsumerRegistry:
     def load(self, definition: TableDefinition, path: Path) -> None:
         """Loads the consumers of a table from disk. Blocks.
 
-        Of a tablet, these are the positions of the consumers of its table, which the owner of the table stores.
+        For a tablet, loads the positions of the consumers of its table, which the owner of the table stores.
         """
         group = self.add(definition, path)
         if definition.tablet is not None:
@@ -161,7 +161,7 @@ class ConsumerRegistry:
         _retain_logs(table, consumer_id, offsets)
 
     def keep_from(self, table: TableState, consumer_id: str, offsets: Mapping[int, int]) -> None:
-        """As `keep`, but keeps earlier changes as well if they are kept already. Hold the mutexes of the buckets."""
+        """Keeps changes as `keep` does, and earlier changes that are kept already. Hold the mutexes of the buckets."""
         kept = self._group(table).kept.get(consumer_id, {})
         both = {n: min(offset, kept.get(n, offset), key=count_of) for n, offset in offsets.items()}
         self.keep(table, consumer_id, {**kept, **both})
@@ -287,7 +287,7 @@ class ConsumerRegistry:
     async def _find_reset(
         self, table: TableState, consumer_id: str, before: Mapping[int, int], start: StartFrom, *, clamp: bool
     ) -> dict[int, int]:
-        """Returns the offsets to which a consumer moves, whose changes are kept from here on."""
+        """Returns the offsets to which a consumer moves. From now on, the changes after them are kept."""
         tablets = self._tablets_of(table.definition)
         if tablets is not None:
             return await tablets.find(table.definition, sorted(before), start, clamp=clamp, consumer_id=consumer_id)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class TabletLogs(Protocol):
     """The changelogs of the tablets of all tables of a process.
 
-    The owner of a table stores its consumers. Each tablet keeps the changes that they need: at its start those that
-    the files of the consumers say, and later those that the owner of the table says.
+    The owner of a table stores its consumers. Each tablet keeps the changes that the consumers need. At its start, the
+    tablet finds them in the files of the consumers. Later, the owner of the table reports them.
     """
 
     async def find(

@@ -1,7 +1,7 @@
 """Few rows of one bucket to write, as Python values: the path without the fixed costs of columns.
 
 Its results are those of the path for columns, which tests compare. Where it does not apply, as with an aggregate
-function that has no fold, the rows go on as `PreparedRows`.
+function that has no fold, the rows continue as `PreparedRows`.
 """
 
 from __future__ import annotations

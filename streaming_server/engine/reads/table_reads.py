@@ -91,7 +91,7 @@ class TableReads:
         """
         table = self._table
         chosen, codec = table.select_buckets(plan.buckets), table.codec
-        # A scan that resumes goes on without the rows that had expired for the first part of it.
+        # A scan that resumes leaves out the rows that had expired for its first part.
         resumed = time_of_token(plan.resume_token) if plan.resume_token else plan.expired_at
         plan = plan.as_of(table.clock.commit_micros() if resumed is None else resumed)
         reader, choices = await plan_reads_off_loop(table.executor.run, plan, codec)

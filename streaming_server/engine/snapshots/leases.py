@@ -25,7 +25,7 @@ class Lease:
     """A claim on a pinned view: it lasts `ttl` seconds, until `expires` on the monotonic clock.
 
     A `shared` lease belongs to all callers that know its id: its id is never reused. A `name` is unique among the
-    leases of a table. A `pending` one is the first part of a snapshot whose other parts may not be pinned yet.
+    leases of a table. A `pending` lease is the first part of a snapshot whose other parts may not be pinned yet.
     """
 
     lease_id: str
@@ -46,7 +46,7 @@ class Lease:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is shared, or a part of a shared snapshot, of which only the first one keeps the id from reuse."""
+        """Whether the lease is shared, or a part of a shared snapshot. Only the first part keeps the id from reuse."""
         part = PartId.parse(self.lease_id)
         return self.shared if part is None else part.shared
 

@@ -45,7 +45,7 @@ class PartId:
 
     @classmethod
     def parse(cls, lease_id: str) -> PartId | None:
-        """Reads the id of a lease. None: it is not that of a part."""
+        """Reads the id of a lease. None: the lease is no part."""
         found = _PART.fullmatch(lease_id) if "." in lease_id else None
         return None if found is None else cls(found[1], found[2], int(found[3]), int(found[4]), bool(found[5]))
 

@@ -125,12 +125,12 @@ class Snapshots:
 
     @property
     def views(self) -> int:
-        """The number of views, where those of further tablets of a table do not count."""
+        """The number of views. Of a table with tablets, only the views of the first tablet count."""
         return sum(not tablet_number(view.table) for view in self._views)
 
     @property
     def leases(self) -> int:
-        """The number of snapshots: of leases, where those on further tablets of a table do not count."""
+        """The number of leases. Of a table with tablets, only the leases on the first tablet count."""
         parts = map(PartId.parse, self._leases)
         return sum(part is None or part.tablet == 0 for part in parts)
 
@@ -209,14 +209,14 @@ class Snapshots:
             raise InvalidRequest("a shared snapshot cannot have a name: its lease_id already is one")
 
     async def find_pinned(self, table: TableState, lease_id: str, name: str) -> Lease | None:
-        """Returns the lease that a repeated pin of a table renews. None: a new one is to be taken.
+        """Returns the lease that a repeated pin of a table renews. None: the pin takes a new lease.
 
         Ends a lease of this id or name that has expired. Call it in `exclude_others`.
 
         Args:
-            table: The table. Where it has tablets, the first one.
+            table: The table; of a table with tablets, the first tablet.
             lease_id: The id of the snapshot.
-            name: Its name. Empty: none.
+            name: The name of the snapshot. Empty: it has no name.
 
         Raises:
             InvalidRequest, SnapshotExists, SnapshotLost: As `pin`.
@@ -242,12 +242,12 @@ class Snapshots:
         return self._config.snapshot_ttl_seconds
 
     def renewed_ttl(self, lease: Lease, ttl: float | None) -> float:
-        """Returns the time to live, in seconds, that a repeated pin gives a lease. None: it asks for the default."""
+        """Returns the time to live, in seconds, that a repeated pin with a `ttl` gives a lease. None: the default."""
         wanted = self.default_ttl if ttl is None else ttl
         return max(wanted, lease.ttl) if lease.shared else wanted
 
     async def announce(self, part: PartId, *, shared: bool, name: str) -> None:
-        """Makes a snapshot known by its first part, once all of its parts are pinned; durable when this returns.
+        """Announces a snapshot by its first part, once all parts are pinned. Durable when this returns.
 
         Raises:
             SnapshotLost: The part has ended.
@@ -258,7 +258,7 @@ class Snapshots:
         self._first_parts[part.snapshot_id] = lease
 
     def divided_table_of(self, snapshot_id: str) -> str:
-        """Returns the table with tablets that a current snapshot is of. Empty: it is of another one, or not known."""
+        """Returns the table with tablets of a current snapshot. Empty: its table has no tablets, or it is unknown."""
         lease = self._first_parts.get(snapshot_id)
         return "" if lease is None or lease.expires <= self._clock.monotonic() else table_of(lease.view.table)
 
@@ -443,7 +443,7 @@ class Snapshots:
     async def _make_place(self) -> None:
         """Ends the shared snapshot that was not renewed for the longest time, if the limit of leases is reached.
 
-        Of a table with tablets, ends the parts here. Their owners end the other ones in the same way.
+        Of a table with tablets, ends the parts in this process. The owners of the other parts end them in the same way.
         """
         if self._has_place():
             return
@@ -455,7 +455,7 @@ class Snapshots:
                 await self._end(lease)
 
     def _has_place(self, lease_id: str = "") -> bool:
-        """Whether the limit lets a lease be taken. The parts of a snapshot count as one. Empty: a lease of any id."""
+        """Whether the limit allows another lease. The parts of a snapshot count as one. Empty: a lease of any id."""
         limit = self._config.max_snapshot_leases
         if len(self._leases) + len(self._pending) < limit:
             return True
@@ -513,7 +513,7 @@ class Snapshots:
         """Returns a current lease on a view of a table (None: of any). Raises as `reading`."""
         lease = self._leases.get(snapshot_id)
         if lease is None and table is not None:
-            # That of a table with tablets, which is another table.
+            # The snapshot of a table with tablets, which is another table.
             lease = self._first_parts.get(snapshot_id)
         if lease is None or lease.expires <= self._clock.monotonic():
             raise lost_error(snapshot_id)

@@ -119,7 +119,7 @@ class Tables:
         backups: The backups of the tables. They are created regularly after `start`.
         archive: The archive of what was written since the last backup. It is written after `start`.
         rules: What the definitions of tables may be.
-        tablets: The own tablets of tables.
+        tablets: The tablets that this process owns.
         holds: The holds on tablets.
     """
 
@@ -285,7 +285,7 @@ class Tables:
             )
 
     def _load_bootstraps(self) -> None:
-        """Loads the bootstraps of tables that belong to this process. After an unexpected error, one is left out."""
+        """Loads the bootstraps of tables of this process. Leaves out one that fails with an unexpected error."""
         for id_, stored in find_bootstraps(self._directory.bootstraps):
             try:
                 definition = TableDefinition.from_json(stored["definition"])
@@ -402,7 +402,7 @@ class Tables:
         return definition if definition is not None and definition.tablets > 1 and definition.tablet is None else None
 
     def is_divided(self, name: str) -> bool:
-        """Whether a table of the server has tablets, whoever owns it. Blocks shortly."""
+        """Whether a table of the server has tablets, even if another worker owns the table. Blocks briefly."""
         return self._catalog.is_divided(name)
 
     def owns(self, name: str) -> bool:

@@ -1,8 +1,8 @@
-"""The own tablets of tables, whichever worker process owns the table.
+"""The tablets that this process owns, even if another worker process owns their table.
 
-A table is defined by one file, which only its owner writes. Whoever owns a tablet of it reads the file: at its start,
-and whenever the owner of the table tells it that the file is about to change or has changed. So what the file says is
-what holds, whoever ends in between.
+One file defines a table, and only the owner of the table writes this file. The owner of a tablet reads the file at its
+start, and whenever the owner of the table reports that the file is about to change or has changed. So what the file
+says holds, even if a process ends in between.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NotifyOwners: TypeAlias = Callable[[str, bool], Awaitable[None]]
 """Calls `Tablets.follow` at all other worker processes. Raises ConnectionFailed if one of them does not answer."""
 
 _CLOSED_SECONDS: Final = 10.0
-"""For how long tablets stay closed if the owner of the table ends before it says what became of the table."""
+"""For how long tablets stay closed if the owner of the table ends before it reports whether the table was dropped."""
 
 _RETRY_SECONDS: Final = 0.2
 
@@ -46,23 +46,23 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Tablets:
-    """The own tablets of all tables. Bound to the event loop.
+    """The tablets that this process owns, of all tables. Bound to the event loop.
 
     Args:
         catalog: The definitions of this process.
         executor: Runs blocking work.
         live: The open tables and tablets, by name.
-        snapshots: Their snapshots.
-        consumers: Their consumers.
-        locks: Their column locks.
+        snapshots: The snapshots of the tables and tablets.
+        consumers: The consumers of the tables.
+        locks: The column locks of the tables.
         ddl: Held while tables are created, altered or dropped.
         clock: The clock of the server.
         transactions: Returns the transactions of this process.
         table: Returns a table or tablet, and opens it.
 
     Attributes:
-        writers: Keeps writers of tables with tablets from being opened while a request of theirs is written, by
-            incarnation and writer.
+        writers: By incarnation and writer, keeps a writer of a table with tablets from being opened while a request of
+            the writer is written.
         notify_owners: Notifies the other worker processes. None: no others exist.
     """
 
@@ -93,7 +93,7 @@ class Tablets:
         return since is not None and name not in self.live and self.clock.monotonic() - since < _CLOSED_SECONDS
 
     def find(self, name: str) -> None:
-        """Reads the definition of a tablet that this process does not know yet, if it exists. Blocks shortly."""
+        """Reads the definition of a tablet that this process does not know yet, if it exists. Blocks briefly."""
         self._add(self.catalog.reload(table_of(name))[1])
 
     async def notify(self, table: TableDefinition, *, closing: bool = False) -> None:
@@ -146,15 +146,16 @@ class Tablets:
 
         Args:
             table: The table.
-            closing: Whether it is about to be dropped: its tablets are closed, and stay closed until the next call.
+            closing: Whether the table is about to be dropped. Its tablets are then closed until the next call.
 
-        Returns whether tablets of it were dropped.
+        Returns:
+            Whether tablets of the table were dropped.
         """
         async with self.ddl:
             return await self.follow_locked(table, closing=closing)
 
     async def follow_locked(self, table: str, *, closing: bool) -> bool:
-        """As `follow`, for a caller that holds `ddl`."""
+        """Does what `follow` does, for a caller that holds `ddl`."""
         if closing:
             self._closed[table] = self.clock.monotonic()
             for name in [name for name in self.live if name != table and table_of(name) == table]:

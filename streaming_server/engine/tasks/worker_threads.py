@@ -63,7 +63,7 @@ class ThreadWork(Generic[T]):
             self.error = error
         # The arguments may be large, and the thread may take long to wake the loop.
         del self._function, self._args
-        # The loop is closed only when nobody waits any more.
+        # The loop is closed only when no caller waits any more.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end)
 

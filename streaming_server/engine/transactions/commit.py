@@ -185,7 +185,7 @@ class CommitCoordinator:
                     table=name,
                 )
         used = {name: each for name, each in touched.items() if not each.is_of_summaries}
-        # A table with tablets may be altered while it waits for the commit to leave them.
+        # Without tables that have only summaries: their alteration waits until the commit has left the tablets.
         async with self._uses.using(used):
             known = {
                 name: self._same_table(name, touched[name].incarnation) for name in sorted(touched, key=lock_order)
@@ -335,7 +335,7 @@ class CommitCoordinator:
 
     @property
     def applied_here(self) -> list[CommittedTransaction]:
-        """The commits that all buckets here have, of which some other worker has not said yet that it has them."""
+        """The commits that all buckets of this worker have, and that some other worker has not confirmed yet."""
         decisions = [self._decisions.unfinished[token] for token in self._applied_here]
         return [each.to_committed(each.applied) for each in decisions]
 

@@ -179,7 +179,7 @@ class DeleteAll:
 
 
 async def open_held(plan: ReadPlan, table: LiveTable) -> OpenedScan | None:
-    """Opens the view of the rows that a plan selects, if the current call opens it under a hold. Else returns None."""
+    """Opens the view of the rows that a plan selects under the hold of the current call. None: it has no hold."""
     if CURRENT_HOLD.get() is None:
         return None
     return await table.reads.open_view(_keys_in(plan, table).bind(table.definition.schema))

@@ -91,8 +91,8 @@ class OpenTransaction:
         agreement: How this worker process agrees with others on the running commit. None: it decides alone.
         deleting: The deletions of all rows of a table that are being staged, by table and request.
         attempts: By part and request number, the attempts at which tablets have selected the rows to delete.
-        turns: By part, what is held while a request to a table with tablets is staged at them.
-        observed: The tables with tablets of which all tablets know since when a change is a conflict.
+        turns: By part, a lock that is held while a request to a table with tablets is staged at its tablets.
+        observed: The tables with tablets whose tablets all know from which offset on a change is a conflict.
         has_ended: Whether it was committed or aborted, or has expired.
         is_divided: Whether other worker processes may have requests of its parts.
     """

@@ -415,7 +415,7 @@ class RequestStaging:
         """Records, before the first write to a table, the offsets after which a change is a conflict. Hold the lock.
 
         A write that selects rows by their values depends on them, whether the transaction finds conflicts or not.
-        `offsets` are those of the view in which it selects them. None: it opens its view later.
+        `offsets` are the offsets of the view in which the write selects them. None: the write opens its view later.
         """
         name = table.definition.name
         if not table.definition.has_key:

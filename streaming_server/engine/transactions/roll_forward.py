@@ -270,7 +270,7 @@ class RollForward:
                     done.append((live, step.end_row, bucket.state.log_offset))
 
         async with AsyncExitStack() as mutexes:
-            # In the order in which everybody locks buckets.
+            # In the order in which all tasks lock buckets.
             for live in sorted(net, key=lambda live: (live.table, live.number)):
                 await mutexes.enter_async_context(live.mutex.bypass_barrier())
                 try:

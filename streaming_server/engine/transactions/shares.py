@@ -27,7 +27,7 @@ class TransactionShares:
         transactions: The transactions of this worker.
         decisions: Their decisions.
         coordinator: Commits them.
-        tasks: Runs work that goes on when its caller is cancelled.
+        tasks: Runs work that continues when its caller is cancelled.
     """
 
     def __init__(
@@ -171,6 +171,6 @@ class TransactionShares:
 
 
 def _sizes_of(transaction: OpenTransaction | None) -> dict[str, PartSize]:
-    """Returns how much of each part is there."""
+    """Returns how much of each part this worker has."""
     parts = () if transaction is None else transaction.parts.values()
     return {part.part: part.staged for part in parts if part.requests}

@@ -189,7 +189,8 @@ class Transactions:
     def remembered(self) -> list[CommittedTransaction]:
         """Returns the remembered commits, the oldest first.
 
-        With those whose end is just being recorded, and those that this worker has applied and tells others of.
+        These include commits whose end is being recorded, and commits that this worker has applied but has not reported
+        to all others.
         """
         known = (*self._coordinator.applied_here, *self._committed, *self._decisions.unwritten)
         kept = {each.token: each for each in known}
@@ -205,7 +206,7 @@ class Transactions:
         other.check_log()
         for decision, error in other.stuck:
             raise copy(error) from DataLoss(f"the transaction {decision.token} is committed, and cannot be applied")
-        # The coordinator of a divided transaction remembers the whole answer.
+        # The coordinator of a divided transaction remembers the complete answer.
         remembered = [each for each in other.remembered() if each.coordinator is None]
         self._decisions.continue_after(other.epoch, 1 + max((each.number for each in remembered), default=0))
         for committed in sorted((*self.remembered(), *remembered), key=lambda each: each.micros):

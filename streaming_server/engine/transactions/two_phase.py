@@ -3,10 +3,10 @@
 The first worker with a share, by number, is the coordinator. It raises its commit barrier, and then has each other
 worker prepare its share, in the order of their numbers: raise its barrier, verify, and promise durably to apply the
 share. No two commits can wait for each other, because all of them raise barriers in this order. Then the coordinator
-decides, with one record in its log, and tells the others.
+decides, with one record in its log, and notifies the others.
 
 A worker that has prepared a share and hears nothing asks the coordinator. A coordinator that does not know a commit has
-not decided it, and never will: each attempt to commit is prepared anew. Until the answer is known, the share is in
+not decided it, and never will: each attempt to commit is prepared again. Until the answer is known, the share is in
 doubt, and its barrier stays raised.
 """
 
@@ -83,7 +83,7 @@ class TransactionPlace:
     Attributes:
         is_open: Whether it is open there.
         is_committed: Whether it is committed there, or a share of it is prepared.
-        sizes: How much of each part is there, except of a transaction that is applied.
+        sizes: How much of each part the worker has, unless the transaction is applied.
         coordinator: The worker that knows more of a committed transaction. None: this one.
         remaining: For how many more seconds an open transaction lives there.
     """
@@ -208,7 +208,7 @@ class Coordination:
             try:
                 await self._peers.conclude(number, self._token, self.attempt, None)
             except ScanKvError as error:
-                _log.info("worker %s is not told that an attempt to commit is undone: %s", number, error.message)
+                _log.info("worker %s does not know that an attempt to commit is undone: %s", number, error.message)
 
         await asyncio.gather(*map(undo, self._asked))
 
@@ -328,7 +328,7 @@ async def ask_for_outcome(peers: Peers, coordinator: int, token: str, attempt: s
 
 
 async def result_of(commit: asyncio.Task[CommittedTransaction]) -> CommittedTransaction:
-    """Waits for a commit, which goes on if the caller is cancelled. Raises a copy of its error."""
+    """Waits for a commit, which continues if the caller is cancelled. Raises a copy of its error."""
     try:
         return await asyncio.shield(commit)
     except ScanKvError as error:

@@ -52,7 +52,7 @@ async def merge_logs(directory: DataDirectory, into: Transactions, read: Callabl
         shares: dict[int, TransactionShares] = {}
         for number, other in others.items():
             shares[number] = other.set_peers(_Logs(number, shares))
-        # A coordinator has a smaller number than the workers that it tells, which have to know their shares.
+        # A coordinator has a smaller number than the workers that it notifies, which have to know their shares.
         for other in reversed(others.values()):
             await other.recover()
         for other in others.values():

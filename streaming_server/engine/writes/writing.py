@@ -289,7 +289,7 @@ class WriteOperation:
             if step.end - done > 1:
                 self._one_by_one.add(number)
                 return False
-            # Independent rows are not checked for indexes before they are merged, so none was added meanwhile.
+            # Independent rows are not checked for indexes before they are merged, so no index was added in between.
             cause = error.__cause__ if isinstance(error.__cause__, RequestTooLarge) else error
             refusal = RefusedRow(done, restate(cause, "the row was not written"))
             self._refusals[number] = (*self._refusals.get(number, ()), refusal)

@@ -72,8 +72,8 @@ class RegisteredScan:
         unread: Counts the messages that its reader has not taken yet, once the scan is over. None before.
         may_wait: Whether its reader, another worker, may take nothing for as long as it likes.
         is_part: Whether it is a part of another stream, which is admitted, listed and counted in its place.
-        client: The address of whoever reads it, for people: of a browser if the server's own gateway reads it for one.
-            All browsers share the connections of the gateway.
+        client: The address of the reader, for people: the address of a browser if the server's own gateway reads for
+            it. All browsers share the connections of the gateway.
     """
 
     table: str
@@ -366,7 +366,7 @@ class ScanRegistry:
         left = math.inf if scan.follows else self._max_scan - (now - scan.admitted_at)
         table = table_of(scan.table)
         waiting = 0.0 if scan.sending_since is None else now - scan.sending_since
-        # One that may wait now need not be allowed to later.
+        # A scan that may wait now may lose that right later, so look again after the stall timeout.
         patience = self._stall_timeout - (0.0 if scan.may_wait else waiting)
         if left <= 0:
             self.end(

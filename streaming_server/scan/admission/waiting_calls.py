@@ -92,7 +92,7 @@ class WaitingCalls:
         Args:
             asked: The version that the call knows.
             seconds: How long it may wait.
-            is_counted: Whether it counts.
+            is_counted: Whether the call counts as waiting.
 
         Raises:
             ServerDraining: The server is shutting down.

@@ -36,7 +36,7 @@ class LogPlan:
         columns: The columns of the table. None: all.
         where: The predicate on the rows. None: all rows.
         where_message: The predicate as it was sent.
-        limit: The most rows of the whole stream. None: no limit.
+        limit: The most rows of the complete stream. None: no limit.
         resume_token: Where the stream resumes; empty at its beginning.
         start: Where it starts.
         stop: Where it ends. None: never.

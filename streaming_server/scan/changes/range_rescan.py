@@ -67,7 +67,7 @@ class RescannedRows:
 
     Attributes:
         rows: The rows, complete.
-        expired: Which of them have expired. None: none has.
+        expired: Which of the rows have expired. None: no row has.
         definition: The table, with the schema of the rows.
         last_key: The encoded key of the last row, if more rows follow.
         is_last: Whether no more rows follow.
@@ -156,7 +156,7 @@ class RangeRescan:
 
 
 def _split(rows: pa.RecordBatch, opened: OpenedRanges) -> tuple[pa.RecordBatch, Mask | None]:
-    """Returns the rows without the time of their last write, and which of them have expired. None: none has."""
+    """Returns the rows without the time of their last write, and which of them have expired. None: no row has."""
     schema = opened.definition.schema.arrow
     visible = pa.RecordBatch.from_arrays(rows.columns[: len(schema)], schema=schema)
     if opened.unexpired is None:

@@ -17,7 +17,7 @@ def join_positions(parts: Iterable[LogPosition], scanned: ScanPosition | None) -
 
     Args:
         parts: The positions in the tablets, in their order. Tablets have ascending ranges of buckets.
-        scanned: The last row of the table that was read in any tablet. None: none.
+        scanned: The last row of the table that was read in any tablet. None: no row was read.
     """
     parts = list(parts)
     offsets = {bucket: offset for part in parts for bucket, offset in sorted(part.offsets.items())}
@@ -41,12 +41,12 @@ def join_positions(parts: Iterable[LogPosition], scanned: ScanPosition | None) -
 def part_of_position(position: LogPosition, buckets: Sequence[int]) -> LogPosition:
     """Returns the position in one tablet.
 
-    While rows of the table are read, the tablets are read one after another, and those that no row has come from yet
+    While rows of the table are read, the tablets are read one after another. Tablets from which no row has come yet
     begin again.
 
     Args:
         position: The position in all tablets.
-        buckets: The buckets that are read of this one, ascending.
+        buckets: The buckets of this tablet that are read, ascending.
     """
     offsets = {bucket: position.offsets.get(bucket, 0) for bucket in buckets}
     scanned, scanning = position.scanned, position.scanning

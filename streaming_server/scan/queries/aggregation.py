@@ -151,7 +151,7 @@ class Aggregation:
         return self._merged
 
     def fits(self, state: pa.Table) -> bool:
-        """Whether a state is that of an aggregation of the same query and the same columns."""
+        """Whether a state comes from an aggregation of the same query and the same columns."""
         return bool(state.schema.equals(self._merged.schema))
 
     def add_state(self, state: pa.Table) -> None:

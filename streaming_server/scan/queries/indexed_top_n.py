@@ -84,7 +84,7 @@ class FoundRows:
     Attributes:
         scanned: The number of entries and rows read.
         index: The columns of the index.
-        error: What is wrong if too many rows tie with the last one. Then they are not there.
+        error: The error if too many rows tie with the last one, which are then missing. None: all are there.
     """
 
     stored: pa.Array

@@ -105,11 +105,11 @@ class ResultCache:
             self._valid.popitem(last=False)
 
     def has(self, query: bytes) -> bool:
-        """Whether there is a result of a query, of whatever version."""
+        """Whether a result of a query is cached, of any version."""
         return query in self._results
 
     def find(self, query: bytes, version: bytes | None) -> CachedResult | None:
-        """Returns the result of a query for a version. None: there is none, or the version is unknown."""
+        """Returns the result of a query for a version. None: no such result is cached, or the version is unknown."""
         result = self._results.get(query)
         if result is None or result.version != version:
             return None
@@ -117,7 +117,7 @@ class ResultCache:
         return result
 
     def add(self, query: bytes, result: CachedResult) -> None:
-        """Adds a part of a result, which is not counted. Its view is durable."""
+        """Adds the share of a tablet in a result, which no statistic counts. The view of the share must be durable."""
         self._store(query, result)
 
     async def get_or_compute(

@@ -265,7 +265,7 @@ class TopNCollector:
         return rows
 
     def first_rows(self) -> tuple[pa.RecordBatch, ScanKvError | None]:
-        """Returns the best rows in order, and what is wrong if not all rows that tie with the last one are there.
+        """Returns the best rows in order, and the error if some rows that tie with the last one are missing.
 
         May take long. Raises RequestTooLarge and DataLoss as `result`.
         """

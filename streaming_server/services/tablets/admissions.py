@@ -23,15 +23,16 @@ _ADMIT: Final = "scankv.v1.TabletService/AdmitWrite"
 
 @asynccontextmanager
 async def admitted(request: _Request, workers: Workers, seconds: float | None) -> AsyncIterator[None]:
-    """Has a write admitted for the length of the block, if it is one that a client has sent to a tablet.
+    """Has the owner of the table admit a write for the length of the block, if a client has sent it to a tablet.
 
     Args:
-        request: The request, which then needs no column locks any more.
+        request: The write. Once it is admitted, it needs no column locks.
         workers: The workers of the server.
-        seconds: How long the client waits. None: as long as it takes.
+        seconds: How long the client waits. None: without a limit.
 
     Raises:
-        NotOwner: It is not admitted. The owner of the table gets it next, which knows whether it was written before.
+        NotOwner: The write is not admitted. The client then sends it to the owner of the table, which knows whether it
+            was written before.
     """
     if tablet_number(request.table) is None or request.admitted:
         yield

@@ -1,4 +1,4 @@
-"""The changelogs of tablets, as the owner of their table asks for them: offsets, and what they keep for consumers."""
+"""Calls of the owner of a table about the changelogs of its tablets: offsets, and changes to keep for consumers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def changelog_of(start: StartFrom, *, clamp: bool = False) -> scan_pb2.Changelog
 
 @dataclass(frozen=True, slots=True)
 class TabletChangelogs:
-    """See `TabletLogs`. Calls the owners of the tablets in the name of the server, which has checked the caller."""
+    """Calls the owners of tablets, in the name of the server, which has checked the caller. See `TabletLogs`."""
 
     workers: Workers
 
@@ -138,7 +138,7 @@ class TabletChangelogs:
 
 
 def _by_tablet(table: TableDefinition, buckets: Iterable[int]) -> dict[int, list[int]]:
-    """Returns the buckets of each tablet that has some of them."""
+    """Returns which of some buckets each tablet has; leaves out tablets that have none of them."""
     chosen = set(buckets)
     found = {number: sorted(chosen & set(each.own_buckets)) for number, each in enumerate(table.all_tablets)}
     return {number: own for number, own in found.items() if own}

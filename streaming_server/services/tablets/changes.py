@@ -40,7 +40,7 @@ class DividedChanges:
     def __init__(self, calls: TabletCalls, request: scan_pb2.ScanKvRequest, heartbeat_seconds: float) -> None:
         self._calls = calls
         self._request = request
-        # The joined stream says what the latest heartbeats of the tablets have said.
+        # A heartbeat of the joined stream repeats the latest heartbeats of the tablets.
         self._heartbeat_millis = max(_LEAST_HEARTBEAT_MILLIS, int(heartbeat_seconds * 500))
         self._logs = TabletChangelogs(calls.workers)
 
@@ -88,7 +88,7 @@ class DividedChanges:
             raise InvalidRequest("a bucket is named twice: name each once")
         for number in plan.buckets:
             if not 0 <= number < self._calls.definition.buckets:
-                _ = self.table.buckets[number]  # It raises the error.
+                _ = self.table.buckets[number]  # raises the error
         return sorted(plan.buckets)
 
     def _finder(self, plan: LogPlan) -> FindOffsets:
@@ -151,7 +151,7 @@ class DividedChanges:
         log = request.log
         for field in ("consumer_id", "consumer_fence", "consumer_must_exist", "rows_elsewhere"):
             log.ClearField(field)
-        # These offsets are of the table, as has been checked.
+        # A check has shown that these offsets are of the table.
         if log.HasField("offsets"):
             log.offsets.ClearField("table_incarnation")
         if log.HasField("stop_offsets"):

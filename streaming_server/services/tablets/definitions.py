@@ -36,7 +36,7 @@ async def describe(request: table_pb2.GetTableRequest, calls: TabletCalls) -> ta
 
 
 async def _describe_alone(calls: TabletCalls) -> table_pb2.GetTableResponse:
-    """Returns the description of the table, whose owner is this worker."""
+    """Returns the description of the table, which this worker owns, without statistics of tablets."""
     data = table_pb2.GetTableRequest(name=calls.definition.name).SerializeToString()
     number = calls.workers.placement.number
     try:

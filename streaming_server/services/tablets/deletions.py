@@ -1,4 +1,4 @@
-"""Deletions of the rows of a table with tablets that match, as a part of a transaction: one request at each tablet."""
+"""Deletes matching rows of a table with tablets as a part of a transaction: one request at each tablet."""
 
 from __future__ import annotations
 

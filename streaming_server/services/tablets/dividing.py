@@ -1,4 +1,4 @@
-"""How the rows and keys of a request are divided among the tablets of a table, and rows found there are joined."""
+"""Divides the rows and keys of a request among the tablets of a table, and joins the rows that tablets have found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from streaming_server.services.tablets.tablet_calls import TabletCalls
 
 Places: TypeAlias = "dict[int, npt.NDArray[np.int64]]"
-"""The places of the rows of a request that each tablet gets, ascending, by tablet."""
+"""By tablet, the positions in the request of the rows that the tablet gets, ascending."""
 
 _Request = TypeVar("_Request", bound="Message")
 
@@ -28,7 +28,7 @@ DELETE_CALL: Final = "scankv.v1.WriteService/Delete"
 
 
 def without(request: _Request, field: str) -> _Request:
-    """Returns a copy of a request without one field, which may be large. The request loses it, too."""
+    """Returns a copy of a request without one large field. Removes the field from the request, too."""
     copy = type(request)()
     request.ClearField(field)
     copy.CopyFrom(request)
@@ -36,15 +36,15 @@ def without(request: _Request, field: str) -> _Request:
 
 
 def places_of(calls: TabletCalls, buckets: Iterable[int]) -> Places:
-    """Returns which tablets get rows of some buckets, given in the order of the rows."""
+    """Returns which rows each tablet gets. `buckets` has the bucket of each row."""
     tablets = calls.tablets_of_buckets(np.fromiter(buckets, np.int64))
     return {int(tablet): np.flatnonzero(tablets == tablet) for tablet in np.unique(tablets)}
 
 
 def divide_rows(data: bytes, calls: TabletCalls) -> dict[int, tuple[npt.NDArray[np.int64], bytes]]:
-    """Returns the places and the rows of each tablet of a checked request, as an Arrow IPC stream. Blocks.
+    """Returns the positions and the rows of each tablet in a checked request, as an Arrow IPC stream. Blocks.
 
-    Without rows, the first tablet gets the request.
+    The first tablet gets a request without rows.
     """
     batch, keys = read_batch(data), calls.table.state.codec.keys
     if not batch.num_rows:

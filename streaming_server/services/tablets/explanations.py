@@ -1,4 +1,4 @@
-"""Explains a scan of a table with tablets: one plan for all buckets, and what the tablets say of their indexes."""
+"""Explains a scan of a table with tablets: one plan for all buckets, and the indexes that the tablets have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXPLAIN: Final = "scankv.v1.ScanService/ExplainScan"
 
 
 async def explain_scan(request: scan_pb2.ScanKvRequest, calls: TabletCalls) -> scan_pb2.ExplainScanResponse:
-    """Explains a scan: see `ScanService.ExplainScan`. If the tablets differ, the slowest one counts."""
+    """Explains a scan: see `ScanService.ExplainScan`. If the tablets differ, the slowest tablet counts."""
     plan = read_plan(request)
     calls.check_buckets(plan.buckets)
     requests = {}
@@ -43,7 +43,7 @@ async def explain_scan(request: scan_pb2.ScanKvRequest, calls: TabletCalls) -> s
 
 
 def _explain_keys(plan: ReadPlan, definition: TableDefinition) -> scan_pb2.ExplainScanResponse:
-    """Explains a scan as that of a table with all buckets. Raises SchemaMismatch."""
+    """Explains a scan as if the table had all buckets itself. Raises SchemaMismatch."""
     together = replace(definition, tablets=1)
     reader, _ = plan_reads(plan, TableCodec.of(together))
     buckets = sorted(plan.buckets or together.own_buckets)

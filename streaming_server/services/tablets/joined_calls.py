@@ -124,7 +124,7 @@ class JoinedCall:
                 raise self._refusal()
 
     def _calls(self, context: Context[Any, Any]) -> TabletCalls:
-        """Returns what asks the tablets. If the call reads a snapshot, they all read their parts of it."""
+        """Returns an object that asks the tablets. If the call reads a snapshot, each tablet reads its part of it."""
         calls = TabletCalls(self.workers, self.tables, self.table, context, self.memory)
         request = cast("Any", self.request)
         if "snapshot" in request.DESCRIPTOR.fields_by_name and request.snapshot.snapshot_id:

@@ -1,4 +1,4 @@
-"""The changes of a table with tablets as one source: the streams of its tablets, as their messages come."""
+"""The changes of a table with tablets as one source, which joins the streams of the tablets as their messages come."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SCAN: Final = "scankv.v1.ScanService/ScanKv"
 
 _ANSWER_SECONDS: Final = 8.0
-"""How long a tablet may take to open its stream, and how much later than its interval says its heartbeat may come."""
+"""The longest time in which a tablet opens its stream, and the longest delay of a heartbeat beyond its interval."""
 
 _REOPEN_TRIES: Final = 40
 _REOPEN_SECONDS: Final = 0.05
@@ -77,12 +77,12 @@ class TabletStream:
 
     Attributes:
         shape: The columns of the next chunk.
-        view: What the stream begins with.
-        position: How far its messages have been returned.
+        view: The view with which the stream begins.
+        position: The position after the last message that was returned.
         before: The position before the last chunk.
         offsets: For each bucket the offset of the next change.
-        watermark: The last one that it has sent. 0: none.
-        is_over: Whether it has come to its end.
+        watermark: The last watermark that the tablet has sent. 0: it has sent no watermark.
+        is_over: Whether the stream has come to its end.
     """
 
     def __init__(self, calls: TabletCalls, tablet: int, request: scan_pb2.ScanKvRequest) -> None:
@@ -99,7 +99,7 @@ class TabletStream:
 
     @property
     def rows_scanned(self) -> int:
-        """Rows and changes that it has read so far."""
+        """Rows and changes that the tablet has read so far."""
         return self._scanned_earlier + self._scanned
 
     @property
@@ -113,10 +113,10 @@ class TabletStream:
         self._read()
 
     async def open(self, place: LogPosition | None) -> None:
-        """Takes the header, when the view is open.
+        """Takes the header, which comes once the view is open.
 
         Args:
-            place: Where the stream has been asked to begin. None: at the start of the request.
+            place: The position at which the request asks the stream to begin. None: at the start of the request.
 
         Raises:
             Unavailable: The tablet does not answer.
@@ -141,7 +141,7 @@ class TabletStream:
         self.before = self.position
 
     def check_heard(self, seconds: float) -> None:
-        """Raises Unavailable if the tablet has sent nothing for so long, not even a heartbeat."""
+        """Raises Unavailable if the tablet has sent nothing for more than `seconds`, not even a heartbeat."""
         is_waiting = self._reading is not None and not self._reading.done() and not self.is_over
         if is_waiting and asyncio.get_running_loop().time() - self._waiting_since > seconds:
             raise self._silence()
@@ -174,9 +174,10 @@ class TabletStream:
         self._token, self.position = token, parse_log_token(token).position
 
     def take(self, shown: _Shape) -> scan_pb2.ScanChunk | scan_pb2.ScanHeartbeat | None:
-        """Returns the message that has come, whose position is from now on that of the stream.
+        """Returns the message that has come, and moves the stream to the position of that message.
 
-        None: there is nothing to return. Call it if `has_message` says so, and then `reopen` if `is_closed` does.
+        Returns None for a message that the reader does not need. Call it only if `has_message` is true, and call
+        `reopen` afterwards if `is_closed` is true.
 
         Args:
             shown: The columns of the chunks that were returned last, of any tablet.
@@ -205,18 +206,19 @@ class TabletStream:
         return None
 
     def _is_behind(self, shown: _Shape) -> bool:
-        """Whether its chunks have older columns than those that were returned last."""
+        """Whether the chunks of the stream have older columns than the chunk that was returned last."""
         return self.shape.header != shown.header and self.shape.schema_id < shown.schema_id
 
     @property
     def is_closed(self) -> bool:
-        """Whether it must be opened again before it can be read."""
+        """Whether the stream must be opened again before it can be read."""
         return self._reading is None and not self.is_over
 
     async def reopen(self, shown: _Shape) -> None:
-        """Continues with columns that are as new as those that were returned last.
+        """Opens the stream again, with columns that are as new as the columns that were returned last.
 
-        Raises Unavailable if the tablet does not know them soon.
+        Raises:
+            Unavailable: The tablet does not learn of the new columns in time.
         """
         self._scanned_earlier += self._scanned
         self._scanned = 0
@@ -308,7 +310,7 @@ class JoinedChanges:
         return True
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
-        """Returns the next changes of one bucket; WAITING if none have come yet; None once all tablets have ended.
+        """Returns the next changes of one bucket; WAITING if no change has come yet; None once all tablets have ended.
 
         The bounds are those of the requests to the tablets.
 
@@ -374,7 +376,7 @@ class JoinedChanges:
                 await self._wakeup.wait()
 
     def watermark(self) -> int | None:
-        """Returns the time before which every change was returned, as the tablets have said last. None: unknown."""
+        """Returns the time before which every change was returned, from the latest heartbeats. None: unknown."""
         marks = [each.watermark for each in self._streams]
         return min(marks) if all(marks) and not self.scanning else None
 

@@ -1,4 +1,4 @@
-"""The results of queries about tables with tablets, joined of the shares of the tablets. Pure, and exact."""
+"""Joins the shares of tablets into the results of queries. Pure, and exact."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 
 class JoinedCount:
-    """Adds up the rows of tablets."""
+    """Adds up the counts of tablets."""
 
     def __init__(self) -> None:
         self._rows = 0
 
     def add(self, share: worker_pb2.QueriedResult, state: bytes) -> None:
-        """Adds the rows of a tablet. `state` is empty."""
+        """Adds the count of a tablet. `state` is empty."""
         self._rows += share.rows
 
     def respond(self, log_offsets: Mapping[int, int], version: bytes) -> tuple[bytes, bytes]:
-        """Returns a serialized `CountResponse`, and nothing for the first caller."""
+        """Returns a serialized `CountResponse`, without further fields for the first caller."""
         response = lookup_pb2.CountResponse(rows=self._rows, log_offsets=log_offsets, version=version)
         return response.SerializeToString(), b""
 
 
 class JoinedGroups:
-    """Merges the groups of tablets. Holds all groups, and those of one tablet.
+    """Merges the groups of tablets. Memory: all groups, and the groups of one tablet.
 
-    Floats are added in the order of the tablets, so that the sum is the same for one view.
+    Floats are added in the order of the tablets, so two queries of one view have the same sums.
 
     Args:
         aggregation: An aggregation without rows.
@@ -63,7 +63,7 @@ class JoinedGroups:
         self._aggregation.add_state(groups)
 
     def respond(self, log_offsets: Mapping[int, int], version: bytes) -> tuple[bytes, bytes]:
-        """Returns a serialized `AggregateResponse`, and nothing for the first caller.
+        """Returns a serialized `AggregateResponse`, without further fields for the first caller.
 
         Raises:
             InvalidRequest: A sum does not fit into its type.
@@ -74,11 +74,11 @@ class JoinedGroups:
 
 
 class JoinedRows:
-    """The first rows of those of tablets. Holds them, and those of one tablet.
+    """Finds the first rows of a table among the first rows of its tablets. Memory: these, and the rows of one tablet.
 
     Args:
         spec: The requested rows.
-        keys: The codec of their keys.
+        keys: The codec of the keys.
         check_schemas: Raises if tablets have answered with different columns.
     """
 
@@ -145,7 +145,7 @@ class JoinedRows:
             for value, error in self._dropped_ties:
                 if value.equals(last):
                     raise error
-        # Only if all tablets were read through the same index, it stands for the query.
+        # The response names an index only if all tablets were read through it.
         index = next(iter(self._indexes)) if len(self._indexes) == 1 else ()
         response = lookup_pb2.TopNResponse(log_offsets=log_offsets, version=version, index=index)
         arrays = [self._array(self._rows, name) for name in self._rows.column_names]
@@ -157,5 +157,5 @@ class JoinedRows:
 
 
 def columns_to_ask(asked: Iterable[str], needed: Iterable[str]) -> list[str]:
-    """Returns the columns to ask tablets for: those that a request asks for, and those that order the rows."""
+    """Returns the columns to ask tablets for: the requested columns, and the columns that order the rows."""
     return list(dict.fromkeys([*asked, *needed]))

@@ -1,4 +1,4 @@
-"""How the parts of snapshots of tables with tablets, one of each tablet, become the snapshots that clients know."""
+"""Joins the parts of a snapshot, one of each tablet, into the snapshot that clients know."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def join_snapshots(found: Iterable[snapshot_pb2.Snapshot]) -> list[snapshot_pb2.Snapshot]:
-    """Returns the snapshots that some snapshots and parts are, oldest view first; leaves out those that lack parts."""
+    """Returns snapshots, with parts joined, oldest view first. Leaves out snapshots that lack parts."""
     joined, parts = list[snapshot_pb2.Snapshot](), dict[tuple[str, str], dict[int, snapshot_pb2.Snapshot]]()
     for each in found:
         part = PartId.parse(each.snapshot_id)

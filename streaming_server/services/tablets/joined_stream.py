@@ -76,12 +76,12 @@ class JoinedStream:
         headers: The headers of the streams of the tablets that are read.
         schema: The columns of the rows.
         buckets: The buckets that the request names, or all.
-        fingerprint: The scan.
+        fingerprint: Identifies the scan.
         place: Where the scan continues. None: at its beginning.
-        resumed_rows: The rows that were returned before, by the calls that this one continues.
+        resumed_rows: The rows that were returned by the earlier calls that this call continues.
 
     Attributes:
-        place: As given.
+        place: Where the scan continues. None: at its beginning.
         returned: The rows returned by this call.
         left: The rows that may still be returned. None: no limit.
         version: The version of the view. Empty if it may not be durable.
@@ -122,7 +122,7 @@ class JoinedStream:
         return self.left == 0
 
     def header(self, *, unchanged: bool = False, tickets: Mapping[int, str] | None = None) -> bytes:
-        """Returns the header; that of a divided scan if the tickets of its parts are given."""
+        """Returns the header. With the tickets of parts, it is the header of a divided scan."""
         headers, place = self._headers, self.place
         joined = scan_pb2.ScanHeader()
         joined.CopyFrom(headers[0])

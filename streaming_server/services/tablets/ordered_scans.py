@@ -27,7 +27,7 @@ _NO_KEYS: Final = pa.array([], pa.binary())
 
 
 def ordered_request(request: scan_pb2.ScanKvRequest, primary_key: Sequence[str], tablets: int) -> None:
-    """Makes a request that of one of several tablets: with the key columns, and with a share of each chunk."""
+    """Changes a request into one for each of several tablets: adds the key columns, and divides the chunk size."""
     if request.HasField("columns"):
         request.columns.names[:] = dict.fromkeys([*request.columns.names, *primary_key])
     rows = request.chunk.max_rows or DEFAULT_CHUNK_ROWS
@@ -36,7 +36,7 @@ def ordered_request(request: scan_pb2.ScanKvRequest, primary_key: Sequence[str],
 
 
 def keys_after(request: scan_pb2.ScanKvRequest, key: bytes) -> None:
-    """Leaves only the keys that come after a key, in the order of the scan. An empty one stands before all keys."""
+    """Leaves only the keys that come after a key, in the order of the scan. The empty key comes before all keys."""
     if not key:
         return
     keys = request.key_range
@@ -48,7 +48,7 @@ def keys_after(request: scan_pb2.ScanKvRequest, key: bytes) -> None:
 
 
 def rows_schema(schema: pa.Schema, request: scan_pb2.ScanKvRequest) -> pa.Schema:
-    """Returns the columns that a request asks for, of those that tablets return."""
+    """Returns the requested columns, without the further columns that tablets return."""
     if not request.HasField("columns"):
         return schema
     return pa.schema([schema.field(name) for name in request.columns.names])
@@ -102,7 +102,7 @@ class OrderedMerge:
                 yield chunk
 
     def _merge(self) -> tuple[pa.RecordBatch, pa.BinaryArray] | None:
-        """Returns the next rows and their keys: all that no tablet can precede any more. None: no row remains."""
+        """Returns the next rows and their keys, before which no tablet can have further rows. None: no row remains."""
         ends = [run.keys[-1].as_py() for run in self._runs if not run.ended]
         cutoff = (max if self._reverse else min)(ends, default=None)
         taken = [run.take(run.count_to(cutoff)) for run in self._runs if len(run.keys)]
@@ -157,7 +157,7 @@ class _TabletRun:
 
     @property
     def needs_rows(self) -> bool:
-        """Whether nothing can be merged before more has come."""
+        """Whether more rows must come before any row can be merged."""
         return not self.ended and not len(self.keys)
 
     async def read(self, stream: JoinedStream) -> bool:

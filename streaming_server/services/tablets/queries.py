@@ -1,4 +1,4 @@
-"""Counts, aggregates and top-N of tables with tablets, as of one instant, of the shares of the tablets."""
+"""Counts, aggregates and top-N of tables with tablets: joins the shares of the tablets as of one instant."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WATCH: Final = "scankv.v1.TabletService/WatchTablet"
 _QUICK_BYTES: Final = 16 * 1024
 
 _DROP_SECONDS: Final = 5.0
-"""How long a drop of the table may take to be known as the cause of an error."""
+"""How long a drop of the table may take. After this time, it is not reported as the cause of an error."""
 
 
 class JoinedShares(Protocol):
@@ -41,11 +41,11 @@ class JoinedShares(Protocol):
         """Adds the share of a tablet. May take long."""
 
     def respond(self, log_offsets: Mapping[int, int], version: bytes) -> tuple[bytes, bytes]:
-        """Returns the serialized response, and more fields of it for the first caller. May take long."""
+        """Returns the serialized response, and further fields for the first caller. May take long."""
 
 
 def joined_version(versions: Iterable[bytes]) -> bytes:
-    """Returns the version of what has these versions at its tablets, in their order. Empty if one is not known."""
+    """Returns the joint version of tablets that have these versions, in their order. Empty if one is unknown."""
     parts = list(versions)
     if not all(parts):
         return b""
@@ -69,7 +69,7 @@ async def top_n(request: lookup_pb2.TopNRequest, calls: TabletCalls) -> bytes:
 
 @asynccontextmanager
 async def one_instant(request: Any, calls: TabletCalls, tablets: Iterable[int]) -> AsyncIterator[Mapping[int, str]]:  # noqa: ANN401  # a request with `snapshot`
-    """Yields the holds under which tablets open the views that a request reads. A pinned view needs none."""
+    """Yields the holds under which tablets open the views that a request reads. A pinned view needs no hold."""
     if request.HasField("snapshot"):
         yield dict.fromkeys(tablets, "")
         return
@@ -82,9 +82,9 @@ async def versions_of(
     calls: TabletCalls,
     by_tablet: Mapping[int, list[int]],
 ) -> dict[int, bytes]:
-    """Returns the current version of what a request reads of each tablet. Nothing is read.
+    """Returns the current version of each tablet that a request reads, without reading rows.
 
-    If they are the versions of an earlier view of one instant, nothing has changed since.
+    If these are the versions of an earlier view of one instant, nothing has changed since.
     """
     requests = {tablet: _watch_request(request, calls, tablet, by_tablet[tablet]) for tablet in by_tablet}
     answers = await calls.ask(_WATCH, requests, worker_pb2.WatchTabletResponse)
@@ -127,7 +127,7 @@ class _JoinedQuery:
         numbers = request.buckets if isinstance(request, lookup_pb2.CountRequest) else ()
         calls.check_buckets(bucket_numbers(numbers))
         self._by_tablet = calls.buckets_by_tablet(numbers)
-        # Bound to the table, and not used yet.
+        # Joins shares, and is not used yet. None: `_compute` makes one.
         self._bound: JoinedShares | None = None
 
     async def answer(self) -> bytes:
@@ -280,7 +280,7 @@ def _incomplete() -> Unavailable:
 
 
 async def _off_loop(size: int, work: partial[None]) -> None:
-    """Does some work, in a thread unless it is little."""
+    """Runs work on so many bytes, in a thread unless they are few."""
     if size <= _QUICK_BYTES:
         work()
     else:

@@ -70,7 +70,7 @@ async def look_up(request: lookup_pb2.LookupRequest, calls: TabletCalls) -> look
 async def _ask(
     request: lookup_pb2.LookupRequest, requests: Mapping[int, lookup_pb2.LookupRequest], calls: TabletCalls
 ) -> dict[int, lookup_pb2.LookupResponse]:
-    """Has all tablets read their rows at one instant, so that none of them lacks its part of a transaction."""
+    """Has all tablets read their rows at one instant, so that the answer has all of a transaction or nothing of it."""
     if request.isolation == scan_pb2.ISOLATION_READ_LATEST:
         return await calls.ask(_LOOKUP, requests, lookup_pb2.LookupResponse)
     async with calls.hold(requests) as holds:

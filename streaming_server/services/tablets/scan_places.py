@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from streaming_server.scan.read_plan import ReadPlan
 
 _MARK: Final = 0xF7
-"""The first byte of a token of several tablets. Those of one tablet begin with a small version."""
+"""The first byte of a token of several tablets. Tokens of one tablet begin with a small version number."""
 
 _HEAD: Final = struct.Struct("<B4s4s4sHQqqH")
 _OFFSET: Final = struct.Struct("<Hq")
 _CHECKSUM: Final = struct.Struct("<I")
 
 ALL_TABLETS: Final = 0xFFFF
-"""The tablet of a place in a scan that merges all tablets into one order."""
+"""Stands for the tablet, in a place of a scan that merges all tablets into one order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class JoinedPlace:
     """Where a scan of several tablets continues. Immutable.
 
     Attributes:
-        fingerprint: The scan.
-        tablet: The tablet. Those before it are complete. `ALL_TABLETS`: the tablets are read together.
+        fingerprint: Identifies the scan.
+        tablet: The tablet that is read. Tablets before it are complete. `ALL_TABLETS`: all are read together.
         returned: The rows that the tablets before it have returned; with `ALL_TABLETS`, all rows returned.
-        view_micros: The time of the view that it comes from.
+        view_micros: The time of the view that the scan reads.
         expired_at: The time as of which rows have expired.
         log_offsets: The offsets of that view, of all buckets.
         rest: The resume token of the tablet; with `ALL_TABLETS`, the key of the last row.
@@ -81,7 +81,7 @@ def read_place(token: bytes, fingerprint: Fingerprint) -> JoinedPlace:
 
 
 def token_head(token: bytes) -> bytes:
-    """Returns how the tokens of a tablet begin, of which this one has no rest."""
+    """Returns how all tokens of a tablet begin, from a token without the tablet's part."""
     return token[: -_CHECKSUM.size]
 
 

@@ -1,8 +1,8 @@
 """Snapshots of tables with tablets: one lease on each tablet, all taken at one instant.
 
-The first part is the record of the snapshot: it is made known last, once all parts are pinned, and released last. Who
-reads a snapshot names the parts of one pin, so parts of different instants are never read together. A part that was
-lost makes the snapshot lost, and the others end with their time to live at the latest.
+The first part is the record of the snapshot: it is announced last, once all parts are pinned, and released last. A
+reader of the snapshot names the parts of one pin, so parts of different instants are never read together. If a part is
+lost, the snapshot is lost, and the other parts end with their time to live at the latest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SPLIT: Final = "scankv.v1.SnapshotService/SplitSnapshot"
 _UNDO_SECONDS: Final = 5.0
 
 _PENDING_MILLIS: Final = 60_000
-"""The time to live of parts until all of them are pinned. What a crash leaves of a pin ends with it."""
+"""The time to live of parts until all of them are pinned. Parts that a crash leaves end after this time."""
 
 
 async def pin(request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls) -> snapshot_pb2.PinSnapshotResponse:
@@ -104,7 +104,7 @@ async def renew(request: snapshot_pb2.RenewSnapshotRequest, calls: TabletCalls) 
 
 
 async def _renew_all(part: PartId, ttl: float | None, calls: TabletCalls) -> dict[int, snapshot_pb2.Snapshot]:
-    """Renews all parts. If one of them is lost, ends the others. Raises SnapshotLost then."""
+    """Renews all parts. If one of them is lost, ends the others and raises SnapshotLost."""
     millis = 0 if ttl is None else round(ttl * 1000)
     requests = {
         number: snapshot_pb2.RenewSnapshotRequest(snapshot_id=str(each), ttl_millis=millis)
@@ -121,7 +121,7 @@ async def _renew_all(part: PartId, ttl: float | None, calls: TabletCalls) -> dic
 async def release(
     request: snapshot_pb2.ReleaseSnapshotRequest, calls: TabletCalls
 ) -> snapshot_pb2.ReleaseSnapshotResponse:
-    """Releases all parts of a snapshot: see `SnapshotService.ReleaseSnapshot`. The first part is the last one to go."""
+    """Releases all parts of a snapshot, the first part last: see `SnapshotService.ReleaseSnapshot`."""
     part = _existing(request.snapshot_id, calls)
     found = await _release_parts(part.all_parts, calls, but_first=True)
     for error in found.values():
@@ -138,8 +138,8 @@ async def release(
 async def _release_parts(parts: Mapping[int, PartId], calls: TabletCalls, *, but_first: bool) -> dict[int, Any]:
     """Releases parts, as far as that is possible. Returns the answers and errors by tablet.
 
-    Without the first part (`but_first`), takes as long as the client waits; otherwise some seconds, whether it waits or
-    not.
+    With `but_first`, leaves the first part, and takes as long as the client waits. Otherwise takes at most a few
+    seconds, even if the client has gone.
     """
     requests = {
         number: snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=str(each))
@@ -187,8 +187,8 @@ async def split(request: snapshot_pb2.SplitSnapshotRequest, calls: TabletCalls) 
 def _not_taken(calls: TabletCalls) -> SnapshotNotTaken:
     name = calls.definition.name
     return SnapshotNotTaken(
-        f"taking a snapshot of {name} took over {_PENDING_MILLIS // 1000} s, so that some of its tablets have given it "
-        "up: no snapshot was taken; try again when the server has less load",
+        f"taking a snapshot of {name} took over {_PENDING_MILLIS // 1000} s, so some of its tablets have given up "
+        "their parts: no snapshot was taken; try again when the server has less load",
         retry_after=RETRY_SECONDS,
         table=name,
     )

@@ -1,4 +1,4 @@
-"""What the calls about one table with tablets have in common: they ask tablets, and hold them for one instant."""
+"""The common part of all calls about a table with tablets: asks the tablets, and holds them for one instant."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _Response = TypeVar("_Response", bound="Message")
 _HOLD: Final = "scankv.v1.TabletService/HoldTablet"
 
 HOLD_SECONDS: Final = 2.0
-"""How long the writers of tablets are paused at most, so that a view of all of them can be opened."""
+"""The longest pause of the writers of tablets, in which a view of all tablets is opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryMemory:
-    """What this process remembers of queries. Immutable, but not its parts.
+    """What this process remembers of queries. Immutable, but its attributes are not.
 
     Attributes:
-        tables: Its tables.
-        results: Their results.
-        waiting: The calls that wait for other results.
+        tables: The tables and tablets of this process.
+        results: The results of earlier queries.
+        waiting: The calls that wait for a change of a result.
     """
 
     tables: Tables
@@ -59,7 +59,7 @@ class TabletCalls:
 
     Args:
         workers: The workers of the server.
-        tables: The tables and tablets of this one.
+        tables: The tables and tablets of this worker.
         table: The table, which has no buckets by itself.
         context: The call.
         memory: The results of earlier queries. None: the call is no query.
@@ -67,9 +67,9 @@ class TabletCalls:
     Attributes:
         workers: The workers of the server.
         context: The call.
-        tables: The tables and tablets of this one.
+        tables: The tables and tablets of this worker.
         table: The table.
-        definition: Its definition as of the begin of the call; for a call about a snapshot, as of that.
+        definition: The definition of the table when the call began; for a call about a snapshot, at its pin.
         tablets: The definitions of the tablets, by their numbers.
         scan_id: The id of the scan if the call is one.
     """
@@ -106,7 +106,7 @@ class TabletCalls:
 
         Raises:
             SnapshotLost: No such snapshot exists.
-            InvalidRequest: It is of another table.
+            InvalidRequest: The snapshot is of another table.
             DataLoss: The description of its view is damaged.
         """
         part, pinned = self.tables.snapshots.first_part(snapshot_id, self.tablets[0].name)
@@ -116,7 +116,7 @@ class TabletCalls:
         )
 
     def _serialize(self, tablet: int, request: Any) -> bytes:  # noqa: ANN401  # a message, whose type has a snapshot
-        """Returns a request for a tablet as bytes, which names the part of the snapshot that the call reads."""
+        """Returns a request for a tablet as bytes. If the call reads a snapshot, the request names its part."""
         is_query = isinstance(request, worker_pb2.QueryTabletRequest)
         asked = getattr(request, request.WhichOneof("query")) if is_query else request
         if self._parts and "snapshot" in asked.DESCRIPTOR.fields_by_name and asked.HasField("snapshot"):
@@ -179,7 +179,7 @@ class TabletCalls:
             method: The method, as `package.Service/Method`.
             requests: The request for each tablet.
             answer: The type of the answers.
-            holds: The hold of each tablet under which it opens its view. None: none.
+            holds: The hold of each tablet under which it opens its view. None: no tablet is held.
 
         Raises:
             ScanKvError: The error of the first tablet that has refused the call.
@@ -228,13 +228,12 @@ class TabletCalls:
         name = self.tablets[tablet].name
         found = error_of(error, self.owner_of(tablet), f"tablet {tablet} of {self.definition.name}")
         if isinstance(found, TableNotFound) and name in found.message:
-            # The table is dropped or created at this moment.
-            return Unavailable(f"{name} is not there at this moment: try again", retry_after=RETRY_SECONDS)
+            return Unavailable(f"{name} is being created or dropped: try again", retry_after=RETRY_SECONDS)
         # Clients know the table, and not its tablets.
         return of_table(found, name)
 
     def check_same_schema(self, schemas: Iterable[pa.Schema]) -> None:
-        """Raises Unavailable if tablets have answered with different columns: the table is altered at this moment."""
+        """Raises Unavailable if tablets have answered with different columns, because the table is being altered."""
         if len(set(map(str, schemas))) > 1:
             raise Unavailable(f"table {self.definition.name} is being altered: try again", retry_after=RETRY_SECONDS)
 
@@ -256,7 +255,7 @@ class TabletCalls:
             tablet: The tablet.
             request: The request.
             hold_id: The hold under which the call opens its view. Empty: none.
-            ticket: The ticket of the call that will read the stream. Empty: this one does.
+            ticket: The ticket of the call that will read the stream. Empty: this call reads it.
             outlasts: Whether the call may last longer than the current one, because others wait for it, too.
         """
         owner, seconds = self.owner_of(tablet), None if outlasts else self.context.time_remaining()
@@ -278,7 +277,7 @@ class TabletCalls:
     def sender(
         self, context: grpc.aio.ServicerContext[Any, Any], unread: UnreadAnswers
     ) -> Callable[[bytes], Awaitable[None]]:
-        """Returns a function that sends a message to the client, who may take nothing for the stall timeout."""
+        """Returns a function that sends a message to the client, which may take nothing for the stall timeout."""
 
         def cancel() -> None:
             for stream in self._streams:
@@ -292,19 +291,19 @@ class TabletCalls:
 
     @asynccontextmanager
     async def hold(self, tablets: Iterable[int], *, flushes: bool = False) -> AsyncIterator[dict[int, str]]:
-        """Keeps the writers of some tablets from writing for the length of the block, at most for two seconds.
+        """Pauses the writers of some tablets for the length of the block, at most for two seconds.
 
         Yields the id of the hold of each tablet, for calls that open views. A single tablet is not held, because one
-        call to it sees one instant anyway. Neither are those of a snapshot.
+        call to it sees one instant anyway. Neither are the tablets of a snapshot, which never changes.
 
         Args:
             tablets: The tablets.
-            flushes: Whether to flush them before, for a call that pins them.
+            flushes: Whether to flush the tablets first, for a call that pins them.
 
         Raises:
             Unavailable: A tablet cannot be held.
         """
-        # Everybody who holds several tablets holds them in this order, as those who raise barriers do.
+        # All holds follow this order, and so do commits that raise barriers. Otherwise they could deadlock.
         order = sorted(tablets, key=lambda each: (self.owner_of(each), each))
         if len(order) == 1 or self._parts:
             yield dict.fromkeys(order, "")
@@ -322,7 +321,7 @@ class TabletCalls:
                 )
                 try:
                     if not isinstance(await call.read(), bytes):
-                        raise Unavailable(f"{name} could not be held: try again", retry_after=RETRY_SECONDS)
+                        raise Unavailable(f"writes to {name} could not be paused: try again", retry_after=RETRY_SECONDS)
                 except grpc.aio.AioRpcError as error:
                     raise self.error_of(number, error) from error
             yield ids

@@ -73,7 +73,7 @@ class TabletQueries:
     lookups: LookupService
 
     async def version(self, request: worker_pb2.WatchTabletRequest) -> bytes:
-        """Returns the version of a tablet, once it is another one than the caller knows, or after a time."""
+        """Returns the version of a tablet once it differs from the version that the caller knows, or after a time."""
         clock = asyncio.get_running_loop().time
         until = clock() + request.wait_millis / 1000
         asked = lookup_pb2.CountRequest(table=request.tablet)
@@ -88,10 +88,10 @@ class TabletQueries:
             await self.waiting.wait_for_change(current, left, is_counted=False)
 
     async def answer(self, request: worker_pb2.QueryTabletRequest, peer: str, send: _Send) -> None:
-        """Sends the share of a tablet in a query. Raises as the query."""
+        """Sends the share of a tablet in a query. Raises the errors of the query."""
         kind = request.WhichOneof("query")
         if kind is None:
-            raise InvalidRequest("the request has no query: this server does not know it")
+            raise InvalidRequest("the request has no query that this server knows")
         query: Any = getattr(request, kind)
         key = b"share " + query_digest(query)
         latest = reads_latest(query)
@@ -102,7 +102,7 @@ class TabletQueries:
         share = None if latest else await self._known_share(query, key)
         if share is None:
             share = await self._compute(query, peer, opened)
-            # What takes no read of rows is not worth keeping.
+            # A share that takes no read of rows is not worth keeping.
             if not latest and share.result.rows_scanned:
                 self.results.add(key, share.cached())
         else:
@@ -112,7 +112,7 @@ class TabletQueries:
         await send(worker_pb2.QueryTabletResponse(result=share.result))
 
     async def _known_share(self, query: QueryRequest, key: bytes) -> TabletShare | None:
-        """Returns an earlier share if nothing has changed until the instant of the hold; without a hold, until now."""
+        """Returns an earlier share if nothing has changed up to the instant of the hold; without a hold, up to now."""
         if not self.results.has(key):
             return None
         buckets = bucket_numbers(query.buckets) if isinstance(query, lookup_pb2.CountRequest) else None
@@ -145,8 +145,8 @@ class TabletQueries:
                 return TabletShare(answer.version, result)
             open_again()
         bound = bind_count(query, definition_of(self.tables, query))
-        nobody = Computation(lambda: None)
-        async with open_complete_view(self.tables, self.registry, query, bound.plan, peer, nobody) as view:
+        unshared = Computation(lambda: None)
+        async with open_complete_view(self.tables, self.registry, query, bound.plan, peer, unshared) as view:
             await opened(view.version)
             await view.read(bound.result)
         result = worker_pb2.QueriedResult(
@@ -158,8 +158,8 @@ class TabletQueries:
         self, query: lookup_pb2.AggregateRequest, peer: str, opened: Callable[[bytes], Awaitable[None]]
     ) -> TabletShare:
         bound = bind_aggregate(query, definition_of(self.tables, query))
-        nobody = Computation(lambda: None)
-        async with open_complete_view(self.tables, self.registry, query, bound.plan, peer, nobody) as view:
+        unshared = Computation(lambda: None)
+        async with open_complete_view(self.tables, self.registry, query, bound.plan, peer, unshared) as view:
             await opened(view.version)
             await view.read(bound.result)
         state = await asyncio.to_thread(lambda: _ipc_of(bound.result.state()))
@@ -170,8 +170,8 @@ class TabletQueries:
         self, query: lookup_pb2.TopNRequest, peer: str, opened: Callable[[bytes], Awaitable[None]]
     ) -> TabletShare:
         bound = bind_top_n(query, definition_of(self.tables, query))
-        nobody = Computation(lambda: None)
-        found = await indexed_top_n(self.tables, self.registry, bound, peer, nobody)
+        unshared = Computation(lambda: None)
+        found = await indexed_top_n(self.tables, self.registry, bound, peer, unshared)
         if found is not None:
             await opened(found.version)
             result = worker_pb2.QueriedResult(
@@ -181,7 +181,7 @@ class TabletQueries:
         # The search through an index may have ended before it found enough.
         open_again()
         plan = replace(bound.plan, stored_rows=True)
-        async with open_complete_view(self.tables, self.registry, query, plan, peer, nobody) as view:
+        async with open_complete_view(self.tables, self.registry, query, plan, peer, unshared) as view:
             await opened(view.version)
             top = TopNCollector(bound.result, view.definition)
             await view.read(top)

@@ -1,4 +1,4 @@
-"""`TabletService`: what the owner of a table with tablets asks their owners."""
+"""`TabletService`: the calls of the owner of a table with tablets to the owners of the tablets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         async with map_errors(request, context):
             self._check_caller()
             if await self._tables.tablets.follow(request.table_name, closing=request.closing):
-                # They lack nothing of a transaction any more.
+                # Dropped tablets lack no rows of a transaction any more.
                 await self._tables.transactions.retry(request.table_name)
         return worker_pb2.FollowTableResponse()
 
@@ -71,7 +71,7 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         async with map_errors(request, context):
             self._check_caller()
             table = self._tables.table(request.tablet)
-            # A call under the hold cannot do either, which takes the mutexes.
+            # Both steps take the mutexes, so a call under the hold cannot take them.
             await adopt_bases(table.state, [*table.buckets])
             if request.flushes:
                 await table.pinning.flush()
@@ -141,7 +141,7 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
                     times = await starts.last_times(start.count)
                     answer.commit_micros.update({n: own.astype("<i8").tobytes() for n, own in times.items()})
             states = {number: bucket.state for number, (_, bucket) in buckets.items()}
-            # Trimming needs the mutexes.
+            # Trimming needs the mutexes, so no change from these offsets on is trimmed yet.
             if request.consumer_id:
                 self._tables.consumers.keep_from(state, request.consumer_id, offsets)
         await wait_until_durable(state.buckets, states)
@@ -172,7 +172,7 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
 
 
 async def notify_owners(workers: Workers, table: str, closing: bool) -> None:
-    """Has all other workers follow a table. Raises the error of the first one that does not."""
+    """Has all other workers follow a table. Raises the error of the first worker that does not."""
     request = worker_pb2.FollowTableRequest(table_name=table, closing=closing).SerializeToString()
 
     async def notify(number: int) -> None:

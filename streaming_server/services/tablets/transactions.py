@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _Response = TypeVar("_Response", bound="Message")
 
 RowsOfTablet: TypeAlias = "tuple[npt.NDArray[np.int64], bytes]"
-"""The places in the request of the rows that a tablet gets, and the rows."""
+"""The positions in the request of the rows that a tablet gets, and these rows."""
 
 _TRANSACTIONS: Final = "scankv.v1.TransactionService"
 _DISCARD: Final = "scankv.v1.TabletService/DiscardFragments"
@@ -70,9 +70,9 @@ class Fragments:
         answer: type[_Response],
         holds: Mapping[int, str] | None = None,
     ) -> dict[int, _Response]:
-        """Has tablets stage fragments. If one refuses its own, none of them keeps it.
+        """Has tablets stage fragments. If a tablet refuses its fragment, all tablets discard theirs.
 
-        A transaction that locks keys asks one tablet after another, in the order in which everybody does.
+        A transaction that locks keys asks one tablet after another, in the order of all such transactions.
         """
         try:
             if self.transaction.options.lock_wait is None:
@@ -86,7 +86,7 @@ class Fragments:
             raise
 
     async def discard(self, tablets: Iterable[int]) -> None:
-        """Has tablets remove the fragments. As long as one does not, the transaction cannot be committed."""
+        """Has tablets remove the fragments. As long as a tablet keeps one, the transaction cannot be committed."""
         place = self.request_id
         request = worker_pb2.DiscardFragmentsRequest(token=place.token, part=place.part, sequence=place.sequence)
         workers, data = self.calls.workers, request.SerializeToString()
@@ -116,7 +116,7 @@ class Fragments:
 
 
 def _with_digest(request_id: StagedRequestId, request: Message) -> StagedRequestId:
-    """Returns a request with what identifies its fragments: another request of its number has another digest."""
+    """Returns a request with the digest that identifies its fragments. Other requests of its number have others."""
     data = request.SerializeToString(deterministic=True)
     return replace(request_id, fragment=hashlib.blake2b(data, digest_size=16).hexdigest())
 

@@ -1,4 +1,4 @@
-"""Undo in tables with tablets: all tablets check what is to be reverted before the first of them reverts it."""
+"""Undo in tables with tablets: all tablets check what is to be reverted before the first tablet reverts anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes to tables with tablets: each tablet writes the rows of its buckets, once the owner of the table lets it.
+"""Writes to tables with tablets: each tablet writes the rows of its buckets, once the owner of the table admits them.
 
 The owner of the table checks a request completely, and has the column locks of the table. A request whose keys must be
 unchanged is checked at all of its tablets, and then written, while no other request is written to them.
@@ -43,7 +43,7 @@ _Request: TypeAlias = "write_pb2.UpsertRequest | write_pb2.DeleteRequest"
 _Answers: TypeAlias = "Mapping[int, write_pb2.WriteResponse | ScanKvError]"
 
 _NO_LOCK: Final = "-"
-"""The id of no column lock: a tablet that is given it answers only what it has written before."""
+"""An id that no column lock has. With it, a tablet answers only requests that it has written before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +53,10 @@ class DividedWrite:
     Attributes:
         calls: The calls about the tablets.
         method: The method.
-        terms: The request, which may have lost its rows.
-        columns: The columns that it writes. None: all.
+        terms: The request, possibly without its rows.
+        columns: The columns that the request writes. None: all.
         requests: The requests for the tablets.
-        places: The places of the encoded rows or keys that each tablet gets.
+        places: The positions of the encoded rows or keys that each tablet gets.
         buckets: The bucket of each encoded row or key.
     """
 
@@ -96,7 +96,7 @@ class DividedWrite:
                     )
                 return await ask(self.requests, holds=holds)
         if len(self.requests) > 1 and self.terms.writer.sent_millis_ago:
-            # A tablet may have forgotten the request.
+            # A tablet may have forgotten that it has written the request. Then it refuses the check.
             await ask(self._checks())
         return await ask(self.requests)
 
@@ -110,7 +110,7 @@ class DividedWrite:
         return checks
 
     async def _repeat(self, refusal: ScanKvError) -> write_pb2.WriteResponse:
-        """Answers a request that is not admitted, if it was written before. Raises the refusal if it was not."""
+        """Answers a request that is not admitted, if it was written before. Otherwise raises the refusal."""
         if not self.terms.HasField("writer"):
             if not self.terms.independent:
                 raise refusal
@@ -156,7 +156,7 @@ def _failure(rows: Sequence[int], error: ScanKvError) -> write_pb2.WriteFailure:
 
 
 def _error_in(failure: write_pb2.WriteFailure, numbers: Sequence[int], refusal: ScanKvError | None) -> ScanKvError:
-    """Returns the error of rows, with the number that a row has in the request to the table."""
+    """Returns the error of rows, which names a row by its number in the request to the table."""
     error = typed_error_of(failure.status)
     assert error is not None
     if refusal is not None and isinstance(error, LockLost) and error.details.get("lock") == _NO_LOCK:
@@ -221,7 +221,7 @@ async def _divide(
 
 
 def _for_tablet(request: _Request, name: str, tablet: int, calls: TabletCalls) -> Any:  # noqa: ANN401  # its type
-    """Returns the request for a tablet, without its rows or keys. The request to the table loses them, too."""
+    """Returns the request for a tablet, without rows or keys. Removes them from the request to the table, too."""
     each, definition = without(request, name), calls.tablets[tablet]
     each.table = definition.name
     # The owner of the table has admitted the request.
@@ -238,7 +238,7 @@ def _for_tablet(request: _Request, name: str, tablet: int, calls: TabletCalls) -
 
 
 def _keys_of_rows(rows: Sequence[bytes], calls: TabletCalls) -> list[bytes]:
-    """Returns the encoded keys of encoded rows. One that cannot be read has an empty key."""
+    """Returns the encoded keys of encoded rows. The key of a row that cannot be read is empty."""
     single = calls.table.state.codec.single
     found = []
     for number, row in enumerate(rows):
@@ -267,7 +267,7 @@ async def _few(
     if request.independent:
         claim_answer(ERROR_BYTES * len(data))
     elif len(places) > 1:
-        # A row that is refused refuses the whole request, so one call checks all rows first.
+        # A row that is refused refuses the complete request, so one call checks all rows first.
         check = partial(calls.table.writes.check_few, data, deletes=method == DELETE_CALL)
         await calls.table.state.executor.run(check)
     requests: dict[int, Any] = {}

@@ -78,7 +78,7 @@ class BootstrapDirectory:
         return find_checked_json(self._path / _COMMIT)
 
     def mark_built(self, bucket: int, counts: dict[str, int]) -> None:
-        """Records that a bucket is complete, which it must be durably. After a crash, the mark may be missing."""
+        """Records that a bucket is complete and durable. After a crash, the mark may be missing."""
         mark = self._path / "built" / f"{bucket:04}.json"
         partial = mark.with_suffix(".partial")
         partial.write_bytes(to_checked_bytes(counts))

@@ -136,7 +136,7 @@ class StagedRuns:
             rows: The rows.
             keys: The encoded key of each row.
             buckets: The bucket of each row.
-            staged: What is to be known of it later. None: its number of rows.
+            staged: What is to be known of the request later. None: only its number of rows.
         """
         self.sync()
         staged = staged or RequestOnDisk(rows.num_rows)
@@ -158,7 +158,7 @@ class StagedRuns:
         self._record(head, first)
 
     def sync(self) -> None:
-        """Makes everything that was written durable. Does nothing if it is."""
+        """Makes everything that was written durable. Does nothing if it already is."""
         if not self._is_synced:
             os.fdatasync(self._file)
             self._is_synced = True

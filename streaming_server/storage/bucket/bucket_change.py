@@ -24,7 +24,7 @@ class FewBytes(list[bytes]):
     """Few binary values, with what a change needs of an Arrow array.
 
     Arrow releases the interpreter lock to make an array. Where several threads make small changes, each then waits for
-    the others before it goes on.
+    the others before it continues.
     """
 
     def to_pylist(self) -> list[bytes]:

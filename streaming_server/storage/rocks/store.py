@@ -282,7 +282,7 @@ class RocksStore:
     def _open(self, path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> rocksdict.Rdict:
         if not self.is_read_only:
             if not self._resources.keeps_logs:
-                # RocksDB itself would keep forever what it was once told to keep.
+                # RocksDB itself would keep a file forever that it was once configured to keep.
                 remove_kept_logs(path)
             access = rocksdict.AccessType.read_write()
             return rocksdict.Rdict(str(path), options, column_families=families, access_type=access)
@@ -754,8 +754,8 @@ def _options(compression: str, resources: RocksResources, *, filtered: bool = Fa
     options.set_write_buffer_manager(resources.write_buffers)
     # After damage in the middle of a log, the default mode silently opens with a gap; this mode refuses to open.
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
-    # RocksDB subtracts the time of a file from its own without regard to the sign, and by its coarse clock a file may
-    # be of the next second. With a shorter time to live, it then takes the file as very old, and removes it.
+    # RocksDB computes the age of a file without regard to its sign, and by its coarse clock a file may be of the next
+    # second. With a shorter time to live, RocksDB would take such a file for a very old one, and remove it.
     options.set_wal_ttl_seconds(_FOREVER_SECONDS if resources.keeps_logs else 0)
     options.set_max_background_jobs(2)
     options.set_max_open_files(resources.files_per_store)

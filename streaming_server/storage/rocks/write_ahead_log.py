@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ARCHIVE: Final = "archive"
-"""The directory to which RocksDB moves files whose writes are all in SST files, if it is told to keep them."""
+"""The directory to which RocksDB moves files whose writes are all in SST files, if it is configured to keep them."""
 
 SUFFIX: Final = ".log"
 
@@ -118,7 +118,7 @@ def remove_kept_logs(store: Path, before: int | None = None) -> None:
 
 
 def remove_old_logs(stores: Iterable[Path], before_micros: int) -> None:
-    """Removes the files that stores need no more, and that were written last before an instant."""
+    """Removes files that stores no longer need, and that were last written before an instant."""
     for store in stores:
         for file in (store / ARCHIVE).glob(f"*{SUFFIX}"):
             with suppress(FileNotFoundError):

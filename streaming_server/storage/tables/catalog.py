@@ -62,7 +62,7 @@ class Catalog:
                     self.mark_unusable(name, error.message, error)
 
     def _own_parts(self, definition: TableDefinition) -> dict[str, TableDefinition]:
-        """Returns what belongs to this process of a table and its tablets, by name."""
+        """Returns the definitions of a table and its tablets that belong to this process, by name."""
         self.has_tablets |= definition.is_divided
         return {each.name: each for each in definition.parts if self._placement.owns(each.name)}
 
@@ -119,7 +119,7 @@ class Catalog:
         return definition
 
     def find(self, name: str) -> TableDefinition | None:
-        """Returns the definition of a table of this process that can be used. None: there is none of this name."""
+        """Returns the definition of a table of this process that can be used. None: no such table exists here."""
         return self._tables.get(name)
 
     def knows(self, name: str) -> bool:
@@ -127,9 +127,10 @@ class Catalog:
         return name in self._tables or name in self._unusable
 
     def is_divided(self, name: str) -> bool:
-        """Whether a table has tablets, also one of another process, whose file is read if it is new. Blocks shortly.
+        """Whether a table of the server has tablets. Blocks briefly.
 
-        A table that does not exist, or whose file is damaged, has none: its owner says so.
+        Reads the file of another process's table if the file is new. A table that does not exist, or whose file is
+        damaged, counts as one without tablets, because its owner reports the error.
         """
         known = self._tables.get(name) or self._tables.get(tablet_name(name, 0))
         if known is not None:
@@ -141,7 +142,7 @@ class Catalog:
             return False
 
     def path(self, name: str) -> Path:
-        """Returns the directory of a table or a tablet. Those of tablets are in that of their table."""
+        """Returns the directory of a table or a tablet. The directory of a table contains those of its tablets."""
         parsed, tablet = TableName.parse(table_of(name)), tablet_number(name)
         path = self._directory.tables / parsed.database / parsed.table
         return path if tablet is None else path_of_tablet(path, tablet)

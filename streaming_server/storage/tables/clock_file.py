@@ -26,7 +26,7 @@ class ClockFile:
         self._path = data / "clock.json"
 
     def read(self, *, is_new: bool) -> StoredTimes | None:
-        """Returns the times stored last. None: none were stored, or they cannot be read.
+        """Returns the times stored last. None: no times were stored, or they cannot be read.
 
         Without the file, service time begins at zero. Then nothing expires early, and data on disk may be kept longer.
 

@@ -33,7 +33,7 @@ class Placement:
     def owner_of(self, table: str) -> int:
         """Returns the number of the worker that owns a table or a tablet, or would own it if it existed.
 
-        The tablets of a table have one worker after another, beginning with that of the table.
+        The tablets of a table have one worker after another, beginning with the owner of the table.
         """
         tablet = tablet_number(table) or 0
         return (xxh3_64_intdigest(table_of(table).encode()) + tablet) % self.workers

@@ -153,7 +153,7 @@ class CommittedTransaction:
         rows: The number of rows and keys.
         tables: The incarnations of the tables, by name.
         log_offsets: By table and bucket, the offset of the first change after the transaction.
-        coordinator: The worker process that knows the whole answer; this one has a share of it. None: this one.
+        coordinator: The worker process that knows the complete answer; this one has a share of it. None: this one.
     """
 
     number: int

@@ -180,7 +180,7 @@ def older_offsets(offsets: Mapping[int, int], others: Mapping[int, int]) -> dict
 
 
 class PartSize(NamedTuple):
-    """How much of a part is there, at one worker process or at several.
+    """How much of a part one worker process has, or several have together.
 
     Attributes:
         requests: The number of requests, without fragments.
@@ -192,7 +192,7 @@ class PartSize(NamedTuple):
     balance: int = 0
 
     def plus(self, other: PartSize) -> PartSize:
-        """Returns how much is there at this and at other worker processes."""
+        """Returns how much these and other worker processes have together."""
         return PartSize(self.requests + other.requests, (self.balance + other.balance) % _MODULUS)
 
 
@@ -200,7 +200,7 @@ _NOTHING: Final = PartSize(0)
 
 
 def sum_of_sizes(sizes: Iterable[Mapping[str, PartSize]]) -> dict[str, PartSize]:
-    """Returns how much of each part is there at several worker processes."""
+    """Returns how much of each part several worker processes have together."""
     total: dict[str, PartSize] = {}
     for each in sizes:
         for part, size in each.items():
@@ -278,7 +278,7 @@ class PartFile:
         return bisect_left(self.sequences, sequence)
 
     def find(self, sequence: int, table: str, fragment: str = "") -> int | None:
-        """Returns the place of the request of a number; of a fragment or a summary, that of a table. None: not there.
+        """Returns the place of the request with a number, or of its fragment or summary for a table. None: not staged.
 
         Raises:
             InvalidRequest: Another request of this number is there, of which not all tablets have taken their fragment.
