@@ -242,7 +242,7 @@ class _StoredRowsDecoder:
 
 
 class _UnexpiredDecoder:
-    """Decodes the rows that have not expired, which their bytes tell before anything is decoded."""
+    """Decodes the rows that have not expired, which their bytes show before anything is decoded."""
 
     def __init__(self, codec: RowCodec, decoder: Decoder, unexpired: Unexpired) -> None:
         self.schema = decoder.schema

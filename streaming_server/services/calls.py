@@ -40,7 +40,7 @@ class LoggedCall:
 
     Attributes:
         method: Its method, as `SERVICE/METHOD`.
-        table: The name of the table that it reads, shortened. Empty: none.
+        table: The name of the table that it reads, shortened. Empty: it reads no table.
         ended_at: When it ended, as by `time.monotonic`.
         seconds: How long it took.
         waited_seconds: For how long it waited for its client or for changes.

@@ -162,7 +162,7 @@ class _GuardedMethod:
         received = _ArrivedCall(None if is_forwarded else self._begin_audit(context))
         try:
             if not is_forwarded and context.peer().startswith("unix"):
-                raise PermissionDenied("only the server itself uses this socket: use its port")
+                raise PermissionDenied("this socket is for the server itself: use the port of the server")
             # What the server asks itself needs no rights.
             if self._access is not None and not (router is not None and router.workers.is_of_server(metadata)):
                 await self._admit(self._access, received, context, is_forwarded=is_forwarded)

@@ -165,7 +165,7 @@ class LookupService:
         clock = asyncio.get_running_loop().time
         until = clock() + wait_seconds(request, since, context)
         if latest:
-            # Without a version, nothing tells whether the result of an earlier call is still the latest.
+            # Without a version, nothing shows whether the result of an earlier call is still the latest.
             uncached = Computation(lambda: None)
             result = await self._compute(request, None, bind, compute, context.peer(), uncached)
             self._results.computed += 1

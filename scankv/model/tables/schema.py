@@ -166,7 +166,7 @@ class TableDefinition:
             )
         if not 1 <= tablets <= buckets:
             raise InvalidRequest(
-                f"a table must have between 1 tablet and as many as it has buckets ({buckets}), not {tablets:,}",
+                f"a table of {buckets} buckets must have between 1 and {buckets} tablets, not {tablets:,}",
                 table=table,
             )
         given = dict(options or {}) if key else log_tables.with_defaults(options or {})

@@ -67,7 +67,7 @@ class BucketHold:
         """
         if not self._is_held or any(self._buckets.get(live.number) is not live for live in buckets):
             raise Unavailable(
-                "the view of the table could not be opened at all of its owners in time: try again",
+                "the views of all tablets could not be opened in time: try again",
                 retry_after=_RETRY_SECONDS,
             )
         self._users += 1

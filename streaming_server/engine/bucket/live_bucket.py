@@ -422,7 +422,7 @@ class LiveBucket:
         return await self.run(bucket.find_answer, identity)
 
     def abandon_steps(self) -> None:
-        """Call when a request ends after a step that `write` was told others would follow."""
+        """Ends a request that has announced further steps to `write`, and will not make them."""
         if self._commit is not None and self._bucket is not None:
             self._commit.abandon_steps()
 

@@ -89,7 +89,7 @@ class RangeDeletion:
             self._deleted.setdefault(number, []).append(entries_of_deletes(index, rows, keys).delete_keys)
 
     def take_change(self, bucket: Bucket, codec: TableCodec) -> BucketChange | None:
-        """Returns the next change, which deletes what was read. None: there is no row to delete.
+        """Returns the next change, which deletes what was read. None: no row is left to delete.
 
         A bucket whose number of rows is unknown gets a change in any case.
         """

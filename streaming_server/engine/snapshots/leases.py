@@ -145,4 +145,4 @@ def check_lease_id(lease_id: str) -> None:
 def check_part_id(lease_id: str) -> None:
     """Raises InvalidRequest unless the id may name a lease on a tablet."""
     if PartId.parse(lease_id) is None:
-        raise InvalidRequest("the id of a lease on a tablet must be that of a part of a snapshot")
+        raise InvalidRequest("the id of a lease on a tablet must be the id of a part of a snapshot")

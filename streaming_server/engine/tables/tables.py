@@ -539,7 +539,9 @@ class Tables:
                     live.alter(definition)
             else:
                 if definition.tablets > 1:
-                    raise InvalidRequest('the option "changelog" of a table with tablets cannot be changed')
+                    raise InvalidRequest(
+                        'the option "changelog" of a table with tablets cannot be changed: create another table'
+                    )
                 self.rules.require_format(MARKERS_FORMAT, "changes of the table option changelog")
                 await live.alter_changelog(
                     definition, lambda: self._store_definition(self._catalog.replace, definition)

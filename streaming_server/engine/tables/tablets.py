@@ -121,7 +121,7 @@ class Tablets:
         try:
             await self.notify(table)
         except ConnectionFailed as error:
-            _log.warning("a change of table %s is not known everywhere yet: %s", table.name, error.message)
+            _log.warning("some workers do not know a change of table %s yet: %s", table.name, error.message)
             self._notifying.start(self._notify_again(table))
 
     async def _notify_again(self, table: TableDefinition) -> None:

@@ -110,7 +110,9 @@ class TabletChangelogs:
             try:
                 await self._ask(tablet, _KEEP, request, _KEEP_SECONDS)
             except ScanKvError as error:
-                _log.warning("%s keeps more changes for %s: %s", tablet.name, consumer_id, error.message)
+                _log.warning(
+                    "%s keeps more changes than consumer %s needs: %s", tablet.name, consumer_id, error.message
+                )
 
         await asyncio.gather(*map(keep, table.all_tablets))
 

@@ -254,7 +254,7 @@ class TabletCalls:
             method: The method, as `package.Service/Method`.
             tablet: The tablet.
             request: The request.
-            hold_id: The hold under which the call opens its view. Empty: none.
+            hold_id: The hold under which the call opens its view. Empty: no hold.
             ticket: The ticket of the call that will read the stream. Empty: this call reads it.
             outlasts: Whether the call may last longer than the current one, because others wait for it, too.
         """

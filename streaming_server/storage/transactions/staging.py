@@ -289,8 +289,8 @@ class PartFile:
             found_table, found = self._fragments.get(place, (table, ""))
             if not _are_same(found, fragment, is_tablet=tablet_number(table) is not None):
                 raise InvalidRequest(
-                    f"another request {sequence} of the part was refused by a part of its table, and could not be "
-                    "taken back: abort the transaction"
+                    f"another request {sequence} of the part was refused by a tablet of its table, and other tablets "
+                    "could not discard it: abort the transaction"
                 )
             if found_table == table:
                 return place
