@@ -62,7 +62,7 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """Whether the median is within the bounds; true if there are none."""
+        """Whether the median is within the bounds; true without bounds."""
         low_enough = self.at_most is None or self.spread.median <= self.at_most
         return low_enough and (self.at_least is None or self.spread.median >= self.at_least)
 

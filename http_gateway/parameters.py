@@ -1,7 +1,7 @@
 """The parameters of requests: declared once, then read, checked, and described by OpenAPI.
 
 Rule: a request with a parameter that its path does not have is refused, and so is one that gives a parameter twice,
-unless it may be repeated. Nobody should believe that a mistyped `where` had an effect.
+unless it may be repeated. So a mistyped `where` is an error, and not silently ignored.
 """
 
 from __future__ import annotations

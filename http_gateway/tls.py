@@ -47,7 +47,7 @@ def name_in_certificate(certificate: str, key: str) -> str:
     Python decodes only the certificate of a peer, so this function shakes hands with itself in memory.
 
     Raises:
-        UsageError: The files cannot be used, or the certificate is for nobody.
+        UsageError: The files cannot be used, or the certificate has no name of a server.
     """
     server_context, client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_context.check_hostname = False

@@ -87,7 +87,7 @@ class ReadOptions:
         snapshot: The id of a pinned snapshot to read. Its holder still renews and releases it. None: each query pins a
             snapshot of its own.
         snapshot_ttl: Seconds that a query's own snapshot lives while no task reads it, 1 to 604,800.
-        traceparent: The trace that planning and tasks continue, in the form of W3C Trace Context. None: none.
+        traceparent: The trace that planning and tasks continue, in the form of W3C Trace Context. None: no trace.
     """
 
     table: str

@@ -33,7 +33,7 @@ class Part(ABC):
     Attributes:
         config: How to reach the server.
         spec: The scan.
-        traceparent: The trace that the task continues. None: none.
+        traceparent: The trace that the task continues. None: no trace.
     """
 
     config: ClientConfig

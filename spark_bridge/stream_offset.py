@@ -76,7 +76,7 @@ class StreamOffset:
         log_offsets: By bucket, the offset of the first change to read next, or to read after the initial rows.
         since: Where the changes of the first micro-batch begin. None in all later offsets, and if the query begins with
             initial rows.
-        rows: How many of the initial rows have been read. None if there are none or all of them are committed.
+        rows: How many of the initial rows have been read. None without initial rows, or once all of them are committed.
         lake: The same of a query whose initial rows are in published files.
     """
 

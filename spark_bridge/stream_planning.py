@@ -109,7 +109,7 @@ class StreamPlanner:
         self._stop = self._retry_through_restart(self._log.refresh_end)
 
     def last_known_end(self) -> dict[str, Any] | None:
-        """Returns the last end of the changelog that the server reported, as an offset. None if there is none yet."""
+        """Returns the last end of the changelog that the server has sent, as an offset; None before it has sent one."""
         log = self._log
         if not log.end:
             return None

@@ -47,7 +47,7 @@ class WriteJob:
         config: How to reach the server.
         options: The options of the write.
         replaces: Whether the write replaces all rows of the table.
-        traceparent: The trace that the job continues. None: none.
+        traceparent: The trace that the job continues. None: no trace.
     """
 
     config: ClientConfig

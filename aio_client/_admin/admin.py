@@ -219,7 +219,7 @@ class SlowCall:
 
     Attributes:
         method: Its method, as `SERVICE/METHOD`.
-        table: The table that it reads. None: none.
+        table: The table that it reads. None: it reads no table.
         age_seconds: Seconds since its end.
         seconds: How long it took.
         waited_seconds: For how much of that it waited for its client or for changes.

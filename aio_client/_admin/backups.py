@@ -32,7 +32,8 @@ class BackupStatus:
         tables: The number of its tables.
         left_out: Why tables are not in it, by name: they are damaged. Empty: it has all tables.
         error: Why it has failed. Empty: it has not failed.
-        last_completed: The instant of the last complete backup, in UTC, by the server's clock. None: none is known.
+        last_completed: The instant of the last complete backup, in UTC, by the server's clock. None: no complete backup
+            is known.
     """
 
     running: bool

@@ -227,7 +227,7 @@ class OpenBootstrap:
             source=source,
             from_scratch=from_scratch,
         )
-        # If it is repeated after a lost answer, a bootstrap without a named source and without rows is left to expire.
+        # A repeated begin without a named source makes another bootstrap. The first one is left to expire without rows.
         answer = await call_again(transport, lambda: transport.services.bootstraps.BeginBootstrap, request)
         return cls.join(transport, answer.SerializeToString())
 
@@ -356,7 +356,7 @@ async def bootstrap_table(
                     requests += 1
                     progress = report(replace(progress, rows=progress.rows + count, bytes=progress.bytes + size))
             except BootstrapLost:
-                # Another client that has resumed it may have begun the commit.
+                # Another client that has resumed the bootstrap may have begun the commit.
                 if not source or not await _is_committing(opened.id, begin):
                     raise
         async for answer in opened.commit({part.part: requests} if requests else {}):
@@ -368,13 +368,13 @@ async def bootstrap_table(
     finally:
         running.pop(opened.id, None)
     if source:
-        # The next call is about another table.
+        # The server forgets the bootstrap, so the same call later finds that the table exists.
         await opened.abort()
     return opened.shape.description
 
 
 async def _is_committing(id_: str, begin: Callable[[], Awaitable[OpenBootstrap]]) -> bool:
-    """Returns whether the commit of a bootstrap has begun. Raises TableExists if its client knows of the table."""
+    """Returns whether the commit of a bootstrap has begun. Raises TableExists if another client has finished it."""
     found = await begin()
     return found.id == id_ and found.is_committing
 

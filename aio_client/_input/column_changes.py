@@ -24,7 +24,7 @@ def texts_of(values: object, option: str) -> dict[str, str]:
 
 
 def types_of(values: object, option: str) -> bytes:
-    """Returns types by column name as an Arrow IPC schema message; nothing if there are none. Raises UsageError."""
+    """Returns types by column name as an Arrow IPC schema message; empty without types. Raises UsageError."""
     items = _by_name(values, option)
     for name, value in items.items():
         if not isinstance(value, pa.DataType):
@@ -36,7 +36,7 @@ def types_of(values: object, option: str) -> bytes:
 
 
 def defaults_of(values: object, option: str) -> bytes:
-    """Returns values by column name as an Arrow IPC stream of one row; nothing if there are none. Raises UsageError."""
+    """Returns values by column name as an Arrow IPC stream of one row; empty without values. Raises UsageError."""
     scalars = {}
     for name, value in _by_name(values, option).items():
         try:

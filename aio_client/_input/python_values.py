@@ -103,7 +103,7 @@ def _reason(value: object, type_: pa.DataType, error: Exception) -> str:
 
 
 def _exact(value: Any, type_: pa.DataType) -> object:  # noqa: ANN401  # whatever a caller puts into a row
-    """Returns the value in a form that pyarrow takes unchanged. Raises ValueError or TypeError if there is none."""
+    """Returns the value in a form that pyarrow takes unchanged. Raises ValueError or TypeError otherwise."""
     if isinstance(value, pa.Scalar):
         if pat.is_temporal(value.type) or pat.is_nested(value.type):
             # Python has no nanoseconds in a time of day, and no years after 9999.

@@ -30,8 +30,8 @@ def start_call(
     Args:
         tracer: The program's tracer.
         address: The server, as `host:port`.
-        request: The type of the request, which tells the method.
-        table: The name of the table; empty if there is none.
+        request: The type of the request, which identifies the method.
+        table: The name of the table; empty for a call about no table.
         streams: Whether the answer is a stream.
     """
     host, _, port = address.rpartition(":")

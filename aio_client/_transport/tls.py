@@ -93,7 +93,7 @@ class Tls(Immutable):
     def __reduce__(self) -> tuple[object, ...]:
         if isinstance(self.key, bytes):
             raise UsageError(
-                "a private key that was given as bytes is not pickled, because whoever reads the pickle could use it: "
+                "a private key that was given as bytes is not pickled, because any reader of the pickle could use it: "
                 "give the path of its file",
                 option="tls_key",
             )

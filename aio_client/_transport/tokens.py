@@ -173,7 +173,7 @@ class TokenText(StoredToken):
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
-            "a token that was given as text is not pickled, because whoever reads the pickle could use it: give a "
+            "a token that was given as text is not pickled, because any reader of the pickle could use it: give a "
             "TokenFile or a TokenEnv, which is pickled as a path or a name",
             option="token",
         )

@@ -356,7 +356,7 @@ class Transport:
         ports = list(table.worker_ports)
         if table.owner_port not in ports:
             return self
-        # The tablets have one worker after another, beginning with that of the table.
+        # The tablets have one worker after another, beginning with the owner of the table.
         return await self.for_part(table.name, ports.index(table.owner_port) + tablet)
 
     def _connection_for_stream(self, window: int) -> _Services:
@@ -651,7 +651,7 @@ class StreamCall(Generic[_Response]):
             async with PatientTimeout(timeout):
                 message = await self._read()
         except TimeoutError:
-            # Its traceback would keep the call, and so the connection, as long as somebody keeps the error.
+            # Its traceback would keep the call, and so the connection, as long as a caller keeps the error.
             message = _NOTHING
         except grpc.aio.AioRpcError as error:
             if self._was_accepted and await self._transport.renew_token(error, self._metadata):

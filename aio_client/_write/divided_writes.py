@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scankv.v1 import table_pb2
 
 _MANY_ROWS: Final = 1024
-"""So many rows are worth several calls. Fewer go to the owner of the table, which checks all before it writes any."""
+"""The fewest rows that are divided. Fewer go to the owner of the table, which checks all rows before it writes any."""
 
 
 async def write_rows(
@@ -37,7 +37,7 @@ async def write_rows(
     *,
     is_whole: bool = False,
 ) -> write_pb2.WriteResponse:
-    """Writes the rows of one request, to each tablet its own if there are many. Repeats it until it is answered.
+    """Writes the rows of one request, and sends many rows to the owners of their tablets. Repeats until answered.
 
     Args:
         transport: The transport to the owner of the table.
@@ -88,7 +88,7 @@ def _divide(shape: TableShape, kind: RequestKind, batch: pa.RecordBatch) -> dict
 async def _write_to_tablet(
     transport: Transport, description: table_pb2.Table, tablet: int, request: Request
 ) -> write_pb2.WriteResponse:
-    """Sends a request to the owner of a tablet; if it is no tablet any more, to the owner of the table."""
+    """Sends a request to the owner of a tablet, or, if that worker is not its owner, to the owner of the table."""
     try:
         return await write_until_answered(await transport.to_tablet(description, tablet), request)
     except (NotOwner, TableNotFound):

@@ -20,7 +20,7 @@ class ChangesReader(ClientReader):
         return self._runner.run(self._time_scan(scan))
 
     def read_full(self) -> Timing:
-        """Reads all rows and then the changes after them, of which there are none."""
+        """Reads all rows and then the changes after them, although no change exists."""
         return self._runner.run(self._time_scan(self._table.changes(StartFrom.FULL, StopAt.LATEST)))
 
     def read_net(self) -> Timing:

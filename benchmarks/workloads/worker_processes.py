@@ -78,7 +78,7 @@ def run(bench: Bench) -> Result:
         ],
         notes=[
             "Two clients use two tables, each owned by another worker, and then read the halves of a snapshot of one. "
-            "One client uses the table with tablets, which has none in a server of one process. "
+            "One client uses the table with tablets; in a server of one process, that table has no tablets. "
             "On two cores, the clients and the workers share the processor, so the wall clock says little about a "
             "machine with more cores."
         ],
@@ -121,7 +121,7 @@ def _measure(
         server: The process that was started.
         users: The clients, which work at once.
         work: What each of them does.
-        arguments: An argument for the work of each. None: none.
+        arguments: An argument for the work of each. None: no argument.
     """
     for user in users:
         user.wait_ready()

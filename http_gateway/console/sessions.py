@@ -23,7 +23,7 @@ _MAX_FIELDS: Final = 20
 
 
 def token_of_browser(request: Request) -> str | None:
-    """Returns the token of the cookie; None if there is none."""
+    """Returns the token of the cookie; None without a cookie."""
     return request.cookies.get(_cookie_name(request)) or None
 
 

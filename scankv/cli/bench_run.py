@@ -161,7 +161,7 @@ class _Round:
             await asyncio.gather(*tasks)
             return len(arguments) / (time.perf_counter() - started)
         finally:
-            # After an error of one caller, the others must not go on with a table that is being dropped.
+            # After an error of one caller, the others must not continue with a table that is being dropped.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

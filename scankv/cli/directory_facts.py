@@ -69,7 +69,7 @@ class DirectoryFacts:
         is_writable: Whether this user may create files in `measured`.
         format: The format of the directory; None if it is new.
         problem: Why a server would refuse the directory. None: it would not.
-        server_pid: The process of the server that uses the directory. None: none does, as far as can be seen.
+        server_pid: The process of the server that uses the directory. None: no process does, as far as can be seen.
         mount: Its file system.
         disk_bytes: The size of the disk.
         free_bytes: What this user may still write.
@@ -103,7 +103,7 @@ class DirectoryFacts:
 
 def read_directory(path: Path) -> DirectoryFacts:
     """Reads the facts of a data directory, and measures its disk for up to three seconds."""
-    path = Path(os.path.abspath(path))  # resolve() would name the target of a link, which nobody has given.
+    path = Path(os.path.abspath(path))  # resolve() would name the target of a link, which the user has not given.
     # `Path.is_dir` raises an error for what this user may not see.
     measured = next((each for each in (path, *path.parents) if os.path.isdir(each)), Path("/"))
     owner_id, mode = None, 0

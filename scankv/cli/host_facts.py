@@ -86,7 +86,7 @@ class HostFacts:
         preloaded: The libraries that are loaded into every process, which may replace the allocator.
         packages: What the extra `server` needs. None: the distribution has no metadata.
         ports: Where the server is to listen.
-        directory: The data directory. None: none was given.
+        directory: The data directory. None: no directory was given.
     """
 
     open_file_limit: int | None

@@ -145,7 +145,7 @@ def load(
             "--bootstrap",
             help="Make a new table from FILE, which is a Delta table, an Iceberg table or Parquet files, as a path or "
             "a URI such as s3://bucket/table. The table appears with all rows at once, at less cost than with "
-            "--create. If it is interrupted, the same command continues where it was. Needs --key.",
+            "--create. If it is interrupted, the same command continues where it stopped. Needs --key.",
         ),
     ] = False,
     duplicates: Annotated[
@@ -182,7 +182,7 @@ def load(
         if any(others) or not key:
             raise UsageError(
                 "--bootstrap needs --key, and takes only --buckets, --tablets, --set, --mode, --duplicates and "
-                "--from-scratch besides: leave out the other options"
+                "--from-scratch: leave out the other options"
             )
         with open_client(url) as client:
             bootstrap_table(

@@ -41,7 +41,7 @@ def create(
         str | None,
         typer.Option(
             metavar="A",
-            help="The key columns that choose the bucket. Default: the whole key. With --no-key, any columns; by "
+            help="The key columns that choose the bucket. Default: the complete key. With --no-key, any columns; by "
             "default, the buckets take turns.",
         ),
     ] = None,

@@ -136,7 +136,7 @@ def revoke(
     unknown = revoke_tokens(tokens, token_ids, now=datetime.now(UTC))
     for token_id in token_ids:
         if token_id in unknown:
-            # Not the text itself: somebody may have given a token instead of its id.
+            # Not the text itself: the user may have given a token instead of its id.
             complain(f"the file {tokens} has no token with the id {token_id[:4]}...; see: scankv tokens list")
         else:
             typer.echo(f"revoked {token_id}")

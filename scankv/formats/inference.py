@@ -74,7 +74,7 @@ class ColumnGuess:
 
     @property
     def type(self) -> pa.DataType:
-        """The narrowest type that can hold all values added so far; string if there were none."""
+        """The narrowest type that can hold all values added so far; string without values."""
         return self._type or pa.string()
 
     def add(self, fields: pa.BinaryArray) -> None:

@@ -55,7 +55,7 @@ def open_lake_table(
 
 
 def find_lake_table(uri: str) -> LakeTable:
-    """Returns the published table at a location, in whatever format it is there; a Delta table if none is.
+    """Returns the published table at a location, in the format that it has there; a Delta table if no table is there.
 
     Raises:
         UsageError: The location cannot be used, or a package for the format is missing.

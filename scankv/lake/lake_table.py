@@ -341,7 +341,7 @@ class LakeTable(ABC):
         return [file.path]
 
     def masked_positions(self, file: DataFile) -> BitMap:
-        """Returns the positions of the masked rows of a file that was loaded. A format that cannot mask has none."""
+        """Returns the positions of the masked rows of a loaded file; no positions in a format that cannot mask rows."""
         from pyroaring import BitMap
 
         return BitMap()

@@ -39,7 +39,7 @@ _PASSING: Final = (
     TooManyScans,
     TooManySnapshots,
 )
-"""Failures that end by themselves, or when somebody has seen to the disk or the network."""
+"""Failures that end by themselves, or once the disk or the network works again."""
 
 
 async def publish_once(

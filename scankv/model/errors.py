@@ -193,7 +193,7 @@ class NotOwner(ServerRefused):
     """The call is about a bucket that the called tablet or worker process does not have. Nothing was done.
 
     What to do:
-        Ask for it by the name of the table, which any worker process answers.
+        Make the call about the table instead of the tablet: any worker process answers it.
     """
 
     code = "FAILED_PRECONDITION"
@@ -647,7 +647,7 @@ class TooManyTransactions(ServerRefused):
 class BootstrapDiffers(ServerRefused):
     """An interrupted bootstrap of the table cannot be resumed, because its source or its definition has changed.
 
-    The rows that are staged stay. No table was added.
+    The staged rows are kept. No table was added.
 
     What to do:
         Begin the bootstrap again with `from_scratch=True`, or `--from-scratch` on the command line. To resume it
@@ -659,12 +659,12 @@ class BootstrapDiffers(ServerRefused):
 
 
 class BootstrapLost(ServerRefused):
-    """No such bootstrap is open, as it was aborted or has expired, or a crash of the machine has lost rows of it.
+    """No such bootstrap is open: it was aborted or has expired, or a crash of the machine has lost rows of it.
 
     No table was added.
 
     What to do:
-        Begin the bootstrap again. One of a location continues where it was, if it is still there.
+        Begin the bootstrap again. A bootstrap of a location continues where it stopped, if the server still has it.
     """
 
     code = "NOT_FOUND"

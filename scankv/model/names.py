@@ -71,14 +71,14 @@ def table_of(name: str) -> str:
 
 
 def with_table_names(text: str, names: Iterable[str]) -> str:
-    """Returns a text for users, in which the names of tables stand for those of their tablets."""
+    """Returns a text for users, in which the names of tables replace the names of their tablets."""
     for name in sorted(names, key=len, reverse=True):
         text = text.replace(name, table_of(name))
     return text
 
 
 def tablet_number(name: str) -> int | None:
-    """Returns the number of the tablet that a name is that of. None: it is the name of no tablet."""
+    """Returns the number of the tablet that has a name. None: it is not the name of a tablet."""
     _, mark, number = name.partition(_TABLET)
     return int(number) if mark and number.isascii() and number.isdecimal() else None
 

@@ -117,7 +117,7 @@ class BackupStatus(_message.Message):
     """Bytes of files that no earlier backup had."""
     tables: _builtins.int
     completed_micros: _builtins.int
-    """The instant of the last completed backup, in microseconds since 1970 UTC. 0: none is known."""
+    """The instant of the last completed backup, in microseconds since 1970 UTC. 0: no completed backup is known."""
     @_builtins.property
     def left_out(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Why tables are not in the backup, by name."""

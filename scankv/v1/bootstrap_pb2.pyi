@@ -10,8 +10,9 @@ next, with all rows. No row passes a write-ahead log or is a change in the chang
 with rows begins with one range marker, see Changelog.rescan_untracked.
 
 Until the commit nothing of the table is visible. A bootstrap ends without a trace when it is aborted, and when no
-client has called for its time to live, in which only time counts during which a server runs. It survives restarts of
-the server: rows survive a kill once their call is answered, and a crash of the machine once the next call is.
+client has called for its time to live. Only time during which a server runs counts. A bootstrap survives restarts of
+the server: rows survive a kill once their call is answered, and a crash of the machine once the next call is
+answered.
 
 A bootstrap whose source is named can be resumed: a begin with the same source and the same definition returns it with
 the requests that are staged. Several clients may resume it at once, as they send the same requests.

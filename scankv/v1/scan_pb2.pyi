@@ -154,9 +154,10 @@ class ScanKvRequest(_message.Message):
     case.
     """
     divided: _builtins.bool
-    """Of a table with tablets: whether the reader reads the streams of the tablets by itself. The header then has `parts`,
-    and no chunk follows. The views of the parts last as long as this call. Its trailer comes after those of all parts, and
-    has their totals; its crc32c is 0. INVALID_REQUEST with a limit, or with `ordered`. Ignored for other tables.
+    """Of a table with tablets: whether the reader reads the streams of the tablets by itself. The header then has
+    `parts`, and no chunk follows. The views of the parts last as long as this call. The trailer of this call comes
+    after the trailers of all parts, and has their totals; its crc32c is 0. INVALID_REQUEST with a limit, or with
+    `ordered`. Ignored for other tables.
     """
     reverse: _builtins.bool
     """Whether the rows of each bucket come in descending key order."""
@@ -181,9 +182,9 @@ class ScanKvRequest(_message.Message):
     changelog, the stream and its consumer behave normally, but no change ever comes.
     """
     changes_follow: _builtins.bool
-    """Whether the reader goes on with the changes from the log offsets of this scan. If so, the rows contain those that
-    have expired and whose deletion the changelog will get, because a reader that adds up changes must not get a deletion
-    of a row that it lacks. Not for the changelog, whose start `full` does so by itself.
+    """Whether the reader continues with the changes from the log offsets of this scan. If so, the rows contain those that
+    have expired and whose deletion the changelog will get, because a reader that adds up changes must not get a
+    deletion of a row that it lacks. Not for the changelog, whose start `full` does so by itself.
     """
     expired_at_micros: _builtins.int
     """Of the worker processes of a server, for a tablet: the time as of which rows have expired, in microseconds since

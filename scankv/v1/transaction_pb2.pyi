@@ -370,8 +370,8 @@ class TransactionPartSize(_message.Message):
     requests: _builtins.int
     """The number of requests: those with the sequences 0 to `requests` - 1."""
     balance: _builtins.int
-    """Of worker processes, which have fragments of requests to tables with tablets: the sum of their checksums, less those
-    that they should be, modulo 2**64. Not for clients.
+    """Of worker processes, which have fragments of requests to tables with tablets: the sum of the checksums of the
+    fragments, less the checksums that the summaries name, modulo 2**64. Not for clients.
     """
     def __init__(
         self,

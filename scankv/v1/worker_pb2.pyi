@@ -459,7 +459,7 @@ class QueryTabletResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     state: _builtins.bytes
-    """A part of what the result is joined of: an Arrow IPC stream of groups or rows."""
+    """A piece of the tablet's share of the result: an Arrow IPC stream of groups or rows."""
     @_builtins.property
     def view(self) -> Global___QueriedView:
         """Once the view is open, which no write changes from then on."""
@@ -537,8 +537,8 @@ class QueriedResult(_message.Message):
     """For a count."""
     rows_scanned: _builtins.int
     has_too_many_ties: _builtins.bool
-    """For a top-N with ties: there are more rows than are returned that are equal to the last one of the first n, more
-    than an answer may have, or larger ones.
+    """For a top-N with ties: rows that equal the last one of the first n are missing, because there are more of them than
+    an answer may have, or because they are too large.
     """
     has_too_large_ties: _builtins.bool
     @_builtins.property
@@ -656,8 +656,8 @@ class FindOffsetsRequest(_message.Message):
     tablet: _builtins.str
     """The name of the tablet."""
     consumer_id: _builtins.str
-    """The consumer for which the tablet keeps the changes from the found offsets on, unless it keeps earlier ones for it
-    already. Empty: none.
+    """The consumer for which the tablet keeps the changes from the found offsets on, unless it keeps earlier changes for
+    the consumer already. Empty: no consumer.
     """
     ends_of_sound: _builtins.bool
     """Instead of a start: the end of the changelog, without damaged buckets."""
@@ -983,7 +983,7 @@ class CaptureForArchiveRequest(_message.Message):
     STORED_FIELD_NUMBER: _builtins.int
     LOGS_FIELD_NUMBER: _builtins.int
     stored: _builtins.str
-    """The last capture of the worker that is stored. Empty: none is known."""
+    """The last capture of the worker that is stored. Empty: no stored capture is known."""
     @_builtins.property
     def logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArchivedLog]:
         """For buckets in it, up to where they are archived."""

@@ -424,7 +424,7 @@ class WorkerService:
 
 
 class TabletServiceStub:
-    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients.
+    """The calls of the owner of a table with tablets to the owners of the tablets, possibly to itself. Not for clients.
     """
 
     def __init__(self, channel):
@@ -476,11 +476,11 @@ class TabletServiceStub:
 
 
 class TabletServiceServicer:
-    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients.
+    """The calls of the owner of a table with tablets to the owners of the tablets, possibly to itself. Not for clients.
     """
 
     def FollowTable(self, request, context):
-        """Has the worker read the definition of a table again, whose tablets it owns.
+        """Has the worker read again the definition of a table whose tablets it owns.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -514,7 +514,7 @@ class TabletServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchTablet(self, request, context):
-        """Returns the version of a tablet, once it is another one than the caller knows, or after a time. Reads nothing.
+        """Returns the version of a tablet once it differs from the version that the caller knows, or after a time.
         Errors: as for Count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -530,16 +530,16 @@ class TabletServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def KeepChanges(self, request, context):
-        """Sets from where on a tablet keeps its changes for a consumer of the table, whose positions the owner of the table
-        stores. Errors: NOT_FOUND TABLE_NOT_FOUND.
+        """Sets the offsets from which on a tablet keeps its changes for a consumer of the table. The owner of the table stores
+        the positions of the consumer. Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DiscardFragments(self, request, context):
-        """Removes the fragments of the last request of a part of a transaction, because another tablet has refused its own.
-        Without effect if the owner of the table has staged the request. Repeating the call is safe.
+        """Removes the fragments of the last request of a part of a transaction, because another tablet has refused the
+        request. Without effect if the owner of the table has staged the request. Repeating the call is safe.
         Errors: NOT_FOUND TRANSACTION_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -598,7 +598,7 @@ def add_TabletServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TabletService:
-    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients.
+    """The calls of the owner of a table with tablets to the owners of the tablets, possibly to itself. Not for clients.
     """
 
     @staticmethod

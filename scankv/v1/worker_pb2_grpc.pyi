@@ -169,14 +169,14 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class TabletServiceStub:
-    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients."""
+    """The calls of the owner of a table with tablets to the owners of the tablets, possibly to itself. Not for clients."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TabletServiceAsyncStub: ...
     FollowTable: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FollowTableRequest, _worker_pb2.FollowTableResponse]
-    """Has the worker read the definition of a table again, whose tablets it owns."""
+    """Has the worker read again the definition of a table whose tablets it owns."""
     HoldTablet: _grpc.UnaryStreamMultiCallable[_worker_pb2.HoldTabletRequest, _worker_pb2.HoldTabletResponse]
     """Pauses the writers of a tablet, so that a call can open a view of it as of one instant with views of other tablets.
     That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
@@ -193,7 +193,7 @@ class TabletServiceStub:
     result is incomplete. Errors: as for the query.
     """
     WatchTablet: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WatchTabletRequest, _worker_pb2.WatchTabletResponse]
-    """Returns the version of a tablet, once it is another one than the caller knows, or after a time. Reads nothing.
+    """Returns the version of a tablet once it differs from the version that the caller knows, or after a time.
     Errors: as for Count.
     """
     FindOffsets: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FindOffsetsRequest, _worker_pb2.FindOffsetsResponse]
@@ -201,22 +201,22 @@ class TabletServiceStub:
     Errors: as the start of ScanKv.
     """
     KeepChanges: _grpc.UnaryUnaryMultiCallable[_worker_pb2.KeepChangesRequest, _worker_pb2.KeepChangesResponse]
-    """Sets from where on a tablet keeps its changes for a consumer of the table, whose positions the owner of the table
-    stores. Errors: NOT_FOUND TABLE_NOT_FOUND.
+    """Sets the offsets from which on a tablet keeps its changes for a consumer of the table. The owner of the table stores
+    the positions of the consumer. Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
     DiscardFragments: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DiscardFragmentsRequest, _worker_pb2.DiscardFragmentsResponse]
-    """Removes the fragments of the last request of a part of a transaction, because another tablet has refused its own.
-    Without effect if the owner of the table has staged the request. Repeating the call is safe.
+    """Removes the fragments of the last request of a part of a transaction, because another tablet has refused the
+    request. Without effect if the owner of the table has staged the request. Repeating the call is safe.
     Errors: NOT_FOUND TRANSACTION_LOST.
     """
 
 @_typing.type_check_only
 class TabletServiceAsyncStub(TabletServiceStub):
-    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients."""
+    """The calls of the owner of a table with tablets to the owners of the tablets, possibly to itself. Not for clients."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     FollowTable: _aio.UnaryUnaryMultiCallable[_worker_pb2.FollowTableRequest, _worker_pb2.FollowTableResponse]  # type: ignore[assignment]
-    """Has the worker read the definition of a table again, whose tablets it owns."""
+    """Has the worker read again the definition of a table whose tablets it owns."""
     HoldTablet: _aio.UnaryStreamMultiCallable[_worker_pb2.HoldTabletRequest, _worker_pb2.HoldTabletResponse]  # type: ignore[assignment]
     """Pauses the writers of a tablet, so that a call can open a view of it as of one instant with views of other tablets.
     That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
@@ -233,7 +233,7 @@ class TabletServiceAsyncStub(TabletServiceStub):
     result is incomplete. Errors: as for the query.
     """
     WatchTablet: _aio.UnaryUnaryMultiCallable[_worker_pb2.WatchTabletRequest, _worker_pb2.WatchTabletResponse]  # type: ignore[assignment]
-    """Returns the version of a tablet, once it is another one than the caller knows, or after a time. Reads nothing.
+    """Returns the version of a tablet once it differs from the version that the caller knows, or after a time.
     Errors: as for Count.
     """
     FindOffsets: _aio.UnaryUnaryMultiCallable[_worker_pb2.FindOffsetsRequest, _worker_pb2.FindOffsetsResponse]  # type: ignore[assignment]
@@ -241,17 +241,17 @@ class TabletServiceAsyncStub(TabletServiceStub):
     Errors: as the start of ScanKv.
     """
     KeepChanges: _aio.UnaryUnaryMultiCallable[_worker_pb2.KeepChangesRequest, _worker_pb2.KeepChangesResponse]  # type: ignore[assignment]
-    """Sets from where on a tablet keeps its changes for a consumer of the table, whose positions the owner of the table
-    stores. Errors: NOT_FOUND TABLE_NOT_FOUND.
+    """Sets the offsets from which on a tablet keeps its changes for a consumer of the table. The owner of the table stores
+    the positions of the consumer. Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
     DiscardFragments: _aio.UnaryUnaryMultiCallable[_worker_pb2.DiscardFragmentsRequest, _worker_pb2.DiscardFragmentsResponse]  # type: ignore[assignment]
-    """Removes the fragments of the last request of a part of a transaction, because another tablet has refused its own.
-    Without effect if the owner of the table has staged the request. Repeating the call is safe.
+    """Removes the fragments of the last request of a part of a transaction, because another tablet has refused the
+    request. Without effect if the owner of the table has staged the request. Repeating the call is safe.
     Errors: NOT_FOUND TRANSACTION_LOST.
     """
 
 class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What the owner of a table with tablets asks their owners, which may be itself. As WorkerService, not for clients."""
+    """The calls of the owner of a table with tablets to the owners of the tablets, possibly to itself. Not for clients."""
 
     @_abc_1.abstractmethod
     def FollowTable(
@@ -259,7 +259,7 @@ class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.FollowTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.FollowTableResponse, _abc.Awaitable[_worker_pb2.FollowTableResponse]]:
-        """Has the worker read the definition of a table again, whose tablets it owns."""
+        """Has the worker read again the definition of a table whose tablets it owns."""
 
     @_abc_1.abstractmethod
     def HoldTablet(
@@ -300,7 +300,7 @@ class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.WatchTabletRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.WatchTabletResponse, _abc.Awaitable[_worker_pb2.WatchTabletResponse]]:
-        """Returns the version of a tablet, once it is another one than the caller knows, or after a time. Reads nothing.
+        """Returns the version of a tablet once it differs from the version that the caller knows, or after a time.
         Errors: as for Count.
         """
 
@@ -320,8 +320,8 @@ class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.KeepChangesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.KeepChangesResponse, _abc.Awaitable[_worker_pb2.KeepChangesResponse]]:
-        """Sets from where on a tablet keeps its changes for a consumer of the table, whose positions the owner of the table
-        stores. Errors: NOT_FOUND TABLE_NOT_FOUND.
+        """Sets the offsets from which on a tablet keeps its changes for a consumer of the table. The owner of the table stores
+        the positions of the consumer. Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod
@@ -330,8 +330,8 @@ class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DiscardFragmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DiscardFragmentsResponse, _abc.Awaitable[_worker_pb2.DiscardFragmentsResponse]]:
-        """Removes the fragments of the last request of a part of a transaction, because another tablet has refused its own.
-        Without effect if the owner of the table has staged the request. Repeating the call is safe.
+        """Removes the fragments of the last request of a part of a transaction, because another tablet has refused the
+        request. Without effect if the owner of the table has staged the request. Repeating the call is safe.
         Errors: NOT_FOUND TRANSACTION_LOST.
         """
 

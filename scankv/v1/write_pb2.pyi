@@ -127,7 +127,7 @@ class UpsertRequest(_message.Message):
     """The table incarnation that `encoded_rows` are made for. If the table is another one now: TABLE_RECREATED."""
     independent: _builtins.bool
     """Writes each of `encoded_rows` for itself, because they come from independent calls: WriteResponse.failures says
-    which rows were refused. Without it, a row or a bucket that is refused refuses the whole request.
+    which rows were refused. Without it, a row or a bucket that is refused refuses the complete request.
     """
     untracked: _builtins.bool
     """Leaves the changes of the rows out of the changelog: for each atomic batch, the changelog gets one marker, which
@@ -434,7 +434,9 @@ class UndoRequest(_message.Message):
     any_incarnation: _builtins.bool
     """Also accepts offsets that do not name a table incarnation."""
     only_checks: _builtins.bool
-    """Of the worker processes of a server, for a tablet: checks that all can be undone, and writes nothing. Not for clients."""
+    """Of the worker processes of a server, for a tablet: checks that all can be undone, and writes nothing. Not for
+    clients.
+    """
     @_builtins.property
     def log_offsets(self) -> _scan_pb2.LogOffsets:
         """The offsets to revert to: for each bucket, the offset after the last change of the writer that stays. They must

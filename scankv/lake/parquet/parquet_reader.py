@@ -60,7 +60,7 @@ def read_parquet(location: LakeLocation) -> SourceRows:
 
 
 def _state_of(location: LakeLocation, paths: Sequence[str]) -> str:
-    """Returns a text that differs if the files do, by their names, their sizes, and when they were written."""
+    """Returns a text that changes if the names, the sizes or the times of the files change."""
     digest = hashlib.sha256()
     with location.translate_errors("read"):
         for file in location.files.get_file_info(list(paths)):

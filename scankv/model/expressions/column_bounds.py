@@ -193,7 +193,7 @@ class ColumnBounds:
         return values & KeyRange(None, mark + encode_nan(type_)) if pa.types.is_floating(type_) else values
 
     def _nearest(self, position: int, operator: Operator, value: Literal) -> tuple[Operator, bytes | None] | None:
-        """Returns an equivalent comparison with the nearest value that the column can have; None if there is none."""
+        """Returns an equivalent comparison with the nearest value of the column; None if no such value exists."""
         array = value.as_array()
         exact = self._key_values(position, array)
         if exact is not None:

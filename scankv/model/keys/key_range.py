@@ -47,7 +47,7 @@ class KeyRange:
 
 
 def _next_prefix(prefix: bytes) -> bytes | None:
-    """Returns the least bytes greater than all bytes with this prefix, or None if there are none."""
+    """Returns the least bytes greater than all bytes with this prefix, or None if no such bytes exist."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 

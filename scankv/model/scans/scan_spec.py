@@ -72,7 +72,7 @@ class ScanSpec:
         log: The changes to read. None: the rows.
         resume_token: The position to continue after, from an earlier scan with the same spec; opaque. None: from the
             start.
-        changes_follow: Whether the reader goes on with the changes from the log offsets of the scan. If so, the rows
+        changes_follow: Whether the reader continues with the changes from the log offsets of the scan. If so, the rows
             contain those that have expired and whose deletion the changelog will get.
         if_changed_since: The version of an earlier answer about the same buckets. If nothing has changed since, the
             scan returns no rows. None: it always returns the rows.

@@ -219,12 +219,12 @@ class TableDefinition:
 
     @property
     def table_incarnation(self) -> str:
-        """The incarnation of the table: for a tablet, that of the table that it belongs to."""
+        """The incarnation of the table; for a tablet, of the table that it belongs to."""
         return self.incarnation if self.tablet is None else self.incarnation.rpartition("-")[0]
 
     @property
     def all_tablets(self) -> list[TableDefinition]:
-        """The definitions of all tablets, by their numbers. None: the buckets are not divided."""
+        """The definitions of all tablets, by their numbers. Empty: the buckets are not divided."""
         return [self.tablet_at(number) for number in range(self.tablets)] if self.tablets > 1 else []
 
     @property

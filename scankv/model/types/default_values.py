@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def values_to_ipc(values: Mapping[str, pa.Scalar]) -> bytes:
-    """Returns values by column as an Arrow IPC stream of one row; nothing if there are none."""
+    """Returns values by column as an Arrow IPC stream of one row; empty without values."""
     if not values:
         return b""
     arrays = [pa.array([value], value.type) for value in values.values()]

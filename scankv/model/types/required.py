@@ -26,7 +26,7 @@ class NullFound:
 
 
 def first_forbidden_null(column: pa.Array, field: pa.Field) -> NullFound | None:
-    """Returns a null that the field does not allow, in the column itself or nested in it; None if there is none.
+    """Returns a null that the field does not allow, in the column itself or nested in it; None if no such null exists.
 
     A null list, map or struct has no parts, so its parts are not null.
 
