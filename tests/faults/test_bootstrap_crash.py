@@ -1,4 +1,4 @@
-"""After a kill at any moment, a bootstrap continues where it was. After a full disk, its table does not exist."""
+"""After a kill at any moment, a bootstrap continues where it stopped. After a full disk, its table does not exist."""
 
 from __future__ import annotations
 

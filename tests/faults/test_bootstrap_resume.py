@@ -1,4 +1,4 @@
-"""After a kill of the client or of the server at any moment, the same bootstrap continues where it was."""
+"""After a kill of the client or of the server at any moment, the same bootstrap continues where it stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events: what they say, what they cost, and how they go on."""
+"""Server-sent events: what they contain, what they cost, and how they continue."""
 
 from __future__ import annotations
 

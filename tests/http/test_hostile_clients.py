@@ -23,7 +23,7 @@ REQUEST_SECONDS = 1.5
 
 @pytest.fixture(scope="module")
 def impatient(shared_server: ServerProcess) -> Iterator[GatewayProcess]:
-    """A gateway that waits for nobody for long, and takes 40 connections."""
+    """A gateway that waits for no client for long, and takes 40 connections."""
     with GatewayProcess(
         shared_server.url, request_seconds=REQUEST_SECONDS, stall_seconds=1.0, max_connections=40
     ) as gateway:

@@ -299,7 +299,7 @@ class EvolutionHistory:
         del self.handles[:-4]
 
     async def _change(self, *, may_kill: bool = True) -> None:
-        """Changes the columns at random: all of it or nothing, even if the server is killed meanwhile."""
+        """Changes the columns at random: all of it or nothing, even if the server is killed in the meantime."""
         arguments, columns = random_changes(self.random, self.engine, self.columns, self.indexes, self.last_id)
         if not arguments:
             return

@@ -1,4 +1,4 @@
-"""Writers that note when each of their operations has begun and ended, and what tables of an instant may then have."""
+"""Writers that record when each of their operations began and ended, and what tables as of an instant may then have."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class UntrackedHistory:
         return rows
 
     async def _read_to_end(self, scan: Scan, rows: Rows) -> None:
-        """Applies all changes of a scan to rows. Sometimes goes on in another stream, by a token."""
+        """Applies all changes of a scan to rows. Sometimes continues in another stream, by a token."""
         part = self.random.choice([1, 3, 1000])
         while True:
             stream = scan.stream()

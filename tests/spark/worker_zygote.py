@@ -79,7 +79,7 @@ def _next_child(listener: socket.socket) -> dict[str, Any] | None:
         message, streams, _, _ = socket.recv_fds(asking, MAX_REQUEST_BYTES, 3)
         child = os.fork()
         if child == 0:
-            # Closed by nobody: its end tells the one who asked that the process has ended.
+            # Never closed: its end shows the client that the process has ended.
             asking.detach()
             break
         asking.send(str(child).encode())

@@ -1,4 +1,4 @@
-"""The rules of axe-core for pages that everybody can use, run on the page that a browser shows."""
+"""The rules of axe-core for pages that all people can use, run on the page that a browser shows."""
 
 from __future__ import annotations
 

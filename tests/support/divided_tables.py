@@ -19,7 +19,7 @@ TABLETS = int(os.environ.get("SCANKV_TEST_TABLETS", "1"))
 
 
 def divide_new_tables() -> None:
-    """Has `create_table` of this process divide tables as `TABLETS` says, unless the caller says how."""
+    """Makes `create_table` of this process divide tables as `TABLETS` says, unless the caller chooses."""
     client_module.definition_message = _with_tablets  # type: ignore[attr-defined]
 
 

@@ -207,7 +207,7 @@ def main(directory: Path, stride: int) -> None:
         shutil.copytree(directory / "made", data)
         ended = in_child(commit_and_die, data, steps)
         if not ended and number % 5 == 0:
-            # The recovery dies, too, and the next one goes on.
+            # The recovery dies, too, and the next one continues.
             deaths += not in_child(recover_and_die, data, steps // 2)
         in_child(check, data)
         shutil.rmtree(data)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def main(url: str, table: str, source: str, moment: str) -> None:
-    """Bootstraps, and dies."""
+    """Bootstraps a table, and kills its own process."""
 
     answers = 0
 

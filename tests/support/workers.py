@@ -88,12 +88,12 @@ def _unix_sockets() -> list[str]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has not ended, even if nobody has waited for its end yet."""
+    """Whether a process has not ended, even if its parent has not waited for its end yet."""
     return _is_alive(_fields_of(pid))
 
 
 def has_ended(group: int) -> bool:
-    """Whether every process of a group has ended, even if nobody has waited for its end yet."""
+    """Whether every process of a group has ended, even if its parent has not waited for its end yet."""
     stats = (_fields_of(int(pid)) for pid in os.listdir("/proc") if pid.isdigit())
     return not any(fields and int(fields[2]) == group and _is_alive(fields) for fields in stats)
 

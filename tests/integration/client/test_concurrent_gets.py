@@ -296,7 +296,7 @@ async def test_closing_the_client_ends_concurrent_gets_as_it_ends_single_ones(
             tasks = [asyncio.create_task(outcome_of(table.get, key)) for key in range(callers)]
             await pass_turns(turns)
         await asyncio.wait(tasks)
-        # Nobody has cancelled these tasks, so none of them is cancelled.
+        # No caller has cancelled these tasks, so none of them is cancelled.
         for outcome in (task.result() for task in tasks):
             assert outcome is None or (isinstance(outcome, tuple) and outcome[0] is UsageError), outcome
 

@@ -96,7 +96,7 @@ async def test_a_server_refuses_every_wrong_client_certificate_with_the_same_wor
     server: Secured, tmp_path: Path
 ) -> None:
     if not server.is_mutual:
-        # A certificate that nobody asks for does no harm, and grants nothing.
+        # A certificate that the server does not ask for does no harm, and grants nothing.
         pair = server.authority.issue("uninvited", self_signed=True)
         tls = Tls(ca=server.authority.path, certificate=pair[0], key=pair[1])
         async with connect(server.url, token=server.root, tls=tls) as client:

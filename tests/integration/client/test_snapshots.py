@@ -72,7 +72,7 @@ async def table(client: Client, name: str) -> Table:
 
 
 def large() -> pa.Table:
-    """15 MB: far more than lies between the server and a reader that has read one chunk, so that its scan goes on."""
+    """15 MB: far more than lies between the server and a reader that has read one chunk, so that its scan continues."""
     return rows(range(30_000), 500 * "x")
 
 

@@ -456,7 +456,7 @@ async def test_a_transaction_reads_what_it_has_staged_itself(client: Client, tab
         assert await tx.get(table, 7) is None
         other = client.transaction_part(tx.token, "other")
         assert await other.get(table, 0) == {"k": 0, "a": 1, "b": 1}, "each part reads its own"
-        assert (await table.get(0)) == {"k": 0, "a": 1, "b": 1}, "nobody else sees it"
+        assert (await table.get(0)) == {"k": 0, "a": 1, "b": 1}, "no other reader sees it"
         staged = await tx.lookup(table, list(range(10)))
     assert (await table.lookup(list(range(10)))).equals(staged), "the commit makes what was read"
     with pytest.raises(UsageError):

@@ -118,7 +118,7 @@ async def test_a_full_start_that_resumes_among_the_rows_ends_with_the_table(
         scan = table.changes(StartFrom.FULL, where=where).with_unmatched("delete").with_untracked("rescan")
         scan, copied = scan.with_chunk(rows=9), dict[int, int]()
         for read in (1, 3, 2):
-            # The stream is cut among its rows, and goes on over a later view.
+            # The stream is cut among its rows, and continues over a later view.
             async with scan.stream() as stream:
                 for _ in range(read):
                     apply(copied, await anext(aiter(stream)))

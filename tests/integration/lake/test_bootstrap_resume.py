@@ -1,4 +1,4 @@
-"""An interrupted bootstrap of a location continues where it was, unless the source or the definition has changed."""
+"""An interrupted bootstrap of a location continues where it stopped, unless its source or definition has changed."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ async def test_calls_continue_while_the_disk_of_the_audit_log_is_full(tmp_path: 
                     wait_until(lambda: "cannot be written: No space left" in process.log, "reported")
                 wait_until(lambda: path.read_text().count("WriteService/Upsert") == 50, "written once there is space")
                 lines = [json.loads(line) for line in path.read_text().splitlines()]
-                # Without tokens, nobody is known by name.
+                # Without tokens, no caller is known by name.
                 assert {line["principal"] for line in lines} == {None}
 
 

@@ -98,7 +98,7 @@ def test_clients_that_stop_reading_leave_nothing_at_the_worker_that_their_calls_
             running = 'scankv_calls_running{worker="1",method="ScanService/ScanKv"}'
             wait_until(lambda: value_of(client, running) == 0, "the calls at the owner ended")
             assert client.live_scans() == []
-            # A reader that goes on gets what was on its way, and then the reason.
+            # A reader that continues gets what was on its way, and then the reason.
             with pytest.raises(grpc.RpcError) as stalled:
                 list(scans[0])
             assert refusal_of(stalled.value).reason == "SCAN_STALLED"

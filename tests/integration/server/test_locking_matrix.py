@@ -1,6 +1,6 @@
 """The matrix of docs/guides/locking.md: every two concurrent operations on one table end as that page says.
 
-Whatever is read meanwhile is whole, and afterwards the table is what one order of the two makes of it.
+Everything that is read in the meantime is complete, and afterwards the table is what one order of the two makes of it.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def test_a_transaction_keeps_the_changes_in_which_conflicts_are_looked_for(busy:
                 tx.commit()
             tx.abort()
         for table, start in zip((written, read), starts, strict=True):
-            wait_until(lambda: _is_trimmed(table, start), "changes that nobody needs any more are gone")  # noqa: B023
+            wait_until(lambda: _is_trimmed(table, start), "changes that no reader needs any more are gone")  # noqa: B023
 
 
 def _is_trimmed(table: sync.Table, start: StartFrom | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""Callers who lose their rights in the middle of something: nothing they began goes on, or outlives its lease."""
+"""Callers who lose their rights in the middle of something: nothing they began continues, or outlives its lease."""
 
 from __future__ import annotations
 

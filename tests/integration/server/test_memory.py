@@ -81,7 +81,9 @@ def test_a_scan_that_nobody_reads_stays_within_its_bound(server: ServerProcess) 
         for stream in streams:
             stream.close()
         assert peak_of_scan(server, table.scan(), rows) <= BOUND
-    assert stalled <= 2 * BOUND, f"{stalled / MEBIBYTE:.1f} MiB above idle for {len(streams)} scans that nobody reads"
+    assert stalled <= 2 * BOUND, (
+        f"{stalled / MEBIBYTE:.1f} MiB above idle for {len(streams)} scans that no client reads"
+    )
 
 
 def test_many_scans_one_after_another_leave_nothing_behind(server: ServerProcess) -> None:

@@ -40,7 +40,7 @@ MOST_GROWTH_BYTES = 64 * MEBIBYTE
 LEAST_SHARE_OF_RATE = 0.7
 TRIES = 4
 STALL_WRITES_A_WRITE = 3
-"""The readers are left to stall for three times as long as the writes take, for all that is looked at meanwhile."""
+"""The readers stall for three times as long as the writes take, because the test also measures in the meantime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +262,7 @@ async def check_stalled_readers(
         f"{each / MEBIBYTE:.2f} MiB a reader, {growth / MEBIBYTE:+.1f} MiB in {watched:.0f} of {stall_seconds:.0f} s, "
         f"{shares} of the rate before\n"
     )
-    assert growth < MOST_GROWTH_BYTES, f"{growth / MEBIBYTE:.1f} MiB more while nobody read"
+    assert growth < MOST_GROWTH_BYTES, f"{growth / MEBIBYTE:.1f} MiB more while no client read"
     assert max(shares) >= LEAST_SHARE_OF_RATE, f"{shares} of the rate before them"
 
 

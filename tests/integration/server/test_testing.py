@@ -108,7 +108,7 @@ def test_a_start_that_is_interrupted_leaves_no_process_behind(tmp_path: Path) ->
     wrapper = ("sh", "-c", f"echo $$ > {noted}.new; mv {noted}.new {noted}; exec sleep 600")
 
     def interrupt(_: int, frame: FrameType | None) -> None:
-        # Not before it waits: until then, no one else has the process.
+        # Not before it waits: until then, nothing else has the process.
         if noted.exists() and "_first_line" in [each.f_code.co_name for each, _ in walk_stack(frame)]:
             signal.setitimer(signal.ITIMER_REAL, 0)
             # A thread that is started as the interrupt comes would never be ended.

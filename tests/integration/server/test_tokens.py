@@ -234,7 +234,7 @@ def write(caller: TokenCaller, table: str, *keys: int) -> str:
 
 @pytest.mark.timeout(120)
 def test_writes_that_share_a_step_are_authorised_one_by_one(server: TokenServer) -> None:
-    """Writes of one row share steps and syncs, whoever sends them."""
+    """Writes of one row share steps and syncs, even if different callers send them."""
     table, other = server.create_table(), server.create_table()
     definition = server.root("scankv.v1.TableService/GetTable", name=table).table
     revoked = server.issuer.create(f"write:{table}")

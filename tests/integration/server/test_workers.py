@@ -263,7 +263,7 @@ def test_a_server_drains_all_workers(tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_a_directory_is_served_by_any_number_of_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Rows, changes, snapshots, consumers and the commits of transactions are there, whoever owns a table."""
+    """Rows, changes, snapshots, consumers and the commits of transactions are there, whichever worker owns a table."""
     data = tmp_path_factory.mktemp("numbers") / "data"
     names = [f"numbers.t{number}" for number in range(6)]
     results = {}

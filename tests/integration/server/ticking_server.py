@@ -29,7 +29,7 @@ _ROWS_AT_ONCE = 250_000
 class Ticker:
     """Measures how late its ticks are, which is how long other work has held the event loop.
 
-    Only what this process has worked meanwhile counts, whichever of its threads: others make ticks late, too.
+    Only the work of this process in the meantime counts, in any of its threads. Other processes delay ticks, too.
     """
 
     def __init__(self) -> None:

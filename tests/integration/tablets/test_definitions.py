@@ -1,4 +1,4 @@
-"""Tables with tablets: created, changed, dropped, described, and found again, whichever worker ends in between."""
+"""Tables with tablets are created, altered, dropped and described, even if workers end in between."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_wrong_number_of_tablets_is_refused(server: ServerProcess, tablets: in
             client.table("wrong.scores")
 
 
-def test_what_tablets_do_not_have_is_refused_before_anything_is_created(server: ServerProcess) -> None:
+def test_features_that_tablets_lack_are_refused_before_anything_is_created(server: ServerProcess) -> None:
     two = pa.schema([("day", pa.int32()), ("player", pa.string())])
     with sync.connect(server.url) as client:
         with pytest.raises(InvalidRequest, match="cannot be partitioned"):
@@ -150,7 +150,7 @@ def test_a_killed_worker_loses_nothing_of_its_tablets(tmp_path: Path) -> None:
 
 
 def assert_complete_soon(table: sync.Table) -> None:
-    """Waits until all workers serve again. Whatever is answered until then is complete."""
+    """Waits until all workers serve again. Every answer until then is complete."""
 
     def is_served() -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Scans of tables with tablets are of one instant. Their owners send the rows directly to readers who ask for that."""
+"""Scans of tables with tablets show one instant. Owners of tablets send rows directly to readers that ask for that."""
 
 from __future__ import annotations
 

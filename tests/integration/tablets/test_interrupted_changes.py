@@ -1,4 +1,4 @@
-"""Streams of changes of tables with tablets are exact, whichever worker is killed or frozen in their middle."""
+"""Streams of changes of tables with tablets are exact, even if a worker is killed or frozen in the middle."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rows(keys: Sequence[int], v: int = 0) -> list[dict[str, Any]]:
 
 
 async def write(table: Table, keys: Sequence[int], v: int = 0) -> None:
-    """Writes rows, however often that takes."""
+    """Writes rows, and tries again until the write is acknowledged."""
     while True:
         with suppress(ScanKvError):
             await table.upsert(rows(keys, v))

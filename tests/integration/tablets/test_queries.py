@@ -1,4 +1,4 @@
-"""Counts, aggregates and top-N of tables with tablets answer as those of other tables do."""
+"""Counts, aggregates and top-N of tables with tablets have the same answers as those of other tables."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def wires(server: ServerProcess) -> Iterator[list[Wire]]:
 
 
 class Twin:
-    """A table, and what calls about it answer, in which neither its name nor what is of chance remains.
+    """A table with the answers of calls about it, without its name and without values that depend on chance.
 
     Args:
         client: Creates the table.

@@ -1,4 +1,4 @@
-"""A worker that ends takes nothing of a transaction on tables with tablets with it, and leaves nothing half applied."""
+"""When workers end, transactions on tables with tablets lose nothing, and are never applied in part."""
 
 from __future__ import annotations
 

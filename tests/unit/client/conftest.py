@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def unused_port() -> Iterator[int]:
-    """Returns a loopback port without a listener, which no one else gets; a gRPC server may share it."""
+    """Returns a loopback port without a listener, which no other program gets; a gRPC server may share it."""
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("127.0.0.1", 0))

@@ -59,6 +59,6 @@ def test_what_is_stored_for_a_null_does_not_count() -> None:
     ("first", "second"),
     [(["ab", "c"], ["a", "bc"]), ([[1], [2]], [[1, 2], []]), ([None, 1], [1, None]), (["", None], [None, ""])],
 )
-def test_the_same_bytes_divided_otherwise_are_other_rows(first: list[Any], second: list[Any]) -> None:
+def test_the_same_bytes_divided_differently_are_other_rows(first: list[Any], second: list[Any]) -> None:
     type_ = pa.array(first).type
     assert digest_of(batch_of(type_, first)) != digest_of(batch_of(type_, second))

@@ -54,7 +54,7 @@ def test_no_base_is_built_anew_where_nothing_has_changed_or_nobody_scans() -> No
     assert why_not_due(replace(BASED, eager=True), unread, LIMITS) == ""
 
 
-@pytest.mark.parametrize("base_rows", [5000, None], ids=["anew", "after one that was let go"])
+@pytest.mark.parametrize("base_rows", [5000, None], ids=["first", "after one that was let go"])
 def test_not_more_is_written_than_so_many_times_the_changes_unless_the_base_is_old(base_rows: int | None) -> None:
     now = replace(BASED, base_rows=base_rows, delta_bytes=1 << 20)
     assert why_not_due(now, record(changed_bytes=5000), LIMITS) == ""

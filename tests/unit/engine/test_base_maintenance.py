@@ -281,7 +281,7 @@ async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another
         first = live.columnar.base.info.name
         await put(table, range(1000, 1100))
         await look(tables, table)
-        assert live.columnar.base.info.name == first, "nobody has scanned it since"
+        assert live.columnar.base.info.name == first, "no scan has read it since"
         assert len(await rows_of(table)) == 200
         await look(tables, table)
         assert live.columnar.base.info.name > first

@@ -50,7 +50,7 @@ class Held:
 
     Attributes:
         entered: Is set when it is before the one that is held.
-        release: Lets it go on.
+        release: Lets it continue.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:

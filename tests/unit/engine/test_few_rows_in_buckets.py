@@ -124,7 +124,7 @@ async def test_a_cancelled_request_is_applied_in_all_buckets_or_in_none(tmp_path
             changes = {total - before[key] for key, total in (await totals_of(table)).items()}
             assert changes in ({0}, {1})
             outcomes |= changes
-            # The syncs go on without the caller.
+            # The syncs continue without the caller.
             for live in table.buckets:
                 assert live.state is not None
                 await live.wait_durable(live.state.log_offset)

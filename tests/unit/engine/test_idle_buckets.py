@@ -117,7 +117,7 @@ async def test_nothing_that_is_in_use_is_closed(tmp_path: Path) -> None:
         opened.source.close()
         stop = table.state.on_change(lambda: None)
         await rest_all(tables)
-        assert open_count(table) == 2, "somebody listens"
+        assert open_count(table) == 2, "a listener waits for changes"
         stop()
         table.buckets[0].retain_log("a stream", 0)
         async with table.buckets[1].mutex:

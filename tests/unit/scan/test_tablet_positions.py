@@ -37,7 +37,7 @@ def test_a_position_in_the_changes_is_divided_as_it_was_joined(parts: list[LogPo
     assert [part_of_position(joined, buckets) for buckets in PARTS] == parts
 
 
-def test_among_the_rows_tablets_before_the_last_row_have_read_theirs_and_those_after_it_begin() -> None:
+def test_tablets_before_the_last_row_have_read_their_rows_and_tablets_after_it_begin() -> None:
     view = LaterView(ScanPosition(2, b"a"), {2: 5, 3: 6})
     read, reading, waiting = (
         LogPosition({0: 1, 1: 2}),
