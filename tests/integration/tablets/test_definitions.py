@@ -82,6 +82,21 @@ def test_tablets_cannot_be_used_by_their_names(server: ServerProcess) -> None:
         assert_complete(client.table("names.scores"))
 
 
+def test_a_bootstrap_does_not_replace_a_table_with_tablets(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client:
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from rows().to_batches()
+            create(client, "boot.scores")
+
+        reader = pa.RecordBatchReader.from_batches(SCORES, batches())
+        with sync.connect(server.url) as other, pytest.raises(TableExists):
+            other.bootstrap("boot.scores", reader, primary_key=["player"])
+        with pytest.raises(TableExists):
+            client.bootstrap("boot.scores", rows(1), primary_key=["player"])
+        assert_complete(client.table("boot.scores"))
+
+
 @pytest.mark.parametrize("tablets", [0, 8, -1, True, "2"])
 def test_a_wrong_number_of_tablets_is_refused(server: ServerProcess, tablets: int) -> None:
     with sync.connect(server.url) as client:
