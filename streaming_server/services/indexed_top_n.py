@@ -8,7 +8,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from streaming_server.scan.admission.live_scans import RegisteredScan
+from scankv.model.names import tablet_number
+from streaming_server.scan.admission.live_scans import RegisteredScan, part_id
 from streaming_server.scan.queries.indexed_top_n import choose_order, find_top_by_index
 from streaming_server.scan.read_plan import is_cheap_to_plan
 from streaming_server.scan.versions import version_of
@@ -51,6 +52,8 @@ async def indexed_top_n(
     query: BoundQuery[lookup_pb2.TopNRequest, TopNSpec],
     peer: str,
     computation: Computation,
+    *,
+    scan_id: str = "",
 ) -> IndexedAnswer | None:
     """Computes a top-N query through an index. Returns None if no index fits, or if a scan is faster.
 
@@ -62,6 +65,7 @@ async def indexed_top_n(
         query: The query.
         peer: The client's address.
         computation: Notified when the view is taken, and of its version.
+        scan_id: The query about a table with tablets that this scan is a part of. Empty: none.
 
     Raises:
         ScanKvError: As `find_top_by_index` and `ScanKv`.
@@ -74,6 +78,7 @@ async def indexed_top_n(
         buckets=tuple(definition.own_buckets),
         snapshot_id=request.snapshot.snapshot_id,
         peer=peer,
+        scan_id=part_id(scan_id, tablet_number(request.table)),
     )
     async with AsyncExitStack() as stack:
         if query.plan.where is not None or definition.expiry is not None or spec.with_ties or spec.n > _QUICK_ROWS:

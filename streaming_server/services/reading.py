@@ -10,8 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
+from scankv.model.names import tablet_number
 from streaming_server.current_call import CURRENT_CALL
-from streaming_server.scan.admission.live_scans import RegisteredScan
+from streaming_server.scan.admission.live_scans import RegisteredScan, part_id
 from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.execution.explain import plan_text
 from streaming_server.scan.versions import version_of
@@ -250,6 +251,8 @@ async def open_complete_view(
     plan: ReadPlan,
     peer: str,
     computation: Computation,
+    *,
+    scan_id: str = "",
 ) -> AsyncIterator[WholeView]:
     """Opens the view of a scan for the length of the block, in which it is admitted, listed and ended like a scan.
 
@@ -260,6 +263,7 @@ async def open_complete_view(
         plan: The rows and columns to read.
         peer: The client's address.
         computation: Notified when the view is taken, and of its version.
+        scan_id: The query about a table with tablets that this scan is a part of. Empty: none.
 
     Raises:
         ScanKvError: As `ScanKv`.
@@ -270,6 +274,7 @@ async def open_complete_view(
         buckets=tuple(sorted(plan.buckets or definition.own_buckets)),
         snapshot_id=request.snapshot.snapshot_id,
         peer=peer,
+        scan_id=part_id(scan_id, tablet_number(request.table)),
     )
     with registry.call(scan):
         explain_if_slow(tables, request, plan)

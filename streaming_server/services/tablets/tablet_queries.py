@@ -87,8 +87,15 @@ class TabletQueries:
             # The owner of the table counts the calls that wait, and refuses more than the limit.
             await self.waiting.wait_for_change(current, left, is_counted=False)
 
-    async def answer(self, request: worker_pb2.QueryTabletRequest, peer: str, send: _Send) -> None:
-        """Sends the share of a tablet in a query. Raises the errors of the query."""
+    async def answer(self, request: worker_pb2.QueryTabletRequest, peer: str, scan_id: str, send: _Send) -> None:
+        """Sends the share of a tablet in a query. Raises as the query.
+
+        Args:
+            request: The query.
+            peer: The address of its caller.
+            scan_id: The id by which it is listed: all of its shares have the same one.
+            send: Sends a message.
+        """
         kind = request.WhichOneof("query")
         if kind is None:
             raise InvalidRequest("the request has no query that this server knows")
@@ -101,7 +108,7 @@ class TabletQueries:
 
         share = None if latest else await self._known_share(query, key)
         if share is None:
-            share = await self._compute(query, peer, opened)
+            share = await self._compute(query, peer, scan_id, opened)
             # A share that takes no read of rows is not worth keeping.
             if not latest and share.result.rows_scanned:
                 self.results.add(key, share.cached())
@@ -126,16 +133,18 @@ class TabletQueries:
         known = self.results.find(key, version)
         return None if known is None else TabletShare.of(known)
 
-    async def _compute(self, query: QueryRequest, peer: str, opened: Callable[[bytes], Awaitable[None]]) -> TabletShare:
+    async def _compute(
+        self, query: QueryRequest, peer: str, scan_id: str, opened: Callable[[bytes], Awaitable[None]]
+    ) -> TabletShare:
         """Computes a share. Calls `opened` with the version of its view as soon as that is open."""
         if isinstance(query, lookup_pb2.CountRequest):
-            return await self._count(query, peer, opened)
+            return await self._count(query, peer, scan_id, opened)
         if isinstance(query, lookup_pb2.AggregateRequest):
-            return await self._aggregate(query, peer, opened)
-        return await self._top_n(query, peer, opened)
+            return await self._aggregate(query, peer, scan_id, opened)
+        return await self._top_n(query, peer, scan_id, opened)
 
     async def _count(
-        self, query: lookup_pb2.CountRequest, peer: str, opened: Callable[[bytes], Awaitable[None]]
+        self, query: lookup_pb2.CountRequest, peer: str, scan_id: str, opened: Callable[[bytes], Awaitable[None]]
     ) -> TabletShare:
         if not query.HasField("where"):
             answer = await self.lookups.count_all(query)
@@ -146,7 +155,9 @@ class TabletQueries:
             open_again()
         bound = bind_count(query, definition_of(self.tables, query))
         unshared = Computation(lambda: None)
-        async with open_complete_view(self.tables, self.registry, query, bound.plan, peer, unshared) as view:
+        async with open_complete_view(
+            self.tables, self.registry, query, bound.plan, peer, unshared, scan_id=scan_id
+        ) as view:
             await opened(view.version)
             await view.read(bound.result)
         result = worker_pb2.QueriedResult(
@@ -155,11 +166,13 @@ class TabletQueries:
         return TabletShare(view.version, result)
 
     async def _aggregate(
-        self, query: lookup_pb2.AggregateRequest, peer: str, opened: Callable[[bytes], Awaitable[None]]
+        self, query: lookup_pb2.AggregateRequest, peer: str, scan_id: str, opened: Callable[[bytes], Awaitable[None]]
     ) -> TabletShare:
         bound = bind_aggregate(query, definition_of(self.tables, query))
         unshared = Computation(lambda: None)
-        async with open_complete_view(self.tables, self.registry, query, bound.plan, peer, unshared) as view:
+        async with open_complete_view(
+            self.tables, self.registry, query, bound.plan, peer, unshared, scan_id=scan_id
+        ) as view:
             await opened(view.version)
             await view.read(bound.result)
         state = await asyncio.to_thread(lambda: _ipc_of(bound.result.state()))
@@ -167,11 +180,11 @@ class TabletQueries:
         return TabletShare(view.version, result, state)
 
     async def _top_n(
-        self, query: lookup_pb2.TopNRequest, peer: str, opened: Callable[[bytes], Awaitable[None]]
+        self, query: lookup_pb2.TopNRequest, peer: str, scan_id: str, opened: Callable[[bytes], Awaitable[None]]
     ) -> TabletShare:
         bound = bind_top_n(query, definition_of(self.tables, query))
         unshared = Computation(lambda: None)
-        found = await indexed_top_n(self.tables, self.registry, bound, peer, unshared)
+        found = await indexed_top_n(self.tables, self.registry, bound, peer, unshared, scan_id=scan_id)
         if found is not None:
             await opened(found.version)
             result = worker_pb2.QueriedResult(
@@ -181,7 +194,7 @@ class TabletQueries:
         # The search through an index may have ended before it found enough.
         open_again()
         plan = replace(bound.plan, stored_rows=True)
-        async with open_complete_view(self.tables, self.registry, query, plan, peer, unshared) as view:
+        async with open_complete_view(self.tables, self.registry, query, plan, peer, unshared, scan_id=scan_id) as view:
             await opened(view.version)
             top = TopNCollector(bound.result, view.definition)
             await view.read(top)

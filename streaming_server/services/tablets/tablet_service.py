@@ -103,7 +103,8 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
     ) -> None:
         async with map_errors(request, context):
             self._check_caller()
-            await self._queries.answer(request, context.peer(), context.write)
+            scan_id = self._workers.scan_of(CALL_METADATA.get())
+            await self._queries.answer(request, context.peer(), scan_id, context.write)
 
     async def WatchTablet(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from aio_client import col, sync
+from aio_client import ScanCancelled, col, sync
 from scankv.model.expressions.wire import to_proto
 from scankv.v1 import lookup_pb2, scan_pb2
 from tests.support.server_process import ServerProcess
@@ -23,6 +24,8 @@ from tests.support.wire import Wire, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from aio_client import LiveScan
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -39,6 +42,8 @@ SCHEMA = pa.schema(
     ]
 )
 ROWS = 3000
+LARGE = 400_000
+SLOW = " AND ".join(f"text <> 'y{number}'" for number in range(900))
 GREAT = 2**63 - 1
 DECIMAL = Decimal("9" * 36 + ".99")
 FLOATS = [0.0, -0.0, math.nan, math.inf, -1.5, 2.25, None]
@@ -391,3 +396,34 @@ def test_a_query_that_waits_ends_when_the_table_is_dropped(client: sync.Client, 
         with pytest.raises(grpc.RpcError) as caught:
             call.result(timeout=60)
         assert refusal_of(caught.value).reason == "TABLE_NOT_FOUND"
+
+
+@pytest.fixture(scope="module")
+def large(client: sync.Client) -> sync.Table:
+    """A table that a query with the predicate `SLOW` reads for seconds."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
+    table = client.create_table("queries.large", schema, primary_key=["id"], buckets=BUCKETS, tablets=TABLETS)
+    table.upsert(pa.table({"id": range(LARGE), "text": ["x" * 20] * LARGE}, schema=schema))
+    return table
+
+
+@pytest.mark.parametrize("query", ["count", "aggregate", "top_n"])
+def test_a_query_is_listed_once_and_can_be_cancelled(client: sync.Client, large: sync.Table, query: str) -> None:
+    table, name = large, large.name
+    ask: dict[str, Callable[[], object]] = {
+        "count": lambda: table.count(SLOW),
+        "aggregate": lambda: table.aggregate({"text": "max"}, SLOW, group_by=["id"]),
+        "top_n": lambda: table.top_n(10, "text", SLOW),
+    }
+
+    def listed() -> list[LiveScan]:
+        return [each for each in client.live_scans() if each.table == name]
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask[query])
+        wait_until(listed, "the query is listed")
+        (live,) = listed()
+        client.cancel_scan(live.scan_id)
+        with pytest.raises(ScanCancelled, match=f"cancelled the scan {live.scan_id} of {name}$"):
+            asking.result(60)
+    assert listed() == []
