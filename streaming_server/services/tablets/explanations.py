@@ -39,6 +39,10 @@ async def explain_scan(request: scan_pb2.ScanKvRequest, calls: TabletCalls) -> s
     joined.buckets[:], joined.ranges[:], joined.first_points[:] = keys.buckets, keys.ranges, keys.first_points
     joined.snapshot_id = request.snapshot.snapshot_id
     joined.range_count, joined.points, joined.all_keys = keys.range_count, keys.points, keys.all_keys
+    if plan.ordered and len(keys.buckets) > 1:
+        # Their rows are merged by their keys, which a tablet with one of the buckets does not know.
+        looked_at = {*joined.columns_read, *calls.definition.primary_key}
+        joined.columns_read[:] = [name for name in calls.definition.schema.names if name in looked_at]
     return joined
 
 

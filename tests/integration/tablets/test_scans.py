@@ -130,6 +130,7 @@ SCANS: dict[str, dict[str, Any]] = {
     "no columns": {"columns": scan_pb2.ColumnNames()},
     "some buckets": {"buckets": [6, 0, 3]},
     "buckets of one tablet": {"buckets": [BUCKETS - 1]},
+    "a bucket of each tablet": {"buckets": [0, 3, BUCKETS - 1], "columns": scan_pb2.ColumnNames(names=["text"])},
     "matching rows": {"where": to_proto((col("number") > 100) & (col("text") < "text 7"))},
     "rows by an index": {"where": to_proto(col("number").is_in([5, 6, 700, 1999, 5000]))},
     "a key": {"where": to_proto((col("team") == "team 3") & (col("id") == -1997))},
