@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from scankv.model.errors import InvalidRequest, TransactionCommitted, TransactionLost
+from scankv.model.errors import InvalidRequest, TableNotFound, TransactionCommitted, TransactionLost
 from scankv.model.limits import MAX_LEASE_SECONDS, MAX_WAIT_MILLIS, MIN_LEASE_SECONDS
 from scankv.model.names import check_writer_id
 from streaming_server.engine.snapshots.leases import check_lease_id
@@ -16,6 +16,7 @@ from streaming_server.storage.transactions.staging import PartFile, TableFootpri
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.transactions.request_staging import StagedRequestId
     from streaming_server.engine.transactions.two_phase import Agreement
@@ -259,6 +260,16 @@ def footprints_of(parts: Iterable[PartFile]) -> dict[str, TableFootprint]:
                 )
             known.merge(touched)
     return tables
+
+
+def check_written_to(parts: Iterable[PartFile], table: TableDefinition) -> None:
+    """Raises TableNotFound if some parts have written to a table that had the name of this one before."""
+    touched = footprints_of(parts).get(table.name)
+    if touched is not None and touched.incarnation != table.incarnation:
+        raise TableNotFound(
+            f"table {table.name} was dropped and created again since the transaction wrote to it: begin another one",
+            table=table.name,
+        )
 
 
 def check_fragments(there: Mapping[str, PartSize], parts: Collection[str]) -> None:

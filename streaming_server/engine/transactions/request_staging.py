@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, TableNotFound, Unavailable
+from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, Unavailable
 from scankv.model.names import tablet_number
 from streaming_server.current_call import count_waiting
 from streaming_server.engine.merging.preparing import OVERWRITE, current_kind
@@ -21,7 +21,7 @@ from streaming_server.engine.transactions.delete_all import (
     open_held,
     range_of,
 )
-from streaming_server.engine.transactions.open_transaction import footprints_of, transaction_lost
+from streaming_server.engine.transactions.open_transaction import check_written_to, transaction_lost
 from streaming_server.engine.transactions.staged_lookup import with_staged
 from streaming_server.engine.transactions.staged_rows import request_check
 from streaming_server.storage.transactions.staging import DELETE, READ, UPSERT, StagedRequest, read_staged_request
@@ -328,13 +328,7 @@ class RequestStaging:
         async with transaction.lock:
             transaction.check_open()
             parts = transaction.select_parts([(request_id.part, request_id.sequence)], is_share=transaction.is_divided)
-            for name, touched in footprints_of(parts).items():
-                if name == table.definition.name and touched.incarnation != table.definition.incarnation:
-                    raise TableNotFound(
-                        f"table {name} was dropped and created again since the transaction wrote to it: begin another "
-                        "one",
-                        table=name,
-                    )
+            check_written_to(parts, table.definition)
             files = [(part.path, part.count_before(request_id.sequence)) for part in parts]
             rows, found, _ = await table.reads.lookup(keys, None, partial(with_staged, table, files, self._executor))
         return rows, found

@@ -12,11 +12,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from streaming_server.engine.transactions.open_transaction import check_written_to
 from streaming_server.storage.transactions.staging import StagedRequest, read_staged_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.open_transaction import OpenTransaction
     from streaming_server.engine.transactions.request_staging import StagedRequestId
@@ -58,6 +60,23 @@ class RequestSummaries:
         place = part.find(request_id.sequence, table, request_id.fragment)
         assert place is not None
         return await self._executor.run(read_staged_request, part.path, place)
+
+    def check_lookup(self, request_id: StagedRequestId, table: TableDefinition) -> None:
+        """Checks that a part can be looked up with what it has staged. Tablets to which it has not written cannot.
+
+        Args:
+            request_id: The part, and how many requests it has staged.
+            table: The table.
+
+        Raises:
+            TransactionLost, TransactionCommitted: The transaction is no longer open.
+            InvalidRequest: The part has another number of requests.
+            TableNotFound: The table was dropped and created again since the part wrote to it.
+        """
+        transaction = self._renew(request_id.token)
+        transaction.check_open()
+        sizes = [(request_id.part, request_id.sequence)]
+        check_written_to(transaction.select_parts(sizes, is_share=transaction.is_divided), table)
 
     async def add(self, transaction: OpenTransaction, request_id: StagedRequestId, summary: StagedRequest) -> None:
         """Stages a summary, once all fragments are staged.

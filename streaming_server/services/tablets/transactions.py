@@ -226,6 +226,8 @@ async def look_up_staged(
     request: transaction_pb2.LookupStagedRequest, calls: TabletCalls
 ) -> transaction_pb2.LookupStagedResponse:
     """Reads rows with what a part has staged: see `TransactionService.LookupStaged`."""
+    place = StagedRequestId(token=request.token, part=request.part, sequence=request.requests)
+    calls.tables.transactions.summaries.check_lookup(place, calls.definition)
     parts = await _divide_keys(request.keys, calls)
     requests = {
         tablet: transaction_pb2.LookupStagedRequest(

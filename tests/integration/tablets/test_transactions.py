@@ -234,3 +234,18 @@ def test_a_table_may_be_altered_and_dropped_while_rows_are_staged(client: sync.C
             tx.commit()
         found[-1] = (*found[-1], rows_in(again))
     assert found[0] == found[1]
+
+
+def test_what_is_staged_is_not_read_of_a_table_that_was_created_again(client: sync.Client) -> None:
+    """Also if the key that is read now belongs to a tablet to which nothing was written."""
+    found: list[Any] = []
+    for table in pair_of(client, "recreated"):
+        tx = client.transaction()
+        tx.upsert(table, [row(1, 1)])
+        client.drop_table(table.name)
+        again = create(client, table.name, table.tablets)
+        answers = [outcome_of(lambda tx=tx, again=again, key=key: tx.get(again, key)) for key in KEYS]
+        found.append((answers, outcome_of(tx.commit)))
+        tx.abort()
+        found[-1] = (*found[-1], outcome_of(lambda tx=tx, again=again: tx.get(again, 1)))
+    assert found[0] == found[1] == (["TableNotFound"] * len(KEYS), "TableNotFound", "TransactionLost")
