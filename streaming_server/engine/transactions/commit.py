@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError, TableNotFound, TransactionLost, Unavailable
-from scankv.model.names import lock_order, table_of
+from scankv.model.names import lock_order, table_of, tablet_number
 from streaming_server.engine.bucket.commit_barrier import raise_barrier
 from streaming_server.engine.merging.preparing import WriteKind, current_kind
 from streaming_server.engine.tasks.executor import all_ended
@@ -658,7 +658,15 @@ class CommitCoordinator:
         return RollForward(decision, self._decisions, files, tables, self._executor)
 
     def _same_table(self, name: str, incarnation: str) -> LiveTable:
-        table = self._table(name)
+        try:
+            table = self._table(name)
+        except TableNotFound:
+            if tablet_number(name) is None:
+                raise
+            # Perhaps its table has other tablets now.
+            name = table_of(name)
+            message = f"table {name} was dropped since the transaction wrote to it: begin another one"
+            raise TableNotFound(message, table=name) from None
         if table.definition.incarnation != incarnation:
             raise TableNotFound(
                 f"table {name} was dropped and created again since the transaction wrote to it: begin another one",

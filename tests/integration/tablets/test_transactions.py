@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import InvalidRequest, ScanKvError, TransactionConflict, sync
+from aio_client import InvalidRequest, ScanKvError, TableNotFound, TransactionConflict, sync
 from scankv.v1 import transaction_pb2
 from tests.support.server_process import ServerProcess
 from tests.support.wire import Wire
+from tests.support.workers import names_of_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -249,3 +250,20 @@ def test_what_is_staged_is_not_read_of_a_table_that_was_created_again(client: sy
         tx.abort()
         found[-1] = (*found[-1], outcome_of(lambda tx=tx, again=again: tx.get(again, 1)))
     assert found[0] == found[1] == (["TableNotFound"] * len(KEYS), "TableNotFound", "TransactionLost")
+
+
+@pytest.mark.parametrize("tablets", [1, 2])
+def test_a_commit_says_that_its_table_was_dropped_if_it_has_fewer_tablets_now(
+    client: sync.Client, tablets: int
+) -> None:
+    for (name,) in names_of_workers(2, f"fewer{tablets}"):
+        table = create(client, name, 3)
+        tx = client.transaction(conflict="abort")
+        tx.upsert(table, [row(k, 1) for k in KEYS])
+        client.drop_table(name)
+        again = create(client, name, tablets)
+        assert tx.get_for_update(again, [1]).num_rows == 0
+        with pytest.raises(TableNotFound, match=rf"table {name} was dropped .*since the transaction wrote to it"):
+            tx.commit()
+        tx.abort()
+        assert rows_in(again) == {}
