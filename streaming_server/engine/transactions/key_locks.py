@@ -71,9 +71,9 @@ class KeyLocks:
             self._stop_waiting(request)
         if not request.granted.done():
             raise LockTimeout(
-                f"other transactions have held locks on some of {len(request.keys):,} keys of table {table} for "
-                f"{timeout:g} s; the request was not staged: abort this transaction and try again, or lock fewer keys "
-                "for a shorter time; `scankv transactions` shows who waits for whom",
+                f"other transactions have held locks on some of the keys of table {table} for {timeout:g} s; the "
+                "request was not staged: abort this transaction and try again, or lock fewer keys for a shorter time; "
+                "`scankv transactions` shows who waits for whom",
                 table=table,
             )
         request.granted.result()

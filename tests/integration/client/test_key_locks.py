@@ -85,7 +85,7 @@ async def test_a_request_that_waits_too_long_is_refused_and_stages_nothing(clien
     async with client.transaction(lock="keys") as first:
         await first.get_for_update(table, 1)
         second = await client.transaction(lock="keys", lock_timeout=0.05)
-        with pytest.raises(LockTimeout, match="held locks on some of 2 keys") as error:
+        with pytest.raises(LockTimeout, match="held locks on some of the keys") as error:
             await second.upsert(table, [{"k": 1, "a": 9}, {"k": 2, "a": 9}])
         assert isinstance(error.value, TransactionConflict)
         await second.upsert(table, [{"k": 3, "a": 9}])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import InvalidRequest, ScanKvError, TableNotFound, TransactionConflict, sync
+from aio_client import InvalidRequest, LockTimeout, ScanKvError, TableNotFound, TransactionConflict, sync
 from scankv.v1 import transaction_pb2
 from tests.support.server_process import ServerProcess
 from tests.support.wire import Wire
@@ -267,3 +267,16 @@ def test_a_commit_says_that_its_table_was_dropped_if_it_has_fewer_tablets_now(
             tx.commit()
         tx.abort()
         assert rows_in(again) == {}
+
+
+def test_a_wait_for_locked_keys_of_several_tablets_ends_as_that_for_keys_of_one(client: sync.Client) -> None:
+    found = []
+    for table in pair_of(client, "waits"):
+        first, second = client.transaction(lock="keys"), client.transaction(lock="keys", lock_timeout=0.05)
+        first.upsert(table, [row(k, 1) for k in KEYS])
+        with pytest.raises(LockTimeout) as error:
+            second.upsert(table, [row(k, 2) for k in KEYS])
+        found.append(error.value.message.replace(table.name, "TABLE"))
+        second.abort()
+        first.abort()
+    assert found[0] == found[1]

@@ -62,7 +62,7 @@ async def test_a_released_key_goes_to_the_request_that_has_waited_longest() -> N
 async def test_a_request_that_waits_too_long_leaves_its_place_to_the_next() -> None:
     locks = KeyLocks(100)
     await locks.acquire("a", "test.t", keys("x"), FOREVER)
-    with pytest.raises(LockTimeout, match=r"held locks on some of 2 keys of table test\.t for 0\.01 s") as error:
+    with pytest.raises(LockTimeout, match=r"held locks on some of the keys of table test\.t for 0\.01 s") as error:
         await locks.acquire("b", "test.t", keys("x", "y"), 0.01)
     assert isinstance(error.value, TransactionConflict)
     with pytest.raises(LockTimeout):
