@@ -12,7 +12,8 @@ from benchmarks import t4
 from streaming_server.clock import ServerClock
 from streaming_server.config import ServerConfig
 from streaming_server.storage.bucket.bucket import Bucket
-from streaming_server.storage.rocks.store import RocksResources, RocksStore
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.rocks.store_options import RocksResources
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.data_directory import DataDirectory
 

@@ -19,7 +19,7 @@ from streaming_server.clock import ServerClock
 from streaming_server.engine.merging.outcome import merge_upsert
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.bucket.bucket import Bucket
-from streaming_server.storage.rocks import store as rocks
+from streaming_server.storage.rocks import store_options as rocks
 from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 from streaming_server.storage.rows.table_codec import TableCodec

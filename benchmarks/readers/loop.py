@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from benchmarks.files import open_rocks
 from benchmarks.measure import Timing
-from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rocks.store_options import scan_options
 
 if TYPE_CHECKING:
     from pathlib import Path

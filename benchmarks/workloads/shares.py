@@ -21,7 +21,7 @@ from scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
 from streaming_server.scan.chunk_source import ScanPosition, View
 from streaming_server.scan.framing import frame_chunk
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter
-from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rocks.store_options import scan_options
 from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 

@@ -20,7 +20,8 @@ from streaming_server.engine.bootstrap import bucket_build
 from streaming_server.engine.bootstrap.bucket_build import BucketBuild
 from streaming_server.storage.bootstrap import staged_runs
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRuns
-from streaming_server.storage.rocks.store import RocksStore, SortedFile
+from streaming_server.storage.rocks.sorted_file import SortedFile
+from streaming_server.storage.rocks.store import RocksStore
 from tests.support.dying_transaction import DEATH, import_what_arrow_needs, in_child, opened
 from tests.support.tables import ipc_stream
 

@@ -25,7 +25,7 @@ from streaming_server.storage.changelog.offsets import count_of, epoch_of
 from streaming_server.storage.changelog.range_markers import MarkerReached, MarkerRecord, RangeMarker
 from streaming_server.storage.changelog.records import Changes, LogRecord, RowKind
 from streaming_server.storage.changelog.retention_holds import RetentionHolds
-from streaming_server.storage.rocks.store import StoreBatch
+from streaming_server.storage.rocks.store_batch import StoreBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -14,7 +14,7 @@ from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.changelog.offsets import count_of, epoch_of
 from streaming_server.storage.changelog.records import RowKind
-from streaming_server.storage.rocks.store import RocksResources
+from streaming_server.storage.rocks.store_options import RocksResources
 from streaming_server.storage.rows.index_codec import IndexCodec
 from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec

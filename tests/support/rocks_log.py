@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.range_markers import RangeMarker
     from streaming_server.storage.changelog.records import Changes
     from streaming_server.storage.changelog.segments import Segment
-    from streaming_server.storage.rocks.store import RocksStore, StoreBatch
+    from streaming_server.storage.rocks.store import RocksStore
+    from streaming_server.storage.rocks.store_batch import StoreBatch
 
 AGE_SECONDS = 10.0
 """How precisely the log knows the ages of changes."""

@@ -50,7 +50,7 @@ MADE_IN = {
 
 # How the store of a bucket writes the column family of the changelog.
 WRITES = {"put_log", "delete_log"}
-STORE = Path("streaming_server/storage/rocks/store.py")
+STORE = Path("streaming_server/storage/rocks/store_batch.py")
 
 
 def detours(root: Path) -> list[str]:

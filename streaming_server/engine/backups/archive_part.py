@@ -17,7 +17,7 @@ from scankv.model.errors import ScanKvError
 from streaming_server.engine.backups.segment_capture import CapturedLog, SegmentCapture
 from streaming_server.storage.backup.archive_segment import ArchiveGap, TableChange
 from streaming_server.storage.bootstrap.taken_in import has_taken_in
-from streaming_server.storage.rocks.store import families_of
+from streaming_server.storage.rocks.store_files import families_of
 from streaming_server.storage.rocks.write_ahead_log import (
     LogFile,
     find_log_files,

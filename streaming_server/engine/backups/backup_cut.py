@@ -14,7 +14,8 @@ from streaming_server.storage.backup.backup_writer import link_files
 from streaming_server.storage.bucket.bucket_state import BucketState, load_state
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.durable_watermark import DurableWatermark
-from streaming_server.storage.rocks.store import RocksStore, is_complete
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.rocks.store_files import is_complete
 from streaming_server.storage.tables.consumers import ConsumerDirectory, ConsumerRecord
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.transactions import Transactions
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
     from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 MAX_PAUSE_SECONDS: Final = 10.0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from streaming_server.config import ServerConfig
     from streaming_server.engine.backups.divided_backup import BackupPeers
     from streaming_server.engine.bucket.live_bucket import WriteMark
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
     from streaming_server.storage.tables.data_directory import DataDirectory
 
 _LOOK_SECONDS: Final = 15.0

@@ -7,7 +7,7 @@ import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from streaming_server.storage.rocks.store import families_of
+from streaming_server.storage.rocks.store_files import families_of
 from streaming_server.storage.rocks.write_ahead_log import find_log_files, open_log_file
 
 if TYPE_CHECKING:

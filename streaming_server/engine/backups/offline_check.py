@@ -23,7 +23,8 @@ from streaming_server.storage.changelog.verification import count_changes
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
 from streaming_server.storage.files.checked_json import find_checked_json
 from streaming_server.storage.files.durable_watermark import DurableWatermark
-from streaming_server.storage.rocks.store import RocksResources, is_complete
+from streaming_server.storage.rocks.store_files import is_complete
+from streaming_server.storage.rocks.store_options import RocksResources
 from streaming_server.storage.rows.table_codec import TableCodec
 from streaming_server.storage.snapshots.checkpoint import Checkpoint
 from streaming_server.storage.snapshots.snapshots import ViewDirectory

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
 
 KEPT: Final = "damaged"
 """The directory of what recoveries have replaced."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.storage.backup.backup_manifest import StoredTable
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
 
 _SLICE_ROWS: Final = 8192
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss, ScanKvError
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
-from streaming_server.storage.rocks.store import META, RocksStore, create_empty, families_of
+from streaming_server.storage.rocks.store import META, RocksStore
+from streaming_server.storage.rocks.store_files import create_empty, families_of
 from streaming_server.storage.rocks.write_ahead_log import find_log_files, find_put, log_path, read_writes
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.storage.backup.archive_segment import LogPiece
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
     from streaming_server.storage.rocks.write_ahead_log import LogFile, LoggedWrite
 
 

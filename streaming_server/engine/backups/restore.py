@@ -26,7 +26,8 @@ from streaming_server.storage.bucket.writer_states import forget_transactions
 from streaming_server.storage.files.checked_json import sync_directories
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.durable_watermark import DurableWatermark
-from streaming_server.storage.rocks.store import RocksResources, RocksStore
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.rocks.store_options import RocksResources
 from streaming_server.storage.tables.catalog import Catalog, divide, path_of_tablet
 from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.consumers import ConsumerDirectory

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.bootstrap.bootstrap_directory import BootstrapDirectory
     from streaming_server.storage.files.disk_reserve import DiskReserve
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
 
 BOOTSTRAP_TTL_SECONDS: Final = 86_400.0
 """For how long a bootstrap is kept without a call, unless its client asks for another time."""

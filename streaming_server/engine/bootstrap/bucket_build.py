@@ -18,7 +18,7 @@ from streaming_server.storage.bucket.bucket_change import BucketChange, FewBytes
 from streaming_server.storage.bucket.write_times import set_write_times
 from streaming_server.storage.changelog.range_markers import RangeMarker
 from streaming_server.storage.files.checked_json import sync_directory
-from streaming_server.storage.rocks.store import SortedFile
+from streaming_server.storage.rocks.sorted_file import SortedFile
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.merger import Merger
     from streaming_server.storage.bootstrap.bootstrap_directory import BootstrapDirectory
     from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRange, StagedRuns
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
 
 RANGE_BYTES: Final = 48 << 20
 """About how many bytes of staged rows become one file."""

@@ -12,7 +12,7 @@ from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.disk_space import disk_full
 from streaming_server.storage.files.file_limit import check_files_left
-from streaming_server.storage.rocks.store import is_complete
+from streaming_server.storage.rocks.store_files import is_complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.storage.bucket.bucket_state import BucketState
     from streaming_server.storage.bucket.writer_states import WriterLimits
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
 
 _log: Final = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.snapshots.loans import Lender, Loan
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
     from streaming_server.storage.snapshots.snapshots import ViewManifest
 
 IDLE_SECONDS: Final = 5.0

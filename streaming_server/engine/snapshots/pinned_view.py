@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.cursors.cursor import BucketCursor
     from streaming_server.storage.cursors.key_probe import KeyProbe
     from streaming_server.storage.cursors.ranges_cursor import RangesCursor
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
     from streaming_server.storage.rows.row_codec import Decoder
     from streaming_server.storage.snapshots.snapshots import ViewDirectory, ViewManifest
 

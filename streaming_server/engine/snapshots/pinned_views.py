@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.detached_tasks import DetachedTasks
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.columnar.base_view import BaseView
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
     from streaming_server.storage.snapshots.pinned_base import PinnedBase
 
 IDLE_VIEWS_OPEN: Final = 8

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.snapshots.pinning import ViewPinner
     from streaming_server.engine.snapshots.splits import KeySample
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
 
 SHARED_LEASE_SECONDS: Final = 60.0
 """At the limit of leases, a new lease replaces no shared lease that was renewed within this time."""

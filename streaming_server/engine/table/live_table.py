@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.writer_states import WriterLimits
     from streaming_server.storage.files.disk_reserve import DiskReserve
     from streaming_server.storage.files.disk_use import BucketFiles
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
 
 
 class LiveTable:

@@ -62,7 +62,7 @@ from streaming_server.storage.bootstrap.taken_in import rows_taken_in
 from streaming_server.storage.files.disk_reserve import DiskReserve
 from streaming_server.storage.files.disk_use import DiskBytes
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
-from streaming_server.storage.rocks.store import RocksResources
+from streaming_server.storage.rocks.store_options import RocksResources
 from streaming_server.storage.rows.table_codec import TableCodec
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile

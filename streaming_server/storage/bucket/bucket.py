@@ -24,7 +24,8 @@ from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
 from streaming_server.storage.cursors.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks.dense_rows import get_dense_rows
-from streaming_server.storage.rocks.store import RocksResources, RocksStore, make_logs_durable
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.rocks.store_files import make_logs_durable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.change_log import ChangeLog, ChangelogUsage
     from streaming_server.storage.changelog.segments import Segment
     from streaming_server.storage.files.disk_use import FamilyBytes
-    from streaming_server.storage.rocks.store import RocksStats, StoreBatch
+    from streaming_server.storage.rocks.store import RocksStats
+    from streaming_server.storage.rocks.store_batch import StoreBatch
+    from streaming_server.storage.rocks.store_options import RocksResources
     from streaming_server.storage.rocks.store_readers import StoreReader
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 

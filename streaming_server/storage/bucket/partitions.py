@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final, cast
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.files.formats import check_format, locate
-from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rocks.store_options import scan_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from streaming_server.storage.bucket.bucket_change import BucketChange
-    from streaming_server.storage.rocks.store import RocksStore, StoreBatch
+    from streaming_server.storage.rocks.store import RocksStore
+    from streaming_server.storage.rocks.store_batch import StoreBatch
 
 _PREFIX: Final = b"partition/"
 _FORMAT: Final = 1

@@ -28,14 +28,15 @@ from scankv.model.errors import (
 )
 from scankv.model.limits import WRITER_WINDOW
 from streaming_server.storage.files.formats import check_format, locate
-from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rocks.store_options import scan_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from scankv.model.errors import ScanKvError
     from streaming_server.clock import ServerClock
-    from streaming_server.storage.rocks.store import RocksStore, StoreBatch
+    from streaming_server.storage.rocks.store import RocksStore
+    from streaming_server.storage.rocks.store_batch import StoreBatch
 
 MAX_SEQUENCE: Final = 2**63
 """All sequence numbers are below this."""

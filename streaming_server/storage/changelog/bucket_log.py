@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.storage.changelog.log_state import LogState
     from streaming_server.storage.changelog.records import Changes
-    from streaming_server.storage.rocks.store import RocksStore, StoreBatch
+    from streaming_server.storage.rocks.store import RocksStore
+    from streaming_server.storage.rocks.store_batch import StoreBatch
 
 _log: Final = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.records import Changes, LogRecord
     from streaming_server.storage.changelog.retention_holds import RetentionHolds
     from streaming_server.storage.changelog.segments import Segment
-    from streaming_server.storage.rocks.store import StoreBatch
+    from streaming_server.storage.rocks.store_batch import StoreBatch
 
 State = TypeVar("State", bound=LogState)
 

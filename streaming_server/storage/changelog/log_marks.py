@@ -6,13 +6,14 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rocks.store_options import scan_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from streaming_server.storage.changelog.log_span import LogSpan
-    from streaming_server.storage.rocks.store import RocksStore, StoreBatch
+    from streaming_server.storage.rocks.store import RocksStore
+    from streaming_server.storage.rocks.store_batch import StoreBatch
 
 MARK_BYTES: Final = 1 << 20
 """A mark is written after this many bytes of records."""

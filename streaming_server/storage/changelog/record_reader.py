@@ -8,7 +8,7 @@ from scankv.model.errors import DataLoss
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.records import decode_record, record_key
 from streaming_server.storage.files.formats import locate
-from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rocks.store_options import scan_options
 
 if TYPE_CHECKING:
     from rocksdict import RdictIter

@@ -13,7 +13,7 @@ from streaming_server.storage.changelog.range_markers import MarkerReached, Mark
 from streaming_server.storage.changelog.record_reader import RecordReader
 from streaming_server.storage.changelog.records import RowKind, decode_header, decode_record, record_key
 from streaming_server.storage.files.formats import locate
-from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rocks.store_options import scan_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.storage.cursors.range_reader import is_skip_limit_reached
-from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rocks.store_options import scan_options
 
 if TYPE_CHECKING:
     from rocksdict import RdictIter

@@ -22,7 +22,7 @@ from scankv.model.errors import InternalError, ScanKvError
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.limits import MAX_KEY_BYTES
 from streaming_server.storage.cursors.gap_grid import GridResolution, next_grid_key, previous_grid_key
-from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rocks.store_options import scan_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

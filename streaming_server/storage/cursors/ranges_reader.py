@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.cursors.range_reader import RangeReader, is_skip_limit_reached, items_projection
-from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rocks.store_options import scan_options
 
 if TYPE_CHECKING:
     from rocksdict import Rdict, RdictIter

@@ -30,6 +30,9 @@ _PROBE: Final = ".probe"
 _PROBE_BYTES: Final = 64 * 1024
 _ADVICE: Final = "free some space by dropping tables or releasing snapshots, or enlarge the disk"
 
+FREE_SPACE: Final = f"reads continue; to write again, {_ADVICE}, and retry after some seconds"
+"""What to do about a full disk that keeps a table from being written."""
+
 
 @contextmanager
 def translate_disk_errors(directory: Path) -> Iterator[None]:

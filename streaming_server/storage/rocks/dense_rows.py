@@ -6,7 +6,7 @@ from bisect import bisect_right
 from itertools import islice
 from typing import TYPE_CHECKING, Final, cast
 
-from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rocks.store_options import scan_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

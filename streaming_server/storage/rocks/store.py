@@ -1,4 +1,4 @@
-"""One RocksDB directory: its options, its life cycle, and the translation of its errors."""
+"""One RocksDB directory: its life cycle, its reads and writes, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -6,111 +6,44 @@ import logging
 import re
 import time
 from collections import deque
-from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from threading import Semaphore
 from typing import TYPE_CHECKING, Final, cast
 
 import rocksdict
 
 from scankv.model.errors import DataLoss, DiskFailed, DiskFull, InternalError, ScanKvError
-from scankv.model.limits import MAX_KEY_BYTES
-from streaming_server.histogram import Histogram
-from streaming_server.storage.files.disk_space import disk_failed, disk_full, find_disk_failure, has_space
+from streaming_server.storage.files.disk_space import FREE_SPACE, disk_failed, disk_full, find_disk_failure, has_space
 from streaming_server.storage.files.disk_use import FamilyBytes
 from streaming_server.storage.files.file_limit import too_many_files
-from streaming_server.storage.files.frames import write_at
 from streaming_server.storage.rocks.read_only_alias import ReadOnlyAlias
 from streaming_server.storage.rocks.small_files import SstFile, find_small_runs
+from streaming_server.storage.rocks.store_batch import StoreBatch
+from streaming_server.storage.rocks.store_options import scan_options, store_options
 from streaming_server.storage.rocks.store_readers import StoreReaders
-from streaming_server.storage.rocks.write_ahead_log import find_log_files, remove_kept_logs
+from streaming_server.storage.rocks.write_ahead_log import remove_kept_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from scankv.model.keys.key_range import KeyRange
+    from streaming_server.storage.rocks.store_options import RocksResources
 
-_COMPRESSION = {
-    "none": rocksdict.DBCompressionType.none,
-    "lz4": rocksdict.DBCompressionType.lz4,
-    "zstd": rocksdict.DBCompressionType.zstd,
-}
 # Changelog records are compressed before they are stored, where that pays off for readers. Decompressing them a second
 # time with LZ4 would take a third of a reader's time, so only the dense compression of a table applies to them.
 _DENSE = frozenset(["zstd"])
-_BLOCK_BYTES = 16 * 1024
 META: Final = "meta"
 """The column family with the metadata of a bucket."""
 
 _COLUMN_FAMILIES = ("rows", "log", "index", META)
-_FIRST_FAMILIES = frozenset(["rows", "log", "meta"])  # Checkpoints from before indexes existed have no others.
-# A share of the 64 MiB of a memtable: four bits for each of about 700,000 rows, which exclude five of six absent keys.
-_FILTER_SHARE = 0.005
-_FILTER_BYTES = 400 * 1024
-_ADVICE = (
-    "reads continue; to write again, free some space by dropping tables or releasing snapshots, or enlarge the disk, "
-    "and retry after some seconds"
-)
-_FOREVER_SECONDS = 2**64 - 1
-# A file in which half of this many adjacent entries are tombstones is compacted as soon as it is written, because
-# readers skip only about five tombstones per microsecond, and in steps.
-_DELETION_WINDOW, _MANY_DELETIONS = 4096, 2048
 # After this many deletes, tombstones in memory are flushed, so that the rule above applies to them.
 _FLUSHED_DELETIONS = 100_000
-_PIECE_BYTES = 1 << 20
-_PUTS_AT_ONCE = 2048  # in a file, while which other threads wait
 _MEMTABLES = "rocksdb.cur-size-all-mem-tables"
 _MOST_PROBED = 256  # deleted rows that a probe for rows skips
 _log = logging.getLogger(__name__)
-_BEYOND_ALL_KEYS = b"\xff" * (MAX_KEY_BYTES + 1)
 _FILE_NUMBER = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RocksResources:
-    """What all buckets of a process share: one block cache, and one limit on the memory of unflushed writes.
-
-    Attributes:
-        block_cache: Caches blocks that were read by key.
-        write_buffers: Limits the memory of unflushed writes.
-        filters: A semaphore over the buckets that have a Bloom filter of their unflushed keys. The filter makes lookups
-            of absent keys, such as those of inserts, two to three times as fast. Its full size counts as memory of
-            unflushed writes from the start, so all filters together take at most a quarter of that memory.
-        files_per_store: The most SST files that a store keeps open. It opens others when it reads them.
-        keeps_logs: Whether stores keep files of their write-ahead logs that they no longer need, until others remove
-            them.
-        write_seconds: The durations of writes.
-        sync_seconds: The durations of syncs of write-ahead logs.
-    """
-
-    block_cache: rocksdict.Cache
-    write_buffers: rocksdict.WriteBufferManager
-    filters: Semaphore
-    files_per_store: int = 256
-    keeps_logs: bool = False
-    write_seconds: Histogram = field(default_factory=Histogram)
-    sync_seconds: Histogram = field(default_factory=Histogram)
-
-    @classmethod
-    def of_sizes(
-        cls,
-        *,
-        block_cache_bytes: int,
-        write_buffer_bytes: int,
-        files_per_store: int = 256,
-        keeps_logs: bool = False,
-    ) -> RocksResources:
-        """Creates resources of these sizes in bytes. While flushes catch up, writers are slowed, not refused."""
-        return cls(
-            block_cache=rocksdict.Cache(block_cache_bytes),
-            write_buffers=rocksdict.WriteBufferManager(write_buffer_bytes, False),
-            filters=Semaphore(write_buffer_bytes // 4 // _FILTER_BYTES),
-            files_per_store=files_per_store,
-            keeps_logs=keeps_logs,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,74 +81,6 @@ _STORE_PROPERTIES: Final = {
     "is_write_stopped": "is-write-stopped",
     "background_errors": "background-errors",
 }
-
-
-def is_complete(path: Path) -> bool:
-    """Whether a store was completely created in a directory: RocksDB adds the column families after `CURRENT`."""
-    if not (path / "CURRENT").exists():
-        return False
-    with suppress(Exception):
-        return _FIRST_FAMILIES <= set(rocksdict.Rdict.list_cf(str(path)))
-    return True  # Opening it reports what is wrong.
-
-
-def families_of(path: Path) -> list[str]:
-    """Returns the names of the column families of a store, which may be open. The index is the number of the family."""
-    return list(rocksdict.Rdict.list_cf(str(path)))
-
-
-def create_empty(path: Path, families: Sequence[str], resources: RocksResources) -> None:
-    """Creates a store without writes, whose column families have the same numbers as those of another store."""
-    options = _options("none", resources)
-    store = rocksdict.Rdict(str(path), options)
-    for name in families[1:]:
-        store.create_column_family(name, options)
-    store.close()
-    for file in find_log_files(path):
-        file.path.unlink()
-
-
-class SortedFile:
-    """A new SST file of rows, which a store with the same compression can take in. Not thread-safe.
-
-    Args:
-        path: The file.
-        compression: `none`, `lz4` or `zstd`.
-        resources: Shared by all buckets of the process.
-    """
-
-    def __init__(self, path: Path, compression: str, resources: RocksResources) -> None:
-        self._path = path
-        try:
-            self._writer = rocksdict.SstFileWriter(_options(compression, resources))
-            self._writer.open(str(path))
-        except Exception as error:
-            raise self._failure(error) from error
-
-    def put(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
-        """Adds rows. Keys ascend, also from call to call."""
-        try:
-            for start in range(0, len(keys), _PUTS_AT_ONCE):
-                end = start + _PUTS_AT_ONCE
-                deque(map(self._writer.__setitem__, keys[start:end], rows[start:end]), maxlen=0)
-        except Exception as error:
-            raise self._failure(error) from error
-
-    def finish(self) -> None:
-        """Completes the file, and makes it durable."""
-        try:
-            self._writer.finish()
-        except Exception as error:
-            raise self._failure(error) from error
-
-    def _failure(self, error: Exception) -> ScanKvError:
-        text = str(error)
-        if "No space left on device" in text or "Disk quota exceeded" in text or not has_space(self._path.parent):
-            return disk_full(self._path, _ADVICE)
-        if (cause := find_disk_failure(text)) is not None:
-            return disk_failed(self._path, cause)
-        _log.error("%s: %s", self._path, text)
-        return InternalError(f"{self._path} cannot be written; the log of the server has RocksDB's message")
 
 
 class RocksStore:
@@ -257,17 +122,17 @@ class RocksStore:
         self.readers = StoreReaders(self.failure)
         self._resources = resources
         self._has_filter = not read_only and resources.filters.acquire(blocking=False)
-        options = _options(compression, resources)
+        options = store_options(compression, resources)
         if point_in_time:
             options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
-        row_options = _options(compression, resources, filtered=self._has_filter)
+        row_options = store_options(compression, resources, filtered=self._has_filter)
         self._alias: ReadOnlyAlias | None = None
         try:
             # Checkpoints from before indexes existed lack a family, and RocksDB cannot add one when it only reads.
             names = rocksdict.Rdict.list_cf(str(path), options) if read_only else ()
             families = {name: options for name in _COLUMN_FAMILIES if not read_only or name in names}
             families["rows"] = row_options
-            families["log"] = _options(compression if compression in _DENSE else "none", resources)
+            families["log"] = store_options(compression if compression in _DENSE else "none", resources)
             self._db = self._open(path, options, families)
         except Exception as error:
             self._release_filter()
@@ -324,10 +189,10 @@ class RocksStore:
         is_unknown = "Writer has previous error" in text
         is_full = is_full or (is_unknown and not has_space(self._path))
         if is_full:
-            self.refusal = disk_full(self._path, _ADVICE)
+            self.refusal = disk_full(self._path, FREE_SPACE)
         # After the first such error, RocksDB reports different ones.
         if is_full or (isinstance(self.refusal, DiskFull) and text.startswith("IO error")):
-            return disk_full(self._path, _ADVICE)
+            return disk_full(self._path, FREE_SPACE)
         _log.error("%s: %s", self.location, text)
         if isinstance(self.refusal, DiskFailed) and text.startswith("IO error"):
             return copy(self.refusal)
@@ -405,7 +270,7 @@ class RocksStore:
     def check_writable(self) -> None:
         """Raises the reason if the store accepts no writes."""
         if isinstance(self.refusal, DiskFull):
-            raise disk_full(self._path, _ADVICE)
+            raise disk_full(self._path, FREE_SPACE)
         if self.refusal is not None:
             raise copy(self.refusal)
 
@@ -621,152 +486,5 @@ class RowsSnapshot:
             raise self._store.failure(error) from error
 
 
-class StoreBatch:
-    """Writes to several column families that are applied together. Can be applied once.
-
-    Attributes:
-        writes: The writes.
-        deletions: How many of them delete one row or index entry.
-    """
-
-    def __init__(self, handles: dict[str, rocksdict.ColumnFamily]) -> None:
-        self._handles = handles
-        self.deletions = 0
-        self.writes = rocksdict.WriteBatch(raw_mode=True)
-
-    def release(self) -> None:
-        """Drops the references to the store and to all writes."""
-        del self._handles, self.writes
-
-    def put_rows(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
-        """Puts rows with these keys and values."""
-        # A deque that drains `map` is Python's fastest loop for this.
-        self.writes.set_default_column_family(self._handles["rows"])
-        deque(map(self.writes.put, keys, values), maxlen=0)
-
-    def delete_rows(self, keys: Iterable[bytes]) -> None:
-        """Deletes rows."""
-        self.writes.set_default_column_family(self._handles["rows"])
-        self._delete(keys)
-
-    def delete_adjacent_rows(self, keys: Sequence[bytes]) -> None:
-        """Deletes rows with ascending keys as one range. No other rows lie between the first and the last."""
-        self.delete_row_range(keys[0], keys[-1] + b"\0")
-        self.deletions += len(keys)
-
-    def _delete(self, keys: Iterable[bytes]) -> None:
-        before = self.writes.len()
-        deque(map(self.writes.delete, keys), maxlen=0)
-        self.deletions += self.writes.len() - before
-
-    def delete_row_range(self, start: bytes, end: bytes | None) -> None:
-        """Deletes the rows from `start` up to, but without, `end`, in constant time. None: up to the last row."""
-        self.writes.delete_range(start, _BEYOND_ALL_KEYS if end is None else end, self._handles["rows"])
-
-    def put_entries(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
-        """Puts index entries with these keys and values."""
-        self.writes.set_default_column_family(self._handles["index"])
-        deque(map(self.writes.put, keys, values), maxlen=0)
-
-    def delete_entries(self, keys: Iterable[bytes]) -> None:
-        """Deletes index entries."""
-        self.writes.set_default_column_family(self._handles["index"])
-        self._delete(keys)
-
-    def delete_entry_range(self, start: bytes, end: bytes) -> None:
-        """Deletes the index entries from `start` up to, but without, `end`, in constant time."""
-        self.writes.delete_range(start, end, self._handles["index"])
-
-    def put_log(self, key: bytes, record: bytes) -> None:
-        """Puts one changelog record."""
-        self.writes.put(key, record, self._handles["log"])
-
-    def delete_log(self, start: bytes, end: bytes) -> None:
-        """Deletes the changelog records from `start` up to, but without, `end`."""
-        self.writes.delete_range(start, end, self._handles["log"])
-
-    def delete_meta_range(self, start: bytes, end: bytes) -> None:
-        """Deletes the metadata of the bucket with keys from `start` up to, but without, `end`."""
-        self.writes.delete_range(start, end, self._handles["meta"])
-
-    def put_meta(self, key: bytes, value: bytes) -> None:
-        """Puts one entry of the bucket's metadata."""
-        self.writes.put(key, value, self._handles["meta"])
-
-    def delete_meta(self, key: bytes) -> None:
-        """Deletes one entry of the bucket's metadata."""
-        self.writes.delete(key, self._handles["meta"])
-
-
 def _table_bytes(family: rocksdict.Rdict | None) -> int:
     return 0 if family is None else family.property_int_value("rocksdb.total-sst-files-size") or 0
-
-
-def scan_options(end: bytes | None = None, *, max_skips: int = 0) -> rocksdict.ReadOptions:
-    """Returns the read options of one scan, which does not evict blocks of others from the cache.
-
-    An iterator only borrows its options, so its owner keeps them, unchanged, for as long as the iterator. A parameter
-    `start` is missing on purpose: rocksdict 0.3.29 sets the upper bound when it is asked to set the lower one.
-
-    Args:
-        end: The scan stays below this key.
-        max_skips: The most adjacent entries, deleted or newer than the iterator, that the iterator skips. After more it
-            becomes invalid, with a status that says so. 0: it skips any number.
-    """
-    options = rocksdict.ReadOptions()
-    if end is not None:
-        options.set_iterate_upper_bound(end)
-    if max_skips:
-        options.set_max_skippable_internal_keys(max_skips)
-    options.fill_cache(False)  # type: ignore[call-arg]  # rocksdict's stub lacks the argument
-    options.set_background_purge_on_iterator_cleanup(True)
-    return options
-
-
-def make_logs_durable(path: Path) -> None:
-    """Makes the write-ahead logs of a store durable, which opening it only for reading does not. Blocks.
-
-    Overwrites every byte with itself, which takes no space. A sync alone would not suffice after a failed sync: the
-    system considers those pages written, and would write only later ones.
-
-    Raises:
-        DiskFull: The operating system has accepted writes for which the disk has no space.
-        OSError: Anything else.
-    """
-    for log in sorted(path.glob("*.log")):
-        with log.open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                write_at(log, piece, file.tell() - len(piece), sync=False)
-        write_at(log, b"", 0, sync=True)
-
-
-def _options(compression: str, resources: RocksResources, *, filtered: bool = False) -> rocksdict.Options:
-    table = rocksdict.BlockBasedOptions()
-    table.set_block_cache(resources.block_cache)
-    table.set_block_size(_BLOCK_BYTES)
-    table.set_bloom_filter(10, False)
-    table.set_format_version(5)
-    options = rocksdict.Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.create_missing_column_families(True)
-    options.set_block_based_table_factory(table)
-    options.set_compression_type(_COMPRESSION[compression]())
-    options.set_write_buffer_manager(resources.write_buffers)
-    # After damage in the middle of a log, the default mode silently opens with a gap; this mode refuses to open.
-    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
-    # RocksDB computes the age of a file without regard to its sign, and by its coarse clock a file may be of the next
-    # second. With a shorter time to live, RocksDB would take such a file for a very old one, and remove it.
-    options.set_wal_ttl_seconds(_FOREVER_SECONDS if resources.keeps_logs else 0)
-    options.set_max_background_jobs(2)
-    options.set_max_open_files(resources.files_per_store)
-    # RocksDB would divide the open files among 64 shards and give each of them at least one.
-    options.set_table_cache_num_shard_bits(0)
-    options.add_compact_on_deletion_collector_factory(_DELETION_WINDOW, _MANY_DELETIONS, 0.0)
-    options.set_keep_log_file_num(2)
-    options.set_max_log_file_size(1 << 20)
-    options.set_stats_dump_period_sec(0)
-    options.set_skip_stats_update_on_db_open(True)
-    if filtered:
-        options.set_memtable_prefix_bloom_ratio(_FILTER_SHARE)
-        options.set_memtable_whole_key_filtering(True)
-    return options

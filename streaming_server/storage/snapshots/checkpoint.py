@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scankv.model.keys.key_range import KeyRange
     from scankv.model.keys.key_ranges import KeyRanges
     from streaming_server.storage.changelog.change_log import ReadableLog
-    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rocks.store_options import RocksResources
     from streaming_server.storage.rocks.store_readers import StoreReader
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
     from streaming_server.storage.snapshots.snapshots import PinnedBucket

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from aio_client import PositionOutOfRange, StartFrom, StopAt, sync
-from streaming_server.storage.rocks.store import RocksResources, RocksStore
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.rocks.store_options import RocksResources
 from tests.support.command_line import CommandLine
 from tests.support.prepared import flip
 from tests.support.server_process import ServerProcess

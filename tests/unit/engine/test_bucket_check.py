@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.bucket.bucket_checker import BucketFindings
-    from streaming_server.storage.rocks.store import StoreBatch
+    from streaming_server.storage.rocks.store_batch import StoreBatch
     from tests.support.offline import OfflineBucket
 
 pytestmark = pytest.mark.asyncio

@@ -11,7 +11,8 @@ import pytest
 from streaming_server.clock import ServerClock
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.bucket_change import BucketChange
-from streaming_server.storage.rocks.store import RocksResources, StoreBatch
+from streaming_server.storage.rocks.store_batch import StoreBatch
+from streaming_server.storage.rocks.store_options import RocksResources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.storage.rocks.store import StoreBatch
+    from streaming_server.storage.rocks.store_batch import StoreBatch
 
 PLAIN = define(SCORES)
 INDEXED = PLAIN.add_indexes([("score",)])

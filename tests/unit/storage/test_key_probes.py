@@ -11,7 +11,8 @@ from scankv.model.errors import DataLoss
 from streaming_server.clock import ServerClock
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.rocks.dense_rows import get_dense_rows
-from streaming_server.storage.rocks.store import RocksResources, RocksStore
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.rocks.store_options import RocksResources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

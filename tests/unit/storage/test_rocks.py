@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.model.errors import InternalError
-from streaming_server.storage.rocks.store import RocksResources, RocksStore
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.rocks.store_options import RocksResources
 
 if TYPE_CHECKING:
     from pathlib import Path

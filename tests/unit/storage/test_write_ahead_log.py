@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.rocks.store import META, RocksResources, RocksStore, create_empty, families_of
+from streaming_server.storage.rocks.store import META, RocksStore
+from streaming_server.storage.rocks.store_files import create_empty, families_of
+from streaming_server.storage.rocks.store_options import RocksResources
 from streaming_server.storage.rocks.write_ahead_log import (
     ARCHIVE,
     LoggedWrite,
