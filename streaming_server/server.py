@@ -243,7 +243,7 @@ class Server:
         self._not_ready = None
 
     def _open_tables(self) -> Tables:
-        """Opens the data directory. Raises as `Tables`."""
+        """Opens the data directory. Raises the errors of `Tables`."""
         worker = self._worker
         self._calls_itself = worker or alone()
         self._workers = Workers(self._calls_itself, WINDOW_BYTES, self.config.stall_timeout_seconds)

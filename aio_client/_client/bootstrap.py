@@ -215,7 +215,7 @@ class OpenBootstrap:
         source: str = "",
         from_scratch: bool = False,
     ) -> Self:
-        """Begins a bootstrap, or resumes the one of the same source. Raises as `Client.bootstrap`."""
+        """Begins a bootstrap, or resumes the one of the same source. Raises the errors of `Client.bootstrap`."""
         if duplicates not in get_args(Duplicates):
             raise UsageError(f'duplicates must be "error" or "merge", not {duplicates!r}', option="duplicates")
         request = bootstrap_pb2.BeginBootstrapRequest(

@@ -64,8 +64,8 @@ def connect(
 
     The server need not run yet: the first call connects, and fails within milliseconds if nothing listens at the
     address. Some calls wait for an absent server, because they are safe to repeat: writes and transactions, which the
-    server applies once however often they are repeated, and scans whose position is known, which are those of a pinned
-    snapshot, with a resume token, and of changes from given offsets or for a consumer.
+    server applies once however often they are repeated, and scans whose position is known: scans of a pinned snapshot,
+    scans with a resume token, and streams of changes from given offsets or for a consumer.
 
     The address, the token and the TLS settings each come from the first place that has them: the arguments; the
     profile; the environment variables `SCANKV_URL`, `SCANKV_TOKEN` or `SCANKV_TOKEN_FILE`, `SCANKV_TLS_CA`,

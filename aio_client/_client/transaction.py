@@ -107,19 +107,19 @@ class Transaction(TransactionPart):
     async def delete_all(
         self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()
     ) -> int:
-        """As `TransactionPart.delete_all`. If the id was committed earlier, does nothing and returns 0."""
+        """See `TransactionPart.delete_all`. If the id was committed earlier, does nothing and returns 0."""
         return await super().delete_all(table, mode=mode, locks=locks)
 
     async def get_for_update(
         self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit"
     ) -> pa.Table:
-        """As `TransactionPart.get_for_update`. If the id was committed earlier, returns the current rows."""
+        """See `TransactionPart.get_for_update`. If the id was committed earlier, returns the current rows."""
         if not self._is_open():
             return await table.lookup(keys, missing=missing)
         return await super().get_for_update(table, keys, missing=missing)
 
     async def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """As `TransactionPart.lookup`. If the id was committed earlier, returns the current rows."""
+        """See `TransactionPart.lookup`. If the id was committed earlier, returns the current rows."""
         if not self._is_open():
             return await table.lookup(keys, missing=missing)
         return await super().lookup(table, keys, missing=missing)
@@ -232,7 +232,7 @@ class TransactionOpener(AwaitableOpener):
         return self.begin().__await__()
 
     async def begin(self) -> Transaction:
-        """Begins a transaction, which the caller commits or aborts. Raises as `Client.transaction`."""
+        """Begins a transaction, which the caller commits or aborts. Raises the errors of `Client.transaction`."""
         request = transaction_pb2.BeginTransactionRequest()
         request.CopyFrom(self._request)
         request.attempt = request.attempt or uuid.uuid4().hex

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 
 class Immutable:
-    """Equal, hashed and copied by its attributes, which are those of `__slots__` and are set once, by `_set`.
+    """Compared, hashed and copied by its attributes. `__slots__` names them, and `_set` sets them once.
 
     Not a dataclass: `dataclasses.asdict` would take it apart within its configuration, and show a secret in it.
     """

@@ -2522,15 +2522,15 @@ class Transaction(TransactionPart, BlockingContextManager):
         return self._aio.result
 
     def delete_all(self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()) -> int:
-        """As `TransactionPart.delete_all`. If the id was committed earlier, does nothing and returns 0."""
+        """See `TransactionPart.delete_all`. If the id was committed earlier, does nothing and returns 0."""
         return self._runner.call(lambda: self._aio.delete_all(unwrap(table), mode=mode, locks=unwrap(locks)))
 
     def get_for_update(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """As `TransactionPart.get_for_update`. If the id was committed earlier, returns the current rows."""
+        """See `TransactionPart.get_for_update`. If the id was committed earlier, returns the current rows."""
         return self._runner.call(lambda: self._aio.get_for_update(unwrap(table), keys, missing=missing))
 
     def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """As `TransactionPart.lookup`. If the id was committed earlier, returns the current rows."""
+        """See `TransactionPart.lookup`. If the id was committed earlier, returns the current rows."""
         return self._runner.call(lambda: self._aio.lookup(unwrap(table), keys, missing=missing))
 
     def commit(self, parts: Sequence[TransactionPart | tuple[str, int]] = ()) -> CommitResult:
@@ -2583,8 +2583,8 @@ def connect(
 
     The server need not run yet: the first call connects, and fails within milliseconds if nothing listens at the
     address. Some calls wait for an absent server, because they are safe to repeat: writes and transactions, which the
-    server applies once however often they are repeated, and scans whose position is known, which are those of a pinned
-    snapshot, with a resume token, and of changes from given offsets or for a consumer.
+    server applies once however often they are repeated, and scans whose position is known: scans of a pinned snapshot,
+    scans with a resume token, and streams of changes from given offsets or for a consumer.
 
     The address, the token and the TLS settings each come from the first place that has them: the arguments; the
     profile; the environment variables `SCANKV_URL`, `SCANKV_TOKEN` or `SCANKV_TOKEN_FILE`, `SCANKV_TLS_CA`,

@@ -14,7 +14,7 @@ _MOST_GRACES: Final = 20
 
 
 class PatientTimeout:
-    """As `asyncio.timeout`, but an event loop that was blocked gets some turns to take what has arrived.
+    """Like `asyncio.timeout`, but an event loop that was blocked gets some turns to take what has arrived.
 
     When a loop is late, its timers are due at the same time as messages that have arrived in the meantime. A plain
     timeout would then cancel the task before it has seen them.

@@ -46,7 +46,7 @@ async def commit_position(
 async def call_again_and_wait(
     transport: Transport, method: Callable[[Any], Method[_Request, _Response]], request: _Request, wait: float
 ) -> _Response:
-    """As `call_again`, for a call that may wait at the server. It delays no other calls of the client.
+    """Like `call_again`, for a call that may wait at the server. It delays no other calls of the client.
 
     Args:
         transport: The client's connections.

@@ -161,7 +161,7 @@ class ColumnLockOpener(AwaitableOpener):
         await lock.__aexit__(kind, error, traceback)
 
     async def lock(self) -> ColumnLock:
-        """Takes a lock, which the caller renews and releases. Raises as `Table.lock_columns`."""
+        """Takes a lock, which the caller renews and releases. Raises the errors of `Table.lock_columns`."""
         request = lock_pb2.LockColumnsRequest()
         request.CopyFrom(self._request)
         request.lock_id = uuid.uuid4().hex

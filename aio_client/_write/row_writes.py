@@ -131,7 +131,7 @@ class RowWrites:
         return await self._write(self._upserts, rows)
 
     async def delete(self, keys: EncodedRows) -> WriteResult:
-        """Deletes the rows with encoded keys. Raises as `upsert`."""
+        """Deletes the rows with encoded keys. Raises the errors of `upsert`."""
         return await self._write(self._deletes, keys)
 
     async def _write(self, calls: SharedCalls[EncodedRows, CallOutcome], few: EncodedRows) -> WriteResult:

@@ -98,7 +98,7 @@ class WritePieces:
         return self.next_request() if self.are_few else await asyncio.to_thread(self.next_request)
 
     def next_request(self) -> Request | None:
-        """As `make_request`. Blocks."""
+        """See `make_request`. Blocks."""
         batch = next(self.batches, None)
         return None if batch is None else self.kind.request(batch)
 
@@ -157,7 +157,7 @@ class WritePieces:
 
     @classmethod
     def of_keys(cls, shape: TableShape, keys: object, columns: Names | None = None, mode: str = "merge") -> WritePieces:
-        """Returns the pieces of a delete, of rows or of some of their columns. Raises as `of_rows`."""
+        """Returns the pieces of a delete, of rows or of some of their columns. Raises the errors of `of_rows`."""
         check_mode(mode)
         shape.require_key("rows are not deleted")
         names = () if columns is None else names_of(columns, "columns")

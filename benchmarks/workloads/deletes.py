@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _REQUEST_ROWS: Final = 100_000
 _SHARE: Final = 10
-"""Of this many rows, one is deleted."""
+"""One row in so many is deleted."""
 _UPSERT = "upsert"
 _BY_KEY, _BY_TIME, _AT_ONCE = "delete by key", "delete by another column", "delete a key range, untracked"
 _FROM_BASE = "delete by another column, from a columnar base"

@@ -36,7 +36,7 @@ def bootstrap_table(
     duplicates: Duplicates,
     from_scratch: bool,
 ) -> None:
-    """Bootstraps a table, and prints what was made. Raises as `Client.bootstrap`."""
+    """Bootstraps a table, and prints what was made. Raises the errors of `Client.bootstrap`."""
     began = time.monotonic()
     with _shown_progress() as show, _report_how_to_continue(show, source):
         table = client.bootstrap(

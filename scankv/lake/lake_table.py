@@ -322,19 +322,19 @@ class LakeTable(ABC):
     def versions(self) -> Sequence[int]:
         """Returns the numbers of the versions that the format still lists, ascending. Their files may be deleted.
 
-        Raises as `load`.
+        Raises the errors of `load`.
         """
 
     @abstractmethod
     def view_time(self, version: int) -> str | None:
         """Returns the `LakeState.view_time` of a listed version. None: another program has made the version.
 
-        Raises as `load`.
+        Raises the errors of `load`.
         """
 
     @abstractmethod
     def load_version(self, version: int) -> LakeVersion:
-        """Reads a listed version. Raises as `load`."""
+        """Reads a listed version. Raises the errors of `load`."""
 
     def paths_of(self, file: DataFile) -> list[str]:
         """Returns the stored files of which a data file that was loaded consists."""

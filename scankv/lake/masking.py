@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scankv.lake.lake_table import LakeTable
 
 _MOST_MASKED_SHARE: Final = 0.25
-"""Of the rows of a file. A file with more is written again without them."""
+"""The largest share of the rows of a file that are masked. With more, the file is written again without them."""
 _MOST_JOINED_ROWS: Final = 1 << 20
 """The most rows that are sorted in memory to write files again."""
 

@@ -199,7 +199,7 @@ class TracedSpan:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """As `ended`. Also makes the span current for the length of the block."""
+        """See `ended`. Also makes the span current for the length of the block."""
         with self.ended(), self._tracer.within(self.context):
             yield
 

@@ -41,7 +41,7 @@ class AuditLog:
 
     The thread opens the file again if it was renamed or removed, so programs may rotate it without a signal.
 
-    `add` belongs to one thread, which is that of the event loop. The counters may be read by any thread.
+    Only the thread of the event loop may call `add`. Any thread may read the counters.
 
     Args:
         path: The file. It is created, for its owner only, if it does not exist.

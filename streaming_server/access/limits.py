@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streaming_server.access.callers import CallerIdentity
 
 BURST_SECONDS: Final = 1.0
-"""For how many seconds of its rate a principal may be ahead. One that was idle may use so much at once."""
+"""For how many seconds of its rate a principal may be ahead. An idle principal may then use so much at once."""
 
 STREAM_BURST_SECONDS: Final = 0.5
 """The same for streams. It is less, so that a stream at the limit leaves room for other calls of its principal."""

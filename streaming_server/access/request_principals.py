@@ -18,11 +18,11 @@ class RequestPrincipals:
         self._names: dict[str, str] = {}
 
     def remember(self, request_id: str, principal: str) -> None:
-        """Remembers who has made a request. Of too many, the oldest is forgotten."""
+        """Remembers who has made a request. Forgets the oldest request if there are too many."""
         if len(self._names) >= _MOST and request_id not in self._names:
             del self._names[next(iter(self._names))]
         self._names[request_id] = principal
 
     def take(self, request_id: str) -> str:
-        """Returns who has made a request, and forgets it. Empty: not known."""
+        """Returns who has made a request, and forgets the request. Empty: the principal is not known."""
         return self._names.pop(request_id, "")

@@ -45,7 +45,7 @@ def map_errors(request: Message, context: grpc.aio.ServicerContext[Any, Any]) ->
 def map_write_errors(
     request: Message, context: grpc.aio.ServicerContext[Any, Any]
 ) -> AbstractAsyncContextManager[None]:
-    """As `map_errors`, for a call that writes rows: a full or failing disk is `DiskFull` or `DiskFailed` everywhere."""
+    """Like `map_errors`, for a call that writes rows: a full or failing disk is always `DiskFull` or `DiskFailed`."""
     return _WriteErrorMapping(request, context)
 
 

@@ -91,7 +91,7 @@ class _ArrivedCall:
 
     Attributes:
         audited: Its line in the audit log. None: it gets none here.
-        caller: Who makes it. None: anyone may, or another worker has found out.
+        caller: Who makes the call. None: the call is open to all callers, or another worker has checked the caller.
         count_bytes: Counts bytes against the limits of the caller.
         request: The message.
         claimed: The memory that it claims.

@@ -80,7 +80,7 @@ class DeltaLog:
 
 
 def complete_versions(location: LakeLocation) -> list[int]:
-    """Returns the commits that can be read together with all before them, ascending. Raises as `read_log`."""
+    """Returns the commits that can be read with all commits before them, ascending. Raises the errors of `read_log`."""
     commits, checkpoints = _list_log(location)
     first = 0 if 0 in commits else min(checkpoints, default=0)
     return [version for version in commits if version >= first]
@@ -125,7 +125,7 @@ def _list_log(location: LakeLocation) -> tuple[list[int], list[int]]:
 
 
 def read_commit(location: LakeLocation, version: int) -> list[Action]:
-    """Returns the actions of a commit. Raises as `read_log`."""
+    """Returns the actions of a commit. Raises the errors of `read_log`."""
     path = commit_path(version)
     content = location.read(path)
     try:

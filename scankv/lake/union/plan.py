@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from scankv.model.scans.scan_spec import ScanSpec
 
 MOST_CHANGED_SHARE: Final = 0.25
-"""Of the published rows. With more changes, reading the server alone is about as fast."""
+"""The largest share of the published rows that may have changed. Beyond it, reading the server alone is as fast."""
 _ALWAYS_CHANGES: Final = 65_536
 _MOST_BYTES: Final = 256 << 20
 _OTHER_COLUMNS: Final = "the columns of the table were changed after the instant of the scan"

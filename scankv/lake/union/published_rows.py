@@ -92,7 +92,7 @@ class PublishedRows:
         return self.within(rows, key_range)
 
     def masked_positions(self, file: DataFile) -> npt.NDArray[np.uint32]:
-        """Returns the positions of the rows of a file that do not belong to the version. Raises as `read`."""
+        """Returns the positions of rows of a file that do not belong to the version. Raises the errors of `read`."""
         positions = np.array(self.lake.masked_positions(file) if file.masked_rows else (), np.uint32)
         if len(positions) != file.masked_rows:
             raise self._damaged(file, f"{len(positions):,} rows are masked instead of {file.masked_rows:,}")
@@ -101,7 +101,7 @@ class PublishedRows:
         return positions
 
     def file_schema(self, file: DataFile) -> pa.Schema:
-        """Returns the columns that a file has. Raises as `read`."""
+        """Returns the columns that a file has. Raises the errors of `read`."""
         with self._open(file) as opened:
             return opened.schema_arrow
 

@@ -433,7 +433,7 @@ class LiveBucket:
         self.notify_applied()
 
     async def _run_opening(self, function: Callable[[], T]) -> T:
-        """As `run`, for opening and closing the files."""
+        """Like `run`, for opening and closing the files."""
         try:
             return await self._executor.run_opening(function)
         except ScanKvError as error:
@@ -564,7 +564,7 @@ class LiveBucket:
             raise self.record_error(error) from error.__cause__
 
     def read_markers(self, start: int, end: int, *, most: int) -> list[MarkerRecord]:
-        """Reads range markers below the durable offset, as `ChangeLog.read_markers`. Raises as `read_log`."""
+        """Reads range markers below the durable offset: see `ChangeLog.read_markers`. Raises as `read_log` does."""
         log = self._readable_log()
         try:
             log.span.resolve(start, location=self.location)

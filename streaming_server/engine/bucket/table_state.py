@@ -103,7 +103,12 @@ class TableState:
             listener()
 
     def select_buckets(self, numbers: Sequence[int] | None) -> list[LiveBucket]:
-        """Returns some buckets (None: all own ones), ascending. Raises as `OwnBuckets`; InvalidRequest for a twin."""
+        """Returns some own buckets (None: all), ascending.
+
+        Raises:
+            InvalidRequest: A bucket is named twice, or does not exist.
+            NotOwner: A bucket is in another tablet.
+        """
         if numbers is None:
             return list(self.buckets)
         if len(set(numbers)) != len(numbers):

@@ -68,7 +68,7 @@ class LogStarts:
         return self.ends()
 
     def resolve(self, offsets: Mapping[int, int], *, clamp: bool) -> dict[int, int]:
-        """Returns the offsets to read from for the offsets of a request. Raises as `of`."""
+        """Returns the offsets to read from for the offsets of a request. Raises the errors of `of`."""
         self.check_named(offsets)
         return {
             number: bucket.log.span.resolve(offsets[number], location=bucket.location, clamp=clamp)
@@ -76,7 +76,7 @@ class LogStarts:
         }
 
     def check_named(self, offsets: Mapping[int, int]) -> None:
-        """Raises as `check_named` unless offsets name all buckets to read."""
+        """Raises InvalidRequest unless offsets name all buckets to read: see `check_named`."""
         check_named(offsets, list(self._buckets), self._definition)
 
     async def at(self, micros: int) -> dict[int, int]:

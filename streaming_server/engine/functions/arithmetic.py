@@ -35,7 +35,7 @@ class Sum:
     """The sum of the inputs that are not null; null without such an input."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. Refuses a sum that does not fit the column."""
+        """See `MergeFunction.merge`. Refuses a sum that does not fit the column."""
         return [add_sums(old[0], inputs.not_null())]
 
 
@@ -43,7 +43,7 @@ class Product:
     """The product of the inputs that are not null; null without such an input. A retraction divides."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. Refuses a product that does not fit, and a retraction that cannot be divided."""
+        """See `MergeFunction.merge`. Refuses a product that does not fit, and a retraction that cannot be divided."""
         inputs = inputs.not_null()
         if inputs.retracted is not None:
             places = np.flatnonzero(_is_zero(inputs.values) & inputs.retracted)

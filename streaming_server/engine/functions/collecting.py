@@ -30,7 +30,7 @@ class Collect:
         self._distinct = distinct
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`."""
+        """See `MergeFunction.merge`."""
         return [self.concatenate(prepend_old(old[0], inputs), old[0].type)]
 
     def concatenate(self, every: Inputs, type_: pa.DataType) -> pa.Array:
@@ -59,7 +59,7 @@ class ListAgg:
         self._distinct = distinct
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. Retractions were refused before, or are ignored."""
+        """See `MergeFunction.merge`. Retractions were refused before, or are ignored."""
         return [self.concatenate(prepend_old(old[0], inputs.additions()), old[0].type)]
 
     def concatenate(self, every: Inputs, type_: pa.DataType) -> pa.Array:
@@ -79,7 +79,7 @@ class MergeMap:
     """Combines the maps that are not null; the last value of a map key wins. A retracted map removes its keys."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`."""
+        """See `MergeFunction.merge`."""
         return [self.concatenate(prepend_old(old[0], inputs), old[0].type)]
 
     def concatenate(self, every: Inputs, type_: pa.DataType) -> pa.Array:

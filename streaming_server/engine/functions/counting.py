@@ -33,7 +33,7 @@ class Count:
     """The number of inputs that are not null. Negative if more inputs were retracted than added."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. Refuses a number that does not fit the column."""
+        """See `MergeFunction.merge`. Refuses a number that does not fit the column."""
         (before,) = old
         # A key with an input, even null, counts from zero.
         before = before.fill_null(0) if inputs.has_any.all() else _zero_where(before, inputs)
@@ -44,7 +44,7 @@ class Average:
     """The mean of the inputs that are not null; null without such an input. Hidden: sum and count."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. Refuses a sum of over 38 digits, and a mean that does not fit the column."""
+        """See `MergeFunction.merge`. Refuses a sum of over 38 digits, and a mean that does not fit the column."""
         before, total, count = old
         inputs = inputs.not_null()
         values = inputs.values.cast(pa.float64()) if pat.is_floating(before.type) else _decimals(inputs.values)

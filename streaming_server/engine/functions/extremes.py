@@ -27,7 +27,7 @@ class Extreme:
         self.greatest = greatest
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. Retractions were refused before, or are ignored."""
+        """See `MergeFunction.merge`. Retractions were refused before, or are ignored."""
         (before,), inputs = old, inputs.additions().not_null()
         type_ = before.type
         if pat.is_string(type_) or pat.is_binary(type_) or pat.is_decimal(type_):

@@ -69,7 +69,7 @@ class InstalledFunction:
         self.retracts = hasattr(function, "retract")
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. Refuses an error of the function, and a result that is not of the column's type."""
+        """See `MergeFunction.merge`. Refuses an error of the function, and a result of another type than the column."""
         results: list[Any] = old[0].to_pylist()
         retracted = [False] * len(inputs.keys) if inputs.retracted is None else inputs.retracted.tolist()
         rows = zip(inputs.keys.tolist(), retracted, inputs.values.to_pylist(), strict=True)

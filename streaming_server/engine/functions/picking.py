@@ -27,7 +27,7 @@ class Last:
         self.skip_nulls = skip_nulls
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`."""
+        """See `MergeFunction.merge`."""
         if self.skip_nulls:
             inputs = inputs.not_null()
         places = inputs.last()
@@ -39,7 +39,7 @@ class FirstNotNull:
     """The first input that is not null."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. Retractions were refused before, or are ignored."""
+        """See `MergeFunction.merge`. Retractions were refused before, or are ignored."""
         inputs = inputs.additions().not_null()
         places = inputs.first()
         return [replace_with_inputs(old[0], inputs, places[~not_null_mask(old[0])[inputs.keys[places]]])]
@@ -49,7 +49,7 @@ class First:
     """The first input, even null. Hidden: whether an input has come, because a null value cannot show that."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. Retractions were refused before, or are ignored."""
+        """See `MergeFunction.merge`. Retractions were refused before, or are ignored."""
         before, seen = old
         inputs = inputs.additions()
         was_seen = seen.fill_null(False).to_numpy(zero_copy_only=False)

@@ -43,7 +43,7 @@ class SerialisedUnion:
         self._begin = begin
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. Refuses malformed bytes. Retractions were refused before, or are ignored."""
+        """See `MergeFunction.merge`. Refuses malformed bytes. Retractions were refused before, or are ignored."""
         results: list[bytes | None] = old[0].to_pylist()
         unions: dict[int, Union] = {}
         inputs = inputs.additions().not_null()

@@ -105,7 +105,7 @@ class AggregateEngine:
         self._columns = columns
 
     def row_merge(self, columns: RowColumns) -> RowMerge | None:
-        """As `MergeEngine.row_merge`."""
+        """See `MergeEngine.row_merge`."""
         folds: list[tuple[Fold, list[int]]] = []
         for name, column in self._columns.items():
             fold = fold_of(column.function, column.type)
@@ -128,11 +128,11 @@ class AggregateEngine:
         return merge
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
-        """As `MergeEngine.last_deletes`."""
+        """See `MergeEngine.last_deletes`."""
         return None
 
     def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
-        """As `MergeEngine.merge`. A retraction without a row creates a row, with values below zero."""
+        """See `MergeEngine.merge`. A retraction without a row creates a row, with values below zero."""
         columns: dict[str, pa.Array] = {}
         for name in written.targets(standing):
             column = self._columns[name]

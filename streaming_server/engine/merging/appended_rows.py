@@ -62,7 +62,7 @@ class AppendedRows:
 
     @property
     def key_list(self) -> list[bytes]:
-        """As `key_array`."""
+        """See `key_array`."""
         return []
 
     @property

@@ -18,14 +18,14 @@ class FirstRow:
     """Writes rows only to keys without a row."""
 
     def row_merge(self, columns: RowColumns) -> RowMerge | None:
-        """As `MergeEngine.row_merge`."""
+        """See `MergeEngine.row_merge`."""
         return lambda current, rows: rows[0] if current is None else None
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
-        """As `MergeEngine.last_deletes`."""
+        """See `MergeEngine.last_deletes`."""
         return None
 
     def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
-        """As `MergeEngine.merge`."""
+        """See `MergeEngine.merge`."""
         is_first = ~standing.exists & (np.diff(written.starts) > 0)
         return take_written_rows(standing, written, np.where(is_first, written.starts[:-1], -1))

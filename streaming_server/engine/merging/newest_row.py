@@ -32,7 +32,7 @@ class NewestRow:
         self._order = order
 
     def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
-        """As `MergeEngine.merge`."""
+        """See `MergeEngine.merge`."""
         keys = written.keys
         if not self._order:
             places = np.full(written.count, -1)
@@ -49,7 +49,7 @@ class NewestRow:
         return take_written_rows(standing, written, places)
 
     def row_merge(self, columns: RowColumns) -> RowMerge | None:
-        """As `MergeEngine.row_merge`."""
+        """See `MergeEngine.row_merge`."""
         if not self._order:
             return lambda _, rows: rows[-1]
         age = columns.age(self._order)
@@ -66,7 +66,7 @@ class NewestRow:
         return merge
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
-        """As `MergeEngine.last_deletes`. A delete counts if it is not older than the row that exists when it arrives.
+        """See `MergeEngine.last_deletes`. A delete counts if it is not older than the row that exists when it arrives.
 
         The age of a deleted row is forgotten, so the result depends on the order in which the rows of a key arrived.
         Only keys with a delete enter this loop.

@@ -30,15 +30,15 @@ class OverwriteEngine:
         self._last = NewestRow(())
 
     def row_merge(self, columns: RowColumns) -> RowMerge | None:
-        """As `MergeEngine.row_merge`."""
+        """See `MergeEngine.row_merge`."""
         return None
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
-        """As `MergeEngine.last_deletes`."""
+        """See `MergeEngine.last_deletes`."""
         return None
 
     def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
-        """As `MergeEngine.merge`."""
+        """See `MergeEngine.merge`."""
         result = self._last.merge(standing, written)
         columns: dict[str, pa.Array] = dict(result.columns)
         for name in result.columns:

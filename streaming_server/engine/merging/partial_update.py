@@ -41,7 +41,7 @@ class PartialUpdate:
         self._grouped = {name for group in groups for name in group.members}
 
     def row_merge(self, columns: RowColumns) -> RowMerge | None:
-        """As `MergeEngine.row_merge`."""
+        """See `MergeEngine.row_merge`."""
         if self._aggregated:
             return None
         alone = [
@@ -70,11 +70,11 @@ class PartialUpdate:
         return merge
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
-        """As `MergeEngine.last_deletes`."""
+        """See `MergeEngine.last_deletes`."""
         return None
 
     def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
-        """As `MergeEngine.merge`. Retractions concern groups only, and create no row."""
+        """See `MergeEngine.merge`. Retractions concern groups only, and create no row."""
         columns: dict[str, pa.Array] = {}
         targets = written.targets(standing)
         added = written if written.kinds is None else written.where(written.kinds != RETRACT)

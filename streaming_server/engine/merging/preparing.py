@@ -188,7 +188,7 @@ def _check_recorded(definition: TableDefinition, kind: WriteKind) -> None:
 
 
 def _prepare_inputs(rows: pa.RecordBatch, merger: Merger, kind: WriteKind, numbers: Kinds) -> list[PreparedRows]:
-    """As `prepare_upsert`, for rows with change types that the changelog records even if they have no effect."""
+    """Like `prepare_upsert`, for rows with change types that the changelog records even if they have no effect."""
     definition, columns = merger.definition, _columns_of(kind, merger.codec)
     effective, kinds = _effects(numbers, definition, overwrite=False)
     if (kinds[effective] == RETRACT).any():

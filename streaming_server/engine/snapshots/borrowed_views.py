@@ -59,13 +59,13 @@ class BorrowedView(PinnedView):
         self._files = directory
 
     def record_error(self, bucket: int, error: ScanKvError) -> ScanKvError:
-        """As for other views. Files that are missing because the view was removed are no damage."""
+        """See `PinnedView`. Files that are missing because the view was removed are no damage."""
         if isinstance(error, DataLoss) and not self._files.exists():
             return self._files.gone_error()
         return super().record_error(bucket, error)
 
     async def end(self, reason: ScanKvError) -> None:
-        """As for other views. Also removes the links to its files."""
+        """See `PinnedView`. Also removes the links to its files."""
         await super().end(reason)
         await self.executor.run(self._files.remove_links)
 

@@ -338,7 +338,7 @@ class SnapshotReader:
         return [number for number, rows in self.rows.items() if rows != 0]
 
     def record_base_error(self, bases: Collection[int], bucket: int, error: ScanKvError) -> ScanKvError:
-        """As `record_error`, where some buckets are read from their bases."""
+        """Like `record_error`, where some buckets are read from their bases."""
         if bucket in bases and isinstance(error, DataLoss):
             return self._view.mark_base_damaged(bucket, error)
         return self.record_error(bucket, error)

@@ -336,7 +336,7 @@ class Snapshots:
     def _readable(self, snapshot_id: str, table: str) -> PinnedView:
         """Returns the view of a snapshot for the current call: one of this process, or one that the call has borrowed.
 
-        Raises as `reading`.
+        Raises the errors of `reading`.
         """
         return borrowed_view(snapshot_id, table) or self.lease(snapshot_id, table).view
 
@@ -344,7 +344,7 @@ class Snapshots:
     def lend(self, snapshot_id: str, table: str) -> Iterator[LentView]:
         """Keeps the view of a snapshot for another process during the block, even beyond its lease.
 
-        Raises as `reading`.
+        Raises the errors of `reading`.
         """
         view = self.lease(snapshot_id, table).view
         lent = LentView(view.view_id, view.manifest.definition.incarnation)
@@ -353,11 +353,11 @@ class Snapshots:
             yield lent
 
     def definition(self, snapshot_id: str, table_name: str) -> TableDefinition:
-        """Returns the definition of a table as of a snapshot. Raises as `reading`."""
+        """Returns the definition of a table as of a snapshot. Raises the errors of `reading`."""
         return self._readable(snapshot_id, table_name).manifest.definition
 
     def view(self, snapshot_id: str, table_name: str, buckets: Sequence[int] | None) -> View:
-        """Returns the view of some buckets (None: all) of a snapshot. Opens nothing. Raises as `reading`."""
+        """Returns the view of some buckets (None: all) of a snapshot. Opens nothing. Raises the errors of `reading`."""
         pinned = self._readable(snapshot_id, table_name)
         states = {number: pinned.manifest.buckets[number] for number in pinned.select_buckets(buckets)}
         offsets = {number: state.log_offset for number, state in states.items()}
@@ -399,7 +399,7 @@ class Snapshots:
     async def sample(self, snapshot_id: str, cut: SplitRequest) -> tuple[KeySample, Sequence[int]]:
         """Returns a sample of the keys of a snapshot by which it can be split, and the buckets to split.
 
-        Raises as `split`.
+        Raises the errors of `split`.
         """
         if not 1 <= cut.splits <= MAX_SPLITS:
             raise InvalidRequest(f"splits must be between 1 and {MAX_SPLITS:,}, not {cut.splits:,}")
@@ -510,7 +510,7 @@ class Snapshots:
             del self._first_parts[shown_id(lease.lease_id)]
 
     def lease(self, snapshot_id: str, table: str | None = None) -> Lease:
-        """Returns a current lease on a view of a table (None: of any). Raises as `reading`."""
+        """Returns a current lease on a view of a table (None: of any). Raises the errors of `reading`."""
         lease = self._leases.get(snapshot_id)
         if lease is None and table is not None:
             # The snapshot of a table with tablets, which is another table.

@@ -77,7 +77,7 @@ class PartitionExpiry(Background):
                 _log.exception("expired partitions of %s", name)
 
     async def check(self, name: str, rule: PartitionRule) -> None:
-        """Drops the expired partitions of one table. Raises as `TablePartitions.drop`, and TableNotFound."""
+        """Drops the expired partitions of one table. Raises the errors of `TablePartitions.drop`, and TableNotFound."""
         table = self._table(name)
         now = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(microseconds=self._clock.commit_micros())
         before, offsets = self._checked.get(name), _offsets_of(table)

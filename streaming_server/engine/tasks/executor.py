@@ -59,7 +59,7 @@ class StorageExecutor:
         return await self._in(self._threads, function, *args)
 
     async def run_opening(self, function: Callable[..., T], *args: object) -> T:
-        """As `run`, for opening and closing files. These mostly wait for syncs, which the disk can combine."""
+        """Like `run`, for opening and closing files. These mostly wait for syncs, which the disk can combine."""
         return await self._in(self._opening, function, *args)
 
     async def _in(self, threads: WorkerThreads, function: Callable[..., T], *args: object) -> T:

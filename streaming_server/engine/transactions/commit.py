@@ -619,7 +619,7 @@ class CommitCoordinator:
         await self.tidy_up()
 
     async def tidy_up(self) -> None:
-        """Makes the end of all applied transactions durable, and removes their staged rows. Raises as `finish`."""
+        """Makes the end of all applied transactions durable, and removes their staged rows. Raises as `finish` does."""
         async with self._log:
             await self._executor.run(self._decisions.flush)
         while self._finished:

@@ -432,7 +432,7 @@ class RequestStaging:
 
 
 def part_of(transaction: OpenTransaction, request_id: StagedRequestId, table: LiveTable) -> PartFile | None:
-    """Returns the part of a request, or None if the request is staged already. Raises as `OpenTransaction.part`."""
+    """Returns the part of a request, or None if it is staged already. Raises the errors of `OpenTransaction.part`."""
     if bool(request_id.fragment) != (tablet_number(table.definition.name) is not None):
         raise InvalidRequest("fragment is for the worker processes of a server: leave it out")
     return transaction.part(request_id.part, request_id.sequence, table.definition.name, request_id.fragment)

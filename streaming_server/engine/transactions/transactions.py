@@ -498,7 +498,7 @@ class Transactions:
             _log.warning("the end of transactions cannot be recorded: %s", error)
 
     async def _retry_with_peers(self) -> None:
-        """As `_retry`, if the reason may be that another worker was not there, which takes about a second."""
+        """Like `_retry`, if the reason may be that another worker was not there, which takes about a second."""
         if self._coordinator.waits_for_peers:
             await self._retry()
 

@@ -313,7 +313,7 @@ Agreement: TypeAlias = "Coordination | Participation"
 
 
 async def ask_for_outcome(peers: Peers, coordinator: int, token: str, attempt: str) -> int | CommitOutcome:
-    """As `Peers.outcome`. A coordinator that does not answer may still decide.
+    """See `Peers.outcome`. A coordinator that does not answer may still decide.
 
     Raises:
         DataLoss: The coordinator cannot read its transaction log, so it does not know the outcome.

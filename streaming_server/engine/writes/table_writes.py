@@ -272,7 +272,7 @@ class TableWrites:
     def check_delete(
         self, data: bytes, kind: WriteKind, schema_id: int = 0
     ) -> Callable[[], tuple[int, Sequence[BucketRows]]]:
-        """As `check_upsert`, for a delete. `schema_id` is the version of the names of columns. 0: it is not known."""
+        """Like `check_upsert`, for a delete. `schema_id` is the version of the names of columns. 0: it is not known."""
         codec = self._table.codec
         codec.definition.require_key("its rows are neither found nor deleted by a key")
         _check_schema_id(codec.definition, schema_id)

@@ -207,7 +207,7 @@ class WriteOperation:
         return partial(self._apply_shared, live, bucket, part, self._next_step(bucket, part, 0))
 
     def _apply_shared(self, live: LiveBucket, bucket: Bucket, part: BucketRows, step: _NextRows) -> None:
-        """As `_apply_first`, unless an earlier attempt of the request has waited, too, and is applied by now."""
+        """Like `_apply_first`, unless an earlier attempt of the request has waited, too, and is applied by now."""
         identity = self._preconditions.identity
         try:
             if identity is not None and bucket.find_answer(identity) is not None:

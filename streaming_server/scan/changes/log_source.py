@@ -55,7 +55,7 @@ class LogTail(Protocol):
         """
 
     def read_markers(self, start: int, end: int, *, most: int) -> list[MarkerRecord]:
-        """Reads the range markers from an offset on, as `ChangeLog.read_markers`. Raises as `read_log`."""
+        """Reads the range markers from an offset on, as `ChangeLog.read_markers`. Raises the errors of `read_log`."""
 
     def has_markers_since(self, offset: int) -> bool:
         """Whether the changelog has a range marker at an offset or after it."""

@@ -200,7 +200,7 @@ class TabletCalls:
         *,
         seconds: float | None = None,
     ) -> dict[int, _Response | ScanKvError]:
-        """As `ask`, but returns the errors of tablets instead of raising one.
+        """Like `ask`, but returns the errors of tablets instead of raising one.
 
         Args:
             method: As for `ask`.

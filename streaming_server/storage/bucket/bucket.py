@@ -190,7 +190,7 @@ class Bucket:
         return (least, greatest) != (first, last) and self._store.has_rows_between(least, greatest)
 
     def find_cached(self, keys: list[bytes]) -> list[bytes | None] | None:
-        """As `get`, without reading from disk. Returns None if a row is not in memory."""
+        """Like `get`, without reading from disk. Returns None if a row is not in memory."""
         return self._store.find_cached_rows(keys)
 
     def commit_time(self) -> int:

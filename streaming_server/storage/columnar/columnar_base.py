@@ -46,7 +46,7 @@ ZONES_FILE: Final = "zones.arrow"
 MANIFEST_FILE: Final = "manifest.json"
 KEYS_SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False)])
 TIMED_KEYS_SCHEMA: Final = KEYS_SCHEMA.append(pa.field("written", WRITE_TIME))
-"""With the time of the last write of each row. `rows.arrow` lacks it, so that its batches can be sent as they are."""
+"""Keys with the time of each row's last write. `rows.arrow` lacks it, so that its batches can be sent as they are."""
 UNFINISHED: Final = ".tmp"
 """The suffix of directories that are not yet, or no longer, a base."""
 

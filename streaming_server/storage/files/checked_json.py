@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FORMAT: Final = 1
-"""Of the file and its content. ScanKV 0.1.0 neither writes nor reads it, and has this format."""
+"""The format of the file and its content. ScanKV 0.1.0 has this format, but neither writes nor reads its number."""
 
 
 def write_checked_json(path: Path, content: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ class ExpirySlot:
         return None if alive.all() else alive
 
     def unexpired_of_current(self, fixed: Bytes, bound: int) -> Mask | None:
-        """As `unexpired`, given the part of rows of the current schema that has a fixed length, as a matrix."""
+        """Like `unexpired`, given the part of rows of the current schema that has a fixed length, as a matrix."""
         count, stride = fixed.shape
         times = np.ndarray((count,), f"<i{self._width}", fixed, offset=self._slot.start, strides=(stride,))
         alive: Mask = times > bound

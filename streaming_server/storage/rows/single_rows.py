@@ -25,7 +25,7 @@ values of the hidden columns, after the others."""
 
 _Source: TypeAlias = "tuple[int | None, Any, Callable[[Any], Any]]"
 """Where a column of a row comes from: its place in the row of an older schema, or the value that such rows have; and
-what converts the former."""
+the conversion of the value at that place."""
 
 
 class SingleRowCodec:

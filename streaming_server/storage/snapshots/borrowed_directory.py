@@ -19,7 +19,7 @@ _RETRY_SECONDS = 0.5
 
 
 class BorrowedDirectory(ViewDirectory):
-    """As `ViewDirectory`, for a process that does not own the table.
+    """Like `ViewDirectory`, for a process that does not own the table.
 
     Args:
         table: The directory of the view's table.

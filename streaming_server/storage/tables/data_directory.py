@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.tables.placement import Placement
 
 OLDEST_FORMAT: Final = 1
-"""Of ScanKV 0.1.0."""
+"""The format of ScanKV 0.1.0."""
 REFUSALS_FORMAT: Final = 2
 """Buckets remember which rows of a request they have refused: see `writer_states`."""
 MARKERS_FORMAT: Final = 3
