@@ -29,7 +29,7 @@ class WorkerSettings:
             the server is one process.
         key: A secret of this start of the server, by which workers recognize each other.
         peer_key: Another secret, with which workers and the HTTP gateway name the client for whom they make a call.
-        ports: The port of each worker, by number, on which only that worker listens, besides that of the server.
+        ports: The port of each worker, by number, on which only that worker listens, besides the port of the server.
     """
 
     placement: Placement
@@ -42,7 +42,7 @@ class WorkerSettings:
 
     @property
     def port(self) -> int:
-        """The port on which only this worker listens, besides that of the server."""
+        """The port on which only this worker listens, besides the port of the server."""
         return self.ports[self.placement.number]
 
     @property

@@ -125,7 +125,7 @@ class TokenEnv(StoredToken):
             name: The name of the variable.
 
         Raises:
-            UsageError: The name cannot be that of a variable.
+            UsageError: A variable cannot have this name.
         """
         # A token that is given by mistake must not appear in the message.
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):

@@ -117,7 +117,7 @@ async def _stream_while_rows_change(table: Table, zeroing: Zeroing, report: Repo
                     await zeroing.first.wait()
             meanwhile = zeroing.acknowledged
             zeroing.stop.set()
-        done(f"{_speed(tally.rows, time.monotonic() - started)}, {meanwhile:,} updated meanwhile")
+        done(f"{_speed(tally.rows, time.monotonic() - started)}, {meanwhile:,} updated in the meantime")
     return tally, meanwhile
 
 

@@ -156,7 +156,7 @@ def table_file_values(table: sync.Table, columns: pa.Schema | None = None) -> di
             for sequence, grouped in table.sequence_groups.items()
         ],
     }
-    # An empty key is that of a table without one.
+    # A table without a key has an empty one.
     return {name: value for name, value in values.items() if value or name == "key"}
 
 

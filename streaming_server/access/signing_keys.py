@@ -325,7 +325,7 @@ def parse_pem(data: bytes, where: str) -> Sequence[SigningKey]:
     """Returns the public keys, and those of certificates, in PEM.
 
     Raises:
-        KeysUnusable: There is none, there are too many, or one is private or of another kind.
+        KeysUnusable: No key exists, too many keys exist, or a key is private or of another kind.
     """
     keys = []
     for match in _PEM.finditer(data):

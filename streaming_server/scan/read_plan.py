@@ -68,8 +68,8 @@ class ReadPlan:
             to the view. None: not known yet, so rows of a table whose rows expire cannot be read.
         keeps_expired: Whether to read expired rows, too.
         changes_follow: Whether the reader continues with the changes after the view.
-        expired_at: The time as of which rows have expired, in microseconds since 1970 UTC. None: that of the view; if
-            the scan resumes, that of its first view.
+        expired_at: The time as of which rows have expired, in microseconds since 1970 UTC. None: the time of the view;
+            if the scan resumes, the time of its first view.
     """
 
     buckets: tuple[int, ...] | None

@@ -72,7 +72,7 @@ class Calls:
     Attributes:
         running: The number of calls that run now, by method.
         seconds: The durations of the calls that have ended, by method and the name of their status.
-        ended: The number of calls that have ended, without those of the health and reflection services.
+        ended: The number of calls that have ended, without calls of the health and reflection services.
         slow: The latest slow calls, in the order in which they were logged.
     """
 

@@ -198,7 +198,7 @@ def offsets_to_undo(request: write_pb2.UndoRequest) -> LogOffsets:
     to = log_offsets(request.log_offsets)
     if not to.table_incarnation and not request.any_incarnation:
         raise InvalidRequest(
-            "log_offsets have no table_incarnation: send that of the response that they come from, or set "
+            "log_offsets have no table_incarnation: send the one of the response that they come from, or set "
             "any_incarnation"
         )
     return to

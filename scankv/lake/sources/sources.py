@@ -40,7 +40,7 @@ def open_source(uri: str, format_: SourceFormat | None = None) -> SourceRows:
 
 
 def _translated(rows: pa.RecordBatchReader, location: LakeLocation) -> Iterator[pa.RecordBatch]:
-    """Yields batches. Raises our errors for those of the libraries that read them."""
+    """Yields batches. Translates the errors of the libraries that read them to ours."""
     try:
         yield from rows
     except FileNotFoundError as error:

@@ -134,7 +134,7 @@ class HandoverStream(ScanStream):
         return await super()._next_rows()
 
     async def _next_after_files(self) -> pa.RecordBatch | None:
-        """Reads the first rows after those of the files. Returns None if no such rows exist."""
+        """Reads the first rows after the rows of the files. Returns None if no such rows exist."""
         return await super()._next_rows()
 
     def _end(self, failure: BaseException | None) -> None:

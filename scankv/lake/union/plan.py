@@ -293,7 +293,7 @@ def _check_columns(schema: pa.Schema, header: ScanStream, changes: ScanStream) -
 
 
 def _names(spec: ScanSpec, table: Table) -> list[str]:
-    """Returns the columns to read: those of the answer, of the predicate and of the key."""
+    """Returns the columns to read: the columns of the answer, of the predicate and of the key."""
     asked = table.schema.names if spec.columns is None else spec.columns
     tested = () if spec.where is None else columns_of(spec.where, table.schema)
     return list(dict.fromkeys((*asked, *tested, *table.primary_key)))

@@ -145,7 +145,7 @@ class Bootstrap:
 
     Attributes:
         terms: What the client asked for.
-        staged_rows: The rows staged so far; after the begin of the commit, those of the committed parts.
+        staged_rows: The rows staged so far; once the commit has begun, the rows of the committed parts.
         rows: The rows of the table, once it exists.
         commit: The task of the commit, once it has begun in this process.
         was_made: Whether the table existed already when the process started.
@@ -225,7 +225,7 @@ class Bootstrap:
             BootstrapLost: The bootstrap is being committed, or an earlier request could not be staged, or was lost in a
                 crash of the machine.
             ServerDraining: The next process of the server has the bootstrap.
-            BootstrapDiffers: The sequence is that of a request with another digest.
+            BootstrapDiffers: A request with this sequence and another digest is staged.
             InvalidRequest: The sequence is not the next one of its part, or the rows are not valid.
             DiskFull, DiskFailed: The rows cannot be written.
         """

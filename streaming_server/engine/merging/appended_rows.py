@@ -57,7 +57,7 @@ class AppendedRows:
 
     @property
     def key_array(self) -> pa.BinaryArray:
-        """The keys of the rows, of which there are none: nothing can be locked, or have changed."""
+        """The keys of the rows, which have no keys: nothing can be locked, or have changed."""
         return pa.array([], pa.binary())
 
     @property
@@ -89,7 +89,7 @@ class AppendedRows:
         return replace(self, batch=self.batch.filter(pa.array(mask)), keys=keys)
 
     def by_key(self) -> AppendedRows:
-        """Returns the same rows: their order is that of the request."""
+        """Returns the same rows, in the order of the request."""
         return self
 
     def for_codec(self, codec: RowCodec) -> AppendedRows:

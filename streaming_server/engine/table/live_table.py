@@ -156,7 +156,7 @@ class LiveTable:
                 self._index_builds.wake(live)
         if has_other_changelog:
             for live in self.buckets:
-                live.notify()  # A stream that waits for changes ends if there are none any more.
+                live.notify()  # A stream that waits for changes ends if none can come any more.
         self.state.notify()
 
     async def alter_changelog(self, definition: TableDefinition, store: Callable[[], Awaitable[None]]) -> None:

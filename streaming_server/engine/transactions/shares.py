@@ -154,7 +154,7 @@ class TransactionShares:
             await self._transactions.retry()
 
     def outcome(self, token: str, attempt: str) -> int | CommitOutcome:
-        """Returns the time of a commit that this worker coordinates, or why there is none.
+        """Returns the time of a commit that this worker coordinates, or why it has no time.
 
         Once all shares of an attempt are applied, no worker asks about it: one that asks has a share of another one.
         """

@@ -235,7 +235,7 @@ class ChangeSource(Protocol):
         """Does a part of the work of `next_chunk`. See `ChunkSource`."""
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
-        """Returns the next changes, WAITING if there are none yet, None at the proven end."""
+        """Returns the next changes, WAITING if no change has come yet, None at the proven end."""
 
     async def wait(self, seconds: float) -> None:
         """Returns when there may be more changes, or after `seconds`."""

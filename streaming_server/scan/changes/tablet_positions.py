@@ -1,4 +1,4 @@
-"""Positions in the changes of a table with tablets: joined from those of its tablets, and divided among them."""
+"""Positions in the changes of a table with tablets: joined from positions in its tablets, and divided among them."""
 
 from __future__ import annotations
 

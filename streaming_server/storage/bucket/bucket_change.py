@@ -167,7 +167,7 @@ class BucketChange:
 
 
 def _longest(values: Binary) -> int:
-    """Returns the bytes of the longest of some binary values, 0 when there are none."""
+    """Returns the bytes of the longest of some binary values, 0 without values."""
     if isinstance(values, FewBytes) or len(values) <= _FEW:
         return max(map(len, values.to_pylist()), default=0)
     return int(np.diff(np.frombuffer(values.buffers()[1], np.int32)).max())

@@ -215,7 +215,7 @@ def _unchanged(value: Any) -> Any:  # noqa: ANN401  # a value of any column
 
 
 def _widening(old: pa.DataType, new: pa.DataType) -> Callable[[Any], Any]:
-    """Returns what converts the Python value of a column to that of a wider type."""
+    """Returns a function that converts the Python value of a column to a wider type."""
     if old != new and pa.types.is_date32(old):
         return lambda date: None if date is None else dt.datetime.combine(date, dt.time())
     return _unchanged  # Python has one type each of integers, floats and decimals.

@@ -142,7 +142,7 @@ class Catalog:
             return False
 
     def path(self, name: str) -> Path:
-        """Returns the directory of a table or a tablet. The directory of a table contains those of its tablets."""
+        """Returns the directory of a table or a tablet. The directory of a table contains its tablets."""
         parsed, tablet = TableName.parse(table_of(name)), tablet_number(name)
         path = self._directory.tables / parsed.database / parsed.table
         return path if tablet is None else path_of_tablet(path, tablet)

@@ -15,7 +15,7 @@ from scankv.model.names import table_of, tablet_number
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of one worker process among those of its server. Immutable and picklable.
+    """The place of one worker process among the processes of its server. Immutable and picklable.
 
     Attributes:
         number: The number of the worker, from 0 on.

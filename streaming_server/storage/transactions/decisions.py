@@ -55,7 +55,7 @@ class Decision:
     While a share is prepared, it has the decision that its coordinator may take.
 
     Attributes:
-        number: The number of the decision, greater than those of all earlier ones.
+        number: The number of the decision, greater than the numbers of all earlier decisions.
         token: The token of the transaction.
         id: The id of the transaction, empty when it has none.
         micros: When the transaction was decided, in microseconds since 1970 UTC. Only reported; nothing depends on it.
@@ -381,7 +381,7 @@ class Decisions:
 
         Args:
             epoch: The epoch of the other log.
-            next_number: A number greater than those of its decisions.
+            next_number: A number greater than the numbers of its decisions.
         """
         self.epoch = max(self.epoch, epoch + 1)
         self._next = max(self._next, next_number)

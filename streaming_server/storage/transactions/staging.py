@@ -391,7 +391,7 @@ class PieceFile:
 
 
 def _pieces_of(path: Path, number: int) -> Path:
-    """Returns the path of the pieces of a request, from that of its part."""
+    """Returns the path of the pieces of a request, from the path of its part."""
     return path.with_name(f"{path.stem}-{number}.keys")
 
 
