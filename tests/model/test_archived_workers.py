@@ -36,7 +36,7 @@ PATIENT, ATTEMPT = 300.0, 2.0
 
 
 class ArchivedHistory:
-    """Runs writers while workers are killed and paused, and notes instants.
+    """Runs writers while workers are killed and paused, and records instants.
 
     Attributes:
         instants: Random instants, in microseconds since 1970 UTC.
@@ -89,7 +89,7 @@ class ArchivedHistory:
         return BackupStore(str(self._path / "backups"))
 
     async def _progress(self, writers: list[MovingWriter]) -> None:
-        """Waits until each of these writers has ended some further operations, and notes an instant."""
+        """Waits until each of these writers has ended some further operations, and records an instant."""
         goals = {writer.key: len(writer.operations) + self._random.randint(2, 8) for writer in writers}
         async with self._done:
             await self._done.wait_for(lambda: all(len(each.operations) >= goals[each.key] for each in writers))
