@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import grpc
 
-from scankv.model.errors import InvalidRequest
-from scankv.v1 import admin_pb2, scan_pb2, table_pb2
+from scankv.model.errors import InvalidRequest, Unavailable
+from scankv.v1 import admin_pb2, scan_pb2, snapshot_pb2, table_pb2
+from streaming_server.current_call import CALL_METADATA
 from streaming_server.services.errors import map_errors
+from streaming_server.services.forwarding import RETRY_SECONDS
 from streaming_server.services.tablets.definitions import check, describe
 from streaming_server.services.tablets.deletions import stage_delete_all
 from streaming_server.services.tablets.explanations import explain_scan
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from scankv.model.errors import ScanKvError
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.unread_answers import UnreadAnswers
@@ -131,8 +134,11 @@ class JoinedCall:
             calls.read_snapshot(request.snapshot.snapshot_id)
         return calls
 
-    def _refusal(self) -> InvalidRequest:
+    def _refusal(self) -> ScanKvError:
         name, call = self.table.definition.name, self.method.rpartition("/")[2]
+        if isinstance(self.request, snapshot_pb2.UseSnapshotRequest) and self.workers.is_forwarded(CALL_METADATA.get()):
+            # A worker has not found the definition, since the table is created again at this moment.
+            return Unavailable(f"table {name} is being created: try again", retry_after=RETRY_SECONDS)
         return InvalidRequest(
             f"table {name} has tablets, for which {call} is not available: use a table without tablets", table=name
         )

@@ -183,6 +183,25 @@ def _refusal(method: Any, request: Any) -> str:
     raise AssertionError("the call has ended without an error")
 
 
+def test_a_worker_that_does_not_know_the_table_yet_asks_to_try_again(
+    server: ServerProcess, client: sync.Client, table: sync.Table
+) -> None:
+    """It takes a table for one without tablets as long as the definition is not there: it is being created again."""
+    snapshot = table.snapshot(ttl=600)
+    request = scan_pb2.ScanKvRequest(table=table.name, snapshot=scan_pb2.PinnedSnapshot(snapshot_id=snapshot.id))
+    definition = directory_of(server, table).with_name("table.json")
+    away = definition.with_name("away")
+    with Wire(f"127.0.0.1:{table.owner_port - OWNER + OTHER}") as wire:
+        definition.rename(away)
+        try:
+            refused = _refusal(wire.scans.ScanKv, request)
+        finally:
+            away.rename(definition)
+        assert refused == "UNAVAILABLE"
+        rows = [each.chunk.row_count for each in wire.scans.ScanKv(request, timeout=SECONDS)]
+    assert sum(rows) == ROWS
+
+
 @pytest.mark.parametrize("killed", [OWNER, OTHER])
 def test_a_scan_of_a_snapshot_survives_a_kill_in_the_middle(
     server: ServerProcess, client: sync.Client, killed: int
