@@ -45,7 +45,15 @@ RETRY_SECONDS: Final = 0.5
 """
 
 _STALL_MARGIN_SECONDS: Final = 1.0
-_ABSENT: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED})
+# gRPC reports a stream that was reset as INTERNAL. An error of a worker always has a reason.
+_ABSENT: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.INTERNAL,
+    }
+)
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 # gRPC makes these by itself for every call.
 _OF_GRPC: Final = ("grpc-", ":")
