@@ -48,6 +48,7 @@ class ScanExplanation:
         partitions: How many partitions the buckets have. None: the table is not partitioned.
         by_offset: Whether the rows of a bucket are in the order of their log offsets, because the table has no primary
             key.
+        instants: Of how many instants the rows are: more than one only with the consistency `owner`.
     """
 
     source: Literal["live", "pinned", "lake"]
@@ -73,6 +74,7 @@ class ScanExplanation:
     partitions_read: int | None
     partitions: int | None
     by_offset: bool
+    instants: int
 
     @classmethod
     def of(cls, table: str, message: ExplainScanResponse) -> Self:
@@ -101,6 +103,7 @@ class ScanExplanation:
             partitions_read=message.partitions_read if message.HasField("partitions_read") else None,
             partitions=message.partitions if message.HasField("partitions") else None,
             by_offset=message.by_offset,
+            instants=message.instants or 1,
         )
 
     @property
@@ -116,6 +119,7 @@ class ScanExplanation:
         lines = {
             "source": f"{self.table}, {_SOURCES[self.source]}",
             "buckets": ", ".join(map(str, self.buckets)) or "none: nothing is read",
+            "view": "" if self.instants == 1 else f"{self.instants} instants, one for each owner of the buckets",
             "keys": self._keys(),
             "partitions": "" if self.partitions is None else f"{self.partitions_read:,} of {self.partitions:,}",
             "filter": self.residual or "none: every row read is returned",

@@ -69,6 +69,8 @@ def scan_request(
         ordered=spec.ordered,
         read_path=_READ_PATHS[spec.read_path],
         isolation=isolation_message(spec.isolation),
+        # The default is left out, as earlier servers do not know it.
+        consistency=scan_pb2.CONSISTENCY_OWNER if spec.consistency == "owner" else scan_pb2.CONSISTENCY_UNSPECIFIED,
         heartbeat_millis=heartbeat_millis,
         changes_follow=spec.changes_follow,
     )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aio_client._scan.shards import ScannedTable
     from scankv.model.expressions import Where
     from scankv.model.keys.key_range import KeyRange
+    from scankv.model.scans.consistency import Consistency
     from scankv.model.scans.isolation import Isolation
     from scankv.model.scans.scan_spec import Resume, ScanSpec
 
@@ -355,6 +356,23 @@ class ScanBuilder(ChangesBuilder):
             UsageError: `isolation` has another value, or does not go with what the scan reads.
         """
         return self._with(isolation=isolation)
+
+    def consistency(self, consistency: Consistency) -> Self:
+        """Chooses which rows of a table with tablets are of one instant. Without tablets, all of them are in any case.
+
+        Args:
+            consistency: `"table"`, the default: all rows. The server pauses the writers of all tablets until it has
+                opened its view of each. `"owner"`: the rows of each worker process that owns tablets. The views of the
+                workers are of different instants, all between the start of the scan and its first row, so rows that one
+                transaction has written may be returned in part. It delays writers and the first row less, and fits
+                exports, counts and dashboards. Everything else is the same: a key is returned once, and the log
+                offsets belong to the view of each bucket. `owner` is not for snapshots, changes and
+                `read_path("lake")`.
+
+        Raises:
+            UsageError: `consistency` has another value, or does not go with what the scan reads.
+        """
+        return self._with(consistency=consistency)
 
     def if_changed_since(self, version: bytes | None) -> Self:
         """Returns rows only if the table has changed since an earlier answer about the same buckets.

@@ -288,15 +288,16 @@ class ScanStream:
         return self._header("unchanged").unchanged
 
     @property
-    def consistency(self) -> Literal["table", "pinned", "lake"]:
+    def consistency(self) -> Literal["table", "owner", "pinned", "lake"]:
         """The kind of view that the rows belong to: the live `table`, a `pinned` snapshot, or a version in the `lake`.
 
-        If a live scan resumed, the rows between two `resumptions` are of one instant.
+        `owner` is a view of the live table in which only the rows of each owner are of one instant: see
+        `Scan.consistency`. If a scan of the table resumed, the rows between two `resumptions` are of one instant.
         """
         spec = self._progress.spec
         if spec.as_of is not None:
             return "lake"
-        return "table" if spec.snapshot_id is None else "pinned"
+        return spec.consistency if spec.snapshot_id is None else "pinned"
 
     @property
     def lake_fallback(self) -> str | None:

@@ -332,10 +332,11 @@ class ScanStream:
         return self._stream.unchanged
 
     @property
-    def consistency(self) -> Literal["table", "pinned", "lake"]:
+    def consistency(self) -> Literal["table", "owner", "pinned", "lake"]:
         """The kind of view that the rows belong to: the live `table`, a `pinned` snapshot, or a version in the `lake`.
 
-        If a live scan resumed, the rows between two `resumptions` are of one instant.
+        `owner` is a view of the live table in which only the rows of each owner are of one instant: see
+        `Scan.consistency`. If a scan of the table resumed, the rows between two `resumptions` are of one instant.
         """
         return self._stream.consistency
 

@@ -41,6 +41,13 @@ class IsolationChoice(StrEnum):
     READ_LATEST = "read_latest"
 
 
+class ConsistencyChoice(StrEnum):
+    """Consistencies of `scan`."""
+
+    TABLE = "table"
+    OWNER = "owner"
+
+
 def scan(
     table: TableName,
     columns: Columns = None,
@@ -78,6 +85,14 @@ def scan(
             "power failure may undo.",
         ),
     ] = IsolationChoice.READ_COMMITTED,
+    consistency: Annotated[
+        ConsistencyChoice,
+        typer.Option(
+            "--consistency",
+            help="Of a table with tablets: table shows all rows as of one instant; owner shows the rows of each worker "
+            "as of one instant, which delays writers less.",
+        ),
+    ] = ConsistencyChoice.TABLE,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print what the server would read and decode, and read nothing.")
     ] = False,
@@ -112,7 +127,7 @@ def scan(
         wanted = wanted.ordered() if ordered else wanted
         wanted = wanted if as_of is None else wanted.as_of(parse_as_of("--as-of", as_of))
         wanted = wanted if lake is None else wanted.read_path("lake", lake)
-        wanted = wanted.isolation(isolation.value)
+        wanted = wanted.isolation(isolation.value).consistency(consistency.value)
         if explain:
             typer.echo(printable(str(wanted.explain()), lines=True))
         elif chosen is OutputFormat.TABLE:

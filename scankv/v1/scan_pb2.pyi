@@ -36,6 +36,46 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Consistency:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ConsistencyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Consistency.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONSISTENCY_UNSPECIFIED: _Consistency.ValueType  # 0
+    """CONSISTENCY_TABLE."""
+    CONSISTENCY_TABLE: _Consistency.ValueType  # 1
+    """All rows are of one instant. Of a table with tablets, the writers of all tablets that are read are paused until
+    every view is open.
+    """
+    CONSISTENCY_OWNER: _Consistency.ValueType  # 2
+    """The rows of all tablets that one worker process owns are of one instant, and the rows of several owners may be of
+    several instants between the request and the header. Writers are paused only at owners of several tablets, for
+    their own views. So a transaction may be contained in part: completely or not at all for each owner. All else is as
+    with CONSISTENCY_TABLE, and so is everything for tables without tablets.
+
+    Refused (INVALID_REQUEST): with a snapshot, which is of one instant.
+    """
+
+class Consistency(_Consistency, metaclass=_ConsistencyEnumTypeWrapper):
+    """Of which instants the rows of a live table are."""
+
+CONSISTENCY_UNSPECIFIED: Consistency.ValueType  # 0
+"""CONSISTENCY_TABLE."""
+CONSISTENCY_TABLE: Consistency.ValueType  # 1
+"""All rows are of one instant. Of a table with tablets, the writers of all tablets that are read are paused until
+every view is open.
+"""
+CONSISTENCY_OWNER: Consistency.ValueType  # 2
+"""The rows of all tablets that one worker process owns are of one instant, and the rows of several owners may be of
+several instants between the request and the header. Writers are paused only at owners of several tablets, for
+their own views. So a transaction may be contained in part: completely or not at all for each owner. All else is as
+with CONSISTENCY_TABLE, and so is everything for tables without tablets.
+
+Refused (INVALID_REQUEST): with a snapshot, which is of one instant.
+"""
+Global___Consistency: _TypeAlias = Consistency  # noqa: Y015
+
 class _ReadPath:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -136,6 +176,7 @@ class ScanKvRequest(_message.Message):
     NO_BUCKETS_FIELD_NUMBER: _builtins.int
     CHANGES_FOLLOW_FIELD_NUMBER: _builtins.int
     EXPIRED_AT_MICROS_FIELD_NUMBER: _builtins.int
+    CONSISTENCY_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     limit: _builtins.int
@@ -190,6 +231,8 @@ class ScanKvRequest(_message.Message):
     """Of the worker processes of a server, for a tablet: the time as of which rows have expired, in microseconds since
     1970. Absent: that of the view.
     """
+    consistency: Global___Consistency.ValueType
+    """Of which instants the rows of a live table are. Not for the changelog."""
     @_builtins.property
     def live_kv(self) -> Global___LiveKv:
         """The rows of the table as of the start of the stream."""
@@ -259,10 +302,11 @@ class ScanKvRequest(_message.Message):
         no_buckets: _builtins.bool = ...,
         changes_follow: _builtins.bool = ...,
         expired_at_micros: _builtins.int | None = ...,
+        consistency: Global___Consistency.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expired_at_micros", b"_expired_at_micros", "_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "claim", b"claim", "columns", b"columns", "expired_at_micros", b"expired_at_micros", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expired_at_micros", b"_expired_at_micros", "_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "changes_follow", b"changes_follow", "chunk", b"chunk", "claim", b"claim", "columns", b"columns", "divided", b"divided", "expired_at_micros", b"expired_at_micros", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "read_path", b"read_path", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expired_at_micros", b"_expired_at_micros", "_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "changes_follow", b"changes_follow", "chunk", b"chunk", "claim", b"claim", "columns", b"columns", "consistency", b"consistency", "divided", b"divided", "expired_at_micros", b"expired_at_micros", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "read_path", b"read_path", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expired_at_micros: _TypeAlias = _typing.Literal["expired_at_micros"]  # noqa: Y015
     _WhichOneofArgType__expired_at_micros: _TypeAlias = _typing.Literal["_expired_at_micros", b"_expired_at_micros"]  # noqa: Y015
@@ -1233,6 +1277,7 @@ class ExplainScanResponse(_message.Message):
     PARTITIONS_READ_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     BY_OFFSET_FIELD_NUMBER: _builtins.int
+    INSTANTS_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The pinned snapshot to read. Empty: the live table."""
     points: _builtins.int
@@ -1262,6 +1307,8 @@ class ExplainScanResponse(_message.Message):
     partitions: _builtins.int
     by_offset: _builtins.bool
     """Whether the rows of a bucket come in the order of their log offsets, because the table has no primary key."""
+    instants: _builtins.int
+    """Of how many instants the rows are, with CONSISTENCY_OWNER. 0: of one."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets to read, ascending: those of the requested buckets that can have requested keys. Empty: nothing is
@@ -1319,10 +1366,11 @@ class ExplainScanResponse(_message.Message):
         partitions_read: _builtins.int | None = ...,
         partitions: _builtins.int | None = ...,
         by_offset: _builtins.bool = ...,
+        instants: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_partitions", b"_partitions", "_partitions_read", b"_partitions_read", "limit", b"limit", "partitions", b"partitions", "partitions_read", b"partitions_read"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_partitions", b"_partitions", "_partitions_read", b"_partitions_read", "all_keys", b"all_keys", "buckets", b"buckets", "by_offset", b"by_offset", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range_count", b"index_range_count", "index_ranges", b"index_ranges", "limit", b"limit", "ordered", b"ordered", "partitions", b"partitions", "partitions_read", b"partitions_read", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "read_path", b"read_path", "read_path_reason", b"read_path_reason", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_partitions", b"_partitions", "_partitions_read", b"_partitions_read", "all_keys", b"all_keys", "buckets", b"buckets", "by_offset", b"by_offset", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range_count", b"index_range_count", "index_ranges", b"index_ranges", "instants", b"instants", "limit", b"limit", "ordered", b"ordered", "partitions", b"partitions", "partitions_read", b"partitions_read", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "read_path", b"read_path", "read_path_reason", b"read_path_reason", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

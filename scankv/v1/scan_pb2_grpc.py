@@ -59,7 +59,8 @@ class ScanServiceServicer:
 
         Consistency: the server takes the view of a live table between request and header, of all buckets at one instant.
         The view contains all writes acknowledged before the request, and none that began after the header. Everything in
-        it is durable, unless `isolation` says otherwise. The view of a pinned snapshot is the view of its pin.
+        it is durable, unless `isolation` says otherwise. The view of a pinned snapshot is the view of its pin. With
+        CONSISTENCY_OWNER, the buckets of each owner are of one instant, and those of several owners of several.
 
         Flow control: the server builds at most one chunk ahead of the one it is sending, so a reader that stops reading
         stops the scan. A scan whose reader takes nothing for the server's stall timeout ends with SCAN_STALLED, which the

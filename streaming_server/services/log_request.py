@@ -28,6 +28,7 @@ def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
         ("key_range", request.HasField("key_range"), "select the keys to follow with `where`"),
         ("reverse", request.reverse, "changes come in the order in which they happened"),
         ("ordered", request.ordered, "changes come in the order in which they happened, those of each bucket together"),
+        ("consistency", request.consistency, "changes of several buckets have no common instant"),
         ("changes_follow", request.changes_follow, "start with `full` to begin with the rows"),
         ("if_changed_since", request.HasField("if_changed_since"), "a stream of changes waits for the next change"),
     ):

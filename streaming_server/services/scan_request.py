@@ -53,6 +53,7 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
         raise InvalidRequest("no_buckets can only be used in a scan of the changelog: leave it out")
     if request.HasField("snapshot") and not request.snapshot.snapshot_id:
         raise InvalidRequest("snapshot.snapshot_id is empty: it must be the id of a pinned snapshot")
+    _check_consistency(request)
     return ReadPlan(
         buckets=bucket_numbers(request.buckets),
         columns=column_names(request.columns) if request.HasField("columns") else None,
@@ -68,6 +69,15 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
         changes_follow=request.changes_follow,
         expired_at=request.expired_at_micros if request.HasField("expired_at_micros") else None,
     )
+
+
+def _check_consistency(request: scan_pb2.ScanKvRequest) -> None:
+    if request.consistency not in scan_pb2.Consistency.values():
+        raise InvalidRequest(f"consistency must be a value of Consistency, not {request.consistency}")
+    if request.consistency == scan_pb2.CONSISTENCY_OWNER and request.HasField("snapshot"):
+        raise InvalidRequest(
+            "a snapshot cannot be read with CONSISTENCY_OWNER, because it is of one instant: leave consistency out"
+        )
 
 
 def _read_path(request: scan_pb2.ScanKvRequest) -> ReadPath:

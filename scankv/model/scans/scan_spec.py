@@ -20,6 +20,7 @@ from scankv.model.limits import (
     MIN_CHUNK_ROWS,
 )
 from scankv.model.names import TableName, is_column_name
+from scankv.model.scans.consistency import Consistency, check_consistency
 from scankv.model.scans.isolation import Isolation, check_isolation
 from scankv.model.types.types import find_duplicate
 
@@ -66,6 +67,7 @@ class ScanSpec:
         as_of: With the read path `lake`, the version to read alone: its number, or a time. None: the rows of the table
             as of now, or of the snapshot.
         isolation: Whether the scan waits until what it returns is durable: `read_committed` or `read_latest`.
+        consistency: Which rows of the live table are of one instant: all of the `table`, or those of each `owner`.
         ordered: Whether the rows of all buckets together are returned in key order.
         resume: Whether the scan continues by itself after an interruption. None: only a scan of a pinned snapshot or
             of the changelog.
@@ -95,6 +97,7 @@ class ScanSpec:
     lake: str | None = None
     as_of: dt.datetime | int | None = None
     isolation: Isolation = "read_committed"
+    consistency: Consistency = "table"
     ordered: bool = False
     changes_follow: bool = False
     resume: Resume | None = None
@@ -152,6 +155,7 @@ class ScanSpec:
         if self.as_of is not None:
             self._check_as_of(self.as_of)
         check_isolation(self.isolation, snapshot_id=self.snapshot_id)
+        check_consistency(self.consistency, snapshot_id=self.snapshot_id, read_path=self.read_path)
         if self.resume is not None and not isinstance(self.resume, Resume):
             raise UsageError(
                 f"resume must be Resume.NEVER, Resume.LATEST, or None for the default, not {self.resume!r}"
@@ -211,6 +215,7 @@ class ScanSpec:
             ("ordered", self.ordered, "the changes of a bucket are always in the order of their commits"),
             ("read_path", self.read_path != "auto", "it selects what rows are read from"),
             ("as_of", self.as_of is not None, "start with StartFrom.timestamp, or with StartFrom.lake"),
+            ("consistency", self.consistency != "table", "changes of several buckets have no common instant"),
             ("changes_follow", self.changes_follow, "start with StartFrom.FULL to begin with the rows"),
         ):
             if asked:

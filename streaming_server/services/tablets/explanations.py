@@ -11,6 +11,7 @@ from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.rows.index_lookup import plan_reads
 from streaming_server.services.scan_request import read_plan
+from streaming_server.services.tablets.scans import tablets_by_instant
 from streaming_server.storage.rows.table_codec import TableCodec
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ async def explain_scan(request: scan_pb2.ScanKvRequest, calls: TabletCalls) -> s
     """Explains a scan: see `ScanService.ExplainScan`. If the tablets differ, the slowest tablet counts."""
     plan = read_plan(request)
     calls.check_buckets(plan.buckets)
-    requests = {}
-    for tablet, buckets in calls.buckets_by_tablet(request.buckets).items():
+    by_tablet, requests = calls.buckets_by_tablet(request.buckets), {}
+    for tablet, buckets in by_tablet.items():
         each = requests[tablet] = scan_pb2.ScanKvRequest()
         each.CopyFrom(request)
         each.ClearField("resume_token")
@@ -37,6 +38,8 @@ async def explain_scan(request: scan_pb2.ScanKvRequest, calls: TabletCalls) -> s
     # Which keys are read where does not depend on what the tablets have.
     keys = await asyncio.to_thread(_explain_keys, plan, calls.definition)
     joined.buckets[:], joined.ranges[:], joined.first_points[:] = keys.buckets, keys.ranges, keys.first_points
+    if request.consistency == scan_pb2.CONSISTENCY_OWNER:
+        joined.instants = len(tablets_by_instant(request, calls, by_tablet))
     joined.snapshot_id = request.snapshot.snapshot_id
     joined.range_count, joined.points, joined.all_keys = keys.range_count, keys.points, keys.all_keys
     if plan.ordered and len(keys.buckets) > 1:

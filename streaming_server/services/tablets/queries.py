@@ -84,7 +84,7 @@ async def versions_of(
 ) -> dict[int, bytes]:
     """Returns the current version of each tablet that a request reads, without reading rows.
 
-    If these are the versions of an earlier view of one instant, nothing has changed since.
+    If they are the versions of an earlier view, nothing has changed since.
     """
     requests = {tablet: _watch_request(request, calls, tablet, by_tablet[tablet]) for tablet in by_tablet}
     answers = await calls.ask(_WATCH, requests, worker_pb2.WatchTabletResponse)

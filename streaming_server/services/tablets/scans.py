@@ -1,10 +1,11 @@
-"""Scans of tables with tablets: the streams of the tablets as one stream of one instant."""
+"""Scans of tables with tablets: the streams of the tablets as one stream, of one instant unless asked otherwise."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import google_crc32c
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow as pa
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
 from scankv.model.limits import DEFAULT_CHUNK_BYTES
 from scankv.v1 import scan_pb2
+from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.scan.chunk_source import BatchMessage
 from streaming_server.services.parked_scans import new_tickets
 from streaming_server.services.scan_request import chunk_spec, read_plan
@@ -21,13 +23,15 @@ from streaming_server.services.tablets.queries import joined_version, one_instan
 from streaming_server.services.tablets.scan_places import ALL_TABLETS, JoinedPlace, fingerprint_of, read_place
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     import grpc
 
     from streaming_server.scan.admission.unread_answers import UnreadAnswers
     from streaming_server.scan.resume_token import Fingerprint
     from streaming_server.services.tablets.tablet_calls import TabletCalls
+
+    _Part: TypeAlias = "grpc.aio.UnaryStreamCall[bytes, bytes]"
 
 
 async def scan(
@@ -60,9 +64,17 @@ async def scan(
         await send(stream.trailer())
 
 
-async def _wait_for_readers(
-    stream: JoinedStream, parts: Mapping[int, grpc.aio.UnaryStreamCall[bytes, bytes]], calls: TabletCalls
-) -> None:
+def tablets_by_instant(request: scan_pb2.ScanKvRequest, calls: TabletCalls, tablets: Iterable[int]) -> list[list[int]]:
+    """Returns some tablets in groups, of which each is to be read as of one instant."""
+    if request.consistency != scan_pb2.CONSISTENCY_OWNER:
+        return [[*tablets]]
+    by_owner = defaultdict(list)
+    for tablet in tablets:
+        by_owner[calls.owner_of(tablet)].append(tablet)
+    return [*by_owner.values()]
+
+
+async def _wait_for_readers(stream: JoinedStream, parts: Mapping[int, _Part], calls: TabletCalls) -> None:
     """Returns once the client has read all parts at the owners of the tablets."""
     for tablet, part in parts.items():
         async for message in calls.messages(tablet, part):
@@ -125,12 +137,26 @@ class _JoinedScan:
 
     async def open(
         self, streams: AsyncExitStack, tickets: Mapping[int, str]
-    ) -> tuple[dict[int, grpc.aio.UnaryStreamCall[bytes, bytes]], dict[int, scan_pb2.ScanHeader]]:
-        """Opens the streams of all tablets that are still to be read, as of one instant. Returns their headers, too.
+    ) -> tuple[dict[int, _Part], dict[int, scan_pb2.ScanHeader]]:
+        """Opens the streams of all tablets that are still to be read. Returns their headers, too.
 
         Those with a ticket are read by another call.
         """
-        requests = {tablet: self._request_of(tablet) for tablet in self.tablets}
+        instants = tablets_by_instant(self.request, self.calls, self.tablets)
+        parts: dict[int, _Part] = {}
+        headers: dict[int, scan_pb2.ScanHeader] = {}
+        for opened, their_headers in await all_ended(
+            self._open_at_once(streams, tickets, tablets) for tablets in instants
+        ):
+            parts |= opened
+            headers |= their_headers
+        return dict(sorted(parts.items())), dict(sorted(headers.items()))
+
+    async def _open_at_once(
+        self, streams: AsyncExitStack, tickets: Mapping[int, str], tablets: Iterable[int]
+    ) -> tuple[dict[int, _Part], dict[int, scan_pb2.ScanHeader]]:
+        """Opens the streams of some tablets as of one instant. Returns their headers, too."""
+        requests = {tablet: self._request_of(tablet) for tablet in tablets}
         async with one_instant(self.request, self.calls, requests) as holds:
             parts = {
                 tablet: streams.enter_context(
@@ -194,7 +220,7 @@ class _JoinedScan:
     def messages(
         self,
         stream: JoinedStream,
-        parts: Mapping[int, grpc.aio.UnaryStreamCall[bytes, bytes]],
+        parts: Mapping[int, _Part],
         headers: Mapping[int, scan_pb2.ScanHeader],
     ) -> AsyncIterator[bytes]:
         """Returns the chunks and heartbeats."""
@@ -205,7 +231,7 @@ class _JoinedScan:
     async def _one_after_another(
         self,
         stream: JoinedStream,
-        parts: Mapping[int, grpc.aio.UnaryStreamCall[bytes, bytes]],
+        parts: Mapping[int, _Part],
         headers: Mapping[int, scan_pb2.ScanHeader],
     ) -> AsyncIterator[bytes]:
         returned = 0 if self.place is None else self.place.returned

@@ -65,6 +65,12 @@ def test_the_isolation_is_chosen(scankv: CommandLine, scores: str) -> None:
     assert "read_committed" in wrong
 
 
+def test_the_consistency_is_chosen(scankv: CommandLine, scores: str) -> None:
+    of_table, of_owners = (scankv("scan", scores, "--consistency", each).text for each in ("table", "owner"))
+    assert of_table == of_owners
+    assert "owner" in scankv("scan", scores, "--consistency", "worker", code=2).stderr
+
+
 def test_a_predicate_chooses_the_rows_and_a_wrong_one_says_where_it_is_wrong(scankv: CommandLine, scores: str) -> None:
     assert scankv("scan", scores, "--where", "score > 30 AND player LIKE 'a%'").text == "player,score\nann,31\n"
     assert scankv("scan", scores, "--where", "score IS NULL", "--columns", "player").text == "player\ncem\n"

@@ -14,6 +14,7 @@ import pytest
 from aio_client import Resume, sync
 from scankv.model.errors import ScanInterrupted, ScanKvError
 from scankv.model.keys.buckets import bucket_of_one
+from scankv.model.scans.consistency import CONSISTENCIES
 from scankv.v1 import scan_pb2
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
@@ -24,6 +25,8 @@ from tests.support.workers import processes_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from scankv.model.scans.consistency import Consistency
 
 pytestmark = pytest.mark.timeout(240)  # several processes start again and again
 
@@ -63,10 +66,13 @@ def test_all_rows_come_in_the_order_of_their_buckets(server: ServerProcess) -> N
         assert table.scan(where="score < 10").to_arrow().num_rows == 10
 
 
-def test_a_scan_continues_from_every_token_without_the_rows_before(server: ServerProcess) -> None:
+@pytest.mark.parametrize("consistency", CONSISTENCIES)
+def test_a_scan_continues_from_every_token_without_the_rows_before(
+    server: ServerProcess, consistency: Consistency
+) -> None:
     with sync.connect(server.url) as client:
-        table = create(client, "resumed.scores")
-        scan = table.scan().with_chunk(rows=3000)
+        table = create(client, f"resumed.{consistency}")
+        scan = table.scan().with_chunk(rows=3000).consistency(consistency)
         tokens, seen, before = [], [], 0
         with scan.stream() as stream:
             for rows in stream:
@@ -157,11 +163,12 @@ def test_what_a_divided_scan_cannot_do_is_refused(server: ServerProcess) -> None
         assert table.scan().limit(5).to_arrow().num_rows == 5
 
 
-def test_a_scan_of_a_killed_worker_ends_with_an_error_or_continues(tmp_path: Path) -> None:
+@pytest.mark.parametrize("consistency", CONSISTENCIES)
+def test_a_scan_of_a_killed_worker_ends_with_an_error_or_continues(tmp_path: Path, consistency: Consistency) -> None:
     with ServerProcess(tmp_path / "data", "--workers", "2") as server:
         with sync.connect(server.url, read_ahead_bytes=65536, operation_timeout=60) as client:
             table = create(client, "killed.scores")
-            scan = table.scan().with_chunk(rows=500)
+            scan = table.scan().with_chunk(rows=500).consistency(consistency)
             _kill_within(server, 0, scan.resume(Resume.LATEST), is_resumed=True)
             with pytest.raises((ScanInterrupted, ScanKvError)):
                 _kill_within(server, 1, scan, is_resumed=False)

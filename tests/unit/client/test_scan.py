@@ -25,6 +25,8 @@ def test_each_refinement_is_a_copy(scan: Scan) -> None:
     assert scan.reverse().spec == ScanSpec("game.scores", reverse=True)
     assert scan.reverse().reverse().spec == SPEC
     assert scan.ordered().spec == scan.ordered().ordered().spec == ScanSpec("game.scores", ordered=True)
+    assert scan.consistency("owner").spec == ScanSpec("game.scores", consistency="owner")
+    assert scan.consistency("owner").consistency("table").spec == SPEC
     assert scan.resume(Resume.LATEST).spec == ScanSpec("game.scores", resume=Resume.LATEST)
     assert scan.resume_from(b"token").spec == ScanSpec("game.scores", resume_token=b"token")
     assert scan.spec == SPEC

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scankv.model.changes.log_positions import LogSpec
 from scankv.model.errors import UsageError
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.scans.scan_spec import Resume, ScanSpec
@@ -29,7 +30,12 @@ EVERYTHING = ScanSpec(
 
 @pytest.mark.parametrize(
     "spec",
-    [ScanSpec("a.b"), ScanSpec("a.b", columns=()), EVERYTHING, ScanSpec("a.b", if_changed_since=b"v")],
+    [
+        ScanSpec("a.b"),
+        ScanSpec("a.b", columns=()),
+        EVERYTHING,
+        ScanSpec("a.b", if_changed_since=b"v", consistency="owner"),
+    ],
     ids=str,
 )
 def test_spec_survives_pickling_and_hashing(spec: ScanSpec) -> None:
@@ -60,6 +66,10 @@ def test_spec_survives_pickling_and_hashing(spec: ScanSpec) -> None:
         ({"snapshot_id": 7}, "snapshot_id must be the id of a snapshot, or None for the live table, not 7"),
         ({"key_range": (b"a", b"b")}, "key_range must be a KeyRange, or None for all keys, not a tuple"),
         ({"reverse": 1}, "reverse must be True or False, not 1"),
+        ({"consistency": "instant"}, "consistency must be 'table' or 'owner', not 'instant'"),
+        ({"consistency": "owner", "snapshot_id": "s"}, '"owner" is not for a snapshot, which is always of one instant'),
+        ({"consistency": "owner", "read_path": "lake", "lake": "x"}, 'not for the read path "lake", which is always'),
+        ({"consistency": "owner", "log": LogSpec()}, "consistency is not for a scan of the changelog: changes of"),
         ({"resume": "latest"}, r"resume must be Resume\.NEVER, Resume\.LATEST, or None for the default, not 'latest'"),
         ({"resume_token": "text"}, "a resume token must be bytes, as a stream or an error gave it, not a str"),
         (
