@@ -15,7 +15,7 @@ NOTHING = grpc.aio.Metadata()
 def answered(code: str, error: ScanKvError | None = None) -> grpc.aio.AioRpcError:
     """Returns the status of a call. Without an error, it is gRPC's own."""
     details = NOTHING if error is None else grpc.aio.Metadata(("grpc-status-details-bin", _bytes_of(error)))
-    return grpc.aio.AioRpcError(grpc.StatusCode[code], NOTHING, details, "what gRPC says")
+    return grpc.aio.AioRpcError(grpc.StatusCode[code], NOTHING, details, "what gRPC says", None)
 
 
 def _bytes_of(error: ScanKvError) -> bytes:
