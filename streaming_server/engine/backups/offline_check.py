@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, InternalError, ScanKvError
+from scankv.model.names import table_of, with_table_names
 from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.recovery import Recovery
 from streaming_server.engine.bucket.bucket_checker import BucketChecker
@@ -103,7 +104,8 @@ class OfflineCheck:
             yield CheckedPart(table=name, part="definition", problem=why, advice=_RESTORE)
         for name in self._catalog.names():
             async for part in self._check_table(self._catalog.get(name), self._catalog.path(name)):
-                yield part
+                # Tablets have no names for users, and the numbers of buckets are unique within the table.
+                yield replace(part, table=table_of(name), problem=with_table_names(part.problem, [name]))
 
     def close(self) -> None:
         """Unlocks the directory."""
@@ -124,9 +126,10 @@ class OfflineCheck:
                     definition.name,
                     recover=self._removal(base, "the server builds it again"),
                 )
+        of_tablet = "" if definition.tablet is None else f" of tablet {definition.tablet}"
         for view in sorted((path / "snapshots").glob("*")):
             yield _found(
-                f"snapshot view {view.name}",
+                f"snapshot view {view.name}{of_tablet}",
                 partial(self._read_view, ViewDirectory(path, view.name)),
                 "release its snapshots: they cannot be read",
                 definition.name,
@@ -136,7 +139,7 @@ class OfflineCheck:
             problem = record.message if isinstance(record, DataLoss) else ""
             yield CheckedPart(
                 table=definition.name,
-                part=f"consumer {consumer}",
+                part=f"consumer {consumer}{of_tablet}",
                 count=1,
                 problem=problem,
                 advice="reset the consumer: `scankv consumers reset`" if problem else "",

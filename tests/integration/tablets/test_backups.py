@@ -11,6 +11,7 @@ import pytest
 
 from aio_client import StartFrom, StopAt, connect, sync
 from scankv.model.errors import UsageError
+from streaming_server.engine.backups.offline_check import CheckedPart, OfflineCheck
 from streaming_server.engine.backups.restore import restore_all, restore_tables
 from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
 from streaming_server.storage.backup.backup_manifest import newest_manifest, read_manifest
@@ -159,6 +160,20 @@ def test_a_table_with_a_damaged_tablet_is_left_out(tmp_path: Path) -> None:
         # The next backup cannot reuse what the first one lacks.
         assert [*client.create_backup().left_out] == [NAMES[0]]
     assert [table.name for table in newest(store).tables] == [NAMES[1]]
+    # The check without a server names the table, too, and never a tablet.
+    found = asyncio.run(checked(tmp_path / "data"))
+    assert {part.table for part in found} == {"", *NAMES}
+    assert {part.table for part in found if part.problem} == {NAMES[0]}
+    assert not [part for part in found if "#" in f"{part.part}{part.problem}"]
+
+
+async def checked(data: Path) -> list[CheckedPart]:
+    """Returns what a check without a server finds."""
+    check = OfflineCheck(data)
+    try:
+        return [part async for part in check.run()]
+    finally:
+        check.close()
 
 
 def rows_at(store: BackupStore, instant: int | None, data: Path) -> dict[str, dict[int, Any]]:
