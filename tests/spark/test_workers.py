@@ -11,6 +11,7 @@ from aio_client import sync
 from spark_bridge.options import ReadOptions
 from spark_bridge.planning import plan_read
 from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
 from tests.support.workers import names_of_workers, sample_of
 
 if TYPE_CHECKING:
@@ -36,20 +37,28 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 def test_the_tasks_of_a_query_read_one_table_at_all_workers(
     spark: SparkSession, divided: ServerProcess, splits: int
 ) -> None:
-    """With 2 splits, tasks have complete buckets; with 6, key ranges."""
+    """With 2 splits, tasks have complete buckets; with 6, key ranges.
+
+    A task that does not reach its worker within two seconds, as on a busy host, reads at any worker. So it is enough if
+    one of several queries is divided evenly.
+    """
     (name,), _ = names_of_workers(WORKERS, f"splits{splits}")
     with sync.connect(divided.url) as client:
         table = client.create_table(name, SCHEMA, primary_key=["id"], buckets=2)
         table.upsert(pa.table({"id": range(ROWS), "value": range(ROWS)}, schema=SCHEMA))
         reads = spark.read.format("scankv").options(url=divided.url, splits=splits).load(name)
-        before = [sample_of(client, "scankv_scan_rows_total", number) for number in range(WORKERS)]
-        rows = reads.collect()
-        after = [sample_of(client, "scankv_scan_rows_total", number) for number in range(WORKERS)]
-    assert sorted((row.id, row.value) for row in rows) == [(number, number) for number in range(ROWS)]
-    scanned = [now - then for now, then in zip(after, before, strict=True)]
-    assert sum(scanned) == ROWS
-    # Every other task, and the tasks have about equally many rows.
-    assert min(scanned) > 0.4 * ROWS
+
+        def is_divided_evenly() -> bool:
+            before = [sample_of(client, "scankv_scan_rows_total", number) for number in range(WORKERS)]
+            rows = reads.collect()
+            after = [sample_of(client, "scankv_scan_rows_total", number) for number in range(WORKERS)]
+            assert sorted((row.id, row.value) for row in rows) == [(number, number) for number in range(ROWS)]
+            scanned = [now - then for now, then in zip(after, before, strict=True)]
+            assert sum(scanned) == ROWS
+            # Every other task, and the tasks have about equally many rows.
+            return min(scanned) > 0.4 * ROWS
+
+        wait_until(is_divided_evenly, "a query is read at all workers")
 
 
 def test_the_tasks_of_a_plan_have_numbers_by_which_workers_take_turns(divided: ServerProcess) -> None:
