@@ -27,7 +27,6 @@ class TableHandle:
     """A table as one client reaches it. Belongs to the event loop of the client.
 
     Attributes:
-        transport: The client's connection.
         shape: What the server says about the table, as of when it was opened or a write needed a column that was added
             later. Rows to write must have its columns, so reads do not change it.
         read_shape: What the server says about the table, as of the last read that has found another shape.
@@ -35,7 +34,7 @@ class TableHandle:
     """
 
     def __init__(self, transport: Transport, description: table_pb2.Table) -> None:
-        self.transport = transport
+        self._transport = transport
         self.shape: TableShape = TableShape.of(description)
         self.read_shape: TableShape = self.shape
         self.is_outdated: bool = False
@@ -44,6 +43,11 @@ class TableHandle:
         # Predicates by their text, which `where` arguments often repeat, and the shape for which they were parsed.
         self._parsed: dict[str, Predicate] = {}
         self._parsed_for: TableShape = self.shape
+
+    @property
+    def transport(self) -> Transport:
+        """The client's connection to the owner of the table; to the server while the owner has not been found."""
+        return self._transport.to_owner(self.shape.description.owner_port)
 
     @property
     def python_rows(self) -> PythonRows:

@@ -346,6 +346,15 @@ class Transport:
         owners = None if self.owners is None else self.owners()
         return self if owners is None else await owners.transport_for_part(table, part)
 
+    def to_owner(self, port: int) -> Transport:
+        """Returns the client's transport to the worker process that owns a table; that to the server until it is found.
+
+        Args:
+            port: The port of the worker. 0: the server is one process.
+        """
+        owners = None if self.owners is None or not port else self.owners()
+        return self if owners is None else owners.known_transport(port)
+
     async def to_tablet(self, table: table_pb2.Table, tablet: int) -> Transport:
         """Returns the client's transport to the worker process that owns a tablet.
 

@@ -154,6 +154,9 @@ class _ScriptedTransport:
             raise UsageError(f"a ScriptedServer answers scans and client.table(name), not {name}")
         return table_pb2.GetTableResponse(table=self._server._description_of(request.name))
 
+    def to_owner(self, port: int) -> _ScriptedTransport:
+        return self
+
     async def prepare_token(self) -> None:
         """Does nothing: a script asks for no token."""
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from aio_client import Unavailable, connect, sync
+from aio_client._transport import owners
 from aio_client.testing import FaultProxy
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import await_until
-from tests.support.workers import names_of_workers, rows_of
+from tests.support.workers import names_of_workers, processes_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,16 +69,49 @@ async def test_a_client_that_is_closed_while_it_connects_to_a_worker_leaves_no_c
         with connection:
             await asyncio.wait_for(_read_all(connection), 60)
         assert (await opening).name == owned.name
+        await await_until(_is_alone, "no task is left")
 
-        async def is_alone() -> bool:
-            return asyncio.all_tasks() == {asyncio.current_task()}
 
-        await await_until(is_alone, "no task is left")
+async def _is_alone() -> bool:
+    return asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def _read_all(connection: socket.socket) -> None:
     while await asyncio.get_running_loop().sock_recv(connection, 4096):
         pass
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_did_not_answer_at_first_is_found_later(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is frozen when its table is opened. The table goes directly to it once it has been found."""
+    monkeypatch.setattr(owners, "_AGAIN_SECONDS", 0.01)
+    with ServerProcess(tmp_path_factory.mktemp("later") / "data", "--workers", "2") as server:
+        (name,) = names_of_workers(2, "later")[1]
+        async with connect(server.url) as client:
+            description = (await client.create_table(name, SCORES, primary_key=["player"]))._handle.shape.description
+        first, owner = (f"127.0.0.1:{port}" for port in description.worker_ports)
+        frozen = processes_of(server)[1]
+        # The port of the server might be that of the frozen worker.
+        async with connect(first) as client, connect(first) as closed:
+            os.kill(frozen, signal.SIGSTOP)
+            try:
+                tables = await asyncio.gather(client._open(description), closed._open(description))
+                assert [table._handle.transport.address for table in tables] == [first, first]
+                # While it looks for the worker again, if its timer has fired by now.
+                await closed.aclose()
+            finally:
+                os.kill(frozen, signal.SIGCONT)
+            table = tables[0]
+
+            async def is_direct() -> bool:
+                return table._handle.transport.address == owner
+
+            await await_until(is_direct, "the worker is found")
+            await table.upsert(rows_of(5))
+            assert await (await client.table(name)).count() == 5
+        await await_until(_is_alone, "no task is left")
 
 
 @pytest.mark.asyncio
