@@ -86,7 +86,8 @@ from streaming_server.services.lock import LockService
 from streaming_server.services.lookup import LookupService
 from streaming_server.services.partition import PartitionService
 from streaming_server.services.permissions import Resources
-from streaming_server.services.routing import Router, read_metrics_of_all
+from streaming_server.services.routes import read_metrics_of_all
+from streaming_server.services.routing import Router
 from streaming_server.services.scan import ScanService
 from streaming_server.services.snapshot import SnapshotService
 from streaming_server.services.table import TableService

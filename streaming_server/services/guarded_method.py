@@ -21,6 +21,7 @@ from streaming_server.services.call_handlers import CallHandlers
 from streaming_server.services.errors import end_with
 from streaming_server.services.message_shape import check_shape
 from streaming_server.services.permissions import permission_of
+from streaming_server.services.routes import StreamRoute
 from streaming_server.services.tablets.joined_calls import JoinedCall
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from streaming_server.services.audit import AuditedCall
     from streaming_server.services.authorization import CallGuard
     from streaming_server.services.intake import Intake
-    from streaming_server.services.routing import Route, Router
+    from streaming_server.services.routes import Route
+    from streaming_server.services.routing import Router
 
 _CALL_BYTES: Final = 4096
 """An answer of at most this size is not counted. It takes no more memory than the call itself, whose number is bounded.
@@ -281,6 +283,8 @@ class _GuardedMethod:
         received = await self._receive(context)
         self._intake.release(received.claimed)
         if received.route is not None:
+            # Only calls about a table have streams.
+            assert isinstance(received.route, StreamRoute)
             await received.route.stream(context, self._intake.unread)
             return
         request, caller, access = received.request, received.caller, self._access

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from google.protobuf import descriptor_pool
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from scankv.v1 import admin_pb2, table_pb2, transaction_pb2
-from streaming_server.services import routing
+from streaming_server.services import routes, routing
 from streaming_server.services.merged_answers import merge_lists, merge_metrics, merge_stats, merge_transactions
 from streaming_server.services.permissions import PERMISSIONS, NamedTable
 from streaming_server.storage.tables.placement import ALONE, Placement
@@ -29,12 +30,20 @@ def test_every_call_has_a_route(method: str) -> None:
     """A new call fails here until somebody has decided which worker answers it."""
     scopes = [each.scope for each in PERMISSIONS[PREFIX + method].requirements]
     by_table = [scope for scope in scopes if isinstance(scope, NamedTable)]
-    is_merged, is_found = method in routing._MERGED, method in routing._BY_ID
+    is_merged, is_found = method in routes.MERGED, method in routing._BY_ID
     if by_table:
         assert is_merged is all(scope.may_be_empty for scope in by_table), "an empty table stands for all of them"
         assert not is_found
     else:
         assert [is_merged, is_found, method in OF_TRANSACTIONS, method in routing._OF_FIRST].count(True) == 1
+
+
+@pytest.mark.parametrize("method", [name for name in PERMISSIONS if name.startswith(PREFIX)])
+def test_a_call_that_all_workers_answer_has_one_answer(method: str) -> None:
+    name = method.removeprefix(PREFIX)
+    if name in {*routes.MERGED, *routing._BY_ID, *OF_TRANSACTIONS}:
+        described = descriptor_pool.Default().FindMethodByName(method.replace("/", "."))
+        assert not described.server_streaming
 
 
 @given(st.integers(2, 16))
@@ -149,4 +158,4 @@ def test_a_call_is_answered_before_its_client_stops_waiting(
     most: float | None, remaining: float | None, expected: float | None
 ) -> None:
     """A part that other workers may do without would otherwise end with the call."""
-    assert routing._time_to_answer(most, remaining) == expected
+    assert routes._time_to_answer(most, remaining) == expected
