@@ -433,7 +433,7 @@ class Server:
             self.config.metrics_max_tables,
         )
         # It has the methods of a server that generated code calls.
-        router = Router(self._workers, self._tables, QueryMemory(self._tables, results, self._waiting))
+        router = Router(self._workers, self._tables, QueryMemory(results, self._waiting))
         server: Any = GuardedServer(self._intake, self._server, self._registry.turns, self._access, router)
         scans.add_to_server(server)
         lookups = LookupService(self._tables, self._registry, results, self._waiting)

@@ -8,6 +8,7 @@ import google_crc32c
 
 from aio_client._scan.protocol import EndedWithoutTrailer, violation
 from scankv.model.changes.chunk_checksum import chunk_crc32c
+from scankv.model.errors import DeadlineExceeded, ScanKvError, Unavailable
 from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
@@ -54,7 +55,10 @@ class DividedCall:
                 await self._open_next(self._header)
             return message
         while self._part is not None:
-            message = await self._part.read(timeout)
+            try:
+                message = await self._part.read(timeout)
+            except Unavailable as error:
+                raise await self._cause_of(error, timeout) from error
             if message is not None:
                 return self._joined(message)
             self._scanned += self._part.rows_scanned
@@ -63,6 +67,22 @@ class DividedCall:
         if message is not None and self._header.parts and message.fields.HasField("trailer"):
             message.fields.trailer.crc32c = self._crc32c
         return message
+
+    async def _cause_of(self, error: Unavailable, timeout: float | None) -> ScanKvError:
+        """Returns why the scan has ended if a part has ended with an error of its server: the owner of the table knows.
+
+        If the connection of the part broke, that is the cause.
+        """
+        if error.retry_after is None:
+            return error
+        try:
+            while await self._main.read(timeout) is not None:
+                pass
+        except DeadlineExceeded:
+            return error
+        except ScanKvError as found:
+            return found
+        return error
 
     async def _open_next(self, header: scan_pb2.ScanHeader) -> None:
         """Begins to read the next part, if there is one. The server notices a reader that stops in one."""

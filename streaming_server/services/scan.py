@@ -40,6 +40,7 @@ from streaming_server.services.reading import (
 )
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, heartbeat_seconds, read_plan
 from streaming_server.services.tablets.changes import DividedChanges
+from streaming_server.services.tablets.drops import naming_drops
 from streaming_server.services.tablets.tablet_calls import TabletCalls
 
 if TYPE_CHECKING:
@@ -223,7 +224,8 @@ class ScanService:
         if table.definition.is_divided:
             changes = DividedChanges(TabletCalls(self._workers, self._tables, table, context), request, heartbeat)
         with self._registry.call(scan):
-            async with one_in_flight(context, scan) as send, self._registry.admit(scan):
+            drops = naming_drops(self._tables, table.definition)
+            async with drops, one_in_flight(context, scan) as send, self._registry.admit(scan):
                 async with self._open_log(changes, plan, scan) as opened:
                     scan.hold(opened.source)
                     stream = ChangeStream(opened, chunk, self._incarnation, scan, started, heartbeat)

@@ -15,7 +15,7 @@ from scankv.model.errors import (
     ServerDraining,
     TableNotFound,
 )
-from scankv.model.names import tablet_number
+from scankv.model.names import table_of, tablet_number
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.archive import Archive
@@ -610,7 +610,11 @@ class Tables:
 
     def _closed_tablets(self) -> list[TableDefinition]:
         """Returns the own tablets that are closed, because their table is being dropped."""
-        return [each for each in self.definitions() if each.tablet is not None and self.tablets.is_closed(each.name)]
+        return [
+            each
+            for each in self.definitions()
+            if each.tablet is not None and self.tablets.is_closed(table_of(each.name))
+        ]
 
     async def _flush(self) -> None:
         """Flushes the buckets of all tables, as far as they can be."""

@@ -84,13 +84,13 @@ class Tablets:
 
     def check_open(self, name: str) -> None:
         """Raises Unavailable for a tablet of a table that is about to be dropped."""
-        if self.is_closed(name):
-            raise Unavailable(f"{name} is being dropped: try again", retry_after=_RETRY_SECONDS)
+        if self.is_closed(table_of(name)):
+            raise _being_dropped(table_of(name))
 
-    def is_closed(self, name: str) -> bool:
-        """Whether a tablet is closed, because its table is about to be dropped."""
-        since = self._closed.get(table_of(name))
-        return since is not None and name not in self.live and self.clock.monotonic() - since < _CLOSED_SECONDS
+    def is_closed(self, table: str) -> bool:
+        """Whether the tablets of a table are closed, because it is about to be dropped."""
+        since = self._closed.get(table)
+        return since is not None and self.clock.monotonic() - since < _CLOSED_SECONDS
 
     def find(self, name: str) -> None:
         """Reads the definition of a tablet that this process does not know yet, if it exists. Blocks briefly."""
@@ -160,7 +160,7 @@ class Tablets:
             self._closed[table] = self.clock.monotonic()
             for name in [name for name in self.live if name != table and table_of(name) == table]:
                 async with self.transactions().uses.altering(name):
-                    await self.live[name].close(Unavailable(f"{name} is being dropped", retry_after=_RETRY_SECONDS))
+                    await self.live[name].close(_being_dropped(table))
                     del self.live[name]
             return False
         before, now = await self.executor.run(self.catalog.reload, table)
@@ -201,3 +201,7 @@ class Tablets:
         await self.snapshots.drop(name, reason)
         await self.consumers.drop(name)
         await self.locks.drop(name)
+
+
+def _being_dropped(table: str) -> Unavailable:
+    return Unavailable(f"table {table} is being dropped: try again", retry_after=_RETRY_SECONDS)

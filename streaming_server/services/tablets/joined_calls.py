@@ -14,6 +14,7 @@ from streaming_server.services.errors import map_errors
 from streaming_server.services.forwarding import RETRY_SECONDS
 from streaming_server.services.tablets.definitions import check, describe
 from streaming_server.services.tablets.deletions import stage_delete_all
+from streaming_server.services.tablets.drops import naming_drops
 from streaming_server.services.tablets.explanations import explain_scan
 from streaming_server.services.tablets.queries import aggregate, count, top_n
 from streaming_server.services.tablets.rows import look_up, open_writer
@@ -113,11 +114,12 @@ class JoinedCall:
             join = _JOINS.get(self.method.removeprefix("scankv.v1."))
             if join is None:
                 raise self._refusal()
-            answer = await join(self.request, self._calls(context))
+            async with naming_drops(self.tables, self.table.definition):
+                answer = await join(self.request, self._calls(context))
         return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
     async def stream(self, context: Context[Any, Any], unread: UnreadAnswers) -> None:
-        async with map_errors(self.request, context):
+        async with map_errors(self.request, context), naming_drops(self.tables, self.table.definition):
             calls = self._calls(context)
             if isinstance(self.request, scan_pb2.ScanKvRequest):
                 await scan(self.request, calls, context, unread)

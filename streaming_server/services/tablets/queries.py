@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 _QUERY: Final = "scankv.v1.TabletService/QueryTablet"
 _WATCH: Final = "scankv.v1.TabletService/WatchTablet"
 _QUICK_BYTES: Final = 16 * 1024
-
-_DROP_SECONDS: Final = 5.0
-"""How long a drop of the table may take. After this time, it is not reported as the cause of an error."""
 
 
 class JoinedShares(Protocol):
@@ -199,15 +196,8 @@ class _JoinedQuery:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
         self._waiting.check_open()
-        try:
-            for task in done:
-                task.result()
-        except Unavailable:
-            # A tablet is closed before its table is dropped.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_DROP_SECONDS):
-                    await self._calls.memory.tables.table_after_changes(self._calls.definition.name)
-            raise
+        for task in done:
+            task.result()
 
     async def _compute(self, known: _KnownVersion, computation: Computation) -> CachedResult:
         """Computes the result. May last longer than the call that has begun it."""

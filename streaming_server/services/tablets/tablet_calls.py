@@ -44,12 +44,10 @@ class QueryMemory:
     """What this process remembers of queries. Immutable, but its attributes are not.
 
     Attributes:
-        tables: The tables and tablets of this process.
         results: The results of earlier queries.
         waiting: The calls that wait for a change of a result.
     """
 
-    tables: Tables
     results: ResultCache
     waiting: WaitingCalls
 
