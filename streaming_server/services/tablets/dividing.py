@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from scankv.model.errors import RequestTooLarge
+from scankv.model.limits import MAX_REQUEST_BYTES
 from scankv.v1 import lookup_pb2
 from streaming_server.engine.bucket.request_rows import read_batch
 
@@ -64,10 +66,23 @@ def to_ipc(batch: pa.RecordBatch) -> bytes:
     return data
 
 
+def check_size(parts: Iterable[int]) -> None:
+    """Raises RequestTooLarge if parts of an answer with so many bytes together exceed the limit of a response."""
+    if sum(parts) > MAX_REQUEST_BYTES:
+        raise RequestTooLarge(
+            f"the answer has more than {MAX_REQUEST_BYTES:,} bytes; the limit is {MAX_REQUEST_BYTES:,}: ask for fewer "
+            "keys at once"
+        )
+
+
 def join_found(
     answers: Mapping[int, lookup_pb2.LookupResponse], places: Places, calls: TabletCalls
 ) -> lookup_pb2.LookupResponse:
-    """Joins the rows found at the tablets, in the order of the keys of the request. Blocks."""
+    """Joins the rows found at the tablets, in the order of the keys of the request. Blocks.
+
+    Raises RequestTooLarge if they exceed the limit of a response.
+    """
+    check_size(len(each.rows) for each in answers.values())
     joined = lookup_pb2.LookupResponse(table_incarnation=calls.definition.incarnation)
     found = np.zeros(sum(map(len, places.values())), np.uint8)
     rows, order = [], []

@@ -9,6 +9,7 @@ from scankv.model.limits import MAX_ENCODED_KEYS, MAX_LOOKUP_KEYS
 from scankv.v1 import lookup_pb2, scan_pb2, write_pb2
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.services.tablets.dividing import (
+    check_size,
     divide_rows,
     join_found,
     places_of,
@@ -91,6 +92,7 @@ async def _get(request: lookup_pb2.LookupRequest, calls: TabletCalls) -> lookup_
         each.table = calls.tablets[tablet].name
         each.encoded_keys.extend([keys[number] for number in numbers.tolist()])
     answers = await _ask(request, requests, calls)
+    check_size(len(row) for each in answers.values() for row in each.encoded_rows)
     joined = lookup_pb2.LookupResponse(
         table_incarnation=calls.definition.incarnation, schema_id=max(each.schema_id for each in answers.values())
     )
