@@ -319,12 +319,17 @@ Global___FollowTableRequest: _TypeAlias = FollowTableRequest  # noqa: Y015
 class FollowTableResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    COMMIT_MICROS_FIELD_NUMBER: _builtins.int
+    commit_micros: _builtins.int
+    """The commit time of the worker, in microseconds since 1970 UTC. Its later writes have later commit times."""
     def __init__(
         self,
+        *,
+        commit_micros: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_micros", b"commit_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -529,9 +529,9 @@ class Tables:
             if changes.get("add_indexes"):
                 self.transactions.check_applied(name, before.incarnation)
             # Fails unless all owners of tablets answer, because none of them may miss what follows.
-            await self.tablets.notify(before)
+            micros = await self.tablets.notify(before)
             if definition.changelogs == before.changelogs:
-                await self._store_definition(self._catalog.replace, definition)
+                await self._store_definition(self._catalog.replace, definition, micros)
                 try:
                     # First, because requests in the new schema are divided among tablets that must know it.
                     await self.tablets.notify_reliably(definition)
@@ -548,10 +548,17 @@ class Tables:
                 )
         return definition
 
-    async def _store_definition(self, store: Callable[[TableDefinition], None], definition: TableDefinition) -> None:
-        """Stores a new or changed definition, and records that for the archive."""
-        # Before anything can be written under the definition.
-        micros = self.clock.commit_micros()
+    async def _store_definition(
+        self, store: Callable[[TableDefinition], None], definition: TableDefinition, micros: int | None = None
+    ) -> None:
+        """Stores a new or changed definition, and records that for the archive.
+
+        Args:
+            store: Stores it.
+            definition: The definition.
+            micros: A commit time before everything that can be written under the definition. None: now.
+        """
+        micros = self.clock.commit_micros() if micros is None else micros
         await self._executor.run(store, definition)
         self.archive.part.record(micros, definition.incarnation, definition)
 

@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from streaming_server.engine.writes.column_locks import ColumnLocks
     from streaming_server.storage.tables.catalog import Catalog
 
-NotifyOwners: TypeAlias = Callable[[str, bool], Awaitable[None]]
-"""Calls `Tablets.follow` at all other worker processes. Raises ConnectionFailed if one of them does not answer."""
+NotifyOwners: TypeAlias = Callable[[str, bool], Awaitable[list[int]]]
+"""Calls `Tablets.follow` at all other worker processes, and returns the commit time of each, in microseconds.
+
+Raises ConnectionFailed if one of them does not answer.
+"""
 
 _CLOSED_SECONDS: Final = 10.0
 """For how long tablets stay closed if the owner of the table ends before it reports whether the table was dropped."""
@@ -96,17 +99,22 @@ class Tablets:
         """Reads the definition of a tablet that this process does not know yet, if it exists. Blocks briefly."""
         self._add(self.catalog.reload(table_of(name))[1])
 
-    async def notify(self, table: TableDefinition, *, closing: bool = False) -> None:
+    async def notify(self, table: TableDefinition, *, closing: bool = False) -> int:
         """Has the owners of all tablets of an own table follow it: see `follow`. Hold `ddl`.
+
+        Returns:
+            A commit time, in microseconds since 1970 UTC. Whatever is written to the table from now on is later, even
+            at a worker whose clock is behind.
 
         Raises:
             ConnectionFailed: One of them does not answer.
         """
-        if table.tablets == 1:
-            return
-        await self.follow_locked(table.name, closing=closing)
-        if self.notify_owners is not None:
-            await self.notify_owners(table.name, closing)
+        times = []
+        if table.tablets > 1:
+            await self.follow_locked(table.name, closing=closing)
+            if self.notify_owners is not None:
+                times = await self.notify_owners(table.name, closing)
+        return min([self.clock.commit_micros(), *times])
 
     async def close_all(self, table: TableDefinition) -> None:
         """Closes all tablets of an own table that is about to be dropped, or none. As `notify`."""

@@ -16,6 +16,7 @@ from streaming_server.engine.changelog.consumer_registry import ends_of
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.columnar.base_adoption import adopt_bases
 from streaming_server.engine.merging.preparing import current_columns
+from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.services.errors import map_errors
 from streaming_server.services.forwarding import error_of
@@ -61,7 +62,7 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
             if await self._tables.tablets.follow(request.table_name, closing=request.closing):
                 # Dropped tablets lack no rows of a transaction any more.
                 await self._tables.transactions.retry(request.table_name)
-        return worker_pb2.FollowTableResponse()
+        return worker_pb2.FollowTableResponse(commit_micros=self._tables.clock.commit_micros())
 
     async def HoldTablet(  # type: ignore[override]  # it writes its answer
         self,
@@ -172,17 +173,16 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         return worker_pb2.DiscardFragmentsResponse()
 
 
-async def notify_owners(workers: Workers, table: str, closing: bool) -> None:
-    """Has all other workers follow a table. Raises the error of the first worker that does not."""
+async def notify_owners(workers: Workers, table: str, closing: bool) -> list[int]:
+    """Has all other workers follow a table, and returns their commit times. Raises the first error of one of them."""
     request = worker_pb2.FollowTableRequest(table_name=table, closing=closing).SerializeToString()
 
-    async def notify(number: int) -> None:
+    async def notify(number: int) -> int:
         try:
-            await workers.ask(number, _FOLLOW, request, _FOLLOW_SECONDS, of_server=True)
+            answer = await workers.ask(number, _FOLLOW, request, _FOLLOW_SECONDS, of_server=True)
         except grpc.aio.AioRpcError as error:
             raise error_of(error, number, f"tablets of {table}") from error
+        return worker_pb2.FollowTableResponse.FromString(answer).commit_micros
 
     others = (number for number in range(len(workers)) if number != workers.placement.number)
-    for each in await asyncio.gather(*map(notify, others), return_exceptions=True):
-        if isinstance(each, BaseException):
-            raise each
+    return list(await all_ended(map(notify, others)))
