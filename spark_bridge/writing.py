@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
+from aio_client import (
+    ScanKvError,
+    SchemaMismatch,
+    TableExists,
+    TableNotFound,
+    TransactionCommitted,
+    TransactionLost,
+    sync,
+)
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import UsageError
 from scankv.model.expressions import bind, evaluate, predicate_of
@@ -178,7 +186,11 @@ def commit(job: WriteJob, begun: JobTransaction, parts: Sequence[StagedPart]) ->
         ScanKvError: See `scankv.Transaction.commit`.
     """
     with _span("commit", job), sync.Client(job.config) as client:
-        transaction = client.transaction(begun.id, ttl=job.options.transaction_ttl, attempt=begun.attempt)
+        try:
+            transaction = client.transaction(begun.id, ttl=job.options.transaction_ttl, attempt=begun.attempt)
+        except TransactionCommitted:
+            # By an earlier call, in which several workers of the server took part.
+            return
         if transaction.result is not None:
             return
         if any(part.begun.token != transaction.token for part in parts):

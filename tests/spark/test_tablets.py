@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
 
+import spark_bridge
 from aio_client import sync
+from spark_bridge.types import spark_schema
+from tests.spark.task import task_context
 from tests.support.server_process import ServerProcess
 from tests.support.workers import names_of_workers, sample_of
 
@@ -57,3 +61,18 @@ def test_a_query_reads_what_the_client_reads_at_the_owners_of_all_tablets(
         scanned = [now - then for now, then in zip(after, before, strict=True)]
         assert sum(scanned) == ROWS
         assert min(scanned) > 0.25 * ROWS
+
+
+def test_a_commit_whose_answer_is_lost_is_repeated_without_effect(server: ServerProcess, workers: int) -> None:
+    with sync.connect(server.url) as client:
+        name = names_of_workers(workers, "committed")[0][0]
+        table = client.create_table(name, SCHEMA, primary_key=["id"], buckets=6, tablets=TABLETS)
+        source = spark_bridge.ScanKvDataSource(CaseInsensitiveDict({"url": server.url, "path": name}))
+        writer = source.writer(spark_schema(SCHEMA), False)
+        rows = pa.RecordBatch.from_pydict({"id": range(100), "value": range(100)}, SCHEMA)
+        with task_context(0):
+            message = writer.write(iter([rows]))
+        for _ in range(2):
+            writer.commit([message])
+        assert table.scan().to_arrow().num_rows == 100
+        assert client.transactions() == []
