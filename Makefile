@@ -2,6 +2,14 @@
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Tests of what clients see of tables, which is the same if the tables have tablets: those that `make test` runs again in
+# this way, and further ones in `make soak`.
+WITH_TABLETS := SCANKV_TEST_TABLETS=3 SCANKV_TEST_WORKERS=2
+SEEN := $(patsubst %,tests/integration/client/test_%.py,changes deletes indexes merges rows scans snapshots transactions)
+SEEN_BY_ALL := tests/integration/client $(patsubst %,tests/integration/server/test_%.py,aggregates alter bad_input \
+    check_table columnar_base combined_features consistent_cut encoded_rows expiry expiry_before_changes indexes \
+    lifecycle locking_matrix pinned_changes query_binding resume rows snapshots types versions \
+    waiting_calls write_identity)
 SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
@@ -41,6 +49,8 @@ test: tools $(INSTALLED)
 	@export PYTHONDONTWRITEBYTECODE=; status=0; \
 	pytest='.ci/in-memory $(BIN)/python -m pytest -o tmp_path_retention_policy=failed'; \
 	$$pytest -m 'not soak and not alone' -n 4 --dist loadfile --no-loadscope-reorder || status=$$?; \
+	$(WITH_TABLETS) $$pytest -o cache_dir=.pytest_cache/tablets -m 'not soak and not alone' -n 4 --dist loadfile $(SEEN) \
+	    || status=$$?; \
 	$$pytest -m alone $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
 	exit $$status
 
@@ -74,7 +84,7 @@ soak: $(INSTALLED)
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group fuzz
 	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true
 	@SCANKV_EXAMPLES_FACTOR=20 $(BIN)/python -m pytest -m "(hypothesis or seeds) and not soak" -n 2
-	@SCANKV_TEST_TABLETS=3 SCANKV_TEST_WORKERS=2 $(BIN)/python -m pytest -m 'not alone' tests/contract tests/model
+	@$(WITH_TABLETS) $(BIN)/python -m pytest -m 'not alone' $(SEEN_BY_ALL) tests/model
 
 lowest: $(INSTALLED)
 	@.ci/test-lowest

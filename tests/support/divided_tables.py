@@ -12,7 +12,7 @@ from scankv.model.limits import DEFAULT_BUCKETS
 if TYPE_CHECKING:
     from scankv.v1 import table_pb2
 
-__all__ = ["TABLETS", "divide_new_tables"]
+__all__ = ["TABLETS", "divide_new_tables", "tablets_of"]
 
 TABLETS = int(os.environ.get("SCANKV_TEST_TABLETS", "1"))
 """How many tablets new tables have that can have any. Tests with the marker `whole_tables` need 1."""
@@ -27,6 +27,11 @@ def _with_tablets(*arguments: Any, **given: Any) -> table_pb2.CreateTableRequest
     request = definition_message(*arguments, **given)
     # `bootstrap` passes no number of tablets.
     if given.get("tablets") == 1 and request.primary_key and not request.partition_by:
-        tablets = min(TABLETS, request.buckets or DEFAULT_BUCKETS)
-        request.tablets = tablets if tablets > 1 else 0
+        request.tablets = tablets_of(request.buckets or DEFAULT_BUCKETS)
     return request
+
+
+def tablets_of(buckets: int) -> int:
+    """Returns the number of tablets that a request for a new table with a key and so many buckets has. 0: none."""
+    tablets = min(TABLETS, buckets)
+    return tablets if tablets > 1 else 0

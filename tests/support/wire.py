@@ -22,6 +22,7 @@ from scankv.v1 import (
     transaction_pb2_grpc,
     write_pb2_grpc,
 )
+from tests.support.divided_tables import tablets_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,13 +68,14 @@ class Wire:
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
 
     def create(self, name: str, schema: pa.Schema, key: Sequence[str] = (), buckets: int = 3) -> None:
-        """Creates a table. The key is the first column unless given."""
+        """Creates a table. The key is the first column unless given. It has tablets if new tables have any."""
         self.tables.CreateTable(
             table_pb2.CreateTableRequest(
                 name=name,
                 arrow_schema=schema.serialize().to_pybytes(),
                 primary_key=key or schema.names[:1],
                 buckets=buckets,
+                tablets=tablets_of(buckets),
             ),
             timeout=_TIMEOUT_SECONDS,
         )

@@ -246,6 +246,7 @@ async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Ta
     assert (await client.server_stats()).scans_started == before
 
 
+@pytest.mark.whole_tables  # One live scan is allowed, and a scan is one for each tablet.
 @pytest.mark.asyncio
 async def test_it_is_listed_cancelled_and_limited_as_a_scan_is(tmp_path: Path) -> None:
     settings = "--set", "max_live_scans=1", "--set", "max_waiting_scans=0"

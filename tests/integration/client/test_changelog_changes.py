@@ -301,6 +301,7 @@ async def test_a_consumer_learns_of_the_change_and_continues_when_it_asks(client
     assert count_of(consumer.log_offsets[0]) == 12
 
 
+@pytest.mark.whole_tables  # The option cannot be changed in a table with tablets.
 async def test_a_mirror_follows_every_change_but_the_end_of_the_changelog(client: Client, name: str) -> None:
     table = await made(client, name, buckets=2)
     async with mirror(table) as local:

@@ -170,6 +170,7 @@ async def test_wrong_options_are_refused(client: Client, table: Table) -> None:
             await tx.delete_all(table)
 
 
+@pytest.mark.whole_tables  # Each worker counts the keys that it locks.
 async def test_a_restart_ends_transactions_that_have_locked_keys_and_no_others(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--set", "max_locked_keys=2") as server:
         async with connect(server.url) as client:

@@ -51,6 +51,7 @@ def by_player(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
     return sorted(rows, key=lambda row: str(row["player"]))
 
 
+@pytest.mark.whole_tables  # The owners of the tablets read the rows.
 def test_the_parts_of_a_snapshot_are_read_at_all_workers_and_are_the_table_at_its_instant(
     divided: ServerProcess,
 ) -> None:
@@ -80,6 +81,7 @@ async def test_parts_can_be_read_at_once(divided: ServerProcess) -> None:
             assert 0 not in await asyncio.to_thread(scanned_since, observer, before)
 
 
+@pytest.mark.whole_tables  # The owners of the tablets read the rows.
 def test_another_process_reads_a_part_at_the_same_worker(divided: ServerProcess) -> None:
     with pinned(divided, "elsewhere") as (client, there):
         specs = [part.spec for part in there.table.scan().at(there.snapshot).splits(WORKERS)]

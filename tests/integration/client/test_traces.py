@@ -74,6 +74,7 @@ async def ended(spans: FinishedSpans, name: str, count: int = 1) -> None:
     await await_until(have_ended, f"{count} spans of {name}")
 
 
+@pytest.mark.whole_tables  # Each tablet has a span of its own.
 @pytest.mark.asyncio
 async def test_a_get_and_an_upsert_are_one_span_each_at_the_client_and_at_the_server(
     tmp_path: Path, spans: FinishedSpans
@@ -125,6 +126,7 @@ async def test_the_blocking_client_continues_the_trace_of_its_caller(tmp_path: P
     assert is_child(spans.one(SCAN, "CLIENT"), request)
 
 
+@pytest.mark.whole_tables  # Each tablet has a span of its own.
 @pytest.mark.asyncio
 async def test_a_scan_is_one_span_that_ends_with_the_stream(tmp_path: Path, spans: FinishedSpans) -> None:
     async with serve(tmp_path, rows=ROWS) as (_, _, table):
@@ -284,6 +286,7 @@ async def test_concurrent_gets_that_share_a_call_appear_in_the_trace_of_the_firs
     ] * 3
 
 
+@pytest.mark.whole_tables  # Each tablet has a span of its own.
 @pytest.mark.asyncio
 async def test_tokens_are_sent_with_the_trace_context_and_are_in_no_span(tmp_path: Path, spans: FinishedSpans) -> None:
     issuer = TokenIssuer(tmp_path / "tokens")
@@ -307,6 +310,7 @@ async def test_tokens_are_sent_with_the_trace_context_and_are_in_no_span(tmp_pat
     assert not any(part in text for token in (issuer.root, reader) for part in token.split("_", 2)[1:])
 
 
+@pytest.mark.whole_tables  # Each tablet has a span of its own.
 @pytest.mark.asyncio
 async def test_a_trace_context_that_is_not_valid_begins_a_new_trace(tmp_path: Path, spans: FinishedSpans) -> None:
     def work(url: str) -> None:

@@ -136,6 +136,7 @@ def test_a_request_over_its_limit(wire: Wire, table: str) -> None:
     assert found.code == "RESOURCE_EXHAUSTED"
 
 
+@pytest.mark.one_process  # A worker does not know the tables of others.
 def test_an_unknown_table_names_the_near_ones(wire: Wire, table: str) -> None:
     near = table.replace("input", "inputs")
     assert f'"{table}"' in refusal(wire.scans.ScanKv, scan_pb2.ScanKvRequest(table=near)).message

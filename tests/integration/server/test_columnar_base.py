@@ -170,6 +170,7 @@ async def test_a_scan_goes_on_from_a_token_of_the_other_kind(
     assert rows.equals(whole)
 
 
+@pytest.mark.whole_tables  # A scan counts once for each tablet.
 @pytest.mark.asyncio
 async def test_a_scan_over_bases_opens_no_rocksdb_cursor(based: ServerProcess, table: Table) -> None:
     async with connect(based.url, read_ahead_bytes=64 << 10) as client:

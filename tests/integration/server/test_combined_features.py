@@ -113,6 +113,7 @@ async def test_a_table_without_a_key_has_no_partitions_expiry_or_deletes(tmp_pat
         assert await table.count() == 1
 
 
+@pytest.mark.one_process  # Several workers need a later format.
 async def test_a_directory_of_an_earlier_format_gets_neither_expiry_nor_partitions(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with ServerProcess(data) as server:

@@ -196,6 +196,7 @@ async def test_times_of_every_type_expire_and_the_most_distant_ones_do_not_overf
         assert await ids(table) == [4, 5]
 
 
+@pytest.mark.whole_tables  # It looks at the buckets of the table in this process.
 @pytest.mark.parametrize("changes", ["delete", "none"])
 @pytest.mark.parametrize("kind", [by_event_time, by_write_time])
 async def test_the_sweep_removes_expired_rows_with_their_entries_and_from_the_base(
@@ -499,6 +500,7 @@ async def test_frames_and_databases_lack_expired_rows(tmp_path: Path) -> None:
             assert con.sql("SELECT id FROM events ORDER BY id").fetchall() == [(1,), (3,)]
 
 
+@pytest.mark.whole_tables  # It looks at the buckets of the table in this process.
 @pytest.mark.parametrize("removed", [False, True])
 async def test_an_undo_restores_rows_whose_successors_have_expired_unless_these_were_removed(
     tmp_path: Path, *, removed: bool

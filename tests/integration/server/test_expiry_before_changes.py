@@ -36,6 +36,7 @@ async def replayed(table: Table, scan: Scan, offsets: LogOffsets) -> dict[int, d
     return rows
 
 
+@pytest.mark.whole_tables  # It looks at the buckets of the table in this process.
 @pytest.mark.parametrize(("column", "based"), [("at", False), (None, True)])
 async def test_a_deletion_after_a_snapshot_finds_its_row(tmp_path: Path, column: str | None, *, based: bool) -> None:
     clocks = FakeClocks()

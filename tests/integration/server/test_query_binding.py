@@ -39,6 +39,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> list[Predicate]:
     return found
 
 
+@pytest.mark.whole_tables  # Each tablet binds the predicate, too.
 @pytest.mark.parametrize("indexes", [[], ["score"]])
 @pytest.mark.parametrize(
     "ask",

@@ -144,6 +144,7 @@ def test_a_lease_of_one_second_expires(own: Wire, server: ServerProcess) -> None
     assert lost.reason == "SNAPSHOT_LOST"
 
 
+@pytest.mark.whole_tables  # The snapshots are read offline.
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_snapshots_outlive_the_server(own: Wire, server: ServerProcess, number: signal.Signals) -> None:
     first = own.pin(NAME, lease_id="first", ttl_millis=50_000).snapshot
@@ -195,6 +196,7 @@ def begun_scan(wire: Wire, snapshot_id: str) -> Any:
     return stream
 
 
+@pytest.mark.whole_tables  # It counts scans and views, of which each tablet has one.
 def test_a_scan_over_a_view_whose_lease_expires_reads_on_to_its_end(own: Wire, server: ServerProcess) -> None:
     stream = begun_scan(own, "mine")
     wait_until(lambda: not listed(own), "expired")
@@ -227,6 +229,7 @@ def has_changes(wire: Wire, table: str, least: int) -> bool:
     return changes_of(wire, table) >= least
 
 
+@pytest.mark.whole_tables  # The snapshots are read offline.
 def test_a_view_taken_while_writers_are_busy_is_one_instant_and_what_the_log_says(server: ServerProcess) -> None:
     name = "game.generations"
     with Wire(server.url) as wire, ExitStack() as writers:

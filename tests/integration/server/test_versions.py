@@ -54,6 +54,7 @@ def polls_of(table: Table, since: bytes | None) -> list[Callable[[], Awaitable[o
     ]
 
 
+@pytest.mark.whole_tables  # It looks at the buckets of the table in this process.
 async def test_the_version_from_memory_is_the_one_of_the_view(tmp_path: Path) -> None:
     async with Server(ServerConfig(data=tmp_path, port=0)) as server, connect(server.address) as client:
         table = await new_table(client, "game.scores", 10)
@@ -103,6 +104,7 @@ async def test_an_unchanged_table_is_told_from_memory(client: Client, name: str)
     }
 
 
+@pytest.mark.whole_tables  # A count of the rows of several tablets is cached.
 async def test_an_answer_is_given_again_without_reading_until_something_changes(client: Client, name: str) -> None:
     table = await new_table(client, name)
     version = await version_of(table)

@@ -144,6 +144,7 @@ def test_a_question_whose_answer_is_another_one_already_does_not_wait(here: Ques
     assert players(here.wire.lookups.TopN(request, timeout=60))[0] == "new"
 
 
+@pytest.mark.whole_tables  # Each tablet computes its share.
 def test_all_who_wait_for_the_same_have_it_computed_once(here: Questions) -> None:
     calls = here.waiting(50)
     others = here.waiting(3, where=None, ascending=True)
@@ -230,6 +231,7 @@ def test_fifty_calls_that_are_cancelled_leave_nothing(here: Questions) -> None:
     assert not call.result(timeout=60).unchanged
 
 
+@pytest.mark.whole_tables  # It looks at the buckets of the table in this process.
 @pytest.mark.asyncio
 async def test_listeners_are_shared_by_all_who_wait_and_gone_with_the_last(tmp_path: Path) -> None:
     async with Server(ServerConfig(data=tmp_path / "data", port=0)) as server, connect(server.address) as client:
@@ -306,6 +308,7 @@ def test_calls_that_wait_at_a_server_that_is_killed_end(alone: Questions, server
     assert {refused(call).code for call in calls} == {"UNAVAILABLE"}
 
 
+@pytest.mark.whole_tables  # One live scan is allowed, and a scan is one for each tablet.
 def test_no_more_calls_wait_than_the_setting_says_and_none_takes_the_place_of_a_scan(tmp_path: Path) -> None:
     settings = ("max_waiting_calls=3", "max_live_scans=1", "max_waiting_scans=0", "admission_wait_seconds=0")
     arguments = [argument for setting in settings for argument in ("--set", setting)]
