@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from aio_client import (
-    ScanKvError,
-    SchemaMismatch,
-    TableExists,
-    TableNotFound,
-    TransactionCommitted,
-    TransactionLost,
-    sync,
-)
+from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import UsageError
 from scankv.model.expressions import bind, evaluate, predicate_of
@@ -186,11 +178,7 @@ def commit(job: WriteJob, begun: JobTransaction, parts: Sequence[StagedPart]) ->
         ScanKvError: See `scankv.Transaction.commit`.
     """
     with _span("commit", job), sync.Client(job.config) as client:
-        try:
-            transaction = client.transaction(begun.id, ttl=job.options.transaction_ttl, attempt=begun.attempt)
-        except TransactionCommitted:
-            # By an earlier call, in which several workers of the server took part.
-            return
+        transaction = client.transaction(begun.id, ttl=job.options.transaction_ttl, attempt=begun.attempt)
         if transaction.result is not None:
             return
         if any(part.begun.token != transaction.token for part in parts):

@@ -78,12 +78,13 @@ class _BeginAtAll(CallToAll):
         begun = [transaction_pb2.BeginTransactionResponse.FromString(each) for each in answers.values()]
         committed = next((each for each in begun if each.HasField("committed")), None)
         refused = {number: error for number, error in errors.items() if not is_absent(error)}
-        if refused or (committed is None and errors and (request.id or not begun)):
-            await _abort(self, request.common_token, answers, context)
-            await end_with_first(context, refused or errors, "a part of the tables")
         if committed is not None:
+            # Only its coordinator knows the commit by the id. A worker with a share refuses to begin it again.
             await _abort(self, request.common_token, answers, context)
             return committed.SerializeToString()
+        if refused or (errors and (request.id or not begun)):
+            await _abort(self, request.common_token, answers, context)
+            await end_with_first(context, refused or errors, "a part of the tables")
         return transaction_pb2.BeginTransactionResponse(token=request.common_token).SerializeToString()
 
 

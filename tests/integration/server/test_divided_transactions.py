@@ -81,6 +81,21 @@ def test_everything_in_a_transaction_is_committed_at_all_workers(divided: Server
         assert client.transactions() == []
 
 
+@pytest.mark.parametrize("attempt", ["", "first"])
+def test_the_begin_of_a_committed_id_returns_the_commit_at_any_worker(divided: ServerProcess, attempt: str) -> None:
+    with sync.connect(divided.url) as client:
+        tables = tables_of(client, f"again{attempt}")
+        with client.transaction(id=f"again{attempt}", attempt=attempt) as transaction:
+            for table in tables[1:]:
+                transaction.upsert(table, [{"k": 1, "v": 1}])
+        for table in tables:
+            with sync.connect(f"127.0.0.1:{table.owner_port}") as direct:
+                again = direct.transaction(id=f"again{attempt}", attempt=attempt)
+                assert again.result is not None
+                assert set(again.result.log_offsets) == {table.name for table in tables[1:]}
+        assert client.transactions() == []
+
+
 @pytest.mark.parametrize("worker", range(WORKERS))
 def test_a_conflict_at_one_worker_leaves_all_of_them_unchanged(divided: ServerProcess, worker: int) -> None:
     with sync.connect(divided.url) as client:
