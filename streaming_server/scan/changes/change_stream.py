@@ -72,6 +72,8 @@ class ChangeStream:
         spoken = time.monotonic()
         scanning = source.scanning
         bounds = self._chunk_spec.bounds()
+        # The position of each bucket before the ranges that were reported as cleared.
+        before_cleared: dict[int, int] = {}
         while self._remaining is None or self._remaining > 0:
             max_rows, max_bytes = next(bounds)
             # A source that filters rows cannot know how many to read for the remaining limit.
@@ -88,10 +90,14 @@ class ChangeStream:
                 yield self._heartbeat()
                 continue
             if not isinstance(chunk, Waiting) and chunk.cleared:
+                before_cleared[chunk.bucket] = source.offsets[chunk.bucket]
                 yield self._heartbeat(chunk)
             elif isinstance(chunk, Waiting) or not chunk.batch.num_rows:
                 left = spoken + self._heartbeat_seconds - time.monotonic()
-                if left > 0:
+                past = [bucket for bucket, offset in before_cleared.items() if source.offsets[bucket] != offset]
+                for bucket in past:
+                    del before_cleared[bucket]
+                if left > 0 and not past:
                     yield left if isinstance(chunk, Waiting) else 0.0
                     continue
                 yield self._heartbeat()

@@ -202,6 +202,22 @@ async def test_a_mirror_drops_the_rows_of_a_deleted_range(client: Client, name: 
         assert again.to_arrow().to_pylist() == rows({(2, "b"): 2})
 
 
+@pytest.mark.timeout(40)  # less than one heartbeat
+@pytest.mark.parametrize("tablets", [1, 2])
+async def test_a_mirror_does_not_wait_for_a_heartbeat_to_be_past_a_deleted_range(tmp_path: Path, tablets: int) -> None:
+    with ServerProcess(tmp_path / "data", "--set", "follow_heartbeat_seconds=60") as server:
+        async with connect(server.url, operation_timeout=3600, next_chunk_timeout=3600) as client:
+            table = await client.create_table(
+                "test.t", pa.schema([("k", pa.int64())]), primary_key=["k"], buckets=4, tablets=tablets
+            )
+            await table.upsert(pa.table({"k": range(100)}))
+            async with mirror(table) as copy:
+                for _ in range(2):
+                    await copy.wait_for((await table.truncate(track_changes=False)).log_offsets)
+                    assert len(copy) == 0
+                    await table.upsert([{"k": 1}])
+
+
 async def test_conditional_writes_and_transactions_take_the_range_as_changed(client: Client, name: str) -> None:
     table = await made(client, name)
     offsets = await table.log_offsets()
