@@ -35,7 +35,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@seeds(2)
+@seeds(1)
 @pytest.mark.parametrize("options", _OPTIONS)
 async def test_published_rows_lead_to_the_live_table(
     server: ServerProcess, tmp_path: Path, options: str, seed: int
