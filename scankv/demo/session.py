@@ -34,7 +34,7 @@ class Outcome:
     Attributes:
         streamed: The figures of the first stream, which was open while rows changed.
         zeros_streamed: Rows with distance 0 in the first stream: updates that the stream must not show.
-        updated_meanwhile: Rows whose update was acknowledged before the first stream ended.
+        concurrent_updates: Rows whose update was acknowledged before the first stream ended.
         updated: All rows that were updated.
         updated_miles: The distance that the updated rows had before.
         afterwards: The figures of the second stream, which was opened after the last update.
@@ -44,7 +44,7 @@ class Outcome:
 
     streamed: Figures
     zeros_streamed: int
-    updated_meanwhile: int
+    concurrent_updates: int
     updated: int
     updated_miles: int
     afterwards: Figures
@@ -65,7 +65,7 @@ async def run_session(address: str, source: Path, report: Report) -> Outcome:
         table = await client.create_table(TABLE, SCHEMA, primary_key=KEY)
         sample = await _load(table, source, report)
         zeroing = Zeroing(table, sample)
-        streamed, meanwhile = await _stream_while_rows_change(table, zeroing, report)
+        streamed, concurrent = await _stream_while_rows_change(table, zeroing, report)
         afterwards = await _stream_again(table, report)
         before = zeroing.updated_rows()
         now = await table.lookup(before.select(list(KEY)))
@@ -73,7 +73,7 @@ async def run_session(address: str, source: Path, report: Report) -> Outcome:
     return Outcome(
         streamed=streamed.figures(),
         zeros_streamed=streamed.zeros,
-        updated_meanwhile=meanwhile,
+        concurrent_updates=concurrent,
         updated=before.num_rows,
         updated_miles=pc.sum(before.column("distance")).as_py(),
         afterwards=afterwards.figures(),
@@ -115,10 +115,10 @@ async def _stream_while_rows_change(table: Table, zeroing: Zeroing, report: Repo
                     writer = group.create_task(zeroing.run())
                     # Ensures that some rows are updated even if the stream is much faster than the updates.
                     await zeroing.first.wait()
-            meanwhile = zeroing.acknowledged
+            concurrent = zeroing.acknowledged
             zeroing.stop.set()
-        done(f"{_speed(tally.rows, time.monotonic() - started)}, {meanwhile:,} updated in the meantime")
-    return tally, meanwhile
+        done(f"{_speed(tally.rows, time.monotonic() - started)}, {concurrent:,} updated in the meantime")
+    return tally, concurrent
 
 
 async def _stream_again(table: Table, report: Report) -> Tally:

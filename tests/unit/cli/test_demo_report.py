@@ -16,7 +16,7 @@ TRUTH = Figures(3, 600, {"UA": (2, 300), "AA": (1, 300)})
 RIGHT = Outcome(
     streamed=Figures(3, 600, {"AA": (1, 300), "UA": (2, 300)}),
     zeros_streamed=0,
-    updated_meanwhile=1,
+    concurrent_updates=1,
     updated=2,
     updated_miles=250,
     afterwards=Figures(3, 350, {}),
@@ -28,7 +28,7 @@ WRONG = {
     "sum": replace(RIGHT, streamed=replace(RIGHT.streamed, distance=599)),
     "carriers": replace(RIGHT, streamed=replace(RIGHT.streamed, carriers={"UA": (2, 300), "AA": (1, 299)})),
     "update seen": replace(RIGHT, zeros_streamed=1),
-    "no update": replace(RIGHT, updated_meanwhile=0),
+    "no update": replace(RIGHT, concurrent_updates=0),
     "update not found": replace(RIGHT, zeros_looked_up=1),
     "update not streamed": replace(RIGHT, zeros_afterwards=1),
     "rows afterwards": replace(RIGHT, afterwards=Figures(4, 350, {})),
