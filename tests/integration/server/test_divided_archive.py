@@ -9,11 +9,9 @@ import pyarrow as pa
 import pytest
 
 from aio_client import sync
-from streaming_server.engine.backups.restore import restore_all
-from streaming_server.engine.backups.restore_plan import plan_instant
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.backup.verify import verify_archive
-from tests.support.archived import ARCHIVING, wait_archived
+from tests.support.archived import ARCHIVING, rows_at, wait_archived
 from tests.support.server_process import ServerProcess
 from tests.support.workers import kill_worker, names_of_workers, wait_for_worker
 
@@ -39,15 +37,6 @@ def write(client: sync.Client, value: int) -> None:
     with client.transaction(id=f"job:{value}") as transaction:
         for name in NAMES:
             transaction.upsert(client.table(name), [{"k": value, "v": value}])
-
-
-def rows_at(store: BackupStore, instant: int | None, data: Path) -> dict[str, dict[int, Any]]:
-    """Restores all tables as of an instant, and returns their rows."""
-    result = restore_all(store, plan_instant(store, instant), data)
-    assert [each.why for each in result.tables] == [""] * len(result.tables)
-    with ServerProcess(data, "--workers", "1") as server, sync.connect(server.url) as client:
-        tables = {table.name: table.scan().to_pylist() for table in client.tables()}
-    return {name: {row["k"]: row["v"] for row in rows} for name, rows in tables.items()}
 
 
 def test_every_instant_can_be_restored_while_the_number_of_workers_changes(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from aio_client import StartFrom, StopAt, connect, sync
 from scankv.model.errors import UsageError
 from streaming_server.engine.backups.offline_check import CheckedPart, OfflineCheck
 from streaming_server.engine.backups.restore import restore_all, restore_tables
-from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
+from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import newest_manifest, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.backup.verify import verify_archive
-from tests.support.archived import ARCHIVING, wait_archived
+from tests.support.archived import ARCHIVING, rows_at, wait_archived
 from tests.support.server_process import ServerProcess
 from tests.support.workers import kill_worker, names_of_workers, wait_for_worker
 
@@ -174,15 +174,6 @@ async def checked(data: Path) -> list[CheckedPart]:
         return [part async for part in check.run()]
     finally:
         check.close()
-
-
-def rows_at(store: BackupStore, instant: int | None, data: Path) -> dict[str, dict[int, Any]]:
-    """Restores all tables as of an instant, and returns their rows."""
-    result = restore_all(store, plan_instant(store, instant), data)
-    assert [each.why for each in result.tables] == [""] * len(result.tables)
-    assert not result.left_out
-    with ServerProcess(data, "--workers", "1") as server, sync.connect(server.url) as client:
-        return {table.name: rows_of(table) for table in client.tables()}
 
 
 def write(client: sync.Client, value: int) -> None:
