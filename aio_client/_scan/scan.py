@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import pyarrow as pa
@@ -128,14 +129,18 @@ class Scan(ScanBuilder):
     async def to_arrow(self) -> pa.Table:
         """Returns all rows as one table in memory, in the order of the stream. An empty result has the schema, too.
 
+        A table with tablets is read from all of its owners at once.
+
         Raises:
             UsageError: The scan reads changes without an end, or without `with_row_kind`.
             ScanKvError: As for the stream of the scan.
         """
         self._check_ends("to_arrow")
-        async with self.stream() as stream:
-            batches = [rows async for rows in stream]
-        return pa.Table.from_batches(batches, schema=stream.schema)
+        async with self._in_any_order().stream() as stream:
+            batches = [(stream.bucket or 0, rows) async for rows in stream]
+        if self._spec.log is None:
+            batches.sort(key=itemgetter(0))  # The rows of each bucket have come in order.
+        return pa.Table.from_batches([rows for _, rows in batches], schema=stream.schema)
 
     async def to_pandas(self) -> pd.DataFrame:
         """Returns all rows as a pandas DataFrame in memory. Needs pandas.
@@ -207,7 +212,7 @@ class Scan(ScanBuilder):
         self._check_ends("to_duckdb")
         check_connection(con, name)
         self._check_has_rows("to_duckdb")
-        async with self.stream() as stream:
+        async with self._in_any_order().stream() as stream:
             return await create_table_of_stream(con, name, stream)
 
     async def to_pylist(self) -> list[dict[str, Any]]:
@@ -220,6 +225,10 @@ class Scan(ScanBuilder):
         """
         self._check_ends("to_pylist")
         return to_pylist(await self.to_arrow())
+
+    def _in_any_order(self) -> Self:
+        """Returns the scan for a reader that can restore the order of buckets, or does not need it."""
+        return self if self._spec.ordered or self._spec.log is not None else self.unordered()
 
     def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
         return type(self)(self._transport, replace(self._spec, **changes), self._table)

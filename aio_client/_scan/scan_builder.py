@@ -179,10 +179,26 @@ class ScanBuilder(ChangesBuilder):
 
         Raises:
             NoPrimaryKey: The table has no primary key, and so no order over all buckets.
+            UsageError: The scan is `unordered`.
         """
         if self._table is not None:
             require_key(self._spec.table, self._table.key_schema.names, "it has no order over all buckets")
         return self._with(ordered=True)
+
+    def unordered(self) -> Self:
+        """Allows the rows of several buckets to come in any order, which is faster for tables with tablets.
+
+        The client then reads such a table from all of its owners at once, and not bucket by bucket. The rows of each
+        bucket still come in key order. The stream has no `resume_token`, because it has no single place to continue
+        at. So a scan keeps its order if it has a token or resumes with `Resume.LATEST`, and also if it has a `limit`
+        or reads a snapshot.
+
+        `to_arrow` and the like do this by themselves, because they can restore the order.
+
+        Raises:
+            UsageError: The scan is `ordered`, or reads the changelog.
+        """
+        return self._with(unordered=True)
 
     def with_buckets(self, *buckets: int | Iterable[int]) -> Self:
         """Reads only these buckets. Several calls are combined to the buckets that all of them name.

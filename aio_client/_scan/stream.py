@@ -21,6 +21,7 @@ from aio_client._transport.retry import with_retries
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import Untracked
 from scankv.model.errors import ScanInterrupted, ScanKvError, UsageError
+from scankv.model.scans.scan_spec import Resume
 from scankv.model.types.default_values import values_from_ipc
 from scankv.v1.scan_pb2 import ScanKvRequest
 
@@ -77,7 +78,7 @@ class ScanStream:
     The scan starts with the first read, or on entering `async with`. The server stops reading when the reader stops. It
     reads ahead by the client's `read_ahead_bytes` or `read_ahead_chunks`, whichever is less, and by one chunk on its
     own side. The receive window of the connection is the only buffer of the client. Memory beyond it: the batch that
-    the caller holds, and one message that is larger than the window.
+    the caller holds, and one message that is larger than the window; of an `unordered` scan, one message of each owner.
 
     To end the scan early, leave `async with`, call `aclose`, or drop the object, as `break` out of `async for` does.
     Each frees the server's iterators at once. Cancelling a read ends the scan too.
@@ -311,9 +312,10 @@ class ScanStream:
     def resume_token(self) -> bytes | None:
         """The token that continues after the last batch that was returned, for `scan.resume_from(token)`. Opaque.
 
-        None before the first batch; the token of `resume_from` if the scan began with one.
+        None before the first batch, and of an `unordered` scan of a table with tablets; the token of `resume_from` if
+        the scan began with one.
         """
-        return self._progress.token
+        return None if self._is_unordered else self._progress.token
 
     @property
     def resumptions(self) -> tuple[Resumption, ...]:
@@ -433,7 +435,7 @@ class ScanStream:
         call: ScanCall | DividedCall
         if self._is_divided:
             request.divided = True
-            call = DividedCall(transport, request, window, trace)
+            call = DividedCall(transport, request, window, trace, unordered=self._is_unordered)
         else:
             call = transport.open_scan(request, window, trace)
         self._call = call
@@ -453,6 +455,13 @@ class ScanStream:
         spec = self._progress.spec
         is_plain = spec.log is None and spec.snapshot_id is None and spec.limit is None and not spec.ordered
         return is_plain and spec.buckets != () and self._table is not None and self._table.tablets > 1
+
+    @property
+    def _is_unordered(self) -> bool:
+        """Whether the rows of several owners come in any order, so that no token says which are still to come."""
+        spec = self._progress.spec
+        resumes = spec.resume is Resume.LATEST or spec.resume_token is not None
+        return spec.unordered and self._is_divided and not resumes
 
     async def _find_transport(self) -> Transport:
         """Returns the transport to the worker of the server that is to be called."""
@@ -522,7 +531,7 @@ class ScanStream:
     def _interruption(self, error: ScanKvError) -> ScanInterrupted:
         spec, rows = self._progress.spec, self._progress.rows
         what_to_do = "start the scan again"
-        if self._progress.token is not None:
+        if self.resume_token is not None:
             what_to_do = "continue after them with scan.resume_from(error.resume_token), or start the scan again"
         return ScanInterrupted(
             f"the scan of {spec.table} broke off after {rows:,} rows, which are not all rows: {error.message}; "
@@ -561,7 +570,7 @@ class ScanStream:
         self._ended = time.monotonic()
         self._failure = failure
         if isinstance(failure, ScanKvError):
-            failure.resume_token = self._progress.token
+            failure.resume_token = self.resume_token
         if self._trace is not None:
             self._trace.end(failure)
         if self._call is not None:

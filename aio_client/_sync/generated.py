@@ -1855,6 +1855,8 @@ class Scan(BlockingScan):
     def to_arrow(self) -> pa.Table:
         """Returns all rows as one table in memory, in the order of the stream. An empty result has the schema, too.
 
+        A table with tablets is read from all of its owners at once.
+
         Raises:
             UsageError: The scan reads changes without an end, or without `with_row_kind`.
             ScanKvError: As for the stream of the scan.

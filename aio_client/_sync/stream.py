@@ -352,7 +352,8 @@ class ScanStream:
     def resume_token(self) -> bytes | None:
         """The token that continues after the last batch that was returned, for `scan.resume_from(token)`. Opaque.
 
-        None before the first batch; the token of `resume_from` if the scan began with one.
+        None before the first batch, and of an `unordered` scan of a table with tablets; the token of `resume_from` if
+        the scan began with one.
         """
         if self._interrupted is not None:
             return self._interrupted.resume_token

@@ -14,7 +14,7 @@ from scankv.model.limits import DEFAULT_CHUNK_BYTES
 
 DEFAULT_URL: Final = "localhost:7070"
 
-_MIN_READ_AHEAD_BYTES: Final = 64 * 1024
+MIN_READ_AHEAD_BYTES: Final = 64 * 1024
 _MAX_READ_AHEAD_BYTES: Final = 64 * 1024 * 1024
 _MAX_READ_AHEAD_CHUNKS: Final = 1024
 _MAX_HEARTBEAT_MILLIS: Final = 3_600_000
@@ -74,9 +74,9 @@ class ClientConfig:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise UsageError(f"{field} must be a number of seconds greater than 0, not {value!r}", option=field)
         value = self.read_ahead_bytes
-        if type(value) is not int or not _MIN_READ_AHEAD_BYTES <= value <= _MAX_READ_AHEAD_BYTES:
+        if type(value) is not int or not MIN_READ_AHEAD_BYTES <= value <= _MAX_READ_AHEAD_BYTES:
             raise UsageError(
-                f"read_ahead_bytes must be between {_MIN_READ_AHEAD_BYTES:,} and {_MAX_READ_AHEAD_BYTES:,}, not "
+                f"read_ahead_bytes must be between {MIN_READ_AHEAD_BYTES:,} and {_MAX_READ_AHEAD_BYTES:,}, not "
                 f"{value!r}",
                 option="read_ahead_bytes",
             )
@@ -141,7 +141,7 @@ class ClientConfig:
         """
         chunks = self.read_ahead_chunks * (chunk_bytes or DEFAULT_CHUNK_BYTES)
         rounded = 1 << (chunks - 1).bit_length()
-        return max(_MIN_READ_AHEAD_BYTES, min(self.read_ahead_bytes, rounded))
+        return max(MIN_READ_AHEAD_BYTES, min(self.read_ahead_bytes, rounded))
 
 
 def address_of(url: str) -> str:

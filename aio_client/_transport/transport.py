@@ -634,8 +634,13 @@ class StreamCall(Generic[_Response]):
         self._loop = asyncio.get_running_loop()
 
     def __del__(self) -> None:
-        call = getattr(self, "_call", None)
-        if call is None or call.done():
+        if hasattr(self, "_loop"):
+            self.drop()
+
+    def drop(self) -> None:
+        """Cancels the call unless it has ended, from any thread, as dropping the object does."""
+        call = self._call
+        if call.done():
             return
         if self._loop.is_closed():
             warnings.warn(

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from aio_client import ScanSpec
+    from aio_client import Scan, ScanSpec
     from benchmarks.bench import Bench
 
 _WORKERS: Final = 2
 _MOST_ROWS: Final = 1_000_000
 _CALL_ROWS: Final = 100_000
-_SCANS: Final = 3
 _PARTS: Final = 8
 # More than the work of the server in the background, such as the build of a columnar base, which one worker has.
+_SCANS: Final = 6
 _ROUNDS: Final = 12
 _WORK: Final = {
     "upserts": "upserts of two tables at once",
@@ -35,6 +35,7 @@ _WORK: Final = {
     "parts": "scans of the parts of one snapshot by two clients",
     "tablet_upserts": "upserts of one table with a tablet for each worker",
     "tablet_scans": "scans of one table with a tablet for each worker",
+    "unordered": "scans of one table with a tablet for each worker, in any order",
 }
 """What is measured, by the name of its figure."""
 
@@ -105,7 +106,8 @@ def _use_server(directory: Path, workers: int, rows: int) -> dict[str, tuple[int
         Worker(TableUser, server.url, 0, rows, _WORKERS, workers) as user,
     ):
         measured["tablet_upserts"] = (rows, *_measure(server.pid, [user], TableUser.load))
-        measured["tablet_scans"] = (_SCANS * rows, *_measure(server.pid, [user], TableUser.scan))
+        for what, unordered in (("tablet_scans", False), ("unordered", True)):
+            measured[what] = (_SCANS * rows, *_measure(server.pid, [user], TableUser.scan, [unordered]))
     return measured
 
 
@@ -176,14 +178,15 @@ class TableUser:
         for batch in t4.batches(self._rows, _CALL_ROWS):
             await self._table.upsert(batch)
 
-    def scan(self) -> None:
-        """Reads all rows, three times."""
-        self._runner.run(self._scan())
+    def scan(self, unordered: bool = False) -> None:
+        """Reads all rows several times, in the order of buckets or in any order."""
+        scan = self._table.scan()
+        self._runner.run(self._scan(scan.unordered() if unordered else scan))
 
-    async def _scan(self) -> None:
+    async def _scan(self, scan: Scan) -> None:
         for _ in range(_SCANS):
             rows = 0
-            async for batch in self._table.scan().stream():
+            async for batch in scan.stream():
                 rows += batch.num_rows
             if rows != self._rows:
                 raise RuntimeError(f"the scan returned {rows:,} rows, not {self._rows:,}")

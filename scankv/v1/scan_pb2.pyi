@@ -336,8 +336,8 @@ class ScanClaim(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     TOKEN_HEAD_FIELD_NUMBER: _builtins.int
     ticket: _builtins.str
-    """As in the header of the scan. The first part is read within 10 seconds of the header, and each other one once the
-    parts before it are read.
+    """As in the header of the scan. The first part is read within 10 seconds of the header, and each other one at the same
+    time or later.
     """
     token_head: _builtins.bytes
     """As in the header. The resume tokens of the part begin with it."""
@@ -920,7 +920,10 @@ class ScanHeader(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScanPart]:
-        """Of a divided scan: its parts, in the order in which their rows follow each other."""
+        """Of a divided scan: its parts, in the order in which their rows follow each other. A client that reads several at
+        once, or in another order, gets the rows of a bucket in order. The tokens of a part continue after all parts before
+        it, so such a client has no token of the complete scan.
+        """
 
     def __init__(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ from scankv.v1 import admin_pb2, lock_pb2, snapshot_pb2, table_pb2, transaction_
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.wire import Wire, refusal_of
-from tests.support.workers import kill_worker, names_of_workers, processes_of, rows_of, wait_for_worker
+from tests.support.workers import frozen, kill_worker, names_of_workers, rows_of, wait_for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,17 +53,6 @@ def tables_of_workers(client: Client, database: str) -> list[Table]:
         table.upsert(rows_of(10))
         tables.append(table)
     return tables
-
-
-@contextmanager
-def frozen(server: ServerProcess, number: int) -> Iterator[None]:
-    """Stops a worker inside the block, as a debugger does."""
-    pid = processes_of(server)[number]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager

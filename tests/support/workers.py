@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.support.server_process import WORKERS
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.support.server_process import ServerProcess
 
 
@@ -116,6 +119,17 @@ def kill_worker(server: ServerProcess, number: int) -> None:
     pid = processes_of(server)[number]
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: processes_of(server).get(number) != pid, "the worker ended")
+
+
+@contextmanager
+def frozen(server: ServerProcess, number: int) -> Iterator[None]:
+    """Stops a worker inside the block, as a debugger does."""
+    pid = processes_of(server)[number]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def wait_for_worker(server: ServerProcess, number: int) -> None:

@@ -69,6 +69,7 @@ class ScanSpec:
         isolation: Whether the scan waits until what it returns is durable: `read_committed` or `read_latest`.
         consistency: Which rows of the live table are of one instant: all of the `table`, or those of each `owner`.
         ordered: Whether the rows of all buckets together are returned in key order.
+        unordered: Whether the rows of several buckets may come in any order. Otherwise they come bucket by bucket.
         resume: Whether the scan continues by itself after an interruption. None: only a scan of a pinned snapshot or
             of the changelog.
         log: The changes to read. None: the rows.
@@ -99,6 +100,7 @@ class ScanSpec:
     isolation: Isolation = "read_committed"
     consistency: Consistency = "table"
     ordered: bool = False
+    unordered: bool = False
     changes_follow: bool = False
     resume: Resume | None = None
     log: LogSpec | None = None
@@ -134,10 +136,13 @@ class ScanSpec:
         for name, value in (
             ("reverse", self.reverse),
             ("ordered", self.ordered),
+            ("unordered", self.unordered),
             ("changes_follow", self.changes_follow),
         ):
             if not isinstance(value, bool):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
+        if self.ordered and self.unordered:
+            raise UsageError("ordered and unordered exclude each other: leave out one of them")
         if self.read_path not in READ_PATHS:
             raise UsageError(
                 f"read_path must be {' or '.join(map(repr, READ_PATHS))}, not {self.read_path!r}", option="read_path"
@@ -213,6 +218,7 @@ class ScanSpec:
             ("key_range", self.key_range is not None, "select the keys with where"),
             ("reverse", self.reverse, "the changes of a bucket are always in the order of their commits"),
             ("ordered", self.ordered, "the changes of a bucket are always in the order of their commits"),
+            ("unordered", self.unordered, "the changes of several buckets come in any order anyway"),
             ("read_path", self.read_path != "auto", "it selects what rows are read from"),
             ("as_of", self.as_of is not None, "start with StartFrom.timestamp, or with StartFrom.lake"),
             ("consistency", self.consistency != "table", "changes of several buckets have no common instant"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -75,12 +76,20 @@ def tablets_by_instant(request: scan_pb2.ScanKvRequest, calls: TabletCalls, tabl
 
 
 async def _wait_for_readers(stream: JoinedStream, parts: Mapping[int, _Part], calls: TabletCalls) -> None:
-    """Returns once the client has read all parts at the owners of the tablets."""
-    for tablet, part in parts.items():
+    """Returns once the client has read all parts at the owners of the tablets, in any order or several at once."""
+
+    async def wait_for_reader(tablet: int, part: _Part) -> None:
         async for message in calls.messages(tablet, part):
             trailer = scan_pb2.ScanKvResponse.FromString(message).trailer
             stream.scanned(tablet, trailer)
             stream.add_part(trailer)
+
+    try:
+        async with asyncio.TaskGroup() as readers:
+            for tablet, part in parts.items():
+                readers.create_task(wait_for_reader(tablet, part))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ def test_each_refinement_is_a_copy(scan: Scan) -> None:
     assert scan.reverse().spec == ScanSpec("game.scores", reverse=True)
     assert scan.reverse().reverse().spec == SPEC
     assert scan.ordered().spec == scan.ordered().ordered().spec == ScanSpec("game.scores", ordered=True)
+    assert scan.unordered().spec == ScanSpec("game.scores", unordered=True)
     assert scan.consistency("owner").spec == ScanSpec("game.scores", consistency="owner")
     assert scan.consistency("owner").consistency("table").spec == SPEC
     assert scan.resume(Resume.LATEST).spec == ScanSpec("game.scores", resume=Resume.LATEST)
