@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -15,6 +16,7 @@ from aio_client._transport.retry import PASSING_ERRORS
 from aio_client._transport.shared_calls import SharedCalls
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import ProtocolViolation, ScanKvError
+from scankv.model.names import tablet_name
 from scankv.v1 import lookup_pb2
 
 if TYPE_CHECKING:
@@ -58,7 +60,8 @@ class FoundEncodedRows(NamedTuple):
 class RowGets:
     """Reads rows of one table by few keys; concurrent calls share requests. Belongs to the event loop.
 
-    Encoded keys and Arrow keys are in different requests, because their answers have different forms.
+    Encoded keys and Arrow keys are in different requests, because their answers have different forms. Encoded keys of
+    one tablet go to its owner.
 
     Args:
         handle: The table.
@@ -67,13 +70,12 @@ class RowGets:
 
     def __init__(self, handle: TableHandle, isolation: Isolation) -> None:
         self._handle = handle
+        self._tracer = handle.transport.tracer
         self._isolation = isolation_message(isolation)
-        tracer = handle.transport.tracer
-        self._encoded: SharedCalls[Sequence[bytes], FoundEncodedRows] = SharedCalls(
-            _each_for_itself(self._find_encoded), len, _MOST_KEYS, tracer
-        )
+        # By tablet. None: keys of several tablets, or of a table without tablets.
+        self._encoded: dict[int | None, SharedCalls[Sequence[bytes], FoundEncodedRows]] = {}
         self._arrow: SharedCalls[pa.RecordBatch, LookupAnswer] = SharedCalls(
-            _each_for_itself(self._find_arrow), attrgetter("num_rows"), _MOST_KEYS, tracer
+            _each_for_itself(self._find_arrow), attrgetter("num_rows"), _MOST_KEYS, self._tracer
         )
 
     async def get(self, keys: Sequence[bytes]) -> FoundEncodedRows:
@@ -82,7 +84,11 @@ class RowGets:
         Raises:
             ScanKvError: The server's error, or the failure of the connection.
         """
-        return await self._encoded.call(keys)
+        tablet = self._handle.read_shape.tablet_of(keys)
+        if tablet not in self._encoded:
+            find = _each_for_itself(partial(self._find_encoded, tablet))
+            self._encoded[tablet] = SharedCalls(find, len, _MOST_KEYS, self._tracer)
+        return await self._encoded[tablet].call(keys)
 
     async def look_up(self, keys: pa.RecordBatch) -> LookupAnswer:
         """Reads the rows of keys in Arrow form, those of one bucket at one instant. The answer has no log offsets.
@@ -92,9 +98,11 @@ class RowGets:
         """
         return await self._arrow.call(keys)
 
-    async def _find_encoded(self, calls: Sequence[Sequence[bytes]]) -> list[FoundEncodedRows]:
+    async def _find_encoded(self, tablet: int | None, calls: Sequence[Sequence[bytes]]) -> list[FoundEncodedRows]:
         keys = [key for each in calls for key in each]
-        response = await self._request(encoded_keys=keys)
+        response = None if tablet is None else await self._ask_tablet(tablet, keys)
+        if response is None:
+            response = await self._request(encoded_keys=keys)
         found, buckets, offsets = response.found, response.buckets, dict(response.log_offsets)
         if len(found) != len(keys) or sum(found) != len(response.encoded_rows) or len(buckets) != len(keys):
             raise ProtocolViolation(
@@ -126,6 +134,23 @@ class RowGets:
             response = await self._request(keys=to_ipc(keys))
             answers += LookupAnswer.decode(keys, response).split([each.num_rows for each in same])
         return answers
+
+    async def _ask_tablet(self, tablet: int, keys: Sequence[bytes]) -> lookup_pb2.LookupResponse | None:
+        """Reads the rows of encoded keys at the owner of their tablet. None: ask the owner of the table.
+
+        It knows what is wrong: the table may have been created again, or its tablets may have other owners.
+        """
+        description = self._handle.read_shape.description
+        request = lookup_pb2.LookupRequest(
+            table=tablet_name(self._handle.name, tablet), encoded_keys=keys, isolation=self._isolation
+        )
+        transport = await self._handle.transport.to_tablet(description, tablet)
+        try:
+            return await transport.call(lambda: transport.services.lookups.Lookup, request)
+        except PASSING_ERRORS:
+            raise
+        except ScanKvError:
+            return None
 
     async def _request(self, *, keys: bytes = b"", encoded_keys: Sequence[bytes] = ()) -> lookup_pb2.LookupResponse:
         transport = self._handle.transport

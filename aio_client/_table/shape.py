@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from scankv.model.keys.buckets import KeyPlaces, tablet_of
 from scankv.model.tables.log_tables import require_key
 from scankv.model.tables.merge_spec import NO_MERGING, MergeSpec, partial_schema
 from scankv.model.tables.merge_wire import merging_from_proto
@@ -27,19 +28,32 @@ class TableShape:
         schema: The columns.
         key_schema: The key columns in key order; none in a table without a primary key.
         defaults: What rows get that are written without a column, by column.
+        places: Finds the buckets of keys. None: the table has no tablets.
     """
 
     description: table_pb2.Table
     schema: pa.Schema
     key_schema: pa.Schema
     defaults: Mapping[str, pa.Scalar]
+    places: KeyPlaces | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, description: table_pb2.Table) -> TableShape:
         """Decodes what the server describes."""
         schema = pa.ipc.read_schema(pa.py_buffer(description.arrow_schema))
         key_schema = pa.schema([schema.field(name) for name in description.primary_key])
-        return cls(description, schema, key_schema, values_from_ipc(description.column_defaults))
+        places = None
+        if description.tablets > 1:
+            places = KeyPlaces(key_schema, description.bucket_key, description.buckets)
+        return cls(description, schema, key_schema, values_from_ipc(description.column_defaults), places)
+
+    def tablet_of(self, keys: Sequence[bytes]) -> int | None:
+        """Returns the tablet of some encoded keys. None: they have none, or not all have the same one."""
+        if self.places is None:
+            return None
+        buckets, tablets = self.description.buckets, self.description.tablets
+        found = {tablet_of(self.places.bucket_of(key), buckets, tablets) for key in keys}
+        return found.pop() if len(found) == 1 else None
 
     def is_part_of(self, newer: TableShape) -> bool:
         """Whether a later shape of the table has all of its columns, with their names and types."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from aio_client._write.repeatable_writes import write_until_answered
 from scankv.model.errors import NotOwner, TableNotFound
-from scankv.model.keys.buckets import bucket_of
+from scankv.model.keys.buckets import bucket_of, tablet_of
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.names import tablet_name
 from scankv.v1 import write_pb2
@@ -76,8 +76,7 @@ def _divide(shape: TableShape, kind: RequestKind, batch: pa.RecordBatch) -> dict
     names = list(description.bucket_key)
     codec = KeyCodec([shape.schema.field(name).type for name in names], names)
     buckets = bucket_of(codec.encode([codec.canonical(batch.column(name)) for name in names]), description.buckets)
-    first = [number * description.buckets // description.tablets for number in range(description.tablets)]
-    tablets = np.searchsorted(np.array(first), buckets, side="right") - 1
+    tablets = tablet_of(buckets.astype(np.int64), description.buckets, description.tablets)
     requests = {}
     for tablet in np.unique(tablets).tolist():
         requests[tablet] = kind.request(batch.take(pa.array(np.flatnonzero(tablets == tablet))))

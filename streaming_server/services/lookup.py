@@ -25,6 +25,7 @@ from streaming_server.services.isolation import reads_latest
 from streaming_server.services.query_request import bind_aggregate, bind_count, bind_top_n
 from streaming_server.services.reading import current_version_of, definition_of, open_complete_view
 from streaming_server.services.scan_request import bucket_numbers, column_names
+from streaming_server.services.tablets.table_errors import naming_tables
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -95,14 +96,15 @@ class LookupService:
             if request.encoded_keys:
                 if request.keys or columns is not None:
                     raise InvalidRequest("encoded_keys must come without keys and columns")
-                found_rows = await table.reads.get(request.encoded_keys, latest=latest)
+                with naming_tables():
+                    found_rows = await table.reads.get(request.encoded_keys, latest=latest)
                 return lookup_pb2.LookupResponse(
                     encoded_rows=found_rows.rows,
                     found=found_rows.is_there,
                     log_offsets=found_rows.offsets,
                     buckets=found_rows.buckets,
                     schema_id=found_rows.schema_id,
-                    table_incarnation=table.definition.incarnation,
+                    table_incarnation=table.definition.table_incarnation,
                 ).SerializeToString()
             rows, found, offsets = await table.reads.lookup(request.keys, columns, latest=latest)
         sink = pa.BufferOutputStream()

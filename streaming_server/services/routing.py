@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest
 from scankv.model.names import TableName, tablet_number
-from scankv.v1 import scan_pb2, snapshot_pb2, write_pb2
+from scankv.v1 import lookup_pb2, scan_pb2, snapshot_pb2, write_pb2
 from streaming_server.engine.snapshots.leases import lost_error
 from streaming_server.engine.snapshots.part_ids import PartId
 from streaming_server.services.permissions import NamedTable, permission_of
@@ -124,8 +124,13 @@ class Router:
 
 
 def _check_sent_to_tablet(request: Message) -> None:
-    """Raises InvalidRequest unless a client may send a request to a tablet: a part of a scan, or a plain write."""
+    """Raises InvalidRequest unless a client may send a request to a tablet: a part of a scan, a get, or a plain write.
+
+    A get is a lookup of encoded keys.
+    """
     if isinstance(request, scan_pb2.ScanKvRequest) and request.HasField("claim"):
+        return
+    if isinstance(request, lookup_pb2.LookupRequest) and request.encoded_keys:
         return
     if not isinstance(request, write_pb2.UpsertRequest | write_pb2.DeleteRequest):
         name: str = getattr(request, "table", "") or getattr(request, "name", "")

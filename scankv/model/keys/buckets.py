@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
@@ -14,8 +15,6 @@ from scankv.model.keys.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy.typing as npt
 
 
 def bucket_of(keys: pa.BinaryArray, buckets: int) -> npt.NDArray[np.int32]:
@@ -37,6 +36,20 @@ def bucket_of(keys: pa.BinaryArray, buckets: int) -> npt.NDArray[np.int32]:
 def bucket_of_one(key: bytes, buckets: int) -> int:
     """Returns the bucket of one encoded bucket key, the same as `bucket_of` for an array of one."""
     return xxh3_64_intdigest(key) % buckets
+
+
+_Numbers = TypeVar("_Numbers", int, "npt.NDArray[np.int64]")
+
+
+def tablet_of(bucket: _Numbers, buckets: int, tablets: int) -> _Numbers:
+    """Returns the tablet of a bucket, or of each bucket of an array: tablets are ranges of about equal length.
+
+    Args:
+        bucket: The number of the bucket, or several.
+        buckets: The number of buckets of the table.
+        tablets: The number of its tablets, at most as many as buckets.
+    """
+    return ((bucket + 1) * tablets - 1) // buckets
 
 
 class KeyPlaces:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
-import numpy as np
 
 from scankv.model.errors import InvalidRequest, ScanKvError, TableNotFound, Unavailable
+from scankv.model.keys.buckets import tablet_of
 from scankv.v1 import worker_pb2
 from streaming_server.services.forwarding import RETRY_SECONDS, error_of
 from streaming_server.services.tablets.table_errors import of_table
@@ -19,6 +19,7 @@ from streaming_server.services.tablets.table_errors import of_table
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
+    import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
     from google.protobuf.message import Message
@@ -85,7 +86,6 @@ class TabletCalls:
         self.table = table
         self.definition = table.definition
         self.tablets = self.definition.all_tablets
-        self._first_buckets = np.array([each.own_buckets.start for each in self.tablets])
         self.context = context
         self.scan_id = uuid.uuid4().hex
         self._streams: list[grpc.aio.Call] = []
@@ -128,7 +128,7 @@ class TabletCalls:
 
     def tablets_of_buckets(self, buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Returns the tablet of each of some buckets."""
-        return np.searchsorted(self._first_buckets, buckets, side="right") - 1
+        return tablet_of(buckets, self.definition.buckets, len(self.tablets))
 
     def check_buckets(self, buckets: Sequence[int] | None) -> None:
         """Raises InvalidRequest if one of some buckets (None: all) does not exist, or is named twice."""

@@ -266,6 +266,7 @@ async def test_a_refused_call_has_its_status_and_no_message(tmp_path: Path, span
     assert "did you mean" not in spans.text()
 
 
+@pytest.mark.whole_tables  # The keys of each tablet share a call.
 @pytest.mark.asyncio
 async def test_concurrent_gets_that_share_a_call_appear_in_the_trace_of_the_first(
     tmp_path: Path, spans: FinishedSpans

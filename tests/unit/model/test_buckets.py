@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.model.keys.buckets import KeyPlaces, bucket_of, bucket_of_one
+from scankv.model.keys.buckets import KeyPlaces, bucket_of, bucket_of_one, tablet_of
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import KeyRanges
@@ -52,6 +52,18 @@ def test_the_places_of_keys_are_their_buckets(bucket_key: list[str]) -> None:
     assert {key: bucket for bucket, ranges in found.items() for key in ranges.keys} == dict(
         zip(keys, expected.tolist(), strict=True)
     )
+
+
+@given(st.integers(1, 200), st.data())
+def test_tablets_are_ranges_of_buckets(buckets: int, data: st.DataObject) -> None:
+    tablets = data.draw(st.integers(1, buckets))
+    expected = [
+        tablet
+        for tablet in range(tablets)
+        for _ in range(tablet * buckets // tablets, (tablet + 1) * buckets // tablets)
+    ]
+    assert [tablet_of(bucket, buckets, tablets) for bucket in range(buckets)] == expected
+    assert tablet_of(np.arange(buckets), buckets, tablets).tolist() == expected
 
 
 def test_ranges_lie_in_the_buckets_in_which_their_keys_can_be() -> None:

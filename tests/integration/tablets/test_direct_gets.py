@@ -1,0 +1,134 @@
+"""A client asks the owner of a tablet for its rows directly, and the owner of the table if that fails."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import InvalidRequest, sync
+from scankv.model.keys.buckets import bucket_of_one, tablet_of
+from scankv.model.keys.key_codec import KeyCodec
+from scankv.v1 import lookup_pb2
+from tests.support.server_process import ServerProcess
+from tests.support.tables import SCORES
+from tests.support.wire import Wire
+from tests.support.workers import frozen, kill_worker, names_of_workers, rows_of, sample_of, wait_for_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.timeout(120)
+
+BUCKETS, TABLETS = 6, 2
+HOME, OTHER = 0, 1
+"""The worker that owns the table and its first tablet, and the worker that owns the second one."""
+
+KEYS = KeyCodec([pa.string()], ["player"])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("gets") / "data", "--workers", "2") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[sync.Client]:
+    with sync.connect(server.url) as client:
+        yield client
+
+
+def create(client: sync.Client, database: str, buckets: int = BUCKETS, tablets: int = TABLETS) -> sync.Table:
+    """Creates a table that the first worker owns."""
+    (name,) = names_of_workers(2, database)[HOME]
+    return client.create_table(name, SCORES, primary_key=["player"], buckets=buckets, tablets=tablets)
+
+
+def key_in(tablet: int, buckets: int = BUCKETS) -> str:
+    """Returns a key of a tablet."""
+    candidates = (f"k{number}" for number in count())
+    return next(each for each in candidates if tablet_of(_bucket_of(each, buckets), buckets, TABLETS) == tablet)
+
+
+def _bucket_of(player: str, buckets: int) -> int:
+    return bucket_of_one(KEYS.encode_one((player,)), buckets)
+
+
+def lookups(client: sync.Client) -> list[int]:
+    """Returns how many lookups each worker has answered."""
+    return [
+        int(sample_of(client, "scankv_call_seconds_count", worker, 'code="OK",method="LookupService/Lookup"'))
+        for worker in (HOME, OTHER)
+    ]
+
+
+@pytest.mark.parametrize("tablet", [HOME, OTHER])
+def test_the_owner_of_the_tablet_answers_alone(client: sync.Client, tablet: int) -> None:
+    table = create(client, f"alone{tablet}")
+    key = key_in(tablet)
+    table.upsert([{"player": key, "score": 1}])
+    before = lookups(client)
+    assert table.get(key) == {"player": key, "score": 1}
+    assert table.lookup([key, key]).num_rows == 2
+    before[tablet] += 2
+    assert lookups(client) == before
+
+
+def test_keys_of_several_tablets_are_found_together(client: sync.Client) -> None:
+    table = create(client, "several")
+    table.upsert(rows_of(50))
+    keys = [row["player"] for row in rows_of(60)]
+    assert table.lookup(keys).to_pylist() == rows_of(50)
+    assert [table.get(key) for key in keys] == [*rows_of(50), *[None] * 10]
+
+
+def test_a_table_that_is_created_again_is_read_by_its_new_buckets(client: sync.Client, server: ServerProcess) -> None:
+    old = create(client, "again")
+    key = next(each for each in (f"k{n}" for n in count()) if _is_elsewhere(each))
+    assert old.get(key) is None
+    with sync.connect(server.url) as other:
+        other.drop_table(old.name)
+        create(other, "again", buckets=8).upsert([{"player": key, "score": 8}])
+        assert old.get(key) == {"player": key, "score": 8}
+        other.drop_table(old.name)
+        create(other, "again", tablets=1).upsert([{"player": key, "score": 1}])
+    assert old.get(key) == {"player": key, "score": 1}
+
+
+def _is_elsewhere(player: str) -> bool:
+    """Whether a key is in another tablet if the table has 8 buckets."""
+    return tablet_of(_bucket_of(player, BUCKETS), BUCKETS, TABLETS) != tablet_of(_bucket_of(player, 8), 8, TABLETS)
+
+
+def test_only_keys_of_a_dead_or_frozen_owner_wait(client: sync.Client, server: ServerProcess) -> None:
+    table = create(client, "absent")
+    there, absent = key_in(OTHER), key_in(HOME)
+    table.upsert([{"player": there, "score": 1}, {"player": absent, "score": 2}])
+    assert table.get(there) is not None
+    with frozen(server, HOME):
+        assert table.get(there) == {"player": there, "score": 1}
+    kill_worker(server, HOME)
+    assert table.get(there) == {"player": there, "score": 1}
+    assert table.get(absent) == {"player": absent, "score": 2}
+    wait_for_worker(server, HOME)
+
+
+def test_a_tablet_takes_nothing_but_few_encoded_keys(client: sync.Client, server: ServerProcess) -> None:
+    table = create(client, "refused")
+    with Wire(server.url) as wire:
+        for tablet in range(TABLETS):
+            own, others = (KEYS.encode_one((key_in(each),)) for each in (tablet, 1 - tablet))
+            name = f"{table.name}#{tablet}"
+            request = lookup_pb2.LookupRequest(table=name, encoded_keys=[own])
+            assert wire.lookups.Lookup(request).found == b"\0"
+            with pytest.raises(Exception, match="ask for it by the name of the table"):
+                wire.lookups.Lookup(lookup_pb2.LookupRequest(table=name, encoded_keys=[others]))
+            with pytest.raises(Exception, match="must consist of"):
+                wire.lookups.Lookup(lookup_pb2.LookupRequest(table=name, keys=b"keys"))
+            with pytest.raises(Exception, match="must consist of"):
+                wire.lookups.Count(lookup_pb2.CountRequest(table=name))
+    with pytest.raises(InvalidRequest):
+        client.table(f"{table.name}#0")
