@@ -67,6 +67,8 @@ def find_checked_json(path: Path) -> dict[str, Any] | None:
 
 def to_checked_bytes(content: dict[str, Any]) -> bytes:
     """Returns the bytes of a file with this content."""
+    # As it is read again: JSON turns keys that are numbers into text, which has another order.
+    content = json.loads(json.dumps(content))
     stored = {"format": _FORMAT, "crc32c": _checksum(content), "content": content}
     return json.dumps(stored, indent=2).encode()
 
