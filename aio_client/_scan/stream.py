@@ -433,7 +433,8 @@ class ScanStream:
         await transport.prepare_token()
         trace = () if self._trace is None else self._trace.headers
         call: ScanCall | DividedCall
-        if self._is_divided:
+        # A part of a snapshot may be read without knowing the table, but not at a worker of an old server.
+        if self._is_divided or (self._table is None and self._can_be_divided and transport is not self._transport):
             request.divided = True
             call = DividedCall(transport, request, window, trace, unordered=self._is_unordered)
         else:
@@ -450,17 +451,21 @@ class ScanStream:
             self._trace.begin_rows()
 
     @property
-    def _is_divided(self) -> bool:
-        """Whether the owners of tablets send their rows directly."""
+    def _can_be_divided(self) -> bool:
+        """Whether the owners of tablets send their rows directly if the table has tablets."""
         spec = self._progress.spec
-        is_plain = spec.log is None and spec.snapshot_id is None and spec.limit is None and not spec.ordered
-        return is_plain and spec.buckets != () and self._table is not None and self._table.tablets > 1
+        return spec.log is None and spec.limit is None and not spec.ordered and spec.buckets != ()
+
+    @property
+    def _is_divided(self) -> bool:
+        """Whether the table is known to have tablets, whose owners send their rows directly."""
+        return self._can_be_divided and self._table is not None and self._table.tablets > 1
 
     @property
     def _is_unordered(self) -> bool:
         """Whether the rows of several owners come in any order, so that no token says which are still to come."""
         spec = self._progress.spec
-        resumes = spec.resume is Resume.LATEST or spec.resume_token is not None
+        resumes = spec.resume is Resume.LATEST or spec.resume_token is not None or spec.snapshot_id is not None
         return spec.unordered and self._is_divided and not resumes
 
     async def _find_transport(self) -> Transport:

@@ -20,7 +20,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire
-from tests.support.workers import processes_of
+from tests.support.workers import frozen, names_of_workers, processes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,6 +150,25 @@ def test_a_part_is_read_once_and_ends_with_its_scan(server: ServerProcess) -> No
         wait_until(lambda: not client.live_scans(), "the other parts end")
         with pytest.raises(Exception, match="has ended"):
             list(wire.scans.ScanKv(claims[1]))
+
+
+@pytest.mark.parametrize("knows_table", [True, False])
+def test_rows_of_a_snapshot_come_from_the_owner_of_their_tablet(tmp_path: Path, knows_table: bool) -> None:
+    """The owner of the table passes none of them on: it is frozen meanwhile."""
+    home = names_of_workers(2, "pinned")[0][0]
+    with ServerProcess(tmp_path / "data", "--workers", "2") as server, sync.connect(server.url) as client:
+        table = create(client, home)
+        # The second tablet is of the other worker.
+        (part,) = table.scan().at(table.snapshot()).with_buckets(2, 3).splits(1)
+        expected = part.to_arrow()
+        scan = part if knows_table else client.scan(part.spec)
+        with scan.stream() as stream:
+            batches: list[pa.RecordBatch] = []
+            with frozen(server, 0):
+                while sum(rows.num_rows for rows in batches) < expected.num_rows:
+                    batches.append(next(stream))
+            batches += stream
+        assert pa.Table.from_batches(batches) == expected
 
 
 def test_what_a_divided_scan_cannot_do_is_refused(server: ServerProcess) -> None:
