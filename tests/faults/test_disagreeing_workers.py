@@ -285,21 +285,21 @@ async def test_a_commit_that_is_applied_by_another_task_is_to_be_repeated(
             return apply_rows(live, *arguments)
 
         monkeypatch.setattr(module, full)
-        told: list[str] = []
-        may_tell = asyncio.Event()
+        notified: list[str] = []
+        may_notify = asyncio.Event()
 
         async def hold_the_first(method: str, *_: object) -> None:
             if method == "conclude":
-                told.append(method)
-                if len(told) == 1:
-                    await may_tell.wait()
+                notified.append(method)
+                if len(notified) == 1:
+                    await may_notify.wait()
 
         workers.before = hold_the_first
         commit = asyncio.create_task(workers.commit(token, 1))
         await await_until(partial(is_stuck, workers.tables[0].transactions), "the transaction is stuck")
         monkeypatch.undo()
         await workers.tables[0].transactions.retry()
-        may_tell.set()
+        may_notify.set()
         with pytest.raises(Unavailable, match="is applied now"):
             await commit
         assert (await workers.commit(token, 1)).rows == 24
@@ -330,14 +330,14 @@ async def test_a_commit_is_remembered_while_the_task_that_has_applied_it_applies
             return apply_rows(live, *arguments)
 
         monkeypatch.setattr(module, apply)
-        told: list[str] = []
-        may_tell = asyncio.Event()
+        notified: list[str] = []
+        may_notify = asyncio.Event()
 
         async def hold_the_first(method: str, *_: object) -> None:
             if method == "conclude":
-                told.append(method)
-                if len(told) == 1:
-                    await may_tell.wait()
+                notified.append(method)
+                if len(notified) == 1:
+                    await may_notify.wait()
 
         workers.before = hold_the_first
         commit = asyncio.create_task(workers.commit(divided, 1))
@@ -347,7 +347,7 @@ async def test_a_commit_is_remembered_while_the_task_that_has_applied_it_applies
         is_full = False
         retry = asyncio.create_task(transactions.retry())
         await is_applying.wait()
-        may_tell.set()
+        may_notify.set()
         try:
             with pytest.raises(Unavailable, match="is applied now"):
                 await commit
@@ -374,26 +374,26 @@ async def test_a_retry_ends_although_the_commit_itself_has_finished_the_transact
             return apply_rows(live, *arguments)
 
         monkeypatch.setattr(module, full)
-        may_tell = [asyncio.Event(), asyncio.Event()]
-        told: list[asyncio.Event] = []
+        may_notify = [asyncio.Event(), asyncio.Event()]
+        notified: list[asyncio.Event] = []
 
         async def hold(method: str, *_: object) -> None:
             if method == "conclude":
-                told.append(may_tell[len(told)])
-                await told[-1].wait()
+                notified.append(may_notify[len(notified)])
+                await notified[-1].wait()
 
-        async def tells_again() -> bool:
-            return len(told) == 2
+        async def notifies_again() -> bool:
+            return len(notified) == 2
 
         workers.before = hold
         commit = asyncio.create_task(workers.commit(token, 1))
         await await_until(partial(is_stuck, workers.tables[0].transactions), "the transaction is stuck")
         monkeypatch.undo()
         retry = asyncio.create_task(workers.tables[0].transactions.retry())
-        await await_until(tells_again, "the retry tells the other worker")
-        may_tell[0].set()
+        await await_until(notifies_again, "the retry notifies the other worker")
+        may_notify[0].set()
         assert (await commit).rows == 24
-        may_tell[1].set()
+        may_notify[1].set()
         await retry
         assert not workers.tables[0].transactions.stuck
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(600)  # each kill is followed by a start
 
 WORKERS = 2
 PLAIN = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-KINDS = ("append", "write", "ask", "tell")
+KINDS = ("append", "write", "prepare", "notify")
 SOME = ("0 append 1 after", "1 append 1 after", "1 append 2 before")
 """The steps at which `make test` kills; `make soak` kills at every step. Around them, a share is in doubt."""
 

@@ -7,8 +7,8 @@ With `-frozen` in place of `-all`, the worker freezes instead; with `-drain`, it
 
 - `append N`: around the Nth record of the transaction log.
 - `write N`: around the Nth WriteBatch of any bucket.
-- `ask N`: around the Nth request to another worker to prepare its share.
-- `tell N`: around the Nth message to another worker that says whether the transaction is committed.
+- `prepare N`: around the Nth request to another worker to prepare its share.
+- `notify N`: around the Nth notification of another worker of the outcome.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _run_worker(points: str) -> None:
     crash = WorkerCrash(Path(points))
     crash.around(TransactionLog, "append", "append")
     crash.around(RocksStore, "write", "write")
-    crash.around_async(OtherWorkers, "prepare", "ask")
-    crash.around_async(OtherWorkers, "conclude", "tell")
+    crash.around_async(OtherWorkers, "prepare", "prepare")
+    crash.around_async(OtherWorkers, "conclude", "notify")
     set_peers = Transactions.set_peers
 
     def learn_number(transactions: Transactions, peers: Any) -> Any:

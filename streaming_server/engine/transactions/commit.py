@@ -29,8 +29,8 @@ from streaming_server.engine.transactions.stuck import (
     retried_kind,
     why_blocked,
     why_stuck,
+    why_unacknowledged,
     why_undecidable,
-    why_untold,
 )
 from streaming_server.engine.transactions.two_phase import CommitOutcome, ask_for_outcome
 from streaming_server.engine.transactions.verify import Verification
@@ -74,8 +74,8 @@ class CommitStats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What other workers have answered to a decision.
+class _Acknowledgements:
+    """What other workers have answered to the notification of a decision.
 
     Attributes:
         shares: The applied shares, by worker.
@@ -215,7 +215,7 @@ class CommitCoordinator:
         buckets = [tables[name].buckets[number] for name in tables for number in sorted(touched[name].buckets)]
         files = _files(parts)
         agreement = transaction.agreement
-        telling: asyncio.Task[_Told] | None = None
+        notifying: asyncio.Task[_Acknowledgements] | None = None
         self.stats.closed_commit_barriers += 1
         try:
             async with raise_barrier(buckets, delays_lookups=agreement is not None):
@@ -235,8 +235,8 @@ class CommitCoordinator:
                     writer=transaction.options.writer,
                 )
                 decision = await self._agree_and_decide(decision, agreement, parts, buckets)
-                if decision.untold:
-                    telling = asyncio.create_task(self._tell(decision))
+                if decision.unacknowledged:
+                    notifying = asyncio.create_task(self._notify(decision))
                 rolling = self._new_roll_forward(decision, files, tables)
                 try:
                     await rolling.run(touched, net, repeated)
@@ -247,9 +247,9 @@ class CommitCoordinator:
             micros = int((self._clock.monotonic() - started) * 1_000_000)
         finally:
             self.stats.closed_commit_barriers -= 1
-            told = None if telling is None else await telling
-        if told is not None:
-            committed = self._record_told(transaction.token, told)
+            answers = None if notifying is None else await notifying
+        if answers is not None:
+            committed = self._record_acknowledgements(transaction.token, answers)
         # Each transaction counts once, at its coordinator.
         self.stats.commits += decision.coordinator is None
         self.stats.rows += decision.rows
@@ -292,23 +292,23 @@ class CommitCoordinator:
         """Forgets a prepared share, because its coordinator does not commit it."""
         self._decisions.undo(token)
 
-    async def _tell(self, decision: Decision) -> _Told:
-        """Tells other workers of a decision, and waits until they have applied it."""
+    async def _notify(self, decision: Decision) -> _Acknowledgements:
+        """Notifies other workers of a decision, and waits until they have applied it."""
         assert self._peers is not None
-        told = _Told()
-        await all_ended(self._tell_one(self._peers, decision, share, told) for share in decision.untold)
-        return told
+        answers = _Acknowledgements()
+        await all_ended(self._notify_one(self._peers, decision, share, answers) for share in decision.unacknowledged)
+        return answers
 
-    async def _tell_one(self, peers: Peers, decision: Decision, share: Share, told: _Told) -> None:
+    async def _notify_one(self, peers: Peers, decision: Decision, share: Share, answers: _Acknowledgements) -> None:
         try:
             offsets = await peers.conclude(share.worker, decision.token, decision.attempt, decision.micros)
         except ScanKvError as error:
             _log.warning("worker %s has yet to apply the transaction %s: %s", share.worker, decision.token, error)
-            told.failures[share.worker] = error
+            answers.failures[share.worker] = error
         else:
-            told.shares[share.worker] = replace(share, log_offsets=offsets)
+            answers.shares[share.worker] = replace(share, log_offsets=offsets)
 
-    def _record_told(self, token: str, told: _Told) -> CommittedTransaction | None:
+    def _record_acknowledgements(self, token: str, answers: _Acknowledgements) -> CommittedTransaction | None:
         """Records which workers have applied their shares.
 
         Returns the commit, or None if the transaction is stuck, or if another task has finished it.
@@ -316,11 +316,11 @@ class CommitCoordinator:
         decision = self._decisions.unfinished.get(token)
         if decision is None:
             return None
-        decision = replace(decision, shares=tuple(told.shares.get(each.worker, each) for each in decision.shares))
-        if decision.untold or token not in self._applied_here:
+        decision = replace(decision, shares=tuple(answers.shares.get(each.worker, each) for each in decision.shares))
+        if decision.unacknowledged or token not in self._applied_here:
             self._decisions.record_applied(decision)
             if token in self._applied_here:
-                self.stuck[token] = why_untold(told.failures)
+                self.stuck[token] = why_unacknowledged(answers.failures)
             return None
         committed = decision.to_committed(decision.applied)
         self._applied_here.discard(token)
@@ -409,23 +409,25 @@ class CommitCoordinator:
     def waits_for_peers(self) -> bool:
         """Whether a share is in doubt, or another worker has yet to apply a decision."""
         decisions = (*self._decisions.prepared.values(), *self._decisions.unfinished.values())
-        return any(each.token in self.stuck and (each.coordinator is not None or each.untold) for each in decisions)
+        return any(
+            each.token in self.stuck and (each.coordinator is not None or each.unacknowledged) for each in decisions
+        )
 
     async def roll_forward(self, decision: Decision) -> CommittedTransaction | None:
         """Applies the rest of a decision after a crash or a failure. Returns None if a part still cannot be applied.
 
         Buckets that still lack rows of it are blocked, see `LiveBucket.block`. All others can be used.
         """
-        return (await self._roll_and_tell(decision)).committed
+        return (await self._roll_and_notify(decision)).committed
 
-    async def _roll_and_tell(self, decision: Decision) -> _Rolled:
+    async def _roll_and_notify(self, decision: Decision) -> _Rolled:
         """Applies the rest of a decision, here and at other workers."""
         tables, unreadable = self._tables_of(decision)
         rolling = self._new_roll_forward(decision, self._files_of(decision), tables)
         await rolling.run_again()
         committed = self._record_progress(decision, rolling, unreadable)
-        if decision.untold:
-            committed = self._record_told(decision.token, await self._tell(decision))
+        if decision.unacknowledged:
+            committed = self._record_acknowledgements(decision.token, await self._notify(decision))
         return _Rolled(committed, rolling, tables, unreadable)
 
     async def sync_log(self) -> Exception | None:
@@ -535,7 +537,7 @@ class CommitCoordinator:
                 raise TransactionLost(f"no committed transaction {token[:64]!r} is stuck: see `transactions`")
             async with self._uses.using(decision.tables):
                 is_prepared = token in self._decisions.prepared
-                rolled = await (self._fail_in_doubt(decision) if is_prepared else self._roll_and_tell(decision))
+                rolled = await (self._fail_in_doubt(decision) if is_prepared else self._roll_and_notify(decision))
                 if rolled.committed is not None:
                     return rolled.committed, []
                 decision = self._stuck_decision(token)
@@ -584,7 +586,7 @@ class CommitCoordinator:
             unreadable: The tables that cannot be used, and why.
         """
         is_applied = not rolling.failed and not unreadable
-        if is_applied and not decision.untold:
+        if is_applied and not decision.unacknowledged:
             committed = decision.to_committed(rolling.offsets)
             self._record_done(committed)
         else:

@@ -49,7 +49,7 @@ def check_hopeless(decision: Decision, rolling: RollForward, unreadable: Mapping
         rolling: The transaction, after all that can be applied was applied.
         unreadable: Its tables that cannot be used, and why.
     """
-    if decision.untold:
+    if decision.unacknowledged:
         raise TransactionCommitted(
             "the transaction cannot be given up here, because other worker processes have yet to apply it; nothing was "
             "changed"

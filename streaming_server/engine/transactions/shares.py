@@ -126,7 +126,7 @@ class TransactionShares:
         if isinstance(share, Participation) and share.attempt == attempt:
             assert transaction is not None
             assert transaction.commit is not None
-            share.tell(micros)
+            share.notify(micros)
             if micros is not None:
                 return await result_of(transaction.commit)
             await asyncio.wait([transaction.commit])

@@ -59,7 +59,7 @@ def why_stuck(token: str, failed: Mapping[LiveBucket, Exception], unreadable: Ma
     return DataLoss(f"{what}, because stored data is damaged: {_remedy(token)}")
 
 
-def why_untold(failures: Mapping[int, ScanKvError]) -> ScanKvError:
+def why_unacknowledged(failures: Mapping[int, ScanKvError]) -> ScanKvError:
     """Returns the error for a caller of a committed transaction that other worker processes have yet to apply.
 
     Args:

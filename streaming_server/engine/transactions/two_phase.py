@@ -239,7 +239,7 @@ class Participation:
         self._request = request
         self._promise = promise
         self._forget = forget
-        self._word: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._outcome: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     async def agree(self, decision: Decision, parts: Sequence[PartFile]) -> Decision:
         """Prepares the share, and waits for the decision of the coordinator. Call it with the barrier raised.
@@ -269,40 +269,40 @@ class Participation:
                 sizes={part.part: part.staged for part in parts},
             )
         )
-        micros = await self._wait_for_word()
+        micros = await self._wait_for_outcome()
         if micros is None:
             self._forget(decision.token)
             raise AttemptUndone("the attempt to commit the transaction was undone: commit it again")
         return replace(decision, micros=micros)
 
-    async def _wait_for_word(self) -> int | None:
+    async def _wait_for_outcome(self) -> int | None:
         while True:
-            await asyncio.wait([self._word], timeout=_ASK_AGAIN_SECONDS)
-            if self._word.done():
-                return self._word.result()
+            await asyncio.wait([self._outcome], timeout=_ASK_AGAIN_SECONDS)
+            if self._outcome.done():
+                return self._outcome.result()
             found = await ask_for_outcome(
                 self._peers, self._request.coordinator, self._request.token, self._request.attempt
             )
-            if found is not CommitOutcome.UNDECIDED and not self._word.done():
+            if found is not CommitOutcome.UNDECIDED and not self._outcome.done():
                 return found if isinstance(found, int) else None
 
-    def tell(self, micros: int | None) -> None:
-        """Tells the time of the commit, or None if it is undone."""
-        if not self._word.done():
-            self._word.set_result(micros)
+    def notify(self, micros: int | None) -> None:
+        """Notifies the waiting share of the outcome: the time of the commit, or None if the attempt is undone."""
+        if not self._outcome.done():
+            self._outcome.set_result(micros)
 
     async def is_undone(self) -> bool:
         """Asks the coordinator whether it has given up the attempt, which then ends."""
         request = self._request
         found = await ask_for_outcome(self._peers, request.coordinator, request.token, request.attempt)
         if found is CommitOutcome.UNDONE:
-            self.tell(None)
+            self.notify(None)
         return found is CommitOutcome.UNDONE
 
     def leave(self) -> None:
         """Ends the waiting, because the server stops."""
-        if not self._word.done():
-            self._word.set_exception(LeftInDoubt("the server stops: try again", retry_after=1.0))
+        if not self._outcome.done():
+            self._outcome.set_exception(LeftInDoubt("the server stops: try again", retry_after=1.0))
 
     async def undo(self) -> None:
         """Does nothing: the coordinator undoes what others have prepared."""

@@ -32,8 +32,8 @@ class Share:
         worker: The number of the worker.
         rows: The number of rows and keys.
         tables: The incarnations of the tables, by name.
-        log_offsets: By table and bucket, the offset after the transaction. None: the worker may not have the
-            decision yet.
+        log_offsets: By table and bucket, the offset after the transaction. None: the worker has not acknowledged the
+            decision.
     """
 
     worker: int
@@ -104,8 +104,8 @@ class Decision:
         )
 
     @property
-    def untold(self) -> tuple[Share, ...]:
-        """The shares whose workers may not have the decision yet."""
+    def unacknowledged(self) -> tuple[Share, ...]:
+        """The shares whose workers have not acknowledged the decision, and may not have it yet."""
         return tuple(each for each in self.shares if each.log_offsets is None)
 
     def is_pending(self, table: str, incarnation: str, bucket: int) -> bool:
