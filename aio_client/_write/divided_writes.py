@@ -35,7 +35,7 @@ async def write_rows(
     batch: pa.RecordBatch,
     complete: Callable[[Request], None],
     *,
-    is_whole: bool = False,
+    is_indivisible: bool = False,
 ) -> write_pb2.WriteResponse:
     """Writes the rows of one request, and sends many rows to the owners of their tablets. Repeats until answered.
 
@@ -45,13 +45,13 @@ async def write_rows(
         kind: What to do with the rows.
         batch: The rows.
         complete: Adds the identity of the request, the same to each of its parts.
-        is_whole: Whether the request must not be divided, because of a precondition.
+        is_indivisible: Whether the request must not be divided, because it has a precondition.
 
     Raises:
         ScanKvError: See `write_until_answered`. Rows of other tablets may have been written.
     """
     description = shape.description
-    if is_whole or description.tablets < 2 or batch.num_rows < _MANY_ROWS:
+    if is_indivisible or description.tablets < 2 or batch.num_rows < _MANY_ROWS:
         request = await asyncio.to_thread(kind.request, batch)
         complete(request)
         return await write_until_answered(transport, request)

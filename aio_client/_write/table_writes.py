@@ -404,9 +404,14 @@ class WriteMethods(TableMethods):
                         request.unchanged_since.CopyFrom(unchanged_since)
                     request.column_locks.extend(lock_ids)
 
-                is_whole = unchanged_since is not None
-                shape = self._handle.shape
-                response = await write_rows(transport, shape, pieces.kind, batch, complete, is_whole=is_whole)
+                response = await write_rows(
+                    transport,
+                    self._handle.shape,
+                    pieces.kind,
+                    batch,
+                    complete,
+                    is_indivisible=unchanged_since is not None,
+                )
                 rows += response.rows
                 log_offsets.advance(response.log_offsets, response.table_incarnation)
         return WriteResult(rows=rows, log_offsets=log_offsets)

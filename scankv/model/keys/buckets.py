@@ -64,7 +64,7 @@ class KeyPlaces:
     def __init__(self, primary_key: pa.Schema, bucket_key: Sequence[str], buckets: int) -> None:
         self._types = primary_key.types
         self._places = [primary_key.get_field_index(name) for name in bucket_key]
-        self._is_whole = len(self._places) == len(self._types)
+        self._is_complete_key = len(self._places) == len(self._types)
         self._is_prefix = self._places == list(range(len(self._places)))
         self._buckets = buckets
 
@@ -106,7 +106,7 @@ class KeyPlaces:
 
     def buckets_of(self, keys: Sequence[bytes]) -> list[int]:
         """Returns the buckets of some encoded primary keys, as `bucket_of`: about a million keys a second."""
-        bucket_keys = keys if self._is_whole else [self._bucket_key_of(key) for key in keys]
+        bucket_keys = keys if self._is_complete_key else [self._bucket_key_of(key) for key in keys]
         buckets: list[int] = bucket_of(pa.array(bucket_keys, pa.binary()), self._buckets).tolist()
         return buckets
 
@@ -124,7 +124,7 @@ class KeyPlaces:
         return bucket_of_one(prefix, self._buckets)
 
     def _bucket_key_of(self, key: bytes) -> bytes:
-        if self._is_whole:
+        if self._is_complete_key:
             return key
         columns, _ = leading_columns(key, self._types)
         # A start that is not a complete key is not in any bucket, so any bucket will do.
