@@ -15,11 +15,10 @@ from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Awaitable, Callable, Generator
-    from types import TracebackType
+    from collections.abc import Awaitable, Callable
 
 
-class ClientOpener(AwaitableOpener):
+class ClientOpener(AwaitableOpener[Client]):
     """The result of `connect`: `async with connect(...) as client`, or `client = await connect(...)`."""
 
     call = "connect(...)"
@@ -29,20 +28,6 @@ class ClientOpener(AwaitableOpener):
     def __init__(self, config: ClientConfig) -> None:
         """Called by `connect`; opens nothing."""
         self._config = config
-        self._client: Client | None = None
-
-    def __await__(self) -> Generator[None, None, Client]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> Client:
-        self._client = await self._open()
-        return self._client
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._client is not None
-        await self._client.aclose()
 
     async def _open(self) -> Client:
         return Client(self._config)

@@ -19,7 +19,7 @@ from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import transaction_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
     import pyarrow as pa
@@ -186,7 +186,7 @@ class Transaction(TransactionPart):
             raise
 
 
-class TransactionOpener(AwaitableOpener):
+class TransactionOpener(AwaitableOpener[Transaction]):
     """The result of `client.transaction()`: each `async with` or `await` begins a transaction."""
 
     call = "client.transaction(...)"
@@ -226,12 +226,8 @@ class TransactionOpener(AwaitableOpener):
             lock_keys=self._lock_timeout is not None,
             lock_wait_millis=round(1000 * (self._lock_timeout or 0)),
         )
-        self._transaction: Transaction | None = None
 
-    def __await__(self) -> Generator[None, None, Transaction]:
-        return self.begin().__await__()
-
-    async def begin(self) -> Transaction:
+    async def _open(self) -> Transaction:
         """Begins a transaction, which the caller commits or aborts. Raises the errors of `Client.transaction`."""
         request = transaction_pb2.BeginTransactionRequest()
         request.CopyFrom(self._request)
@@ -240,19 +236,6 @@ class TransactionOpener(AwaitableOpener):
         answer = await call_again(calls, lambda: calls.services.transactions.BeginTransaction, request)
         committed = answer.committed if answer.HasField("committed") else None
         return Transaction(self._transport, request.id, answer.token, committed, self._lock_timeout)
-
-    async def __aenter__(self) -> Transaction:
-        if self._transaction is not None:
-            raise UsageError("this client.transaction() is in use; call it again for another transaction")
-        self._transaction = await self.begin()
-        return self._transaction
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._transaction is not None
-        transaction, self._transaction = self._transaction, None
-        await transaction.__aexit__(kind, error, traceback)
 
 
 async def _try_to_abort(transaction: Transaction) -> None:

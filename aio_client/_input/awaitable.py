@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar
 
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from types import TracebackType
 
 
 class NotAwaitedError(UsageError, AttributeError):
@@ -18,8 +19,21 @@ class NotAwaitedError(UsageError, AttributeError):
     """
 
 
-class AwaitableOpener(ABC):
-    """The result of a call that is opened by `await` or `async with`.
+class _Opened(Protocol):
+    """An object that `async with` ends."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+T = TypeVar("T", bound=_Opened)
+
+
+class AwaitableOpener(ABC, Generic[T]):
+    """The result of a call that is opened by `await` or `async with`: each opens an object of its own.
 
     Using it without either raises a UsageError that says what to write.
 
@@ -33,9 +47,27 @@ class AwaitableOpener(ABC):
     name: ClassVar[str]
     result: ClassVar[type]
 
+    _entered: T | None = None
+
     @abstractmethod
-    def __await__(self) -> Generator[None, None, object]:
-        """Opens the object."""
+    async def _open(self) -> T:
+        """Opens an object, which the caller ends."""
+
+    def __await__(self) -> Generator[None, None, T]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> T:
+        if self._entered is not None:
+            raise UsageError(f"this {self.call} is in use: call it again for another one")
+        self._entered = await self._open()
+        return await self._entered.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._entered is not None
+        entered, self._entered = self._entered, None
+        await entered.__aexit__(kind, error, traceback)
 
     if not TYPE_CHECKING:  # so that type checkers still miss the attribute
 

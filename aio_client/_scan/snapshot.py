@@ -32,8 +32,7 @@ from scankv.model.names import check_snapshot_name
 from scankv.v1 import scan_pb2, snapshot_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from types import TracebackType
+    from collections.abc import Sequence
 
     from aio_client._scan.scan_builder import Pinned
     from aio_client._transport.transport import Transport
@@ -191,7 +190,7 @@ class Snapshot(RenewableLease):
         self._on_renewed()
 
 
-class SnapshotOpener(AwaitableOpener):
+class SnapshotOpener(AwaitableOpener[Snapshot]):
     """The result of `table.snapshot()`: each `async with` or `await` takes a snapshot of its own."""
 
     call = "table.snapshot()"
@@ -230,25 +229,8 @@ class SnapshotOpener(AwaitableOpener):
             shared=id_ is not None,
             name=name or "",
         )
-        self._snapshot: Snapshot | None = None
 
-    def __await__(self) -> Generator[None, None, Snapshot]:
-        return self.pin().__await__()
-
-    async def __aenter__(self) -> Snapshot:
-        if self._snapshot is not None:
-            raise UsageError("this table.snapshot() is in use; call table.snapshot() again for another snapshot")
-        self._snapshot = await self.pin()
-        return await self._snapshot.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._snapshot is not None
-        snapshot, self._snapshot = self._snapshot, None
-        await snapshot.__aexit__(kind, error, traceback)
-
-    async def pin(self) -> Snapshot:
+    async def _open(self) -> Snapshot:
         """Takes a snapshot, which the caller renews and releases. Raises as `Table.snapshot`."""
         request = snapshot_pb2.PinSnapshotRequest()
         request.CopyFrom(self._request)

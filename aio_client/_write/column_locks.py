@@ -15,8 +15,7 @@ from scankv.model.errors import LockLost, UsageError
 from scankv.v1 import lock_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from types import TracebackType
+    from collections.abc import Sequence
 
     from aio_client._transport.transport import Transport
 
@@ -115,7 +114,7 @@ class ColumnLock(RenewableLease):
         self._on_renewed()
 
 
-class ColumnLockOpener(AwaitableOpener):
+class ColumnLockOpener(AwaitableOpener[ColumnLock]):
     """The result of `table.lock_columns()`: each `async with` or `await` takes a lock of its own."""
 
     call = "table.lock_columns(...)"
@@ -142,25 +141,8 @@ class ColumnLockOpener(AwaitableOpener):
             ttl_millis=ttl_millis(ttl),
             take_over=flag_of(take_over, "take_over"),
         )
-        self._lock: ColumnLock | None = None
 
-    def __await__(self) -> Generator[None, None, ColumnLock]:
-        return self.lock().__await__()
-
-    async def __aenter__(self) -> ColumnLock:
-        if self._lock is not None:
-            raise UsageError("this table.lock_columns() is in use; call it again for another lock")
-        self._lock = await self.lock()
-        return await self._lock.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._lock is not None
-        lock, self._lock = self._lock, None
-        await lock.__aexit__(kind, error, traceback)
-
-    async def lock(self) -> ColumnLock:
+    async def _open(self) -> ColumnLock:
         """Takes a lock, which the caller renews and releases. Raises the errors of `Table.lock_columns`."""
         request = lock_pb2.LockColumnsRequest()
         request.CopyFrom(self._request)

@@ -178,7 +178,7 @@ class ResumeHistory:
             await self._release()
         asked_at = time.monotonic()
         ttl = self._random.choice([1.0, 600.0])
-        snapshot = await self._until_done(lambda: self._table.snapshot(ttl).pin())
+        snapshot = await self._until_done(lambda: self._table.snapshot(ttl))
         self._note(f"{snapshot.id} for {ttl:g} s")
         assert snapshot.rows == len(self.model.rows)
         self._leases.append(PinnedSnapshot(snapshot, self._now(), asked_at, time.monotonic()))
