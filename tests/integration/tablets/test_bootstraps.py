@@ -13,7 +13,6 @@ from tests.support.waiting import wait_until
 from tests.support.workers import kill_worker, names_of_workers, wait_for_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(120)
@@ -22,13 +21,6 @@ ROWS = pa.table({"k": pa.array(range(5000)), "v": pa.array(number % 50 for numbe
 BUCKETS, TABLETS = 8, 3
 # One table for each of two workers.
 NAMES = [name for (name,) in names_of_workers(2, "bootstrapped")]
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    path = tmp_path_factory.mktemp("bootstraps") / "data"
-    with ServerProcess(path, "--workers", str(request.param)) as server:
-        yield server
 
 
 def answers(table: sync.Table) -> list[Any]:

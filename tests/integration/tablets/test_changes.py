@@ -12,11 +12,12 @@ import pytest
 
 from aio_client import ScanKvError, StartFrom, StopAt, TableNotFound, TableRecreated, sync
 from tests.model.replayed_table import ReplayedTable
-from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,18 +27,9 @@ TABLETS = 3
 KEYS = 200
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server, for all tests here; each uses names of its own."""
-    data = tmp_path_factory.mktemp("tablets") / "data"
-    with ServerProcess(data, "--workers", str(request.param), "--set", "follow_heartbeat_seconds=0.2") as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[sync.Client]:
-    with sync.connect(server.url, operation_timeout=20) as client:
-        yield client
+@pytest.fixture(scope="module")
+def settings() -> tuple[str, ...]:
+    return ("--set", "follow_heartbeat_seconds=0.2")
 
 
 def create(client: sync.Client, tablets: int = TABLETS) -> sync.Table:

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from aio_client import ConsumerFenced, ConsumerNotFound, ScanKvError, StartFrom, StopAt, connect, sync
-from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+
+    from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -23,18 +24,9 @@ TABLETS = 3
 KEYS = 100
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server, for all tests here; each uses names of its own."""
-    data = tmp_path_factory.mktemp("tablets") / "data"
-    with ServerProcess(data, "--workers", str(request.param), "--set", "follow_heartbeat_seconds=0.2") as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[sync.Client]:
-    with sync.connect(server.url, operation_timeout=20) as client:
-        yield client
+@pytest.fixture(scope="module")
+def settings() -> tuple[str, ...]:
+    return ("--set", "follow_heartbeat_seconds=0.2")
 
 
 def create(client: sync.Client, tablets: int = TABLETS) -> sync.Table:

@@ -28,14 +28,6 @@ pytestmark = pytest.mark.timeout(240)  # several processes start again and again
 ROWS = 300
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server, for all tests here; each uses names of its own."""
-    data = tmp_path_factory.mktemp("tablets") / "data"
-    with ServerProcess(data, "--workers", str(request.param)) as server:
-        yield server
-
-
 def rows(number: int = ROWS) -> pa.Table:
     return pa.table({"player": [f"p{each}" for each in range(number)], "score": list(range(number))}, schema=SCORES)
 

@@ -23,7 +23,6 @@ from tests.support.wire import Wire
 from tests.support.workers import frozen, names_of_workers, processes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from scankv.model.scans.consistency import Consistency
@@ -31,14 +30,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240)  # several processes start again and again
 
 ROWS, BUCKETS, TABLETS = 20_000, 6, 3
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server, for all tests here; each uses names of its own."""
-    data = tmp_path_factory.mktemp("divided") / "data"
-    with ServerProcess(data, "--workers", str(request.param)) as server:
-        yield server
 
 
 def create(client: sync.Client, name: str) -> sync.Table:

@@ -12,12 +12,13 @@ import pytest
 
 from aio_client import StartFrom, TableNotFound, sync
 from scankv.v1 import scan_pb2
-from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -25,19 +26,6 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string()
 ROWS = 3000
 """About 15 MB, which no connection has room for."""
 SLOW = " AND ".join(f"v <> 'y{number}'" for number in range(900))
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    data = tmp_path_factory.mktemp("drops") / "data"
-    with ServerProcess(data, "--workers", str(request.param)) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[sync.Client]:
-    with sync.connect(server.url) as client:
-        yield client
 
 
 @pytest.fixture(params=[1, 3])

@@ -20,7 +20,6 @@ from scankv.model.keys.buckets import bucket_of_one
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.scans.consistency import CONSISTENCIES
 from scankv.v1 import scan_pb2
-from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.tablet_twins import TabletTwins
 from tests.support.waiting import wait_until
@@ -28,27 +27,15 @@ from tests.support.wire import Wire
 from tests.support.workers import names_of_workers, processes_of, rows_of, sample_of, wait_for_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-pytestmark = pytest.mark.timeout(120)
+    from tests.support.server_process import ServerProcess
 
 WORKERS, BUCKETS, TABLETS = 2, 6, 3
 HOME, OTHER = 0, 1
 """The worker that owns the table, its first tablet and its third one, and the worker that owns its second one."""
 
+pytestmark = [pytest.mark.timeout(120), pytest.mark.parametrize("server", [WORKERS], indirect=True)]
+
 KEYS = KeyCodec([pa.string()], ["player"])
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("owners") / "data", "--workers", str(WORKERS)) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[sync.Client]:
-    with sync.connect(server.url) as client:
-        yield client
 
 
 def create(client: sync.Client, database: str, tablets: int = TABLETS) -> sync.Table:

@@ -16,14 +16,13 @@ import pytest
 from aio_client import ScanCancelled, col, sync
 from scankv.model.expressions.wire import to_proto
 from scankv.v1 import lookup_pb2, scan_pb2
-from tests.support.server_process import ServerProcess
 from tests.support.tables import ipc_stream
 from tests.support.tablet_twins import BUCKETS, TABLETS, TabletTwins
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from aio_client import LiveScan
 
@@ -70,24 +69,6 @@ def rows(first: int = 0, count: int = ROWS) -> pa.RecordBatch:
     ]
     arrays = [pa.array(column, type_) for column, type_ in zip(columns, SCHEMA.types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("queries") / "data", "--workers", str(request.param)) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def wire(server: ServerProcess) -> Iterator[Wire]:
-    with Wire(server.url) as wire:
-        yield wire
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[sync.Client]:
-    with sync.connect(server.url) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,11 @@ from scankv.model.changes.chunk_checksum import chunk_crc32c
 from scankv.model.expressions.wire import to_proto
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.v1 import scan_pb2
-from tests.support.server_process import ServerProcess
 from tests.support.tablet_twins import BUCKETS, TabletTwins
 from tests.support.waiting import wait_until
-from tests.support.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.support.wire import Wire
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,24 +44,10 @@ def rows(first: int = 0, count: int = ROWS) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*arrays, pa.array([f"text {n}" * 9 for n in numbers])], schema=SCHEMA)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def settings() -> tuple[str, ...]:
     # Rows that have expired stay, so that a scan which began before can return them.
-    options = ("--workers", str(request.param), "--set", "sweep_seconds=3600")
-    with ServerProcess(tmp_path_factory.mktemp("scans") / "data", *options) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def wire(server: ServerProcess) -> Iterator[Wire]:
-    with Wire(server.url) as wire:
-        yield wire
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[sync.Client]:
-    with sync.connect(server.url) as client:
-        yield client
+    return ("--set", "sweep_seconds=3600")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import pytest
 from aio_client import SnapshotLost, Unavailable, sync
 from scankv.v1 import scan_pb2, snapshot_pb2
 from tests.support.pinned_table import WIDE, wide_rows
-from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal_of
@@ -25,17 +24,16 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(240)  # several processes start again and again
+    from tests.support.server_process import ServerProcess
 
 WORKERS, ROWS, BUCKETS, TABLETS, SECONDS = 2, 2000, 6, 3, 60.0
 OWNER, OTHER = 0, 1
 """The worker that owns the table and two of its tablets, and the one that owns a tablet."""
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("tablets") / "data", "--workers", str(WORKERS)) as server:
-        yield server
+pytestmark = [
+    pytest.mark.timeout(240),  # several processes start again and again
+    pytest.mark.parametrize("server", [WORKERS], indirect=True),
+]
 
 
 @pytest.fixture

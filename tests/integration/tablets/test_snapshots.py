@@ -30,21 +30,12 @@ pytestmark = pytest.mark.timeout(120)
 ROWS, BUCKETS, TABLETS, SECONDS = 3000, 8, 3, 60.0
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    workers = str(request.param)
-    with ServerProcess(tmp_path_factory.mktemp("tablets") / "data", "--workers", workers) as server:
-        with sync.connect(server.url) as client:
-            client.create_table("test.ports", SCORES, primary_key=["player"])
-        yield server
-
-
-@pytest.fixture
-def wires(server: ServerProcess) -> Iterator[list[Wire]]:
+@pytest.fixture(scope="module")
+def wires(client: sync.Client, wire: Wire) -> Iterator[list[Wire]]:
     """A connection to each worker."""
+    client.create_table("test.ports", SCORES, primary_key=["player"])
+    ports = wire.tables.GetTable(table_pb2.GetTableRequest(name="test.ports"), timeout=SECONDS).table.worker_ports
     with ExitStack() as stack:
-        wire = stack.enter_context(Wire(server.url))
-        ports = wire.tables.GetTable(table_pb2.GetTableRequest(name="test.ports"), timeout=SECONDS).table.worker_ports
         yield [stack.enter_context(Wire(f"127.0.0.1:{port}")) for port in ports] or [wire]
 
 
@@ -146,12 +137,11 @@ class Twin:
 
 
 @pytest.fixture
-def twins(server: ServerProcess, wires: list[Wire], request: pytest.FixtureRequest) -> Iterator[list[Twin]]:
+def twins(client: sync.Client, wires: list[Wire], request: pytest.FixtureRequest) -> list[Twin]:
     """A table without tablets and one with them, which one worker owns. Each is called at all workers in turns."""
     database = request.node.originalname.removeprefix("test_")[:40]
     names = names_of_workers(len(wires), database, each=2)[-1]
-    with sync.connect(server.url) as client:
-        yield [Twin(client, wires[0], name, tablets) for name, tablets in zip(names, (1, TABLETS), strict=True)]
+    return [Twin(client, wires[0], name, tablets) for name, tablets in zip(names, (1, TABLETS), strict=True)]
 
 
 def assert_equal(twins: list[Twin], work: Callable[[Twin], None]) -> None:

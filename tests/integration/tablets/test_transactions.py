@@ -10,31 +10,16 @@ import pytest
 
 from aio_client import InvalidRequest, LockTimeout, ScanKvError, TableNotFound, TransactionConflict, sync
 from scankv.v1 import transaction_pb2
-from tests.support.server_process import ServerProcess
 from tests.support.wire import Wire
 from tests.support.workers import names_of_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.timeout(240)
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("w", pa.string())])
 KEYS = range(40)
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
-def tablet_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that owns tables with tablets, for all tests here; each uses names of its own."""
-    data = tmp_path_factory.mktemp("tablets") / "data"
-    with ServerProcess(data, "--workers", str(request.param)) as server:
-        yield server
-
-
-@pytest.fixture
-def client(tablet_server: ServerProcess) -> Iterator[sync.Client]:
-    with sync.connect(tablet_server.url) as client:
-        yield client
 
 
 def create(client: sync.Client, name: str, tablets: int, **options: Any) -> sync.Table:
@@ -191,12 +176,12 @@ def test_rows_are_selected_at_one_instant(client: sync.Client) -> None:
     assert found <= {0, len(KEYS)}
 
 
-def test_a_deletion_that_takes_several_calls_is_staged_once(tablet_server: ServerProcess, client: sync.Client) -> None:
+def test_a_deletion_that_takes_several_calls_is_staged_once(server: ServerProcess, client: sync.Client) -> None:
     for table in pair_of(client, "several"):
         table.upsert([row(k, 0) for k in range(3000)])
         tx = client.transaction()
         request = transaction_pb2.StageDeleteAllRequest(token=tx.token, part="calls", table=table.name, wait_millis=50)
-        with Wire(tablet_server.url) as wire:
+        with Wire(server.url) as wire:
             while not wire.transactions.StageDeleteAll(request).done:
                 pass
             table.upsert([row(5000, 0)])

@@ -13,7 +13,6 @@ import pytest
 from aio_client import ColumnLocked, InvalidRequest, LockLost, ScanKvError, WriteConflict, sync
 from scankv.model.rows.row_values import RowValues
 from scankv.v1 import scan_pb2, table_pb2, write_pb2
-from tests.support.server_process import ServerProcess
 from tests.support.tables import ipc_stream
 from tests.support.wire import Wire, refusal, refusal_of
 
@@ -22,32 +21,13 @@ if TYPE_CHECKING:
 
     from aio_client import LogOffsets
     from aio_client.sync import Client, Table
+    from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.timeout(120)
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("a", pa.int64()), ("b", pa.int64())])
 KEYS = range(30)
 NUMBERS = count()
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
-def tablet_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that owns tables with tablets, for all tests here; each uses names of its own."""
-    data = tmp_path_factory.mktemp("tablets") / "data"
-    with ServerProcess(data, "--workers", str(request.param)) as server:
-        yield server
-
-
-@pytest.fixture
-def client(tablet_server: ServerProcess) -> Iterator[Client]:
-    with sync.connect(tablet_server.url) as client:
-        yield client
-
-
-@pytest.fixture
-def wire(tablet_server: ServerProcess) -> Iterator[Wire]:
-    with Wire(tablet_server.url) as wire:
-        yield wire
 
 
 def pair_of(client: Client) -> list[Table]:
@@ -260,8 +240,8 @@ def test_what_only_workers_may_ask_is_refused(client: Client, wire: Wire) -> Non
         assert set(values_in(table).values()) == {0}
 
 
-def test_clients_send_only_plain_writes_to_a_tablet(tablet_server: ServerProcess) -> None:
-    with Wire(tablet_server.url) as wire, sync.connect(tablet_server.url) as client:
+def test_clients_send_only_plain_writes_to_a_tablet(server: ServerProcess) -> None:
+    with Wire(server.url) as wire, sync.connect(server.url) as client:
         client.create_table("sent.rows", SCHEMA, primary_key=["k"], buckets=4, tablets=2)
         name = "sent.rows#0"
         for request in (
