@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from contextlib import suppress
@@ -16,6 +15,8 @@ from streaming_server.engine.backups.restore import restore_all
 from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
+from tests.support.archived import serve_with_backups
+from tests.support.counting_transactions import counting_transactions
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 from tests.support.workers import names_of_workers, processes_of, wait_for_worker
@@ -30,12 +31,6 @@ pytestmark = pytest.mark.timeout(240)
 WORKERS = 3
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 NAMES = [name for (name,) in names_of_workers(WORKERS, "backed")]
-
-
-def serving(path: Path, workers: int = WORKERS, *settings: str) -> ServerProcess:
-    """Serves a data directory, with backups beside it."""
-    backups = ("--backup-location", str(path / "backups"), "--set", "archive_every_seconds=0")
-    return ServerProcess(path / "data", "--workers", str(workers), *backups, *settings)
 
 
 def restored(path: Path, backup: str = "latest") -> Path:
@@ -54,32 +49,17 @@ async def create_tables(client: Client) -> None:
 
 @pytest.mark.asyncio
 async def test_a_backup_is_of_one_instant_of_all_workers(tmp_path: Path) -> None:
-    """Every transaction raises the value in all tables, so all tables of a backup have the same value."""
     ids = []
-    with serving(tmp_path) as server:
+    with serve_with_backups(tmp_path, WORKERS) as server:
         async with connect(server.url) as client:
             await create_tables(client)
             tables = [await client.table(name) for name in NAMES]
-            begun, done = asyncio.Event(), asyncio.Event()
-
-            async def write() -> None:
-                value = 0
-                while not done.is_set():
-                    value += 1
-                    async with client.transaction(id=f"job:{value}") as tx:
-                        for table in tables:
-                            await tx.upsert(table, [{"k": k, "v": value} for k in range(4)])
-                    begun.set()
-
-            async with asyncio.TaskGroup() as group:
-                group.create_task(write())
-                await begun.wait()
+            async with counting_transactions(client, tables, 4):
                 for _ in range(3):
                     backup = await client.create_backup()
                     ids.append(backup.backup_id)
                     assert backup.tables == WORKERS
                     assert not backup.left_out
-                done.set()
         assert server.stop() == 0
     for backup_id in ids:
         with (
@@ -100,7 +80,7 @@ async def test_a_backup_is_of_one_instant_of_all_workers(tmp_path: Path) -> None
 
 
 def test_any_worker_creates_backups_and_unchanged_buckets_are_not_copied_again(tmp_path: Path) -> None:
-    with serving(tmp_path) as server, sync.connect(server.url) as client:
+    with serve_with_backups(tmp_path, WORKERS) as server, sync.connect(server.url) as client:
         tables = [client.create_table(name, SCHEMA, primary_key=["k"], buckets=2) for name in NAMES]
         rows = pa.table({"k": range(20_000), "v": range(20_000)})
         for table in tables:
@@ -118,7 +98,7 @@ def test_any_worker_creates_backups_and_unchanged_buckets_are_not_copied_again(t
 
 
 def test_a_worker_that_dies_or_stops_fails_the_backup_and_pauses_nobody(tmp_path: Path) -> None:
-    with serving(tmp_path) as server, sync.connect(server.url, operation_timeout=60) as client:
+    with serve_with_backups(tmp_path, WORKERS) as server, sync.connect(server.url, operation_timeout=60) as client:
         tables = [client.create_table(name, SCHEMA, primary_key=["k"], buckets=2) for name in NAMES]
         last = processes_of(server)[WORKERS - 1]
         os.kill(last, signal.SIGSTOP)
