@@ -14,7 +14,7 @@ from scankv.v1 import admin_pb2, lock_pb2, snapshot_pb2, table_pb2, transaction_
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.wire import Wire, refusal_of
-from tests.support.workers import frozen, kill_worker, names_of_workers, rows_of, wait_for_worker
+from tests.support.workers import freeze, kill_worker, names_of_workers, processes_of, rows_of, wait_for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ def test_calls_about_all_tables_end_with_a_typed_error_while_a_worker_is_frozen(
 ) -> None:
     """A list without the tables of a frozen worker would look complete."""
     tables = tables_of_workers(client, "lists")
-    with wire_to(tables[1]) as wire, frozen(server, 0):
+    with wire_to(tables[1]) as wire, freeze(processes_of(server)[0]):
         calls: list[tuple[Any, Message]] = [
             (wire.tables.ListTables, table_pb2.ListTablesRequest()),
             (wire.admin.Stats, admin_pb2.StatsRequest()),
@@ -97,7 +97,7 @@ def test_leases_and_transactions_of_a_worker_go_on_while_another_one_is_frozen(
 ) -> None:
     tables = tables_of_workers(client, "leases")
     snapshot = tables[1].snapshot(ttl=300)
-    with wire_to(tables[1]) as wire, frozen(server, 0):
+    with wire_to(tables[1]) as wire, freeze(processes_of(server)[0]):
         renewal = snapshot_pb2.RenewSnapshotRequest(snapshot_id=snapshot.id)
         assert wire.snapshots.RenewSnapshot(renewal, timeout=BOUND_SECONDS).snapshot.table == tables[1].name
         token = begin(wire)
@@ -122,7 +122,7 @@ def test_leases_end_while_a_worker_that_does_not_own_them_is_frozen(server: Serv
     tables = tables_of_workers(client, "ended")
     snapshots = [table.snapshot(ttl=300) for table in tables]
     locks = [table.lock_columns(["score"], owner="someone", ttl=300) for table in tables]
-    with wire_to(tables[1]) as wire, frozen(server, 0):
+    with wire_to(tables[1]) as wire, freeze(processes_of(server)[0]):
 
         def refusals_of_releases(number: int) -> list[str]:
             """Returns the reasons for which the leases of a worker are not released."""
@@ -150,7 +150,10 @@ def test_a_transaction_of_a_client_with_a_short_timeout_commits_while_another_wo
 ) -> None:
     """The worker that the client has called does not wait longer for the frozen one than the client waits for it."""
     tables = tables_of_workers(client, "hasty")
-    with frozen(server, 0), sync.connect(f"127.0.0.1:{tables[1].owner_port}", operation_timeout=8) as direct:
+    with (
+        freeze(processes_of(server)[0]),
+        sync.connect(f"127.0.0.1:{tables[1].owner_port}", operation_timeout=8) as direct,
+    ):
         with direct.transaction() as tx:
             tx.upsert(tables[1], rows_of(30, "new"))
         assert tables[1].count() == 40

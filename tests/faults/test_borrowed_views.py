@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from tests.support.pinned_table import ROWS, WIDE, WORKERS, PinnedTable, batches
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until, wait_until
 from tests.support.wire import Refusal, refusal, refusal_of
-from tests.support.workers import kill_worker, processes_of, sample_of, sockets_of, wait_for_worker
+from tests.support.workers import freeze, kill_worker, processes_of, sample_of, sockets_of, wait_for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,13 +130,9 @@ def test_a_reader_that_stood_still_while_the_owner_started_again_reports_no_dama
     with pinned(divided, "frozen", WIDE) as (_, there):
         messages, view = begin(there), view_of(divided, there)
         there.snapshot.release()
-        reader = processes_of(divided)[READER]
-        os.kill(reader, signal.SIGSTOP)
-        try:
+        with freeze(processes_of(divided)[READER]):
             kill_worker(divided, OWNER)
             wait_until(lambda: not view.exists(), "the next owner removed the view")
-        finally:
-            os.kill(reader, signal.SIGCONT)
         assert error_of(messages).reason == "UNAVAILABLE"
         wait_for_worker(divided, OWNER)
         assert refusal(there.wires[READER].scans.ScanKv, there.request()).reason == "SNAPSHOT_LOST"
@@ -148,16 +143,13 @@ def test_a_frozen_owner_delays_new_scans_for_a_bounded_time_and_running_ones_not
     divided: ServerProcess,
 ) -> None:
     with pinned(divided, "delayed", WIDE) as (_, there):
-        messages, owner = begin(there), processes_of(divided)[OWNER]
-        os.kill(owner, signal.SIGSTOP)
-        try:
+        messages = begin(there)
+        with freeze(processes_of(divided)[OWNER]):
             assert batches_of(messages)
             error = refusal(there.wires[READER].scans.ScanKv, there.request())
             assert (error.code, error.reason) == ("UNAVAILABLE", "UNAVAILABLE")
             assert "worker 0" in error.message
             assert error.retry_after
-        finally:
-            os.kill(owner, signal.SIGCONT)
         assert batches_of(there.scan(READER))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from random import Random, randrange
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from tests.model.history import noted
 from tests.model.moving_writers import MovingWriter, now_micros
 from tests.support.archived import ARCHIVING, wait_archived
 from tests.support.server_process import ServerProcess
-from tests.support.workers import is_running, kill_worker, names_of_workers, processes_of, wait_for_worker
+from tests.support.workers import freeze, kill_worker, names_of_workers, processes_of, wait_for_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,14 +108,9 @@ class ArchivedHistory:
         if workers == 1:
             return
         victim, placement = self._random.randrange(workers), Placement(0, workers)
-        pid = processes_of(server)[victim]
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with freeze(processes_of(server)[victim]):
             others = [each for each in self.writers if victim not in map(placement.owner_of, each.tables)]
             await self._progress(others)
-        finally:
-            if is_running(pid):
-                os.kill(pid, signal.SIGCONT)
 
     async def _back_up(self, server: ServerProcess | None, client: Client, workers: int) -> None:
         await client.create_backup()

@@ -6,15 +6,14 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.support.divided_tables import TABLETS
 from tests.support.waiting import wait_until
-from tests.support.workers import is_running, kill_worker, processes_of, wait_for_worker
+from tests.support.workers import freeze, is_running, kill_worker, processes_of, wait_for_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from random import Random
 
     from tests.model.operations import OperationRecorder
@@ -82,20 +81,20 @@ class WorkerFaults:
 
     async def _pause_worker(self) -> None:
         victim = self._random.choice(self._workers)
-        with _paused(processes_of(self._server)[victim]):
+        with freeze(processes_of(self._server)[victim]):
             await self._progress(self._others(victim))
 
     async def _pause_and_kill_worker(self) -> None:
         """Kills a worker that is paused, as the supervisor does with one that hangs."""
         victim = self._random.choice(self._workers)
-        with _paused(processes_of(self._server)[victim]):
+        with freeze(processes_of(self._server)[victim]):
             await self._progress(self._others(victim))
             await asyncio.to_thread(kill_worker, self._server, victim)
         await asyncio.to_thread(wait_for_worker, self._server, victim)
 
     async def _pause_supervisor(self) -> None:
         """All tables are served while the supervisor is paused."""
-        with _paused(self._server.process.pid):
+        with freeze(self._server.process.pid):
             await self._progress(self._workers)
 
     async def _kill_supervisor(self) -> None:
@@ -117,14 +116,3 @@ class WorkerFaults:
 
     def _others(self, worker: int) -> list[int]:
         return [each for each in self._workers if each != worker]
-
-
-@contextmanager
-def _paused(pid: int) -> Iterator[None]:
-    """Stops a process inside the block, unless the block ends it."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        if is_running(pid):
-            os.kill(pid, signal.SIGCONT)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +16,7 @@ from spark_bridge import writing
 from spark_bridge.types import spark_schema
 from spark_bridge.write_options import WriteOptions
 from tests.support.waiting import wait_until
+from tests.support.workers import freeze
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,22 +57,13 @@ def rows_staged(client: sync.Client, begun: JobTransaction) -> int:
     return next(each.rows for each in client.transactions() if each.token == begun.token)
 
 
-@contextmanager
-def standing_still(server: ServerProcess) -> Iterator[None]:
-    os.kill(server.process.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.process.pid, signal.SIGCONT)
-
-
 def test_rows_are_taken_while_one_request_is_running_and_not_two(
     shared_server: ServerProcess, client: sync.Client, table: sync.Table, job: WriteJob, begun: JobTransaction
 ) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield row(0, LARGE)
         # This batch makes the task send the first one, which is answered only after another batch was requested.
-        with standing_still(shared_server):
+        with freeze(shared_server.process.pid):
             yield row(1, LARGE)
         for number in range(2, 6):
             assert rows_staged(client, begun) >= number - 2
@@ -116,7 +106,7 @@ def test_rows_that_fail_end_the_task_even_if_the_server_does_not_respond(
 ) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield row(0, LARGE)
-        pause.enter_context(standing_still(shared_server))
+        pause.enter_context(freeze(shared_server.process.pid))
         yield row(1, LARGE)
         raise RuntimeError("the rows failed")
 

@@ -95,6 +95,17 @@ def is_running(pid: int) -> bool:
     return _is_alive(_fields_of(pid))
 
 
+@contextmanager
+def freeze(pid: int) -> Iterator[None]:
+    """Freezes a process for the length of the block, unless it is killed in it."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if is_running(pid):
+            os.kill(pid, signal.SIGCONT)
+
+
 def has_ended(group: int) -> bool:
     """Whether every process of a group has ended, even if its parent has not waited for its end yet."""
     stats = (_fields_of(int(pid)) for pid in os.listdir("/proc") if pid.isdigit())
@@ -119,17 +130,6 @@ def kill_worker(server: ServerProcess, number: int) -> None:
     pid = processes_of(server)[number]
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: processes_of(server).get(number) != pid, "the worker ended")
-
-
-@contextmanager
-def frozen(server: ServerProcess, number: int) -> Iterator[None]:
-    """Stops a worker inside the block, as a debugger does."""
-    pid = processes_of(server)[number]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def wait_for_worker(server: ServerProcess, number: int) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ from aio_client.testing import FaultProxy
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import await_until
-from tests.support.workers import names_of_workers, processes_of, rows_of
+from tests.support.workers import freeze, names_of_workers, processes_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,17 +90,13 @@ async def test_a_worker_that_did_not_answer_at_first_is_found_later(
         async with connect(server.url) as client:
             description = (await client.create_table(name, SCORES, primary_key=["player"]))._handle.shape.description
         first, owner = (f"127.0.0.1:{port}" for port in description.worker_ports)
-        frozen = processes_of(server)[1]
         # The port of the server might be that of the frozen worker.
         async with connect(first) as client, connect(first) as closed:
-            os.kill(frozen, signal.SIGSTOP)
-            try:
+            with freeze(processes_of(server)[1]):
                 tables = await asyncio.gather(client._open(description), closed._open(description))
                 assert [table._handle.transport.address for table in tables] == [first, first]
                 # While it looks for the worker again, if its timer has fired by now.
                 await closed.aclose()
-            finally:
-                os.kill(frozen, signal.SIGCONT)
             table = tables[0]
 
             async def is_direct() -> bool:

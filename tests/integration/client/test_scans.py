@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
-import signal
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -26,6 +24,7 @@ from aio_client import (
     connect,
 )
 from tests.support.waiting import await_until
+from tests.support.workers import freeze
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,14 +216,11 @@ async def test_a_server_that_is_killed_interrupts_the_scan(server: ServerProcess
 async def test_a_frozen_server_is_an_error_that_names_address_and_time(server: ServerProcess) -> None:
     async with connect(server.url, attempt_timeout=1, operation_timeout=1) as client:
         table = await client.create_table("test.frozen", SCHEMA, primary_key=["k"])
-        os.kill(server.process.pid, signal.SIGSTOP)
-        try:
+        with freeze(server.process.pid):
             with pytest.raises(DeadlineExceeded, match=rf"{server.url} did not answer within (1|0\.\d+) s"):
                 await table.upsert([{"k": 1}])
             with pytest.raises(DeadlineExceeded, match=rf"{server.url} sent nothing for (1|0\.\d+) s"):
                 await table.scan().to_arrow()
-        finally:
-            os.kill(server.process.pid, signal.SIGCONT)
         await client.wait_ready()
 
 

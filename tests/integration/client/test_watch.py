@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import random
-import signal
 import threading
 import time
 from functools import partial
@@ -30,6 +28,7 @@ from aio_client import (
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES, scores
 from tests.support.waiting import await_until, wait_until
+from tests.support.workers import freeze
 
 if TYPE_CHECKING:
     from aio_client import Client, Table, TopNWatch
@@ -265,15 +264,12 @@ async def test_a_server_that_falls_silent_is_noticed_and_asked_over_another_conn
         watch = impatient(table.watch_top_n(1, "score", every=EVERY))
         await told(watch)
         reading = asyncio.ensure_future(anext(watch))
-        os.kill(server.process.pid, signal.SIGSTOP)
-        try:
+        with freeze(server.process.pid):
 
             async def troubled() -> bool:
                 return isinstance(watch.current_error, DeadlineExceeded)
 
             await await_until(troubled, "noticed that the server is silent")
-        finally:
-            os.kill(server.process.pid, signal.SIGCONT)
 
         async def answered() -> bool:
             return watch.current_error is None

@@ -27,7 +27,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire
-from tests.support.workers import is_running, names_of_workers, processes_of, rows_of
+from tests.support.workers import freeze, is_running, names_of_workers, processes_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -340,11 +340,7 @@ def test_a_frozen_worker_does_not_keep_the_tables_of_others_from_being_served(
     ):
         tables = {name: client.create_table(name, SCORES, primary_key=["player"]) for name in (frozen, served)}
         tables[frozen].upsert(rows_of(10))
-        pid = processes_of(server)[0]
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with freeze(processes_of(server)[0]):
             tables[served].upsert(rows_of(100))
             assert tables[served].count() == 100
-        finally:
-            os.kill(pid, signal.SIGCONT)
         assert tables[frozen].count() == 10

@@ -15,7 +15,7 @@ from streaming_server.storage.tables.placement import Placement
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import wait_until
-from tests.support.workers import processes_of
+from tests.support.workers import freeze, processes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,9 +178,7 @@ def test_a_frozen_worker_delays_changes_of_definitions_and_misses_none(tmp_path:
             port = create(any_worker, "frozen.scores").owner_port
         # At the port of the server, the frozen worker may get the connection.
         with sync.connect(f"127.0.0.1:{port}", attempt_timeout=20, operation_timeout=20) as client:
-            pid = processes_of(server)[1 - owner]
-            os.kill(pid, signal.SIGSTOP)
-            try:
+            with freeze(processes_of(server)[1 - owner]):
                 with pytest.raises(Unavailable):
                     client.alter_table("frozen.scores", add_columns=pa.schema([("level", pa.int32())]))
                 assert client.table("frozen.scores").schema.names == ["player", "score"]
@@ -189,8 +187,6 @@ def test_a_frozen_worker_delays_changes_of_definitions_and_misses_none(tmp_path:
                 # Only tables of a worker that runs: the name decides.
                 name = next(n for n in (f"frozen.t{i}" for i in range(9)) if placement.owner_of(n) == owner)
                 client.create_table(name, SCORES, primary_key=["player"], buckets=4, tablets=2)
-            finally:
-                os.kill(pid, signal.SIGCONT)
             wait_until(lambda: _is_complete(client.table("frozen.scores")), "the table is served again")
             table = client.table(name)
             table.upsert(rows())

@@ -15,7 +15,15 @@ from scankv.v1 import lookup_pb2
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.wire import Wire
-from tests.support.workers import frozen, kill_worker, names_of_workers, rows_of, sample_of, wait_for_worker
+from tests.support.workers import (
+    freeze,
+    kill_worker,
+    names_of_workers,
+    processes_of,
+    rows_of,
+    sample_of,
+    wait_for_worker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +116,7 @@ def test_only_keys_of_a_dead_or_frozen_owner_wait(client: sync.Client, server: S
     there, absent = key_in(OTHER), key_in(HOME)
     table.upsert([{"player": there, "score": 1}, {"player": absent, "score": 2}])
     assert table.get(there) is not None
-    with frozen(server, HOME):
+    with freeze(processes_of(server)[HOME]):
         assert table.get(there) == {"player": there, "score": 1}
     kill_worker(server, HOME)
     assert table.get(there) == {"player": there, "score": 1}

@@ -20,7 +20,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire
-from tests.support.workers import frozen, names_of_workers, processes_of
+from tests.support.workers import freeze, names_of_workers, processes_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,7 +155,7 @@ def test_rows_of_a_snapshot_come_from_the_owner_of_their_tablet(tmp_path: Path, 
         scan = part if knows_table else client.scan(part.spec)
         with scan.stream() as stream:
             batches: list[pa.RecordBatch] = []
-            with frozen(server, 0):
+            with freeze(processes_of(server)[0]):
                 while sum(rows.num_rows for rows in batches) < expected.num_rows:
                     batches.append(next(stream))
             batches += stream

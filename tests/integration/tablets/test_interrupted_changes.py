@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ from aio_client import Resume, ScanInterrupted, ScanKvError, StartFrom, StopAt, 
 from streaming_server.storage.tables.placement import Placement
 from tests.model.replayed_table import ReplayedTable
 from tests.support.server_process import ServerProcess
-from tests.support.workers import kill_worker, processes_of, wait_for_worker
+from tests.support.workers import freeze, kill_worker, processes_of, wait_for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -102,12 +100,9 @@ def test_a_stream_over_a_frozen_worker_ends_with_a_typed_error_and_continues_exa
         with scan.stream() as stream:
             while len(replay.table) < KEYS:
                 replay.play(next(stream))
-            os.kill(worker, signal.SIGSTOP)
-            try:
+            with freeze(worker):
                 with pytest.raises((Unavailable, ScanInterrupted)) as caught:
                     next(stream)
-            finally:
-                os.kill(worker, signal.SIGCONT)
         table.upsert(rows(range(KEYS), v=1))
         token = caught.value.resume_token
         assert token is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,7 +22,7 @@ from tests.support.tables import SCORES
 from tests.support.tablet_twins import TabletTwins
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire
-from tests.support.workers import names_of_workers, processes_of, rows_of, sample_of, wait_for_worker
+from tests.support.workers import freeze, names_of_workers, processes_of, rows_of, sample_of, wait_for_worker
 
 if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
@@ -112,17 +110,13 @@ def test_a_scan_that_waits_for_a_frozen_owner_lets_the_others_write(client: sync
     table = create(client, "frozen", tablets=WORKERS)
     table.upsert(rows_of(1000))
     before = holds(client)
-    pid = processes_of(server)[OTHER]
     with ThreadPoolExecutor(1) as pool, Wire(server.url) as wire:
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with freeze(processes_of(server)[OTHER]):
             request = scan_pb2.ScanKvRequest(table=table.name, consistency=scan_pb2.CONSISTENCY_OWNER)
             scanning = pool.submit(lambda: list(wire.scans.ScanKv(request, timeout=60)))
             for number in range(50):
                 table.upsert([{"player": key_in(0), "score": number}])
             assert not scanning.done()
-        finally:
-            os.kill(pid, signal.SIGCONT)
         assert scanning.result()[-1].trailer.rows_returned in (1000, 1001)
     wait_for_worker(server, OTHER)
     assert table.scan().to_arrow().num_rows == 1001

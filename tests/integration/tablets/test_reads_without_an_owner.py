@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ from streaming_server.storage.tables.placement import Placement
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES, scores
 from tests.support.wire import Wire, refusal_of
-from tests.support.workers import kill_worker, processes_of, wait_for_worker
+from tests.support.workers import freeze, kill_worker, processes_of, wait_for_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,15 +38,11 @@ def test_queries_fail_while_the_owner_of_a_tablet_is_dead_or_frozen(tmp_path: Pa
             (wire.lookups.TopN, lookup_pb2.TopNRequest(table=NAME, by="score", n=4)),
         ]
         before = [call(request).version for call, request in requests]
-        frozen = processes_of(server)[other]
-        os.kill(frozen, signal.SIGSTOP)
-        try:
+        with freeze(processes_of(server)[other]):
             for call, request in requests:
                 with pytest.raises(grpc.RpcError) as caught:
                     call(request, timeout=0.5)
                 assert refusal_of(caught.value).code in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
-        finally:
-            os.kill(frozen, signal.SIGCONT)
         kill_worker(server, other)
         for call, request in requests:
             # The worker may be back already.

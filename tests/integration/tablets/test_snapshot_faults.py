@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,7 @@ from tests.support.pinned_table import WIDE, wide_rows
 from tests.support.tables import SCORES
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal_of
-from tests.support.workers import kill_worker, names_of_workers, processes_of, rows_of, wait_for_worker
+from tests.support.workers import freeze, kill_worker, names_of_workers, processes_of, rows_of, wait_for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,18 +49,6 @@ def table(client: sync.Client, request: pytest.FixtureRequest) -> sync.Table:
     table = client.create_table(name, SCORES, primary_key=["player"], buckets=BUCKETS, tablets=TABLETS)
     table.upsert(rows_of(ROWS))
     return table
-
-
-@contextmanager
-def frozen(server: ServerProcess, number: int) -> Iterator[int]:
-    """Freezes a worker for the length of the block, unless it is killed in it. Gives its process id."""
-    pid = processes_of(server)[number]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield pid
-    finally:
-        if processes_of(server).get(number) == pid:
-            os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager
@@ -110,7 +96,7 @@ def test_a_pin_during_which_a_worker_is_killed_takes_one_snapshot_of_one_instant
 ) -> None:
     """The other worker is frozen, so the pin is in the middle of its work when the first one is killed."""
     with running(lambda: table.snapshot(ttl=600, name="nightly")) as pinning:
-        with frozen(server, OTHER):
+        with freeze(processes_of(server)[OTHER]):
             wait_until(lambda: is_being_pinned(server, table), "the owner pins its tablets")
             assert not pinning.done()
             kill_worker(server, killed)
@@ -131,7 +117,7 @@ def test_a_release_during_which_a_worker_is_killed_ends_the_snapshot(
     before = lease_files(server, table, snapshot.id)
     assert len(before) == TABLETS
     with ThreadPoolExecutor(1) as pool:
-        with frozen(server, OTHER):
+        with freeze(processes_of(server)[OTHER]):
             releasing = pool.submit(snapshot.release)
             wait_until(lambda: lease_files(server, table, snapshot.id) != before, "the owner releases its tablets")
             assert not releasing.done()
@@ -156,7 +142,7 @@ def test_calls_about_a_snapshot_end_with_an_error_while_a_worker_is_frozen(
     snapshot = table.snapshot(ttl=600)
     pinned = scan_pb2.PinnedSnapshot(snapshot_id=snapshot.id)
     with Wire(f"127.0.0.1:{table.owner_port}") as wire:
-        with frozen(server, OTHER):
+        with freeze(processes_of(server)[OTHER]):
             refused = [
                 _refusal(wire.snapshots.PinSnapshot, snapshot_pb2.PinSnapshotRequest(table=table.name, lease_id="new")),
                 _refusal(wire.snapshots.RenewSnapshot, snapshot_pb2.RenewSnapshotRequest(snapshot_id=snapshot.id)),

@@ -13,7 +13,7 @@ from scankv.model.errors import ScanInterrupted, ScanStalled
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import wait_until
-from tests.support.workers import frozen, kill_worker, names_of_workers, wait_for_worker
+from tests.support.workers import freeze, kill_worker, names_of_workers, processes_of, wait_for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ def test_rows_of_an_owner_come_while_another_one_sends_none(client: sync.Client,
     of_other = sum(rows.num_rows for rows in scan.with_buckets(*range(BUCKETS)).stream()) - _rows_of(scan, OF_HOME)
     seen: list[tuple[int, pa.RecordBatch]] = []
     with scan.unordered().stream() as stream:
-        with frozen(server, HOME):
+        with freeze(processes_of(server)[HOME]):
             while _rows_beyond(seen, OF_HOME) < of_other:
                 rows = next(stream)
                 assert stream.bucket is not None
@@ -141,7 +141,7 @@ async def _end(server: ServerProcess, name: str, how: str) -> None:
         stream = (await client.table(name)).scan().with_chunk(rows=500).unordered().stream()
         await stream.__aenter__()
         before = asyncio.all_tasks()
-        with frozen(server, OTHER):
+        with freeze(processes_of(server)[OTHER]):
             assert (await anext(stream)).num_rows
             reads = asyncio.all_tasks() - before
             assert reads
