@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -192,9 +191,12 @@ class RequestStaging:
             raise Unavailable("the selection of the rows to delete is lost: try again", retry_after=_RETRY_SECONDS)
         if task is None:
             held = await open_held(plan, table)
-            work = self._delete_all(transaction, request_id, table, kind, column_locks, plan, held, alone=alone)
+            work = self._delete_selected(transaction, request_id, table, kind, column_locks, plan, held, alone=alone)
             task = transaction.deleting[key] = self._tasks.start(work)
             task.add_done_callback(lambda _: transaction.deleting.pop(key))
+            if held is not None:
+                source = held.source
+                task.add_done_callback(lambda _: source.close())
         await asyncio.wait([task], timeout=wait)
         if not task.done():
             return None
@@ -204,23 +206,6 @@ class RequestStaging:
         if isinstance(error, ScanKvError):
             raise copy(error) from error.__cause__
         return task.result()
-
-    async def _delete_all(
-        self,
-        transaction: OpenTransaction,
-        request_id: StagedRequestId,
-        table: LiveTable,
-        kind: WriteKind,
-        column_locks: Sequence[str],
-        plan: ReadPlan,
-        held: OpenedScan | None,
-        *,
-        alone: bool,
-    ) -> int:
-        with closing(held.source) if held is not None else nullcontext():
-            return await self._delete_selected(
-                transaction, request_id, table, kind, column_locks, plan, held, alone=alone
-            )
 
     async def _delete_selected(
         self,
