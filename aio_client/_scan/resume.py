@@ -84,7 +84,7 @@ def verdict(error: ScanKvError, spec: ScanSpec, *, started: bool, complete: bool
     | an interruption, live, `Resume.LATEST` | raise; retry with a token | retry |
     | an interruption, live, by default | raise; retry with a token | raise |
     | `TooManyScans`, `ServerBusy` | always retry | as every interruption |
-    | a call that was shed | always retry | as every interruption |
+    | `Unavailable` with a `retry_after`, or a call that was shed | always retry | as every interruption |
 
     Where the table says raise, a broken connection after the first header becomes `ScanInterrupted`.
 
@@ -106,8 +106,10 @@ def verdict(error: ScanKvError, spec: ScanSpec, *, started: bool, complete: bool
 
 
 def _was_refused(error: ScanKvError) -> bool:
-    """Returns whether the server refused the call, or gRPC dropped it, before any row was read."""
-    return isinstance(error, TooManyScans | ServerBusy) or (isinstance(error, Unavailable) and error.shed)
+    """Returns whether the server refused the call for now, or gRPC dropped it, before any row was read."""
+    if isinstance(error, TooManyScans | ServerBusy):
+        return True
+    return isinstance(error, Unavailable) and (error.shed or error.retry_after is not None)
 
 
 def _can_wait_for_server(spec: ScanSpec) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from aio_client import TransactionLost, sync
+from aio_client import StartFrom, StopAt, TransactionLost, sync
 from scankv.v1 import admin_pb2, lock_pb2, snapshot_pb2, table_pb2, transaction_pb2
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
@@ -157,6 +157,21 @@ def test_a_transaction_of_a_client_with_a_short_timeout_commits_while_another_wo
         with direct.transaction() as tx:
             tx.upsert(tables[1], rows_of(30, "new"))
         assert tables[1].count() == 40
+
+
+@pytest.mark.parametrize("tablets", [1, 2])
+def test_a_scan_that_begins_while_a_worker_is_dead_waits_for_it(
+    server: ServerProcess, client: Client, tablets: int
+) -> None:
+    name = names_of_workers(WORKERS, f"waiting{tablets}")[0][0]
+    table = client.create_table(name, SCORES, primary_key=["player"], buckets=4, tablets=tablets)
+    table.upsert(rows_of(10))
+    for number in range(WORKERS):
+        kill_worker(server, number)
+        assert table.scan().to_arrow().num_rows == 10
+        with table.changes(StartFrom.EARLIEST, StopAt.LATEST).stream() as stream:
+            assert sum(rows.num_rows for rows in stream) == 10
+        wait_for_worker(server, number)
 
 
 def test_a_transaction_commits_at_its_worker_while_another_one_is_dead(server: ServerProcess, client: Client) -> None:

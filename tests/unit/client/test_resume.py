@@ -117,6 +117,12 @@ def test_a_full_server_is_always_asked_again_at_the_opening(spec: ScanSpec) -> N
     assert decided(TooManyScans, spec, started=False) is Verdict.RETRY
 
 
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_server_that_says_when_to_try_again_is_asked_again_at_the_opening(spec: ScanSpec) -> None:
+    error = Unavailable("the worker is started again", retry_after=0.1)
+    assert verdict(error, spec, started=False, complete=False) is Verdict.RETRY
+
+
 @pytest.mark.parametrize("error", [*BROKEN, *CUT])
 def test_only_a_scan_that_knows_where_it_stands_waits_for_a_server(error: type[ScanKvError]) -> None:
     if error is not TooManyScans:
