@@ -78,6 +78,9 @@ def test_a_killed_owner_ends_the_scans_that_others_serve_with_a_typed_error(divi
     with pinned(divided, "owner_killed", WIDE) as (_, there):
         messages = begin(there)
         kill_worker(divided, OWNER)
+        # Until the reader knows, it sends what is read, and that could be all.
+        ended = f"of the snapshot view {there.snapshot.view_id}"
+        wait_until(lambda: ended in divided.log, "the reader has ended the scan")
         error = error_of(messages)
         assert (error.code, error.reason) == ("UNAVAILABLE", "UNAVAILABLE")
         assert error.retry_after
