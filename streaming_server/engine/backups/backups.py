@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import threading
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from streaming_server.engine.backups.backup_cut import CUT_ATTEMPTS, BackupCut, 
 from streaming_server.engine.backups.divided_backup import BackupPart, OtherParts, join_parts
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, newest_manifest
-from streaming_server.storage.backup.backup_store import BackupStore, instant_id
+from streaming_server.storage.backup.backup_store import BackupStore, instant_id, local_directory, prepare_directory
 from streaming_server.storage.backup.backup_writer import BackupWriter, files_bytes
 from streaming_server.storage.backup.claims import Claim
 from streaming_server.storage.backup.prune import prune
@@ -135,9 +136,19 @@ class Backups:
         self._peers = peers
 
     def start(self) -> None:
-        """Starts the schedule, if there is one. It runs until `close`."""
-        if self._location and self._every and (self._peers is None or self._peers.number == 0):
+        """Starts the schedule, if there is one. It runs until `close`. Logs if the location cannot be written."""
+        if not self._location or (self._peers is not None and self._peers.number != 0):
+            return
+        # Nothing waits for the thread, because the file system of the location may not answer.
+        threading.Thread(target=self._check_location, name="backup-location", daemon=True).start()
+        if self._every:
             self._looking.start()
+
+    def _check_location(self) -> None:
+        try:
+            check_location(self._location, self._directory.path)
+        except ScanKvError as error:
+            _log.error("backups will fail until this is mended: %s", error.message)
 
     async def close(self) -> None:
         """Ends a running backup, and returns once it has ended."""
@@ -356,14 +367,34 @@ def _unchanged(cut: CutTable, before: BackupManifest) -> StoredTable:
     return before.table(table_of(cut.definition.name)).of_buckets(cut.unchanged)
 
 
+def check_location(location: str, data: Path) -> None:
+    """Checks that backups can be written to a location, unless that is an object store. Blocks.
+
+    A directory is created if it does not exist.
+
+    Raises:
+        UsageError: The location cannot be used; the message says why.
+    """
+    directory = local_directory(location)
+    if directory is not None:
+        _check_apart(directory, data)
+        prepare_directory(directory)
+
+
+def _check_apart(directory: Path, data: Path) -> None:
+    backups, tables = directory.resolve(), data.resolve()
+    if backups.is_relative_to(tables) or tables.is_relative_to(backups):
+        raise UsageError(
+            f"the location of backups {directory} and the data directory {data} contain one another: give another "
+            "one, best on another disk",
+            option="backup_location",
+        )
+
+
 def _open_store(location: str, data: Path) -> BackupStore:
     store = BackupStore(location)
-    inside = store.local is not None and store.local.resolve().is_relative_to(data.resolve())
-    if inside or (store.local is not None and data.resolve().is_relative_to(store.local.resolve())):
-        raise UsageError(
-            f"the location of backups {location} and the data directory {data} contain one another: give another one, "
-            "best on another disk"
-        )
+    if store.local is not None:
+        _check_apart(store.local, data)
     return store
 
 

@@ -13,13 +13,15 @@ Rule: an object with its final name is complete and durable, and its content nev
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import hashlib
 import json
 import os
+import tempfile
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import xxhash
@@ -300,6 +302,47 @@ class BackupStore:
         return BackupFailed(f"the location of backups {self.location} cannot be read or written: {error}")
 
 
+def local_directory(location: str) -> Path | None:
+    """Returns the directory of a location. None: an object store, which is not asked.
+
+    Raises:
+        UsageError: The location is a URI that contains credentials.
+    """
+    if "://" not in location:
+        return Path(location).absolute()
+    parts = urlsplit(location)
+    if parts.username or parts.password:
+        # It would appear in logs and in the list of processes.
+        raise UsageError(
+            f"the location {parts.scheme}://{parts.hostname or ''}{parts.path} contains credentials: leave them out, "
+            "and set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def prepare_directory(directory: Path) -> None:
+    """Creates the directory of a location if it does not exist, and checks that backups can be written there. Blocks.
+
+    A full disk is no error, because it may have space when a backup is created.
+
+    Raises:
+        UsageError: The directory cannot be created or written.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return
+        why = "it is not a directory" if error.errno == errno.EEXIST else error.strerror
+        raise UsageError(
+            f"backups cannot be written to {directory}: {why}; give another --backup-location, or make it a directory "
+            "that the user of the server may write to",
+            option="backup_location",
+        ) from error
+
+
 def instant_id(micros: int) -> str:
     """Returns the id of what is as of an instant, in microseconds since 1970 UTC. Ids ascend with the time."""
     return f"{dt.datetime.fromtimestamp(micros / 1e6, dt.UTC):%Y%m%d-%H%M%S}-{micros % 1_000_000:06}"
@@ -316,15 +359,9 @@ def segment_of(name: str) -> str:
 
 
 def _open_location(location: str) -> tuple[fs.FileSystem, str]:
-    if "://" not in location:
-        return fs.LocalFileSystem(), str(Path(location).absolute())
-    parts = urlsplit(location)
-    if parts.username or parts.password:
-        # It would appear in logs and in the list of processes.
-        raise UsageError(
-            f"the location {parts.scheme}://{parts.hostname or ''}{parts.path} contains credentials: leave them out, "
-            "and set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        )
+    directory = local_directory(location)
+    if directory is not None:
+        return fs.LocalFileSystem(), str(directory)
     files, root = fs.FileSystem.from_uri(location)
     return files, str(root).rstrip("/")
 

@@ -61,7 +61,6 @@ def test_tables_are_restored_as_of_an_instant(tmp_path: Path) -> None:
         scankv("create", "game.scores", "--schema", "player string, score int64", "--key", "player")
         scankv("put", "game.scores", '{"player": "ann", "score": 1}')
         early = dt.datetime.now(dt.UTC).isoformat()
-        (tmp_path / "backups").mkdir()
         assert "no backup exists" in scankv.fails(*restore, "x", "--at", early)
         scankv("backup", "create")
         assert "the oldest backup is as of" in scankv.fails(*restore, "x", "--at", early)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import sys
 import tomllib
 from typing import TYPE_CHECKING
@@ -110,6 +111,43 @@ def test_a_server_that_cannot_use_its_tokens_or_certificates_leaves_the_data_dir
         assert line.startswith("scankv: error: "), what
         assert said in line, what
         assert contents() == before, what
+
+
+@pytest.mark.parametrize(
+    ("location", "said", "workers"),
+    [
+        ("/proc/backups", "backups cannot be written to /proc/backups: ", "1"),
+        ("/proc/backups", "backups cannot be written to /proc/backups: ", "2"),
+        ("{there}/file", "it is not a directory; give another --backup-location", "1"),
+        ("{there}/file/backups", "Not a directory; give another --backup-location", "1"),
+        ("s3://user:secret@bucket/backups", "contains credentials", "1"),
+        ("{there}", "contain one another", "1"),
+    ],
+)
+def test_a_server_that_cannot_write_backups_says_so_at_the_start(
+    tmp_path: Path, location: str, said: str, workers: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    backups = "--backup-location", location.format(there=tmp_path)
+    with ServerProcess(tmp_path / "data", "--workers", workers, *backups) as server:
+        wait_until(lambda: "backups will fail" in server.log, "the log has the reason")
+        (line,) = [line for line in server.log.splitlines() if "backups will fail" in line]
+        assert said in line
+        assert "secret" not in line
+        assert server.stop() == 0
+    assert file.read_text() == "in the way"
+
+
+def test_a_server_starts_without_asking_the_object_store_of_its_backups(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        store.setblocking(False)
+        location = f"s3://bucket/backups?endpoint_override=127.0.0.1:{store.getsockname()[1]}&scheme=http"
+        settings = ("--backup-location", location, "--set", "archive_every_seconds=0")
+        with ServerProcess(tmp_path / "data", *settings) as server:
+            assert server.stop() == 0
+        with pytest.raises(BlockingIOError):
+            store.accept()
 
 
 def test_everything_that_a_server_writes_is_private(tmp_path: Path) -> None:
