@@ -23,6 +23,7 @@ from scankv.model.errors import ScanKvError, UsageError
 if TYPE_CHECKING:
     from streaming_server.engine.backups.restore import RestoredTable
     from streaming_server.engine.backups.restore_plan import RestorePlan
+    from streaming_server.storage.backup.backup_manifest import BackupManifest
     from streaming_server.storage.backup.backup_store import BackupStore
 
 app: typer.Typer = typer.Typer(
@@ -79,6 +80,8 @@ def list_(location: Location, json: Json = False) -> None:
         from streaming_server.engine.backups.restore_plan import archive_reach, instant_text
         from streaming_server.storage.backup.backup_manifest import read_manifest
     store = _open(location)
+    newest: BackupManifest | None = None
+    reach: int | None = None
     shown: list[dict[str, Any]] = []
     problems: list[str] = []
     for backup_id in store.manifests():
@@ -87,7 +90,7 @@ def list_(location: Location, json: Json = False) -> None:
         except ScanKvError as error:
             problems.append(error.message)
             continue
-        rows = [table.rows for table in found.tables]
+        newest, rows = found, [table.rows for table in found.tables]
         shown.append(
             {
                 "backup_id": found.backup_id,
@@ -99,6 +102,10 @@ def list_(location: Location, json: Json = False) -> None:
                 "left_out": dict(found.left_out),
             }
         )
+    try:
+        reach = None if newest is None else archive_reach(store, newest)
+    except ScanKvError as error:
+        problems.append(error.message)
     if json:
         show_json(shown)
     else:
@@ -116,7 +123,7 @@ def list_(location: Location, json: Json = False) -> None:
                 for each in shown
             ],
         )
-        if reach := archive_reach(store):
+        if reach is not None:
             typer.echo(f"The archive reaches up to {instant_text(reach)}: restore with --at.")
     for problem in problems:
         complain(problem)
@@ -231,9 +238,9 @@ def _plan_of(store: BackupStore, backup_id: str | None, at: str | None) -> Resto
     """Returns how to restore a backup, or the tables as of an instant."""
     with require_extra("server"):
         from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
-        from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
+        from streaming_server.storage.backup.backup_manifest import read_backup
     if at is None:
-        return plan_backup(read_manifest(store, find_backup(store, backup_id or "latest")))
+        return plan_backup(read_backup(store, backup_id or "latest"))
     if backup_id is not None:
         raise UsageError("--at chooses the backups itself: leave out the backup")
     return plan_instant(store, None if at == "latest" else _micros_of(at))

@@ -16,7 +16,7 @@ from scankv.model.tables.schema import incarnation_of
 from streaming_server.engine.backups.replay import ArchivedLog
 from streaming_server.engine.backups.stored_consumers import consumers_by_part
 from streaming_server.storage.backup.archive_segment import reached_micros, read_segments
-from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, newest_manifest, read_manifest
+from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, read_backup
 from streaming_server.storage.backup.backup_store import instant_id
 
 if TYPE_CHECKING:
@@ -105,24 +105,25 @@ def plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
     return _plan(before, needed, segments[len(needed) :], micros)
 
 
-def archive_reach(store: BackupStore) -> int | None:
+def archive_reach(store: BackupStore, newest: BackupManifest) -> int | None:
     """Returns the last instant as of which tables can be restored. None: nothing is archived after the newest backup.
 
     Raises:
-        DataLoss: The manifest of a backup, or a segment of the archive, cannot be read.
+        DataLoss, NewerFormat: The last segment of the archive cannot be read.
     """
-    newest = newest_manifest(store)
-    reached = 0 if newest is None else reached_micros(store, newest.micros) - 1
-    return reached if newest is not None and reached > newest.micros else None
+    reached = reached_micros(store, newest.micros) - 1
+    return reached if reached > newest.micros else None
 
 
 def _backup_before(store: BackupStore, micros: int | None) -> BackupManifest:
     known = store.manifests()
     for backup_id in reversed(known):
-        manifest = read_manifest(store, backup_id)
-        if micros is None or manifest.micros <= micros:
-            return manifest
-    oldest = f"the oldest backup is as of {instant_text(manifest.micros)}" if known else "no backup exists"
+        # Ids ascend with the time, so a later backup need not be readable.
+        if micros is None or backup_id <= instant_id(micros):
+            return read_backup(store, backup_id)
+    oldest = "no backup exists"
+    if known:
+        oldest = f"the oldest backup is as of {instant_text(read_backup(store, known[0]).micros)}"
     raise UsageError(f"a restore as of an instant needs a backup before it, and {oldest}: give a later instant")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -231,8 +232,29 @@ def newest_manifest(store: BackupStore) -> BackupManifest | None:
         try:
             return read_manifest(store, backup_id)
         except ScanKvError as error:
-            _log.warning("an earlier backup is used instead: %s", error.message)
+            _log.warning("a backup cannot be used: %s", error.message)
     return None
+
+
+def read_backup(store: BackupStore, backup_id: str) -> BackupManifest:
+    """Returns the manifest of a backup; `latest` is the newest one.
+
+    Raises:
+        DataLoss, NewerFormat: There is no such backup, or its manifest cannot be read. The message then names the
+            newest backup whose manifest can be read.
+    """
+    found = find_backup(store, backup_id)
+    try:
+        return read_manifest(store, found)
+    except (DataLoss, NewerFormat) as error:
+        raise type(error)(f"{error.message}; {_readable_hint(store)}") from error
+
+
+def _readable_hint(store: BackupStore) -> str:
+    for backup_id in reversed(store.manifests()):
+        with suppress(DataLoss, NewerFormat):
+            return f"the newest backup that can be read is {read_manifest(store, backup_id).backup_id}: give its name"
+    return "no other backup can be read"
 
 
 def find_backup(store: BackupStore, backup_id: str) -> str:

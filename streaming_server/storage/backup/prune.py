@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import DataLoss
 from streaming_server.storage.backup.backup_manifest import read_manifest
 from streaming_server.storage.backup.backup_store import segment_of
 from streaming_server.storage.backup.claims import Claim
@@ -13,6 +14,7 @@ from streaming_server.storage.backup.claims import Claim
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from streaming_server.storage.backup.backup_manifest import BackupManifest
     from streaming_server.storage.backup.backup_store import BackupStore
 
 
@@ -51,7 +53,7 @@ def prune(store: BackupStore, *, keep: int, clock: Callable[[], float] = time.mo
     try:
         known = store.manifests()
         old, kept = known[:-keep], known[-keep:]
-        needed = {name for backup_id in kept for name in read_manifest(store, backup_id).objects}
+        needed = {name for backup_id in kept for name in _read_kept(store, backup_id).objects}
         for backup_id in old:
             store.remove_manifest(backup_id)
         unneeded = {name: size for name, size in store.objects().items() if name not in needed}
@@ -66,6 +68,16 @@ def prune(store: BackupStore, *, keep: int, clock: Callable[[], float] = time.mo
     finally:
         claim.release()
     return Pruned(old, len(unneeded), sum(unneeded.values()))
+
+
+def _read_kept(store: BackupStore, backup_id: str) -> BackupManifest:
+    try:
+        return read_manifest(store, backup_id)
+    except DataLoss as error:
+        raise DataLoss(
+            f"{error.message}: nothing was removed, because it is unknown which files this backup needs; to give the "
+            f"backup up, move manifests/{backup_id}.json out of {store.location}, and prune again"
+        ) from error
 
 
 def _prune_archive(store: BackupStore, *, oldest: str, renew: Callable[[], None]) -> None:

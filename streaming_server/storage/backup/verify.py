@@ -10,8 +10,9 @@ from streaming_server.storage.backup.archive_segment import read_segment
 from streaming_server.storage.backup.backup_manifest import read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
 
+    from streaming_server.storage.backup.backup_manifest import BackupManifest
     from streaming_server.storage.backup.backup_store import BackupStore
 
 _AT_ONCE: Final = 4
@@ -62,8 +63,20 @@ def verify(
         with ThreadPoolExecutor(_AT_ONCE, "verify") as threads:
             problems |= {name: problem for name, problem in threads.map(read, names) if problem is not None}
     for backup_id, objects in needed.items():
-        found[backup_id] += [problems[name] for name in sorted(objects) if name in problems]
+        if damaged := {name: problems[name] for name in sorted(objects) if name in problems}:
+            tables = _tables_that_need(damaged, read_manifest(store, backup_id))
+            found[backup_id] += [f"{problem}; needed by {tables[name]}" for name, problem in damaged.items()]
     return found
+
+
+def _tables_that_need(names: Container[str], manifest: BackupManifest) -> dict[str, str]:
+    """Returns the names of the tables that need each of some objects, as in `game.scores, game.teams`."""
+    tables: dict[str, dict[str, None]] = {}
+    for table in manifest.tables:
+        for file in table.files:
+            if (name := file.pack or file.sha256) in names:
+                tables.setdefault(name, {})[table.name] = None
+    return {name: ", ".join(needing) for name, needing in tables.items()}
 
 
 def verify_archive(store: BackupStore, *, quick: bool = False) -> list[str]:

@@ -94,6 +94,48 @@ def test_tables_are_restored_as_of_an_instant(tmp_path: Path) -> None:
     )
 
 
+def test_a_damaged_manifest_is_reported_once_with_what_to_do(backed_up: CommandLine, tmp_path: Path) -> None:
+    scankv, location = backed_up, str(tmp_path / "backups")
+    early = scankv("backup", "create", "--json").json["backup_id"]
+    late = scankv("backup", "create", "--json").json["backup_id"]
+    manifest = tmp_path / "backups" / "manifests" / f"{late}.json"
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    damaged = f"the backup manifest manifests/{late}.json in {location} cannot be read"
+
+    listed = scankv("backup", "list", location, code=1)
+    assert early in listed.text
+    (line,) = listed.stderr.splitlines()
+    assert damaged in line
+    restore = ("backup", "restore", location, "--data")
+    for options in ((), ("--at", "latest")):
+        said = scankv.fails(*restore, str(tmp_path / "none"), *options)
+        assert damaged in said
+        assert f"the newest backup that can be read is {early}" in said
+    (shown,) = scankv("backup", "list", location, "--json", code=1).json
+    assert shown["backup_id"] == early
+    # A restore as of an instant before the damaged backup does not need that.
+    assert "restored 1 table" in scankv(*restore, str(tmp_path / "then"), "--at", shown["time"]).text
+    said = scankv.fails("backup", "prune", location, "--keep", "1")
+    assert damaged in said
+    assert f"move manifests/{late}.json out of {location}" in said
+    assert scankv("backup", "verify", location, early).text == f"{early}: complete\n"
+
+    manifest.rename(tmp_path / "moved.json")
+    assert scankv("backup", "prune", location, "--keep", "1", "--json").json["backups"] == []
+    assert "restored 1 table" in scankv(*restore, str(tmp_path / "new")).text
+
+
+def test_a_damaged_object_is_reported_with_the_tables_that_need_it(backed_up: CommandLine, tmp_path: Path) -> None:
+    scankv, location = backed_up, str(tmp_path / "backups")
+    scankv("backup", "create")
+    for path in (tmp_path / "backups" / "objects").glob("*/*"):
+        path.write_bytes(b"")
+    for options in ((), ("--quick",)):
+        lines = scankv("backup", "verify", location, *options, code=1).stderr.splitlines()
+        assert lines
+        assert all(line.endswith("; needed by game.scores") for line in lines if "the object " in line)
+
+
 def test_bad_input_is_refused_with_what_to_do(backed_up: CommandLine, tmp_path: Path) -> None:
     scankv, location = backed_up, str(tmp_path / "backups")
     assert "is not a directory" in scankv.fails("backup", "list", str(tmp_path / "missing"))
