@@ -20,7 +20,6 @@ from scankv.cli.options import (
     NoKey,
     Settings,
     TableName,
-    Tablets,
     Url,
     split_names,
     table_settings_of,
@@ -109,7 +108,14 @@ def load(
     key: KeyColumns = None,
     no_key: NoKey = False,
     buckets: Buckets = None,
-    tablets: Tablets = None,
+    tablets: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With --bootstrap: divide the buckets into tablets, which the workers of a server share.",
+            show_default=False,
+        ),
+    ] = None,
     set_: Settings = None,
     ignore_definition: Annotated[
         bool,
@@ -331,7 +337,10 @@ def _report_rows_of_a_part(loading: Loading, name: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, ScanKvError) as error:
         ended = "stopped" if isinstance(error, ScanKvError) else "interrupted"
         more = f"; up to {loading.unsure:,} more may be" if loading.unsure else ""
-        typer.echo(f"{ended}: {loading.rows:,} rows are in {name}{more}", err=True)
+        written = f"{loading.rows:,} rows are in {name}{more}"
+        if not loading.rows and not loading.unsure:
+            written = f"nothing was written to {name}"
+        typer.echo(f"{ended}: {written}", err=True)
         raise
 
 

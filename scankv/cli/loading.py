@@ -14,7 +14,7 @@ import pyarrow as pa
 from aio_client._sync.runner import wait_for
 from scankv.formats.blocks import good_rows
 from scankv.formats.files import BadFile
-from scankv.model.errors import InvalidRequest, RequestTooLarge
+from scankv.model.errors import InvalidRequest, PermissionDenied, RequestTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -81,7 +81,7 @@ class Loading:
                 written = self._table.upsert(rows, mode=self._mode, track_changes=self._track_changes).rows
             else:
                 written = self._table.append(rows).rows
-        except (InvalidRequest, RequestTooLarge):
+        except (InvalidRequest, RequestTooLarge, PermissionDenied):
             self.unsure = 0
             raise
         self.rows, self.unsure = self.rows + written, 0

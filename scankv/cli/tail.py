@@ -20,7 +20,8 @@ from scankv.formats.debezium import debezium_lines
 from scankv.formats.json_text import json_lines
 from scankv.formats.printable import printable
 from scankv.model import lazy_compute as pc
-from scankv.model.changes.log_positions import Unmatched, Untracked
+from scankv.model.changes.log_positions import PositionKind, Unmatched, Untracked
+from scankv.model.errors import UsageError
 from scankv.model.tables.columns import CHANGE_COLUMNS
 
 _STYLES: Final = {"+I": "green", "-U": "dim", "+U": "yellow", "-D": "red"}
@@ -90,6 +91,8 @@ def tail(
     """
     chosen = format_ or (TailFormat.TABLE if is_terminal() else TailFormat.JSON)
     start = parse_start("--from", from_)
+    if limit is not None and start.kind is PositionKind.LAKE:
+        raise UsageError("--limit is not for --from lake:URI: give --until, or end the output, as with `head -n 10`")
     stop = None if until is None else parse_stop("--until", until)
     with open_client(url) as client:
         scan = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)

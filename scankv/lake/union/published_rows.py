@@ -75,8 +75,9 @@ class PublishedRows:
             key_range: The keys to return. None: all.
 
         Raises:
-            LakeDamaged: The file has not the rows that the version says.
-            LakeUnavailable: The location does not answer, or has not the file any more.
+            LakeDamaged: The file has not the rows that the version says, or the latest version has the file, too, and
+                it does not exist.
+            LakeUnavailable: The location does not answer, or the version has expired and the file is gone.
         """
         gone = [] if changed is None else changed.within(file.first_key, file.last_key)
         if not len(gone) and key_range is None:
@@ -151,10 +152,16 @@ class PublishedRows:
             with open_data_file(self.lake.location, file) as opened:
                 yield opened
         except FileNotFoundError as error:
-            raise LakeUnavailable(
-                f"{file.path} of the table in {self.lake.location} is gone, because the version that has it has "
-                "expired: read again, which takes the latest version"
-            ) from error
+            raise self._missing(file) from error
+
+    def _missing(self, file: DataFile) -> LakeDamaged | LakeUnavailable:
+        latest = self.lake.load()
+        if latest is not None and any(each.path == file.path for each in latest.files):
+            return self._damaged(file, "it does not exist")
+        return LakeUnavailable(
+            f"{file.path} of the table in {self.lake.location} is gone, because the version that has it has expired: "
+            "read again, which takes the latest version"
+        )
 
     def _damaged(self, file: DataFile, what: str) -> LakeDamaged:
         return damaged_error(self.lake.location, file, what)

@@ -364,11 +364,13 @@ class Archive:
         lost = capture.gaps.items() - archived.gaps.items()
         for incarnation, why in capture.left_out.items() - archived.left_out.items():
             _log.error("the archive lacks writes to %s: %s", archived.name_of(incarnation), why)
+        is_intended = all(gap.why == TAKEN_IN for _, gap in lost)
         for incarnation, gap in lost:
-            _log.error("the archive has lost writes to %s: %s", archived.name_of(incarnation), gap.why)
+            level = logging.INFO if gap.why == TAKEN_IN else logging.ERROR
+            _log.log(level, "the archive lacks writes to %s: %s", archived.name_of(incarnation), gap.why)
         archived.left_out, archived.gaps = capture.left_out, capture.gaps
         if lost:
-            self._begin_again("it has lost writes")
+            self._begin_again("a table was bootstrapped" if is_intended else "it has lost writes")
 
     def _read_known(self, store: BackupStore, backup_micros: int) -> list[ArchiveSegment] | None:
         """Returns the segments after a backup, if the buckets still have everything that was written since. Blocks."""

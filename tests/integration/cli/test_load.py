@@ -17,13 +17,13 @@ import pytest
 
 from aio_client import sync
 from tests.support.command_line import CommandLine
+from tests.support.secured import TokenIssuer
+from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 from tests.unit.cli.test_text import COLUMNS
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.support.server_process import ServerProcess
 
 FORMATS = ["csv", "jsonl", "parquet", "arrow"]
 
@@ -50,6 +50,20 @@ def test_every_type_survives_scan_and_load(
     final = scankv("scan", second, "--format", "arrow").stdout
     loaded = pa.ipc.open_stream(final).read_all().sort_by("id")
     assert loaded.to_pylist() == rows.to_pylist()
+
+
+def test_a_load_without_the_role_says_that_nothing_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    issuer, token = TokenIssuer(tmp_path / "tokens"), tmp_path / "token"
+    monkeypatch.setenv("SCANKV_TOKEN_FILE", str(token))
+    token.write_text(issuer.root)
+    token.chmod(0o600)
+    reader = issuer.create("read:*")
+    with ServerProcess(tmp_path / "data", "--tokens", str(issuer.path)) as server:
+        scankv = CommandLine(server.url)
+        scankv("create", "game.scores", "--schema", "player string", "--key", "player")
+        token.write_text(reader)
+        said = scankv("load", "game.scores", "-", stdin="player\nann\nbob\n", code=1).stderr
+    assert said.splitlines()[0] == "stopped: nothing was written to game.scores"
 
 
 def test_a_file_with_semicolons_is_loaded_and_another_delimiter_can_be_given(scankv: CommandLine, scores: str) -> None:

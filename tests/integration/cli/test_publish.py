@@ -82,6 +82,13 @@ def test_changes_begin_with_published_rows(scankv: CommandLine, scores: str, tmp
     ]
 
 
+def test_a_limit_of_changes_that_begin_with_published_rows_is_refused_with_what_to_do(
+    scankv: CommandLine, scores: str, tmp_path: Path
+) -> None:
+    said = scankv.fails("tail", scores, "--from", f"lake:{tmp_path}", "--limit", "2")
+    assert said.startswith("--limit is not for --from lake:URI: give --until")
+
+
 def test_versions_follow_the_table_until_sigterm(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     uri = str(tmp_path / "published")
     with scankv.start("publish", scores, uri, "--every", "0.1", "--json") as process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from aio_client import LakeDamaged, LakeUnavailable, SchemaMismatch, UsageError, connect
+from aio_client import LakeDamaged, SchemaMismatch, UsageError, connect
 from scankv.lake.formats import FORMATS, open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
 from tests.support.lake_readers import sorted_rows
@@ -271,8 +272,10 @@ async def test_a_file_that_is_damaged_or_gone_is_an_error_and_no_short_answer(
     with pytest.raises(LakeDamaged, match="cannot be used"):
         await table.scan().read_path("lake", uri).to_arrow()
     paths[3].unlink()
-    with pytest.raises(LakeUnavailable, match="is gone, because the version that has it has expired"):
+    with pytest.raises(LakeDamaged, match="it does not exist; publish with --full"):
         await table.scan().read_path("lake", uri).to_arrow()
+    await publish_to(client, name, uri, replace(SMALL, is_full=True))
+    await compare(table, table.scan(), uri)
 
 
 async def test_files_without_a_key_that_can_match_are_not_read(client: Client, name: str, uri: str) -> None:
@@ -287,7 +290,7 @@ async def test_files_without_a_key_that_can_match_are_not_read(client: Client, n
     for where in (f"player = {player}", f"player in ({player}, {player}) and score < 99"):
         found = await table.scan(where=where).read_path("lake", uri).to_pylist()
         assert [row["player"] for row in found] == [player]
-    with pytest.raises(LakeUnavailable, match="is gone"):
+    with pytest.raises(LakeDamaged, match="it does not exist"):
         await table.scan(where=f"player >= {player}").read_path("lake", uri).to_arrow()
 
 
