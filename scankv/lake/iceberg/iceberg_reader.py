@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.lake.iceberg.catalogs import catalog_table, translate_errors
 from scankv.lake.location import require_package
 from scankv.lake.source_rows import SourceRows
-from scankv.model.errors import LakeDamaged, UsageError
+from scankv.model.errors import LakeDamaged, ScanKvError, UsageError
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -32,19 +32,28 @@ def read_iceberg(location: LakeLocation) -> SourceRows:
         LakeDamaged: A file is missing or damaged, or pyiceberg cannot read it.
     """
     require_package("pyiceberg")
-    with translate_errors(location):
-        table = _open(location)
-        snapshot = table.current_snapshot()
-        summary = {} if snapshot is None or snapshot.summary is None else snapshot.summary.additional_properties
-        has_deletes = int(summary.get("total-delete-files", 1))
-        count = None if has_deletes else int(summary.get("total-records", 0))
-        version = "no snapshot" if snapshot is None else f"snapshot {snapshot.snapshot_id}"
-        state = f"{version} of the Iceberg table {table.metadata.table_uuid}, schema {table.schema().schema_id}"
-        try:
-            return SourceRows(reader=table.scan().to_arrow_batch_reader(), count=count, state=state)
-        except ValueError as error:
-            # pyiceberg raises it for equality deletes, which it cannot read, and for most damaged manifests.
-            raise LakeDamaged(f"the Iceberg table in {location} cannot be read: {error}") from error
+    try:
+        with translate_errors(location):
+            return _read(_open(location))
+    except ScanKvError:
+        raise
+    except Exception as error:
+        # pyiceberg and its readers raise errors of many types for damaged manifests, and ValueError for equality
+        # deletes, which pyiceberg cannot read.
+        raise LakeDamaged(
+            f"the Iceberg table in {location} cannot be read ({type(error).__name__}: {error}): restore its files if "
+            "they are damaged; otherwise give the rows as a RecordBatchReader of a program that can read it"
+        ) from error
+
+
+def _read(table: Table) -> SourceRows:
+    snapshot = table.current_snapshot()
+    summary = {} if snapshot is None or snapshot.summary is None else snapshot.summary.additional_properties
+    has_deletes = int(summary.get("total-delete-files", 1))
+    count = None if has_deletes else int(summary.get("total-records", 0))
+    version = "no snapshot" if snapshot is None else f"snapshot {snapshot.snapshot_id}"
+    state = f"{version} of the Iceberg table {table.metadata.table_uuid}, schema {table.schema().schema_id}"
+    return SourceRows(reader=table.scan().to_arrow_batch_reader(), count=count, state=state)
 
 
 def _open(location: LakeLocation) -> Table:
