@@ -18,7 +18,7 @@ import grpc
 from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 from scankv.model.names import tablet_number
 from scankv.v1 import scan_pb2
-from streaming_server.current_call import CALL_METADATA
+from streaming_server.current_call import CALL_METADATA, count_waiting
 from streaming_server.engine.snapshots.part_ids import shown_id
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.scan.admission.live_scans import RegisteredScan, part_id
@@ -119,7 +119,9 @@ class ScanService:
                 await self._follow(request, context, started)
                 return
             if request.HasField("claim"):
-                await self._parked.find(request.claim.ticket).read(context, request.claim.token_head)
+                # The work is counted for the call that has opened the view.
+                with count_waiting():
+                    await self._parked.find(request.claim.ticket).read(context, request.claim.token_head)
                 return
             plan, chunk = read_plan(request), chunk_spec(request, self._chunk_bytes)
             async with borrow_view(self._tables, request):
@@ -263,7 +265,8 @@ class ScanService:
         with self._parked.park(ticket, opened.source) as parked:
             scan.hold(parked)
             await send(next(message for message in stream(opened) if message is not None))
-            reader = await parked.wait_for_reader()
+            with count_waiting():
+                reader = await parked.wait_for_reader()
             scan.may_wait, scan.progress_at = False, asyncio.get_running_loop().time()
             messages = stream(replace(opened, tokens=DividedTokens(opened.tokens, parked.token_head)))
             next(messages)

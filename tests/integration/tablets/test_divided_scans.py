@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from itertools import count
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from aio_client import Resume, sync
+from aio_client import Resume, SlowCall, sync
 from scankv.model.errors import ScanInterrupted, ScanKvError
 from scankv.model.keys.buckets import bucket_of_one
 from scankv.model.scans.consistency import CONSISTENCIES
@@ -117,6 +118,53 @@ def _bucket(player: str) -> int:
 
     (key,) = KeyCodec([pa.string()], ["player"]).encode([pa.array([player])]).to_pylist()
     return bucket_of_one(key, BUCKETS)
+
+
+def test_a_part_that_waits_for_its_reader_waits_for_the_client(tmp_path: Path) -> None:
+    """A client that claims the parts late, and then takes nothing for a while, makes no slow calls."""
+    name, player = "waiting.scores", "p" * 500
+    with (
+        ServerProcess(tmp_path / "data", "--workers", "2", "--set", "slow_request_seconds=0.000001") as server,
+        sync.connect(server.url) as client,
+        Wire(server.url) as wire,
+    ):
+        table = client.create_table(name, SCORES, primary_key=["player"], buckets=BUCKETS, tablets=TABLETS)
+        table.upsert(pa.table({"player": [f"{player}{n}" for n in range(ROWS)], "score": range(ROWS)}, schema=SCORES))
+
+        def hold_back_until(age: float) -> float:
+            began = time.perf_counter()
+            wait_until(lambda: any(scan.age_seconds > age for scan in client.live_scans()), "the scan is old enough")
+            return time.perf_counter() - began
+
+        opening = wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=name, divided=True), timeout=60)
+        parts = next(opening).header.parts
+        before_claims = hold_back_until(2.0)
+        streams = [
+            wire.scans.ScanKv(
+                scan_pb2.ScanKvRequest(
+                    table=part.tablet, claim=scan_pb2.ScanClaim(ticket=part.ticket, token_head=part.token_head)
+                ),
+                timeout=60,
+                metadata=(("x-request-id", "claim"),),
+            )
+            for part in parts
+        ]
+        assert all(next(stream).HasField("chunk") for stream in streams)
+        while_reading = hold_back_until(2.5)
+        assert all([*stream][-1].HasField("trailer") for stream in streams)
+        assert next(opening).HasField("trailer")
+
+        def scans() -> list[SlowCall] | None:
+            found = [call for call in client.slow_calls() if call.method == "ScanService/ScanKv"]
+            return found if len(found) == 2 * TABLETS else None
+
+        calls = wait_until(scans, "the calls that open and read the parts are logged")
+        assert calls is not None
+        claims = [call for call in calls if call.request_id == "claim"]
+        assert len(claims) == TABLETS
+        for call in calls:
+            # The server works in some of this time, but not much.
+            assert call.waited_seconds > 0.75 * (while_reading if call in claims else before_claims)
 
 
 def test_a_part_is_read_once_and_ends_with_its_scan(server: ServerProcess) -> None:
