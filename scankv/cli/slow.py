@@ -25,7 +25,7 @@ def slow(json: Json = False, url: Url = None) -> None:
     elif calls:
         show_table(_HEADINGS, [*map(_cells, calls)])
     else:
-        typer.echo("no call has been slow since the server started", err=True)
+        typer.echo("no slow calls are remembered; those of a worker are forgotten when it is started again", err=True)
 
 
 def _cells(call: SlowCall) -> list[object]:

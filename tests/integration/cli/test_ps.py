@@ -68,7 +68,10 @@ def test_a_server_without_slow_calls_says_so(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
         scankv = CommandLine(server.url)
         assert scankv("slow", "--json").json == []
-        assert scankv("slow").stderr == "no call has been slow since the server started\n"
+        assert (
+            scankv("slow").stderr
+            == "no slow calls are remembered; those of a worker are forgotten when it is started again\n"
+        )
 
 
 def test_a_scan_that_is_not_there_does_not_keep_the_others(
