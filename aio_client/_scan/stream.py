@@ -20,7 +20,7 @@ from aio_client._transport.repeatable_calls import commit_position
 from aio_client._transport.retry import with_retries
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import Untracked
-from scankv.model.errors import ScanInterrupted, ScanKvError, UsageError
+from scankv.model.errors import RESUME_HINT, ScanInterrupted, ScanKvError, UsageError
 from scankv.model.scans.scan_spec import Resume
 from scankv.model.types.default_values import values_from_ipc
 from scankv.v1.scan_pb2 import ScanKvRequest
@@ -537,7 +537,7 @@ class ScanStream:
         spec, rows = self._progress.spec, self._progress.rows
         what_to_do = "start the scan again"
         if self.resume_token is not None:
-            what_to_do = "continue after them with scan.resume_from(error.resume_token), or start the scan again"
+            what_to_do = f"{RESUME_HINT}start the scan again"
         return ScanInterrupted(
             f"the scan of {spec.table} broke off after {rows:,} rows, which are not all rows: {error.message}; "
             f"{what_to_do}",

@@ -161,11 +161,11 @@ def _write(
 def _write_file(scan: sync.Scan, path: Path, format_: Format, origin: Origin) -> int:
     rows = 0
     with scan.stream() as stream, atomic_file(path) as out:
-        writer = row_writer(format_, out, stream.schema.with_metadata(origin.metadata()), seekable=True)
-        for batch in stream:
-            writer.write(batch)
-            rows += batch.num_rows
-        writer.close()
+        schema = stream.schema.with_metadata(origin.metadata())
+        with row_writer(format_, out, schema, seekable=True) as writer:
+            for batch in stream:
+                writer.write(batch)
+                rows += batch.num_rows
     return rows
 
 

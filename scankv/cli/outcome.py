@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from scankv.formats.printable import printable
-from scankv.model.errors import ScanKvError, UsageError
+from scankv.model.errors import RESUME_HINT, ScanKvError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -42,7 +42,7 @@ class Commands(TyperGroup):
             sys.stdout.flush()
             return result
         except ScanKvError as error:
-            complain(error.message)
+            complain(error.message.replace(RESUME_HINT, ""))
             raise typer.Exit(FAILED) from error
         except BrokenPipeError:
             _abandon_stdout()

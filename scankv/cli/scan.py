@@ -157,12 +157,11 @@ def _show(wanted: sync.Scan, *, cut: bool) -> None:
 def _write(wanted: sync.Scan, format_: Format, output: Path | None) -> None:
     with wanted.stream() as stream, _destination(output) as out:
         _report_fallback(stream)
-        writer = row_writer(format_, out, stream.schema, seekable=output is not None)
-        for rows in stream:
-            writer.write(rows)
-            # The reader of a pipe sees rows as they arrive, and a closed pipe ends the command at once.
-            out.flush()
-        writer.close()
+        with row_writer(format_, out, stream.schema, seekable=output is not None) as writer:
+            for rows in stream:
+                writer.write(rows)
+                # The reader of a pipe sees rows as they arrive, and a closed pipe ends the command at once.
+                out.flush()
         out.flush()
 
 

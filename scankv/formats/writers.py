@@ -34,8 +34,12 @@ class RowWriter(Protocol):
         """Writes the end of the format, without which the output is incomplete."""
 
 
-def row_writer(format_: Format, stream: IO[bytes], schema: pa.Schema, *, seekable: bool = False) -> RowWriter:
-    """Returns a writer of a format.
+@contextmanager
+def row_writer(format_: Format, stream: IO[bytes], schema: pa.Schema, *, seekable: bool = False) -> Iterator[RowWriter]:
+    """Yields a writer of a format, and writes the end of the format when the block ends without an error.
+
+    After an error, nothing more is written, so that readers of Parquet and of Arrow files recognize that rows are
+    missing.
 
     Args:
         format_: The file format.
@@ -43,6 +47,16 @@ def row_writer(format_: Format, stream: IO[bytes], schema: pa.Schema, *, seekabl
         schema: The schema of the batches.
         seekable: Whether Arrow is written as an IPC file, which readers open from the end, rather than an IPC stream.
     """
+    guarded = _GuardedStream(stream)
+    try:
+        writer = _writer_of(format_, guarded, schema, as_file=seekable)
+        yield writer
+        writer.close()
+    finally:
+        guarded.is_open = False
+
+
+def _writer_of(format_: Format, stream: _GuardedStream, schema: pa.Schema, *, as_file: bool) -> RowWriter:
     match format_:
         case Format.CSV:
             return _CsvWriter(stream, schema)
@@ -51,7 +65,26 @@ def row_writer(format_: Format, stream: IO[bytes], schema: pa.Schema, *, seekabl
         case Format.PARQUET:
             return _ParquetWriter(stream, schema)
         case Format.ARROW:
-            return _ArrowWriter(stream, schema, as_file=seekable)
+            return _ArrowWriter(stream, schema, as_file=as_file)
+
+
+class _GuardedStream:
+    """Passes on what is written while `is_open`, and drops the rest.
+
+    A Parquet writer of pyarrow that is abandoned writes the end of the format when it is garbage-collected.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.is_open = True
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        if self.is_open:
+            self._stream.write(data)
+
+    def flush(self) -> None:
+        """Does nothing: the stream belongs to the caller."""
 
 
 @contextmanager
@@ -113,7 +146,7 @@ def _sync(stream: IO[bytes]) -> None:
 
 
 class _CsvWriter:
-    def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
+    def __init__(self, stream: _GuardedStream, schema: pa.Schema) -> None:
         self._stream = stream
         stream.write(csv_header(schema.names))
 
@@ -125,7 +158,7 @@ class _CsvWriter:
 
 
 class _JsonlWriter:
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: _GuardedStream) -> None:
         self._stream = stream
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -138,7 +171,7 @@ class _JsonlWriter:
 class _ParquetWriter:
     """Collects chunks into row groups of up to 131,072 rows or 64 MiB."""
 
-    def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
+    def __init__(self, stream: _GuardedStream, schema: pa.Schema) -> None:
         from pyarrow import parquet  # imported on use: takes 20 ms, which commands that do not write Parquet save
 
         try:
@@ -171,7 +204,7 @@ class _ParquetWriter:
 
 
 class _ArrowWriter:
-    def __init__(self, stream: IO[bytes], schema: pa.Schema, *, as_file: bool) -> None:
+    def __init__(self, stream: _GuardedStream, schema: pa.Schema, *, as_file: bool) -> None:
         self._writer = pa.ipc.new_file(stream, schema) if as_file else pa.ipc.new_stream(stream, schema)
 
     def write(self, rows: pa.RecordBatch) -> None:

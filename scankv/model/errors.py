@@ -73,7 +73,7 @@ The server raises these classes. Its service layer turns them into gRPC statuses
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -864,6 +864,10 @@ class ScanInterrupted(ConnectionFailed):
 
     code = "ABORTED"
     reason = "SCAN_INTERRUPTED"
+
+
+RESUME_HINT: Final = "continue after them with scan.resume_from(error.resume_token), or "
+"""The part of the message of `ScanInterrupted` that is of use in a program only."""
 
 
 class LakeError(ScanKvError):

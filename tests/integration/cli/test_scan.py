@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 from typing import TYPE_CHECKING
@@ -12,26 +13,46 @@ import pyarrow.parquet
 import pytest
 
 from aio_client import sync
+from tests.support.command_line import CommandLine
+from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.support.command_line import CommandLine
-    from tests.support.server_process import ServerProcess
 
 ROWS = [{"player": "ann", "score": 31}, {"player": "bob", "score": 27}, {"player": "cem", "score": None}]
 
 
 @pytest.fixture(scope="module")
 def large(shared_server: ServerProcess) -> str:
-    """Makes a table of 60 MiB, which exceeds the pipes and windows between a server and a reader."""
+    """Makes a table as `create_large` does."""
+    return create_large(shared_server.url)
+
+
+def create_large(url: str) -> str:
+    """Creates a table of 60 MiB, which exceeds the pipes and windows between a server and a reader."""
     ids = pa.array(range(120_000))
     rows = pa.table({"id": ids, "text": pa.array(["x" * 500] * len(ids))})
-    with sync.connect(shared_server.url) as client:
+    with sync.connect(url) as client:
         table = client.create_table("cli.large", rows.schema, primary_key=["id"])
         table.upsert(rows)
     return table.name
+
+
+def test_a_scan_that_breaks_off_says_what_to_do_in_a_shell(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        scankv = CommandLine(server.url)
+        with scankv.start("scan", create_large(server.url), "--format", "csv") as process:
+            assert process.stdout is not None
+            assert process.stdout.read(10_000)
+            server.kill()
+            _, stderr = process.communicate(timeout=120)
+    (line,) = stderr.decode().splitlines()
+    assert re.match(
+        r"scankv: error: the scan of cli\.large broke off after [\d,]+ rows, which are not all rows: ", line
+    )
+    assert line.endswith("; start the scan again")
+    assert process.returncode == 1
 
 
 def test_rows_come_as_csv_into_a_pipe(scankv: CommandLine, scores: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import io
 import os
 import threading
@@ -26,10 +27,9 @@ ROWS = pa.table(COLUMNS).drop_columns("hundreds")
 def test_what_is_written_is_read_back(tmp_path: Path, format_: Format, seekable: bool) -> None:
     path = tmp_path / f"rows.{format_}"
     with path.open("wb") as stream:
-        writer = row_writer(format_, stream, ROWS.schema, seekable=seekable)
-        for rows in [*ROWS.to_batches(max_chunksize=2), *ROWS.to_batches()]:
-            writer.write(rows)
-        writer.close()
+        with row_writer(format_, stream, ROWS.schema, seekable=seekable) as writer:
+            for rows in [*ROWS.to_batches(max_chunksize=2), *ROWS.to_batches()]:
+                writer.write(rows)
     assert read(path, ROWS.schema).rows.equals(pa.concat_tables([ROWS, ROWS]))
 
 
@@ -37,22 +37,46 @@ def test_what_is_written_is_read_back(tmp_path: Path, format_: Format, seekable:
 def test_no_rows_are_a_file_too(tmp_path: Path, format_: Format) -> None:
     path = tmp_path / f"rows.{format_}"
     with path.open("wb") as stream:
-        row_writer(format_, stream, ROWS.schema).close()
+        with row_writer(format_, stream, ROWS.schema):
+            pass
     assert read(path, ROWS.schema).rows.equals(ROWS.schema.empty_table())
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("format_", [Format.PARQUET, Format.ARROW])
+def test_an_output_that_breaks_off_is_not_taken_for_a_complete_one(
+    tmp_path: Path, format_: Format, is_closed: bool
+) -> None:
+    def break_off() -> None:
+        with row_writer(format_, stream, ROWS.schema, seekable=True) as writer:
+            writer.write(ROWS.to_batches()[0])
+            raise InterruptedError
+
+    stream = (tmp_path / "rows").open("w+b")
+    with pytest.raises(InterruptedError) as ended:
+        break_off()
+    if is_closed:
+        stream.close()
+    # What the writers of pyarrow do at their end must neither fail nor complete the output.
+    del ended
+    gc.collect()
+    stream.close()
+    with pytest.raises(pa.ArrowInvalid), (tmp_path / "rows").open("rb") as written:
+        pa.parquet.read_table(written) if format_ is Format.PARQUET else pa.ipc.open_file(written)
 
 
 def test_columns_that_parquet_does_not_have_are_refused() -> None:
     with pytest.raises(UsageError, match="Parquet cannot hold these columns: Scale must be"):
-        row_writer(Format.PARQUET, io.BytesIO(), pa.table(COLUMNS).schema)
+        with row_writer(Format.PARQUET, io.BytesIO(), pa.table(COLUMNS).schema):
+            pass
 
 
 def test_parquet_joins_chunks_into_large_row_groups() -> None:
     stream = io.BytesIO()
     chunk = pa.record_batch({"a": range(8192)})
-    writer = row_writer(Format.PARQUET, stream, chunk.schema)
-    for _ in range(40):
-        writer.write(chunk)
-    writer.close()
+    with row_writer(Format.PARQUET, stream, chunk.schema) as writer:
+        for _ in range(40):
+            writer.write(chunk)
     metadata = pa.parquet.read_metadata(stream)
     assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [
         131_072,
