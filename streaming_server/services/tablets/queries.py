@@ -19,6 +19,7 @@ from streaming_server.services.lookup import query_digest, wait_seconds
 from streaming_server.services.query_request import bind_aggregate, bind_count, bind_top_n
 from streaming_server.services.scan_request import bucket_numbers
 from streaming_server.services.tablets.joined_shares import JoinedCount, JoinedGroups, JoinedRows, columns_to_ask
+from streaming_server.services.tablets.tablet_calls import HOLD_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -82,9 +83,14 @@ async def versions_of(
     """Returns the current version of each tablet that a request reads, without reading rows.
 
     If they are the versions of an earlier view, nothing has changed since.
+
+    Raises:
+        Unavailable: The owner of a tablet does not answer.
     """
     requests = {tablet: _watch_request(request, calls, tablet, by_tablet[tablet]) for tablet in by_tablet}
-    answers = await calls.ask(_WATCH, requests, worker_pb2.WatchTabletResponse)
+    # A worker that does not answer now would not let its tablets be held, either. A snapshot is not held.
+    seconds = None if request.HasField("snapshot") else HOLD_SECONDS
+    answers = await calls.ask(_WATCH, requests, worker_pb2.WatchTabletResponse, seconds=seconds)
     return {tablet: answer.version for tablet, answer in answers.items()}
 
 

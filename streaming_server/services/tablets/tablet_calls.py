@@ -37,7 +37,8 @@ _Response = TypeVar("_Response", bound="Message")
 _HOLD: Final = "scankv.v1.TabletService/HoldTablet"
 
 HOLD_SECONDS: Final = 2.0
-"""The longest pause of the writers of tablets, in which a view of all tablets is opened."""
+"""The longest pause of the writers of tablets, in which a view of all tablets is opened. So every worker answers sooner
+than this to a call that only asks for the state of its tablets, or is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,8 @@ class TabletCalls:
         requests: Mapping[int, Message],
         answer: type[_Response],
         holds: Mapping[int, str] | None = None,
+        *,
+        seconds: float | None = None,
     ) -> dict[int, _Response]:
         """Makes a call to some tablets at once, and returns their answers once all calls have ended.
 
@@ -178,11 +181,12 @@ class TabletCalls:
             requests: The request for each tablet.
             answer: The type of the answers.
             holds: The hold of each tablet under which it opens its view. None: no tablet is held.
+            seconds: How long the calls may take. None: as long as the client waits.
 
         Raises:
             ScanKvError: The error of the first tablet that has refused the call.
         """
-        found = await self.ask_each(method, requests, answer, holds)
+        found = await self.ask_each(method, requests, answer, holds, seconds=seconds)
         answers = {number: each for number, each in found.items() if not isinstance(each, ScanKvError)}
         for each in found.values():
             if isinstance(each, ScanKvError):
@@ -205,7 +209,7 @@ class TabletCalls:
             requests: As for `ask`.
             answer: As for `ask`.
             holds: As for `ask`.
-            seconds: How long the calls may take. None: as long as the client waits.
+            seconds: As for `ask`.
         """
         timeout = self.context.time_remaining() if seconds is None else seconds
 
