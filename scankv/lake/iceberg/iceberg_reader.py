@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+
 from scankv.lake.iceberg.catalogs import catalog_table, translate_errors
 from scankv.lake.location import require_package
 from scankv.lake.source_rows import SourceRows
 from scankv.model.errors import LakeDamaged, ScanKvError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyiceberg.table import Table
 
     from scankv.lake.location import LakeLocation
@@ -29,12 +33,13 @@ def read_iceberg(location: LakeLocation) -> SourceRows:
     Raises:
         UsageError: The location does not say which version is the newest, or pyiceberg is not installed.
         LakeUnavailable: The location cannot be read.
-        LakeDamaged: A file is missing or damaged, or pyiceberg cannot read it.
+        LakeDamaged: A file is missing or damaged, or pyiceberg cannot read it. The rows raise this, too, if they are
+            not as many as the table says.
     """
     require_package("pyiceberg")
     try:
         with translate_errors(location):
-            return _read(_open(location))
+            return _read(_open(location), location)
     except ScanKvError:
         raise
     except Exception as error:
@@ -46,14 +51,34 @@ def read_iceberg(location: LakeLocation) -> SourceRows:
         ) from error
 
 
-def _read(table: Table) -> SourceRows:
+def _read(table: Table, location: LakeLocation) -> SourceRows:
     snapshot = table.current_snapshot()
     summary = {} if snapshot is None or snapshot.summary is None else snapshot.summary.additional_properties
     has_deletes = int(summary.get("total-delete-files", 1))
     count = None if has_deletes else int(summary.get("total-records", 0))
     version = "no snapshot" if snapshot is None else f"snapshot {snapshot.snapshot_id}"
     state = f"{version} of the Iceberg table {table.metadata.table_uuid}, schema {table.schema().schema_id}"
-    return SourceRows(reader=table.scan().to_arrow_batch_reader(), count=count, state=state)
+    reader = table.scan().to_arrow_batch_reader()
+    if count is not None:
+        reader = pa.RecordBatchReader.from_batches(reader.schema, _complete(reader, count, location))
+    return SourceRows(reader=reader, count=count, state=state)
+
+
+def _complete(rows: pa.RecordBatchReader, count: int, location: LakeLocation) -> Iterator[pa.RecordBatch]:
+    """Yields batches. Raises LakeDamaged after them if rows are missing, or there are too many.
+
+    For pyiceberg, a manifest that is cut off within its data is complete.
+    """
+    found = 0
+    for batch in rows:
+        found += batch.num_rows
+        yield batch
+    if found != count:
+        raise LakeDamaged(
+            f"the Iceberg table in {location} has {found:,} rows in its files, and {count:,} by its metadata: restore "
+            "its files if they are damaged; otherwise give the rows as a RecordBatchReader of a program that can read "
+            "it"
+        )
 
 
 def _open(location: LakeLocation) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,23 +25,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PLACES = st.floats(0, 1, exclude_max=True)
-_FILES = st.integers(0, 1)
+_FILES = st.integers(0, 2)
+ROWS = 100
 
 
 @dataclass(frozen=True)
 class IcebergFiles:
-    """A table of one snapshot: its metadata file, and the contents of its manifest and of its list of manifests."""
+    """A table: its metadata file, and the contents of its two manifests and of their list."""
 
     metadata: LakeLocation
-    manifests: dict[Path, bytes]
+    manifests: dict[Path, bytes] = field(repr=False)
 
     def read_with(self, number: int, content: bytes) -> None:
-        """Opens the table while one of the manifests has another content."""
+        """Reads all rows while one of the manifests has another content."""
         file, good = list(self.manifests.items())[number]
         file.write_bytes(content)
         clear_manifest_cache()
         try:
-            read_iceberg(self.metadata)
+            assert read_iceberg(self.metadata).reader.read_all().num_rows == ROWS
         finally:
             file.write_bytes(good)
 
@@ -55,14 +56,22 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IcebergFiles]:
     with closing(SqlCatalog("other", uri=f"sqlite:///{path}/other.db", warehouse=str(path))) as catalog:
         catalog.create_namespace("db")
         table = catalog.create_table("db.t", pa.schema([("id", pa.int64()), ("text", pa.string())]))
-        table.append(pa.table({"id": [*range(100)], "text": [f"text {number}" for number in range(100)]}))
-        metadata = Path(table.metadata_location.removeprefix("file://"))
+        for first in (0, ROWS // 2):
+            numbers = range(first, first + ROWS // 2)
+            table.append(pa.table({"id": [*numbers], "text": [f"text {number}" for number in numbers]}))
+        metadata = _path(table.metadata_location)
+        snapshot = table.current_snapshot()
+        assert snapshot is not None
+        manifests = [_path(each.manifest_path) for each in snapshot.manifests(table.io)]
+        manifests.append(_path(snapshot.manifest_list))
     with pytest.MonkeyPatch.context() as patched:
         # The compiled decoder reads past the end of damaged files, which can end the process.
         patched.setattr(avro_file, "new_decoder", StreamingBinaryDecoder)
-        yield IcebergFiles(
-            LakeLocation(str(metadata)), {file: file.read_bytes() for file in sorted(metadata.parent.glob("*.avro"))}
-        )
+        yield IcebergFiles(LakeLocation(str(metadata)), {file: file.read_bytes() for file in manifests})
+
+
+def _path(uri: str) -> Path:
+    return Path(uri.removeprefix("file://"))
 
 
 @examples(20)
@@ -72,6 +81,14 @@ def test_a_cut_manifest_is_damage(files: IcebergFiles, number: int, place: float
     # The first half of such a file is a part of its header.
     with pytest.raises(LakeDamaged, match=r"cannot be read \(EOFError.*restore its files"):
         files.read_with(number, content[: int(place * len(content) / 2)])
+
+
+@examples(100)
+@given(_FILES, _PLACES)
+def test_no_row_is_missing_after_any_cut(files: IcebergFiles, number: int, place: float) -> None:
+    content = files.content(number)
+    with suppress(LakeError):
+        files.read_with(number, content[: int(place * len(content))])
 
 
 @examples(100)
