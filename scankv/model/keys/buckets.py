@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
@@ -15,6 +14,8 @@ from scankv.model.keys.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy.typing as npt
 
 
 def bucket_of(keys: pa.BinaryArray, buckets: int) -> npt.NDArray[np.int32]:
