@@ -17,8 +17,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import clear_manifest_cache
 
 from aio_client import LakeDamaged, LakeError
-from scankv.lake.iceberg.iceberg_reader import read_iceberg
-from scankv.lake.location import LakeLocation
+from scankv.lake.sources.sources import open_source
 from tests.support.examples import examples
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ ROWS = 100
 class IcebergFiles:
     """A table: its metadata file, and the contents of its two manifests and of their list."""
 
-    metadata: LakeLocation
+    metadata: str
     manifests: dict[Path, bytes] = field(repr=False)
 
     def read_with(self, number: int, content: bytes) -> None:
@@ -42,7 +41,7 @@ class IcebergFiles:
         file.write_bytes(content)
         clear_manifest_cache()
         try:
-            assert read_iceberg(self.metadata).reader.read_all().num_rows == ROWS
+            assert open_source(self.metadata, "iceberg").reader.read_all().num_rows == ROWS
         finally:
             file.write_bytes(good)
 
@@ -67,7 +66,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IcebergFiles]:
     with pytest.MonkeyPatch.context() as patched:
         # The compiled decoder reads past the end of damaged files, which can end the process.
         patched.setattr(avro_file, "new_decoder", StreamingBinaryDecoder)
-        yield IcebergFiles(LakeLocation(str(metadata)), {file: file.read_bytes() for file in manifests})
+        yield IcebergFiles(str(metadata), {file: file.read_bytes() for file in manifests})
 
 
 def _path(uri: str) -> Path:
