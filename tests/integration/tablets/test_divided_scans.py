@@ -193,7 +193,7 @@ def test_a_part_is_read_once_and_ends_with_its_scan(server: ServerProcess) -> No
 
 @pytest.mark.parametrize("knows_table", [True, False])
 def test_rows_of_a_snapshot_come_from_the_owner_of_their_tablet(tmp_path: Path, knows_table: bool) -> None:
-    """The owner of the table passes none of them on: it is frozen meanwhile."""
+    """The owner of the table is frozen while they are read, so it cannot pass them on."""
     home = names_of_workers(2, "pinned")[0][0]
     with ServerProcess(tmp_path / "data", "--workers", "2") as server, sync.connect(server.url) as client:
         table = create(client, home)
