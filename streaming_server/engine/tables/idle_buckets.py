@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import ScanKvError
 from streaming_server.engine.tasks.background import Background, repeat
-from streaming_server.storage.files.file_limit import has_half_of_files_left
+from streaming_server.storage.files.file_limit import has_quarter_of_files_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,7 +46,7 @@ class IdleBuckets(Background):
         *,
         most: int,
         idle_seconds: float,
-        has_files: Callable[[], bool] = has_half_of_files_left,
+        has_files: Callable[[], bool] = has_quarter_of_files_left,
     ) -> None:
         self._tables = tables
         self._has_files = has_files

@@ -10,7 +10,7 @@ from typing import Final
 
 from scankv.model.errors import ServerBusy
 
-_FILES_OF_OPEN_BUCKET: Final = 40
+_FILES_OF_OPEN_BUCKET: Final = 20
 """Descriptors of one open bucket with a few SST files."""
 _FILES_OF_CONNECTION: Final = 4
 """Connections take at most one of so many descriptors."""
@@ -51,9 +51,10 @@ def has_files_left() -> bool:
     return open_files() < limit - limit // 8
 
 
-def has_half_of_files_left() -> bool:
-    """Whether less than half of the limit is in use."""
-    return open_files() < file_limit() // 2
+def has_quarter_of_files_left() -> bool:
+    """Whether less than three quarters of the limit are in use."""
+    limit = file_limit()
+    return open_files() < limit - limit // 4
 
 
 def check_files_left(location: str) -> None:
