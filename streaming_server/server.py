@@ -132,6 +132,7 @@ _SERVICES = tuple(
 )
 
 _LAST_WORDS_SECONDS = 1.0
+_OBJECTS_BEFORE_COLLECTION = 10_000
 # How often the token file is checked for changes, and running streams for lost rights.
 _WATCH_SECONDS = 1.0
 # A thread that runs Python code keeps the event loop waiting for so long, 5 ms by default, whenever an event arrives.
@@ -634,6 +635,9 @@ async def _serve(config: ServerConfig, turns: LoopTurns, worker: WorkerSettings 
         # What is loaded now stays until the end. Otherwise each full garbage collection would visit it, and hold the
         # event loop for 15 to 60 ms.
         gc.freeze()
+        # A scan of a thousand buckets creates several objects for each. If collections began before it ends, they would
+        # soon count as old, and bring about full collections of all open buckets, which take 100 ms.
+        gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
         sys.stdout.write(f"scankv ready on {server.address}\n")
         sys.stdout.flush()
         _log.info("serving %s on %s as incarnation %s", config.data, server.address, server.incarnation)
