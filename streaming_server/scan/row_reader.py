@@ -15,20 +15,19 @@ from scankv.model.keys.key_parts import keys_within
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.covered_rows import CoveredRowsCursor
 from streaming_server.scan.cursor_chain import CursorChain
-from streaming_server.scan.late_cursor import LateCursor
 from streaming_server.scan.log_cursor import LogCursor
 from streaming_server.scan.rows_without_key import buckets_of_rows
 from streaming_server.storage.rows.row_codec import RowDecoder
 from streaming_server.storage.rows.row_expiry import ExpirySlot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from scankv.model.expressions import BoundPredicate
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_ranges import KeyRanges
+    from streaming_server.scan.bucket_cursors import LateReaders
     from streaming_server.scan.chunk_source import Cursor
-    from streaming_server.scan.late_cursor import Promise
     from streaming_server.storage.changelog.change_log import ReadableLog
     from streaming_server.storage.cursors.entry_cursor import EntryCursor
     from streaming_server.storage.rows.index_codec import IndexCodec
@@ -61,8 +60,9 @@ class ReadableBucket(Protocol):
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Returns the stored rows of some keys, None where no row exists."""
 
-    def promise(self, make: Callable[[], None]) -> Promise:
-        """Has a function called later, before the bucket changes."""
+    @property
+    def late_readers(self) -> LateReaders:
+        """Creates cursors as late as possible without changing what they show."""
 
     @property
     def log(self) -> ReadableLog:
@@ -147,12 +147,6 @@ class RowReader:
         rows = self.indexed.rows
         keys = ranges.starts[::-1] if reverse else ranges.starts
         return CoveredRowsCursor(self.decoder, keys, [rows[key] for key in keys])
-
-    def late_cursor(self, bucket: ReadableBucket, ranges: KeyRanges, *, reverse: bool) -> Cursor:
-        """Returns the same as `cursor`, but makes it only when it is read or when the bucket changes, where it can."""
-        if not self.codec.definition.has_key:
-            return self.cursor(bucket, ranges, reverse=reverse)
-        return LateCursor(bucket.promise, partial(self.cursor, bucket, ranges, reverse=reverse))
 
     def is_covered_by(self, index: IndexCodec) -> bool:
         """Whether an index has all columns that are returned or filtered by."""

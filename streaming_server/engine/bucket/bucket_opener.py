@@ -143,8 +143,11 @@ class BucketOpener:
 
     def has_followed(self, bucket: Bucket) -> bool:
         """Whether a bucket records changes as the table now wants it, and has followed the last drop of partitions."""
-        definition, state = self._definition(), bucket.state
+        definition = self._definition()
         drop = definition.last_drop
+        if drop is None and not definition.earlier_changelogs:
+            return True
+        state = bucket.state
         is_followed = drop is None or state.last_drop == drop.number
         return is_followed and len(state.changelog_starts) == len(definition.earlier_changelogs)
 

@@ -98,6 +98,13 @@ class BarrierMutex(asyncio.Lock):
                 return True
             self.release()
 
+    def acquire_now(self) -> bool:
+        """Acquires the mutex whether or not a barrier is raised, if nothing holds it or waits for it."""
+        if self.locked() or self._waiters:
+            return False
+        self._locked = True
+        return True
+
     async def acquire_behind_barrier(self) -> None:
         """Acquires the mutex whether or not a barrier is raised."""
         await super().acquire()
@@ -204,11 +211,14 @@ async def lock_mutexes(buckets: Sequence[LiveBucket]) -> AsyncIterator[None]:
     held: list[BarrierMutex] = []
     try:
         while True:
-            for live in buckets:
-                await live.mutex.wait_for_barrier()
-            for live in buckets:
-                await live.mutex.acquire_behind_barrier()
-                held.append(live.mutex)
+            mutexes = [live.mutex for live in buckets]
+            for mutex in mutexes:
+                if mutex.barrier is not None:
+                    await mutex.wait_for_barrier()
+            for mutex in mutexes:
+                if not mutex.acquire_now():
+                    await mutex.acquire_behind_barrier()
+                held.append(mutex)
             if all(mutex.barrier is None for mutex in held):
                 break
             _release(held)

@@ -72,9 +72,9 @@ async def wait_until_readable(buckets: OwnBuckets, offsets: Mapping[int, int]) -
     """
     try:
         await all_ended(
-            buckets[number].wait_durable(offset)
-            for number, offset in offsets.items()
-            if not buckets[number].is_durable(offset)
+            live.wait_durable(offset)
+            for live, offset in ((buckets[number], offset) for number, offset in offsets.items())
+            if not live.is_durable(offset)
         )
     except (DiskFull, DiskFailed) as error:
         raise Unavailable(

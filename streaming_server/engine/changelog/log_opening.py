@@ -18,7 +18,7 @@ from streaming_server.scan.changes.log_plan import OpenedLog
 from streaming_server.scan.changes.log_source import LogSource
 from streaming_server.scan.changes.log_token import LaterView, LogPosition, LogTokenWriter, read_log_token
 from streaming_server.scan.chunk_source import ScanPosition, View, total_rows
-from streaming_server.scan.columnar.base_view import NO_BASES, cursor_of
+from streaming_server.scan.columnar.base_view import NO_BASES, cursors_of
 from streaming_server.scan.rows.keys_to_read import keys_to_read
 from streaming_server.scan.rows.kv_source import KvSource
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from streaming_server.scan.changes.log_plan import ChangeSource, LogPlan
     from streaming_server.scan.changes.log_source import LogTail
     from streaming_server.scan.changes.range_rescan import RangeOpener
-    from streaming_server.scan.chunk_source import Cursor
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.rows.table_codec import TableCodec
@@ -178,18 +177,11 @@ class LogOpening:
         reader = plan.reader(self._codec.rows, self._codec.key_codec)
         self.bases = choose_bases(plan, reader, list(self._buckets.values()))
         left = keys_to_read(reader, self._definition, self._buckets, scanned, reverse=False, ordered=False)
-        cursors: dict[int, Cursor] = {}
-        try:
-            for number, keys in left.items():
-                cursors[number] = cursor_of(reader, number, self._buckets[number][1], keys, self.bases)
-        except BaseException:
-            for cursor in cursors.values():
-                cursor.close()
-            raise
+        cursors = cursors_of(reader, left, lambda number: self._buckets[number][1], self.bases)
         rows = total_rows(bucket.state.rows for _, bucket in self._buckets.values())
         view = View(dict(ends), now_micros, rows)
         on_error = record_errors({number: live for number, (live, _) in self._buckets.items()}, self.bases)
-        return KvSource(reader.decoder.schema, self._definition.schema.id, view, cursors, scanned, on_error)
+        return KvSource(reader.decoder.schema, self._definition.schema.id, view, left, cursors, scanned, on_error)
 
     async def _stops(self, ends: Mapping[int, int]) -> dict[int, int] | None:
         stop = self._plan.stop

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
+from streaming_server.scan.bucket_cursors import BucketCursors
 from streaming_server.scan.chunk_source import View
 from streaming_server.scan.columnar.base_cursor import BaseCursor
 from streaming_server.scan.columnar.delta import Delta
@@ -130,8 +131,10 @@ class BaseBuild:
             assert current is not None
             since = current.view()
             view = View({live.number: offset}, table.clock.commit_micros(), None)
+            cursors = BucketCursors(lambda _: cursor)
+            cursors.create(live.number)
             source = KvSource(
-                codec.schema, codec.definition.schema.id, view, {live.number: cursor}, None, lambda _, error: error
+                codec.schema, codec.definition.schema.id, view, [live.number], cursors, None, lambda _, error: error
             )
             table.abort_on_close(source)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class Admission:
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._live = 0
-        self._on_bucket: Counter[tuple[str, int]] = Counter()
+        self._on_buckets: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self._queue: list[_Place] = []
         self._closed: ScanKvError | None = None
 
@@ -133,18 +133,19 @@ class Admission:
 
     def _count(self, place: _Place, by: int) -> None:
         self._live += by
+        live = self._on_buckets[place.table]
         for bucket in place.buckets:
-            self._on_bucket[place.table, bucket] += by
-            if not self._on_bucket[place.table, bucket]:
-                del self._on_bucket[place.table, bucket]
+            live[bucket] += by
+        if not any(live.values()):
+            del self._on_buckets[place.table]
 
     def _obstacle(self, place: _Place) -> str | None:
         """Describes the limit that keeps a scan out. None: the scan can be admitted."""
         if self._live >= self._limits.live:
             return f"the server has {self._limits.live} live scans (max_live_scans)"
+        live, most = self._on_buckets.get(place.table) or Counter[int](), self._limits.live_per_bucket
         for bucket in place.buckets:
-            if self._on_bucket[place.table, bucket] >= self._limits.live_per_bucket:
-                most = self._limits.live_per_bucket
+            if live[bucket] >= most:
                 return f"bucket {bucket} of {place.table} has {most} live scans (max_live_scans_per_bucket)"
         return None
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest
+from streaming_server.scan.bucket_cursors import BucketCursors
 from streaming_server.scan.columnar.base_cursor import BaseCursor
 from streaming_server.scan.cursor_chain import CursorChain
 from streaming_server.scan.read_plan import ReadPath
@@ -161,19 +162,44 @@ def cursor_of(
     bases: Mapping[int, BaseView],
     *,
     reverse: bool = False,
-    late: bool = False,
 ) -> Cursor:
-    """Creates a cursor over some keys of a bucket, reading its base if it is among `bases`. Raises DataLoss.
-
-    With `late`, it is made when it is first read, where it can: see `RowReader.late_cursor`.
-    """
+    """Creates a cursor over some keys of a bucket, reading its base if it is among `bases`. Raises DataLoss."""
     if number in bases:
         base = bases[number]
         ordered = reversed(list(keys)) if reverse else keys
         cursors: list[Callable[[], Cursor]] = [partial(base.cursor, reader, one, reverse=reverse) for one in ordered]
         return cursors[0]() if len(cursors) == 1 else CursorChain(cursors)
-    make = reader.late_cursor if late else reader.cursor
-    return make(bucket, keys, reverse=reverse)
+    return reader.cursor(bucket, keys, reverse=reverse)
+
+
+def cursors_of(
+    reader: RowReader,
+    left: Mapping[int, KeyRanges],
+    bucket_of: Callable[[int], ReadableBucket],
+    bases: Mapping[int, BaseView],
+    *,
+    reverse: bool = False,
+    ordered: bool = False,
+) -> BucketCursors:
+    """Creates cursors over the keys that are left to read of each bucket, as of now. Raises DataLoss.
+
+    With `ordered`, all of them exist when this returns.
+    """
+    cursors = BucketCursors(
+        lambda number: cursor_of(reader, number, bucket_of(number), left[number], bases, reverse=reverse)
+    )
+    # Without an order, buckets are read one after another. Bases, and logs, show the instant only to a cursor made now.
+    late = reader.codec.definition.has_key and not ordered
+    try:
+        for number in left:
+            if late and cursors.made and number not in bases:
+                cursors.create_later(number, bucket_of(number).late_readers)
+            else:
+                cursors.create(number)
+    except BaseException:
+        cursors.close()
+        raise
+    return cursors
 
 
 async def merge_deltas(bases: Mapping[int, BaseView], run: Callable[[Callable[[], object]], Awaitable[object]]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.expressions import nanoseconds_a_row
 from scankv.model.limits import MAX_CHUNK_ROWS
-from streaming_server.scan.columnar.base_view import NO_BASES, cursor_of
+from streaming_server.scan.columnar.base_view import NO_BASES, cursors_of
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
 from streaming_server.scan.rows.keys_to_read import keys_to_read
 from streaming_server.scan.rows.kv_source import KvSource
@@ -15,13 +15,14 @@ from streaming_server.scan.rows.ordered_source import OrderedSource
 from streaming_server.scan.rows.row_representations import KeyedRepresentation, StoredRepresentation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from scankv.model.errors import ScanKvError
     from scankv.model.expressions import BoundPredicate
     from scankv.model.keys.key_ranges import KeyRanges
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.scan.chunk_source import ChunkSource, Cursor, ScanPosition, View
+    from streaming_server.scan.bucket_cursors import BucketCursors
+    from streaming_server.scan.chunk_source import ChunkSource, ScanPosition, View
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.resume_token import ResumePoint
@@ -96,19 +97,8 @@ def open_scan(
     limit = point.remaining if point else plan.limit
     buckets = () if limit == 0 else view.log_offsets
     left = keys_to_read(reader, definition, buckets, position, reverse=plan.reverse, ordered=plan.ordered)
-    cursors: dict[int, Cursor] = {}
-    try:
-        for bucket, keys in left.items():
-            # Without an order, buckets are read one after another.
-            late = bool(cursors) and not plan.ordered
-            cursors[bucket] = cursor_of(reader, bucket, bucket_of(bucket), keys, bases, reverse=plan.reverse, late=late)
-    except BaseException:
-        for cursor in cursors.values():
-            cursor.close()
-        raise
-    source = _source(
-        plan, definition, reader, view, cursors, position, on_error, ranges=left.values(), of_bases=bool(bases)
-    )
+    cursors = cursors_of(reader, left, bucket_of, bases, reverse=plan.reverse, ordered=plan.ordered)
+    source = _source(plan, definition, reader, view, cursors, position, on_error, ranges=left, of_bases=bool(bases))
     return OpenedScan(
         source=source,
         tokens=TokenWriter(fingerprint, view, None if definition.expiry is None else plan.now_micros),
@@ -117,7 +107,7 @@ def open_scan(
         limit=limit,
         selective=reader.selective,
         # Chunks of rows that are decoded, or merged in order, hold the event loop longer the larger they are.
-        large_chunks=isinstance(source, KvSource) and bool(cursors) and bases.keys() >= cursors.keys(),
+        large_chunks=isinstance(source, KvSource) and bool(left) and bases.keys() >= left.keys(),
         most_rows=MAX_CHUNK_ROWS if reader.residual is None else _most_rows(reader.residual),
         has_version=not plan.latest,
     )
@@ -154,26 +144,26 @@ def _source(
     definition: TableDefinition,
     reader: RowReader,
     view: View,
-    cursors: Mapping[int, Cursor],
+    cursors: BucketCursors,
     position: ScanPosition | None,
     on_error: Callable[[int, ScanKvError], ScanKvError],
     *,
-    ranges: Iterable[KeyRanges],
+    ranges: Mapping[int, KeyRanges],
     of_bases: bool,
 ) -> ChunkSource:
     schema = reader.decoder.schema
     # A single bucket needs no merge.
-    if not plan.ordered or len(cursors) < 2:
-        return KvSource(schema, definition.schema.id, view, cursors, position, on_error)
+    if not plan.ordered or len(ranges) < 2:
+        return KvSource(schema, definition.schema.id, view, list(ranges), cursors, position, on_error)
     return OrderedSource(
         KeyedRepresentation(schema) if of_bases else StoredRepresentation(reader.decoder, reader.codec, reader.keys),
         definition.schema.id,
         view,
-        cursors,
+        cursors.made,
         position,
         on_error,
         reverse=plan.reverse,
         # Not for many ranges, where reading a single row may look up many keys without rows; nor for bases, which are
         # read in batches anyway.
-        singly=not of_bases and all(keys.is_one_range for keys in ranges),
+        singly=not of_bases and all(keys.is_one_range for keys in ranges.values()),
     )

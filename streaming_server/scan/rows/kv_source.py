@@ -10,11 +10,12 @@ from scankv.model.errors import ScanKvError
 from streaming_server.scan.chunk_source import Chunk, ScanPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
 
-    from streaming_server.scan.chunk_source import Cursor, View
+    from streaming_server.scan.bucket_cursors import BucketCursors
+    from streaming_server.scan.chunk_source import View
 
 
 class KvSource:
@@ -26,7 +27,8 @@ class KvSource:
         schema: The schema of the chunks.
         schema_id: The version of the table's schema that the chunks have.
         view: The view that is read.
-        cursors: A cursor for each bucket still to be read, all of one instant.
+        buckets: The buckets still to be read, ascending.
+        cursors: Their cursors, all of one instant.
         position: Where the source resumes. None: at the beginning.
         on_error: Called with each error of a cursor and its bucket. Returns the error to raise.
     """
@@ -36,14 +38,16 @@ class KvSource:
         schema: pa.Schema,
         schema_id: int,
         view: View,
-        cursors: Mapping[int, Cursor],
+        buckets: Iterable[int],
+        cursors: BucketCursors,
         position: ScanPosition | None,
         on_error: Callable[[int, ScanKvError], ScanKvError],
     ) -> None:
         self.schema = schema
         self.schema_id = schema_id
         self.view = view
-        self._cursors = deque(sorted(cursors.items()))
+        self._left = deque(buckets)
+        self._cursors = cursors
         self._position = position
         self._finished_rows = 0
         self._on_error = on_error
@@ -52,16 +56,16 @@ class KvSource:
     @property
     def rows_scanned(self) -> int:
         """Rows read from storage so far."""
-        return self._finished_rows + (self._cursors[0][1].rows_scanned if self._cursors else 0)
+        return self._finished_rows + (self._cursors.rows_scanned(self._left[0]) if self._left else 0)
 
     def prefetch(self, max_rows: int, max_bytes: int) -> bool:
         """Does a part of the work of `next_chunk`. See `ChunkSource`."""
         if self._aborted is not None:
             raise copy(self._aborted)
-        while self._cursors:
-            bucket, cursor = self._cursors[0]
+        while self._left:
+            bucket = self._left[0]
             try:
-                is_ready = cursor.prefetch(max_rows, max_bytes)
+                is_ready = self._cursors[bucket].prefetch(max_rows, max_bytes)
             except ScanKvError as error:
                 raise self._on_error(bucket, error) from error.__cause__
             if is_ready is not None:
@@ -73,9 +77,10 @@ class KvSource:
         """Returns the next chunk, None at the proven end. Raises DataLoss, and the error given to `abort`."""
         if self._aborted is not None:
             raise copy(self._aborted)
-        while self._cursors:
-            bucket, cursor = self._cursors[0]
+        while self._left:
+            bucket = self._left[0]
             try:
+                cursor = self._cursors[bucket]
                 batch = cursor.next_batch(max_rows, max_bytes)
                 key, message = cursor.last_key, cursor.message
                 stored = None if batch is None else cursor.stored
@@ -100,10 +105,11 @@ class KvSource:
 
     def close(self) -> None:
         """Closes the cursors."""
-        while self._cursors:
-            self._free_first()
+        self._finished_rows = self.rows_scanned
+        self._left.clear()
+        self._cursors.close()
 
     def _free_first(self) -> None:
-        _, cursor = self._cursors.popleft()
-        self._finished_rows += cursor.rows_scanned
-        cursor.close()
+        bucket = self._left.popleft()
+        self._finished_rows += self._cursors.rows_scanned(bucket)
+        self._cursors.free(bucket)

@@ -28,7 +28,7 @@ from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.rocks.store_files import make_logs_durable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.rocks.store import RocksStats
     from streaming_server.storage.rocks.store_batch import StoreBatch
     from streaming_server.storage.rocks.store_options import RocksResources
-    from streaming_server.storage.rocks.store_readers import StoreReader
+    from streaming_server.storage.rocks.store_readers import StoreReaders
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 
 _ALL_KEYS = KeyRange()
@@ -520,9 +520,10 @@ class Bucket:
         """Returns a cursor over the index entries in some ranges at this instant; in reverse order with `reverse`."""
         return EntryCursor(self._store, self._state.longest_row, ranges, reverse=reverse)
 
-    def promise(self, make: Callable[[], None]) -> StoreReader:
-        """Has a function called later, before the bucket is written to: see `StoreReaders.add`."""
-        return self._store.readers.add(make)
+    @property
+    def late_readers(self) -> StoreReaders:
+        """Creates cursors as late as possible without changing what they show."""
+        return self._store.readers
 
     def sync(self, offset: int) -> None:
         """Makes the changes before `offset`, all of them already applied, durable."""

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from scankv.model.errors import ScanKvError
+
+
+class LateReader(Protocol):
+    """Something that reads stores, and creates what it needs for each of them as late as possible."""
+
+    def create(self, number: int, /) -> None:
+        """Creates what reads the store that it knows by a number."""
+
+    def fail(self, number: int, error: ScanKvError, /) -> None:
+        """Is told that `create` failed."""
 
 
 class StoreReaders:
@@ -18,19 +28,18 @@ class StoreReaders:
     the iterators of a reader are created when it is first read, or just before the next write: a scan of hundreds of
     buckets begins without waiting for iterators that it may never reach.
 
-    Thread-safe: a thread may write while the event loop reads.
-
-    Attributes:
-        count: How many readers are open. They must be closed before the store is.
+    Thread-safe: a thread may write while the event loop reads. Adding a reader, and removing one that has created
+    nothing, takes no lock, since a scan does so for each of its buckets.
     """
 
     def __init__(self, failure: Callable[[Exception], ScanKvError]) -> None:
         """Has no readers yet. `failure` translates errors of RocksDB."""
-        self.count = 0
         self._failure = failure
+        # How many of the readers that are not waiting are open.
+        self._begun = 0
         # Reentrant: what is created may itself be a reader with iterators.
         self._lock = RLock()
-        self._waiting: dict[StoreReader, Callable[[], None]] = {}
+        self._waiting: dict[LateReader, int] = {}
 
     def add(self, create: Callable[[], None]) -> StoreReader:
         """Adds a reader. Call it while nothing is written to the store.
@@ -38,61 +47,87 @@ class StoreReaders:
         Args:
             create: Creates the iterators of the reader; called at most once.
         """
-        reader = StoreReader(self)
-        with self._lock:
-            self.count += 1
-            self._waiting[reader] = create
+        reader = StoreReader(self, create)
+        self.promise(reader, 0)
         return reader
+
+    def promise(self, reader: LateReader, number: int) -> None:
+        """Adds a reader that may read other stores, too. Call it while nothing is written to the store.
+
+        Args:
+            reader: The reader.
+            number: What the reader knows this store by.
+        """
+        self._waiting[reader] = number
+
+    @property
+    def count(self) -> int:
+        """How many readers are open. They must be closed before the store is."""
+        return len(self._waiting) + self._begun
 
     def create_all(self) -> None:
         """Creates the iterators of all readers. Call it before each write, which they must not show."""
         with self._lock:
             while self._waiting:
-                self._create(*self._waiting.popitem())
+                for reader in list(self._waiting):
+                    self._create(reader)
 
-    def _create(self, reader: StoreReader, create: Callable[[], None]) -> None:
+    def _create(self, reader: LateReader) -> None:
+        # Counted twice for a moment, rather than not at all.
+        self._begun += 1
+        number = self._waiting.pop(reader, None)
+        if number is None:
+            self._begun -= 1
+            return
         try:
-            create()
+            reader.create(number)
         except Exception as error:
-            reader.failure = self._failure(error)
+            reader.fail(number, self._failure(error))
 
-    def create(self, reader: StoreReader) -> None:
+    def create(self, reader: LateReader) -> None:
         """Creates the iterators of one reader, unless they were created."""
         with self._lock:
-            create = self._waiting.pop(reader, None)
-            if create is not None:
-                self._create(reader, create)
+            self._create(reader)
 
-    def remove(self, reader: StoreReader) -> None:
+    def remove(self, reader: LateReader) -> None:
         """Removes a reader, whose iterators are not created any more."""
-        with self._lock:
-            self._waiting.pop(reader, None)
-            self.count -= 1
+        if self._waiting.pop(reader, None) is None:
+            # A thread may be creating its iterators.
+            with self._lock:
+                self._begun -= 1
 
 
 class StoreReader:
-    """One reader of a store, until it is closed.
+    """One reader of a store, until it is closed."""
 
-    Attributes:
-        failure: Why its iterators could not be created.
-    """
+    __slots__ = ("_create", "_failure", "_readers")
 
-    __slots__ = ("_readers", "failure")
-
-    def __init__(self, readers: StoreReaders) -> None:
+    def __init__(self, readers: StoreReaders, create: Callable[[], None]) -> None:
         """See `StoreReaders.add`."""
-        self.failure: ScanKvError | None = None
+        # Dropped once it was called or never will be: it refers to what refers to this.
+        self._create: Callable[[], None] | None = create
+        self._failure: ScanKvError | None = None
         self._readers: StoreReaders | None = readers
 
     def begin(self) -> None:
         """Has the iterators created, if they do not exist yet. Raises ScanKvError if they could not be created."""
         if self._readers is not None:
             self._readers.create(self)
-        if self.failure is not None:
-            raise self.failure
+        if self._failure is not None:
+            raise self._failure
+
+    def create(self, _: int) -> None:
+        """Creates its iterators. For `StoreReaders`."""
+        create, self._create = self._create, None
+        if create is not None:
+            create()
+
+    def fail(self, _: int, error: ScanKvError) -> None:
+        """Has an error raised by `begin`, because its iterators could not be created. For `StoreReaders`."""
+        self._failure = error
 
     def close(self) -> None:
         """Has no iterators created any more, and lets the store be closed. Closing twice is allowed."""
-        readers, self._readers = self._readers, None
+        readers, self._readers, self._create = self._readers, None, None
         if readers is not None:
             readers.remove(self)

@@ -16,7 +16,7 @@ from streaming_server.storage.cursors.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks.store import RocksStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
     from pathlib import Path
 
     from scankv.model.keys.key_codec import KeyCodec
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scankv.model.keys.key_ranges import KeyRanges
     from streaming_server.storage.changelog.change_log import ReadableLog
     from streaming_server.storage.rocks.store_options import RocksResources
-    from streaming_server.storage.rocks.store_readers import StoreReader
+    from streaming_server.storage.rocks.store_readers import StoreReaders
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
     from streaming_server.storage.snapshots.snapshots import PinnedBucket
 
@@ -89,9 +89,10 @@ class Checkpoint:
         """Returns a cursor over the entries of a ready index in some ranges; in descending order with `reverse`."""
         return EntryCursor(self._store, self.longest_row, ranges, reverse=reverse)
 
-    def promise(self, make: Callable[[], None]) -> StoreReader:
-        """Has a function called later, before the checkpoint is closed: see `StoreReaders.add`."""
-        return self._store.readers.add(make)
+    @property
+    def late_readers(self) -> StoreReaders:
+        """Creates cursors as late as possible without changing what they show."""
+        return self._store.readers
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Returns the stored rows of some encoded keys, None for a key without a row."""

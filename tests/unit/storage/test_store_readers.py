@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scankv.model.errors import DataLoss, InternalError
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import KeyRanges
-from streaming_server.scan.late_cursor import LateCursor
+from streaming_server.scan.bucket_cursors import BucketCursors
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.examples import examples
 from tests.support.offline import OfflineBucket
@@ -59,17 +59,39 @@ def all_keys(offline: OfflineBucket) -> Cursor:
     return offline.bucket.ranges_cursor(offline.codec.decoder(), KeyRanges.of_keys(keys.to_pylist()))
 
 
-MAKERS: dict[str, Callable[[OfflineBucket], Cursor]] = {
+class BatchReader(Protocol):
+    """What the tests use of a cursor."""
+
+    def next_batch(self, most: int, room: int, /) -> pa.RecordBatch | None: ...
+
+    def close(self) -> None: ...
+
+
+class LateCursor:
+    """The cursor of one bucket, made when it is first read or before the bucket changes."""
+
+    def __init__(self, offline: OfflineBucket) -> None:
+        self._cursors = BucketCursors(lambda _: all_rows(offline))
+        self._cursors.create_later(0, offline.bucket.late_readers)
+
+    def next_batch(self, most: int, room: int) -> pa.RecordBatch | None:
+        return self._cursors[0].next_batch(most, room)
+
+    def close(self) -> None:
+        self._cursors.free(0)
+
+
+MAKERS: dict[str, Callable[[OfflineBucket], BatchReader]] = {
     "scan": all_rows,
     "ranges": all_keys,
-    "late": lambda offline: LateCursor(offline.bucket.promise, lambda: all_rows(offline)),
+    "late": LateCursor,
 }
 
 
 class CursorReading:
     """A cursor, what it has returned, and what it has to return in all."""
 
-    def __init__(self, cursor: Cursor, rows: dict[int, int]) -> None:
+    def __init__(self, cursor: BatchReader, rows: dict[int, int]) -> None:
         self.cursor = cursor
         self.expected = sorted(rows.items())
         self.found: list[tuple[int, int]] = []
@@ -126,20 +148,22 @@ def test_the_changelog_is_that_of_the_instant(offline: OfflineBucket) -> None:
 
 
 def test_a_thread_that_writes_while_readers_begin_shows_them_nothing(offline: OfflineBucket) -> None:
-    """Each round makes readers, then writes in a thread while they are read for the first time."""
+    """Each round makes readers, then writes in a thread while some are read for the first time, and others closed."""
     rows = dict.fromkeys(range(KEYS), -1)
     offline.upsert(*({"k": key, "v": value} for key, value in rows.items()))
     for number in range(100):
         readings = [CursorReading(make(offline), rows) for make in MAKERS.values() for _ in range(3)]
+        unread = [make(offline) for make in MAKERS.values() for _ in range(3)]
         rows = dict.fromkeys(range(KEYS), number)
         writer = Thread(
             target=lambda rows=rows: offline.upsert(*({"k": key, "v": value} for key, value in rows.items()))
         )
         writer.start()
-        for reading in readings:
+        for reading, other in zip(readings, unread, strict=True):
+            other.close()
             reading.finish()
         writer.join()
-    assert offline.bucket.readers == 0
+    assert offline.bucket.readers == BucketCursor.open_cursors == 0
 
 
 def test_a_reader_that_is_closed_unread_has_created_nothing(offline: OfflineBucket) -> None:
@@ -160,7 +184,7 @@ def test_iterators_that_cannot_be_created_fail_their_reader_and_no_write(offline
     def break_down() -> None:
         raise RuntimeError("something else")
 
-    reader, other = offline.bucket.promise(fail), offline.bucket.promise(break_down)
+    reader, other = (offline.bucket.late_readers.add(each) for each in (fail, break_down))
     offline.upsert({"k": 1, "v": 1})
     for _ in range(2):
         with pytest.raises(DataLoss, match="is damaged"):
