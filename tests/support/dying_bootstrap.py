@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from scankv.model.errors import TableExists
-from streaming_server.engine.bootstrap import bucket_build
+from streaming_server.engine.bootstrap import bucket_merge
 from streaming_server.engine.bootstrap.bucket_build import BucketBuild
 from streaming_server.storage.bootstrap import staged_runs
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, StagedRuns
@@ -115,9 +115,9 @@ async def resume(tables: Tables, id_: str, before: int) -> None:
     made: list[BucketBuild] = []
     make = BucketBuild._make_bucket
 
-    def recorded(build: BucketBuild, least: bytes) -> None:
+    def recorded(build: BucketBuild, least: bytes, micros: int) -> None:
         made.append(build)
-        make(build, least)
+        make(build, least, micros)
 
     BucketBuild._make_bucket = recorded  # type: ignore[method-assign, assignment]
     done = await tables.bootstraps.commit(id_, NAME, {"rows": 3}, 60)
@@ -173,7 +173,7 @@ def main(directory: Path, stride: int) -> None:
         DEATH.wrap(owner, name)
     tear_writes()
     # Several files for each bucket.
-    bucket_build.RANGE_BYTES = 1024  # type: ignore[misc]
+    bucket_merge.RANGE_BYTES = 1024  # type: ignore[misc]
     deaths, ended = 0, False
     for steps in range(0, 1000, stride):
         data = directory / f"bootstrap-{steps}"

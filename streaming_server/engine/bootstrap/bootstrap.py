@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from scankv.model.errors import BootstrapDiffers, BootstrapLost, InvalidRequest, ScanKvError, ServerDraining
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
-from streaming_server.engine.bootstrap.bucket_build import RANGE_BYTES, BucketBuild, BuildRules
+from streaming_server.engine.bootstrap.bucket_builds import BucketBuilds
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, RequestOnDisk, StagedRuns
 from streaming_server.storage.bootstrap.taken_in import mark_taken_in
@@ -38,9 +38,6 @@ BOOTSTRAP_TTL_SECONDS: Final = 86_400.0
 """For how long a bootstrap is kept without a call, unless its client asks for another time."""
 
 _MOST_OF_A_SOURCE: Final = 1000
-_AT_ONCE: Final = 2
-"""How many buckets are made at once. While one sorts or compresses, which releases the interpreter lock, another one
-encodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +50,7 @@ class BootstrapHost:
         clock: The clock of the server.
         reserve: Refuses writes when the disk is nearly full.
         directory: Returns the directory of a bootstrap, by its id.
+        has_installed_functions: Whether aggregate functions of other packages are loaded.
         has_table: Whether a table of a name and an incarnation exists.
         place: Adds a table, whose directory is given, durably. Raises TableExists.
     """
@@ -62,6 +60,7 @@ class BootstrapHost:
     clock: ServerClock
     reserve: DiskReserve
     directory: Callable[[str], BootstrapDirectory]
+    has_installed_functions: bool
     has_table: Callable[[str, str], bool]
     place: Callable[[TableDefinition, Path], Awaitable[None]]
 
@@ -165,12 +164,12 @@ class Bootstrap:
         self._host = host
         self._directory = host.directory(terms.definition.incarnation)
         self._staging = asyncio.Lock()
-        self._builds: list[BucketBuild] = []
         if self.was_made:
             self._directory.remove_rows()
         with translate_disk_errors(self._directory.table.parent):
             self._recorded = self._directory.read_commit()
             self._runs = StagedRuns(self._directory.staged, terms.merger.codec.schema)
+        self._builds = BucketBuilds(terms, host, self._directory, self._runs)
         self.staged_rows = sum(request.rows for part in self.staged.values() for request in part)
 
     @classmethod
@@ -197,7 +196,7 @@ class Bootstrap:
     @property
     def merged_rows(self) -> int:
         """How many staged rows are in files."""
-        return sum(build.merged_rows for build in self._builds)
+        return self._builds.merged_rows
 
     @property
     def last_service_micros(self) -> int:
@@ -285,6 +284,7 @@ class Bootstrap:
         with self._over_on_failure():
             self._runs.append(request, rows, keys, buckets, staged)
         self.staged_rows += staged.rows
+        self._builds.prepare()
         return staged.rows
 
     def _sync(self) -> None:
@@ -336,7 +336,7 @@ class Bootstrap:
                 await self._join_sync()
                 self.staged_rows = sum(self.staged[each.part][each.sequence].rows for each in requests)
                 micros = await self._host.executor.run(self._seal, parts)
-            await self._build(requests, micros)
+            await self._builds.make(requests, micros)
             await self._host.executor.run(self._settle)
             self._is_placing = True
             await self._host.place(self.definition, self._directory.table)
@@ -345,7 +345,7 @@ class Bootstrap:
             if not self._is_stopping:
                 await asyncio.shield(self.remove())
             raise
-        self.rows = sum(build.rows for build in self._builds)
+        self.rows = self._builds.rows
         await asyncio.shield(self._host.executor.run(self._remove_rows))
 
     def _seal(self, parts: Mapping[str, int]) -> int:
@@ -358,47 +358,11 @@ class Bootstrap:
             self._runs.seal()
         return int(self._recorded["commit_micros"])
 
-    async def _build(self, requests: list[BootstrapRequest], micros: int) -> None:
-        terms, host = self.terms, self._host
-        rules = BuildRules(
-            merger=terms.merger,
-            overwrite=terms.overwrite,
-            merges_duplicates=terms.merges_duplicates,
-            micros=micros,
-        )
-        self._builds = [
-            BucketBuild(number, self._directory, rules, host.resources, host.clock) for number in self._runs.buckets()
-        ]
-        waiting = list(reversed(self._builds))
-
-        async def build_next() -> None:
-            while waiting:
-                build = waiting.pop()
-                if await host.executor.run(build.restore):
-                    continue
-                # One file at a time, so that other work need not wait for a complete bucket.
-                steps, has_more = build.merge(self._runs, requests), True
-                while has_more:
-                    host.reserve.check(RANGE_BYTES)
-                    has_more = await host.executor.run(_step, steps, self._directory.table)
-                await host.executor.run(build.finish)
-
-        tasks = [asyncio.create_task(build_next()) for _ in range(_AT_ONCE)]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        for task in tasks:
-            if not task.cancelled():
-                task.result()
-
     def _settle(self) -> None:
         """Makes the directory of the table complete and durable."""
         table = self._directory.table
         with translate_disk_errors(table.parent):
-            mark_taken_in(table, sum(build.rows for build in self._builds))
+            mark_taken_in(table, self._builds.rows)
             divide(table, self.definition)
             sync_directories(table)
 
@@ -450,6 +414,7 @@ class Bootstrap:
         async with self._staging:
             self._is_over = True
             await self._end_sync()
+            self._builds.kill_process()
             await self._host.executor.run(self._runs.close)
 
     async def _end_sync(self) -> None:
@@ -464,6 +429,7 @@ class Bootstrap:
 
     def discard(self) -> None:
         """Removes the files, as `remove` does. Blocks."""
+        self._builds.kill_process()
         self._runs.close()
         self._directory.remove()
 
@@ -471,12 +437,6 @@ class Bootstrap:
 def _comparable(definition: TableDefinition) -> dict[str, Any]:
     """Returns what two definitions of the same table have in common."""
     return definition.to_json() | {"incarnation": "", "created_millis": 0}
-
-
-def _step(steps: Iterator[int], path: Path) -> bool:
-    """Merges rows into one more file. Returns whether there was one to be made. Blocks."""
-    with translate_disk_errors(path.parent):
-        return next(steps, None) is not None
 
 
 def _release_locals(error: BaseException | None) -> None:

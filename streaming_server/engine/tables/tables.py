@@ -189,6 +189,7 @@ class Tables:
                     clock=self.clock,
                     reserve=self._reserve,
                     directory=self._bootstrap_directory,
+                    has_installed_functions=bool(self._installed),
                     has_table=self._catalog.has,
                     place=self._place,
                 )

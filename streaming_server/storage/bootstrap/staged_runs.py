@@ -77,30 +77,32 @@ class StagedRuns:
     Args:
         path: The file. If it exists, its requests count as staged, except for a torn one at its end.
         schema: The columns of the rows.
+        is_sealed: Whether another process has sealed the file. It is not written then.
 
     Attributes:
         requests: The requests of each part, in order.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, *, is_sealed: bool = False) -> None:
         self.requests: dict[str, list[RequestOnDisk]] = {}
         self._path = path
         self._schema = schema.append(pa.field(_KEY, pa.binary(), nullable=False))
         self._runs: list[_Run] = []
         self._end = 0
         self._data: pa.Buffer | None = None
-        self._is_synced = False
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._is_synced = is_sealed
+        access = os.O_RDONLY if is_sealed else os.O_RDWR | os.O_CREAT
+        self._file = os.open(path, access | os.O_CLOEXEC, 0o600)
         try:
-            self._recover()
+            self._recover(may_be_torn=not is_sealed)
         except BaseException:
             self.close()
             raise
         # What an earlier process has written may have been damaged since.
         self._is_checked = bool(self._runs)
 
-    def _recover(self) -> None:
-        """Reads which requests the file has, and cuts off a torn one at its end."""
+    def _recover(self, *, may_be_torn: bool) -> None:
+        """Reads which requests the file has, and cuts off one at its end that may be torn, and is."""
         size, last = os.fstat(self._file).st_size, (0, 0, "")
         with self._path.open("rb") as file:
             while self._end < size:
@@ -112,6 +114,8 @@ class StagedRuns:
                 start, runs = self._end, len(self._runs)
                 self._record(head, start + frame_bytes)
                 last = start, runs, head["part"]
+            if not may_be_torn:
+                return
             end, runs, part = last
             if not all(_is_intact(file, run) for run in self._runs[runs:]):
                 self._end = end

@@ -344,11 +344,11 @@ async def test_a_stop_interrupts_a_commit_and_the_next_process_continues_it(
     is_finishing, may_finish = threading.Event(), threading.Event()
     finish, finished = BucketBuild.finish, []
 
-    def slow(build: BucketBuild) -> None:
+    def slow(build: BucketBuild, micros: int) -> None:
         is_finishing.set()
         assert may_finish.wait(60)
-        finish(build)
-        finished.append(build.rows)
+        finish(build, micros)
+        finished.append(build.files.rows)
 
     monkeypatch.setattr(BucketBuild, "finish", slow)
     async with opened(tmp_path) as tables:
