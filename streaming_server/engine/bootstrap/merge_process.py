@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -76,7 +77,8 @@ class MergeProcess:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             fd = theirs.fileno()
-            command = [sys.executable, "-m", __name__, str(fd)]
+            # -P: a directory that the server was started in must not provide the program.
+            command = [sys.executable, "-P", "-m", __name__, str(fd)]
             self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)
             self._connection = Connection(ours.detach())
 
@@ -119,6 +121,8 @@ class MergeProcess:
 
 def main(fd: int) -> None:
     """Merges buckets until the server closes the connection or ends."""
+    # A terminal sends it to all processes; the server decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     pa.set_memory_pool(pa.system_memory_pool())
     Thread(target=_end_with_server, args=[fd], daemon=True).start()
     with suppress(EOFError, ConnectionError):
