@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -100,6 +101,8 @@ class BucketMerge:
         self.files = MergedFiles()
         self._number = number
         self._path = path
+        # A merge process that was frozen while its server was killed cannot write into a file of the next attempt.
+        self._attempt = os.urandom(4).hex()
         self._rules = rules
         self._definition = rules.merger.definition
         # Indexes are built from the rows once the table exists; their limits are checked here.
@@ -116,7 +119,7 @@ class BucketMerge:
         """
         for rows in runs.read(self._number, requests, RANGE_BYTES):
             self._check_unique(rows)
-            file = self._path.parent / f"{self._path.name}-{len(self.files.paths)}.sst"
+            file = self._path.parent / f"{self._path.name}-{self._attempt}-{len(self.files.paths)}.sst"
             self._write(rows, file)
             self.files.merged_rows += len(rows.keys)
             yield
