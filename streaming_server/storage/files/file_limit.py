@@ -24,7 +24,7 @@ _ERRNOS: Final = frozenset([errno.EMFILE, errno.ENFILE])
 
 
 def raise_file_limit() -> None:
-    """Raises the limit as far as the system allows: an open bucket takes dozens of files, each scan a few more."""
+    """Raises the limit as far as the system allows: an open bucket takes a dozen files, and each connection one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         if soft != hard:
