@@ -24,12 +24,12 @@ from aio_client import (
 )
 from aio_client.testing import Fault, FaultProxy
 from scankv.model.scans.scan_spec import ScanSpec
+from tests.support.streams import read_all
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from aio_client import ScanStream
     from aio_client.testing import FaultKind
     from tests.support.server_process import ServerProcess
 
@@ -56,11 +56,6 @@ async def proxy(shared_server: ServerProcess) -> AsyncIterator[FaultProxy]:
 async def scanned(client: Client, name: str) -> pa.Table:
     table = await client.scan(ScanSpec(name, chunk_rows=500)).to_arrow()
     return table.sort_by("k").cast(DATA.schema)
-
-
-async def read_all(stream: ScanStream) -> None:
-    async for _ in stream:
-        pass
 
 
 def _async(condition: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:

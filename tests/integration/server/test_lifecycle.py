@@ -29,6 +29,7 @@ from aio_client import (
 )
 from scankv.v1 import scan_pb2
 from tests.support.server_process import ServerProcess
+from tests.support.streams import cancel_reading, read_all
 from tests.support.waiting import await_until, wait_until
 from tests.support.wire import Wire
 
@@ -71,8 +72,7 @@ async def test_a_scan_of_a_table_that_is_dropped_ends_with_table_not_found(own_c
         await anext(stream)
         await own_client.drop_table("test.dropped")
         with pytest.raises(TableNotFound, match=r"test\.dropped"):
-            async for _ in stream:
-                pass
+            await read_all(stream)
     await no_scan_is_left(own_client)
     with pytest.raises(TableNotFound):
         await table.upsert([{"k": 1, "v": "x"}])
@@ -91,7 +91,7 @@ async def test_readers_that_stopped_reading_learn_that_the_table_was_dropped(own
     await asyncio.wait_for(own_client.drop_table("test.dropped"), 60)
     for stream in streams:
         with pytest.raises(TableNotFound):
-            await asyncio.wait_for(_read_all(stream), 60)
+            await asyncio.wait_for(read_all(stream), 60)
     await no_scan_is_left(own_client)
 
 
@@ -162,19 +162,10 @@ async def seconds_until_freed(own_client: Client, url: str, how: str) -> float:
         elif how == "break":
             del stream
         elif how == "cancel":
-            reader = asyncio.create_task(_read_all(stream))
-            await asyncio.sleep(0)
-            reader.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await reader
+            await cancel_reading(stream)
         else:
             await other.aclose()
         return await no_scan_is_left(own_client)
-
-
-async def _read_all(stream: object) -> None:
-    async for _ in stream:  # type: ignore[attr-defined]
-        pass
 
 
 def test_a_scan_cancelled_before_its_header_is_freed(shared_server: ServerProcess, name: str) -> None:
@@ -241,7 +232,7 @@ async def test_a_reader_that_does_not_read_holds_the_drain_no_longer_than_allowe
             assert await asyncio.to_thread(server.stop, 60) == 0
             assert time.monotonic() - started > 0.9
             with pytest.raises((ScanInterrupted, ServerDraining, Unavailable)):
-                await _read_all(stream)
+                await read_all(stream)
         server.restart()
         async with connect(server.url) as client:
             table = await client.table("test.stalled")

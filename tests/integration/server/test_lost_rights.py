@@ -13,12 +13,13 @@ import pytest
 from aio_client import ColumnLocked, PermissionDenied, StartFrom, StopAt, Unauthenticated, connect
 from tests.support.secured import TokenCaller, TokenIssuer
 from tests.support.server_process import ServerProcess
+from tests.support.streams import read_all
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from aio_client import Client, Scan, ScanStream, Table
+    from aio_client import Client, Scan, Table
 
 pytestmark = pytest.mark.asyncio
 
@@ -119,11 +120,6 @@ def row(k: int, v: str = "x") -> list[dict[str, object]]:
     return [{"k": k, "v": v}]
 
 
-async def read_on(stream: ScanStream) -> None:
-    async for _ in stream:
-        pass
-
-
 @losing
 async def test_a_transaction_is_not_committed_and_ends_with_its_time_to_live(stage: Stage, loss: str) -> None:
     async with stage.scene(loss) as scene:
@@ -189,7 +185,7 @@ async def test_a_pinned_scan_that_is_not_read_is_freed_and_its_reader_is_told(st
             # The iterators are freed and the lease ends, although the reader takes nothing.
             await scene.nothing_is_held()
             with pytest.raises(scene.error):
-                await read_on(stream)
+                await read_all(stream)
 
 
 @losing_to_read
@@ -202,7 +198,7 @@ async def test_a_stream_of_changes_ends_and_cannot_be_resumed(stage: Stage, loss
         await scene.lose()
         await scene.seen_by_root.upsert(row(2))
         with pytest.raises(scene.error):
-            await read_on(stream)
+            await read_all(stream)
         with pytest.raises(scene.error):
             await scene.table.changes(StartFrom.EARLIEST, StopAt.LATEST).resume_from(token).to_arrow()
         await scene.nothing_is_held()
@@ -230,7 +226,7 @@ async def test_a_consumer_commits_nothing_more_and_others_continue_where_it_was(
 
             await await_until(has_ended, "without a stream")
             with pytest.raises(scene.error):
-                await read_on(stream)
+                await read_all(stream)
         assert (await upto_now(scene.seen_by_root).to_arrow())["k"].to_pylist() == [2]
         await scene.seen_by_root.delete_consumer("c")
         await scene.nothing_is_held()

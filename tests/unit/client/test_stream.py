@@ -23,7 +23,6 @@ from aio_client import (
     ScanInterrupted,
     ScanKvError,
     ScanSpec,
-    ScanStream,
     ServerDraining,
     TooManyScans,
     Unavailable,
@@ -31,6 +30,7 @@ from aio_client import (
     connect,
 )
 from aio_client._transport.retry import with_retries
+from tests.support.streams import read_all
 from tests.unit.client.messages import LOG_OFFSETS, SCHEMA, batch
 from tests.unit.client.misbehaving import (
     EndsWith,
@@ -270,7 +270,7 @@ async def test_leaving_async_with_ends_the_call(server: type[KeepsItsContract]) 
 async def test_cancelling_the_reader_ends_the_call(server: type[KeepsItsContract]) -> None:
     async with serving(running := server()) as url, connect(url) as client:
         stream = client.scan(SPEC).stream()
-        reader = asyncio.create_task(_drain(stream))
+        reader = asyncio.create_task(read_all(stream))
         await running.begun.wait()
         await asyncio.wait({reader}, timeout=0.1)
         reader.cancel()
@@ -285,7 +285,7 @@ async def test_cancelling_the_reader_ends_the_call(server: type[KeepsItsContract
 async def test_closing_while_another_task_reads_ends_both(server: type[KeepsItsContract]) -> None:
     async with serving(running := server()) as url, connect(url) as client:
         stream = client.scan(SPEC).stream()
-        reader = asyncio.create_task(_drain(stream))
+        reader = asyncio.create_task(read_all(stream))
         await running.begun.wait()
         await asyncio.wait({reader}, timeout=0.1)
         await stream.aclose()
@@ -297,7 +297,7 @@ async def test_closing_while_another_task_reads_ends_both(server: type[KeepsItsC
 @pytest.mark.parametrize("server", [StallsBeforeHeader, StallsAfterFirstChunk])
 async def test_closing_the_client_ends_its_scans(server: type[KeepsItsContract]) -> None:
     async with serving(running := server()) as url, connect(url) as client:
-        reader = asyncio.create_task(_drain(client.scan(SPEC).stream()))
+        reader = asyncio.create_task(read_all(client.scan(SPEC).stream()))
         await running.begun.wait()
         await asyncio.wait({reader}, timeout=0.1)
         await client.aclose()
@@ -325,7 +325,7 @@ async def test_two_tasks_cannot_read_one_stream() -> None:
     async with serving(StallsAfterFirstChunk()) as url, connect(url) as client:
         stream = client.scan(SPEC).stream()
         await anext(stream)
-        reader = asyncio.create_task(_drain(stream))
+        reader = asyncio.create_task(read_all(stream))
         await asyncio.wait({reader}, timeout=0.05)
         with pytest.raises(UsageError, match="being read by another task"):
             await anext(stream)
@@ -370,8 +370,3 @@ async def test_collecting_a_scan_gives_all_forms() -> None:
         assert list((await scan.to_pandas())["id"]) == list(range(15))
         assert (await scan.to_polars())["id"].to_list() == list(range(15))
         assert (await scan.to_pylist())[14] == {"id": 14, "name": "n14"}
-
-
-async def _drain(stream: ScanStream) -> None:
-    async for _ in stream:
-        pass
