@@ -12,9 +12,8 @@ from aio_client import InvalidRequest, sync
 from scankv.model.keys.buckets import bucket_of_one, tablet_of
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.v1 import lookup_pb2
-from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
-from tests.support.wire import Wire
+from tests.support.wire import refusal
 from tests.support.workers import (
     freeze,
     kill_worker,
@@ -26,32 +25,21 @@ from tests.support.workers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.support.server_process import ServerProcess
+    from tests.support.wire import Wire
 
-pytestmark = pytest.mark.timeout(120)
-
-BUCKETS, TABLETS = 6, 2
+WORKERS, BUCKETS, TABLETS = 2, 6, 2
 HOME, OTHER = 0, 1
 """The worker that owns the table and its first tablet, and the worker that owns the second one."""
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.parametrize("server", [WORKERS], indirect=True)]
 
 KEYS = KeyCodec([pa.string()], ["player"])
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("gets") / "data", "--workers", "2") as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[sync.Client]:
-    with sync.connect(server.url) as client:
-        yield client
-
-
 def create(client: sync.Client, database: str, buckets: int = BUCKETS, tablets: int = TABLETS) -> sync.Table:
     """Creates a table that the first worker owns."""
-    (name,) = names_of_workers(2, database)[HOME]
+    (name,) = names_of_workers(WORKERS, database)[HOME]
     return client.create_table(name, SCORES, primary_key=["player"], buckets=buckets, tablets=tablets)
 
 
@@ -124,19 +112,16 @@ def test_only_keys_of_a_dead_or_frozen_owner_wait(client: sync.Client, server: S
     wait_for_worker(server, HOME)
 
 
-def test_a_tablet_takes_nothing_but_few_encoded_keys(client: sync.Client, server: ServerProcess) -> None:
+def test_a_tablet_takes_nothing_but_few_encoded_keys(client: sync.Client, wire: Wire) -> None:
     table = create(client, "refused")
-    with Wire(server.url) as wire:
-        for tablet in range(TABLETS):
-            own, others = (KEYS.encode_one((key_in(each),)) for each in (tablet, 1 - tablet))
-            name = f"{table.name}#{tablet}"
-            request = lookup_pb2.LookupRequest(table=name, encoded_keys=[own])
-            assert wire.lookups.Lookup(request).found == b"\0"
-            with pytest.raises(Exception, match="ask for it by the name of the table"):
-                wire.lookups.Lookup(lookup_pb2.LookupRequest(table=name, encoded_keys=[others]))
-            with pytest.raises(Exception, match="is not a table name"):
-                wire.lookups.Lookup(lookup_pb2.LookupRequest(table=name, keys=b"keys"))
-            with pytest.raises(Exception, match="is not a table name"):
-                wire.lookups.Count(lookup_pb2.CountRequest(table=name))
+    for tablet in range(TABLETS):
+        own, others = (KEYS.encode_one((key_in(each),)) for each in (tablet, 1 - tablet))
+        name = f"{table.name}#{tablet}"
+        assert wire.lookups.Lookup(lookup_pb2.LookupRequest(table=name, encoded_keys=[own])).found == b"\0"
+        of_another_tablet = lookup_pb2.LookupRequest(table=name, encoded_keys=[others])
+        assert "ask for it by the name of the table" in refusal(wire.lookups.Lookup, of_another_tablet).message
+        in_arrow = lookup_pb2.LookupRequest(table=name, keys=b"keys")
+        assert "is not a table name" in refusal(wire.lookups.Lookup, in_arrow).message
+        assert "is not a table name" in refusal(wire.lookups.Count, lookup_pb2.CountRequest(table=name)).message
     with pytest.raises(InvalidRequest):
         client.table(f"{table.name}#0")
