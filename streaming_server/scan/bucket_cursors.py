@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LateReaders(Protocol):
-    """Tells cursors when their bucket is about to change: see `StoreReaders`."""
+    """Creates the cursors of one bucket before the bucket changes: see `StoreReaders`."""
 
     def promise(self, cursors: BucketCursors, bucket: int) -> None:
         """Has `cursors.create(bucket)` called before the bucket changes. Call it at the instant of the view."""
@@ -21,7 +21,7 @@ class LateReaders(Protocol):
         """Has the cursor created now, unless that was done."""
 
     def remove(self, cursors: BucketCursors) -> None:
-        """Does not have the cursor created any more, and lets the bucket be closed."""
+        """Gives the promise up if the cursor does not exist yet. The bucket may then be closed."""
 
 
 class BucketCursors:
@@ -60,7 +60,7 @@ class BucketCursors:
         return self._made
 
     def __getitem__(self, bucket: int) -> Cursor:
-        """Returns the cursor of a bucket. Raises ScanKvError if it cannot be made."""
+        """Returns the cursor of a bucket that is not free yet. Raises ScanKvError if it cannot be made."""
         cursor = self._made.get(bucket)
         if cursor is None:
             self._promised[bucket].create(self)
@@ -75,7 +75,7 @@ class BucketCursors:
         return 0 if cursor is None else cursor.rows_scanned
 
     def free(self, bucket: int) -> None:
-        """Closes the cursor of a bucket, or does not make it any more. Freeing twice is allowed."""
+        """Closes the cursor of a bucket if it exists, and never makes it otherwise. Freeing twice is allowed."""
         readers = self._promised.pop(bucket, None)
         if readers is not None:
             readers.remove(self)

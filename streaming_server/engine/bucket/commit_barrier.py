@@ -99,7 +99,7 @@ class BarrierMutex(asyncio.Lock):
             self.release()
 
     def acquire_now(self) -> bool:
-        """Acquires the mutex whether or not a barrier is raised, if nothing holds it or waits for it."""
+        """Acquires the mutex, whether or not a barrier is raised, if that takes no waiting. Returns whether it did."""
         if self.locked() or self._waiters:
             return False
         self._locked = True

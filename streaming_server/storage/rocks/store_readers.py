@@ -18,7 +18,7 @@ class LateReader(Protocol):
         """Creates what reads the store that it knows by a number."""
 
     def fail(self, number: int, error: ScanKvError, /) -> None:
-        """Is told that `create` failed."""
+        """Takes the error with which `create` failed."""
 
 
 class StoreReaders:
