@@ -94,76 +94,85 @@ Delimiter = Annotated[
 ]
 
 
+Create = Annotated[
+    bool,
+    typer.Option(
+        "--create",
+        help="Create the table first, with column types that fit every row of the file. From a file of "
+        "`snapshot export`, the same table is restored: key, buckets, indexes, options and merge functions.",
+    ),
+]
+BootstrapTablets = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="With --bootstrap: divide the buckets into tablets, which the workers of a server share.",
+        show_default=False,
+    ),
+]
+IgnoreDefinition = Annotated[
+    bool,
+    typer.Option("--ignore-definition", help="With --create: take only the columns and rows of an exported file."),
+]
+BadRowHandling = Annotated[
+    OnError, typer.Option(help="How to treat a row that cannot be loaded: stop, or report and skip it.")
+]
+LoadMode = Annotated[
+    Mode | None,
+    typer.Option(
+        help="merge: the table's merge engine merges rows with the same key. overwrite: rows replace those with the "
+        "same key; use it for rows that are already merged. Default: merge, but overwrite if --create restores an "
+        "exported table.",
+        show_default=False,
+    ),
+]
+TrackChanges = Annotated[
+    bool,
+    typer.Option(
+        "--track-changes/--no-track-changes",
+        help="With --no-track-changes, the changelog gets only the range of the written keys, which makes a backfill "
+        "faster. Streams of changes, consumers and undo fail when they reach it.",
+    ),
+]
+Bootstrap = Annotated[
+    bool,
+    typer.Option(
+        "--bootstrap",
+        help="Make a new table from FILE, which is a Delta table, an Iceberg table or Parquet files, as a path or a "
+        "URI such as s3://bucket/table. The table appears with all rows at once, at less cost than with --create. If "
+        "it is interrupted, the same command continues where it stopped. Needs --key.",
+    ),
+]
+Duplicates = Annotated[
+    DuplicateRows, typer.Option(help="With --bootstrap: whether rows with the same key are an error, or are merged.")
+]
+FromScratch = Annotated[
+    bool,
+    typer.Option(
+        "--from-scratch", help="With --bootstrap: discard what an interrupted bootstrap of the table has sent."
+    ),
+]
+
+
 def load(
     table: TableName,
     file: DataFile,
-    create: Annotated[
-        bool,
-        typer.Option(
-            "--create",
-            help="Create the table first, with column types that fit every row of the file. From a file of "
-            "`snapshot export`, the same table is restored: key, buckets, indexes, options and merge functions.",
-        ),
-    ] = False,
+    create: Create = False,
     key: KeyColumns = None,
     no_key: NoKey = False,
     buckets: Buckets = None,
-    tablets: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="With --bootstrap: divide the buckets into tablets, which the workers of a server share.",
-            show_default=False,
-        ),
-    ] = None,
+    tablets: BootstrapTablets = None,
     set_: Settings = None,
-    ignore_definition: Annotated[
-        bool,
-        typer.Option("--ignore-definition", help="With --create: take only the columns and rows of an exported file."),
-    ] = False,
+    ignore_definition: IgnoreDefinition = False,
     format_: FileFormat = None,
     null: NullTexts = None,
     delimiter: Delimiter = None,
-    on_error: Annotated[
-        OnError,
-        typer.Option(help="How to treat a row that cannot be loaded: stop, or report and skip it."),
-    ] = OnError.STOP,
-    mode: Annotated[
-        Mode | None,
-        typer.Option(
-            help="merge: the table's merge engine merges rows with the same key. overwrite: rows replace those with "
-            "the same key; use it for rows that are already merged. Default: merge, but overwrite if --create restores "
-            "an exported table.",
-            show_default=False,
-        ),
-    ] = None,
-    track_changes: Annotated[
-        bool,
-        typer.Option(
-            "--track-changes/--no-track-changes",
-            help="With --no-track-changes, the changelog gets only the range of the written keys, which makes a "
-            "backfill faster. Streams of changes, consumers and undo fail when they reach it.",
-        ),
-    ] = True,
-    bootstrap: Annotated[
-        bool,
-        typer.Option(
-            "--bootstrap",
-            help="Make a new table from FILE, which is a Delta table, an Iceberg table or Parquet files, as a path or "
-            "a URI such as s3://bucket/table. The table appears with all rows at once, at less cost than with "
-            "--create. If it is interrupted, the same command continues where it stopped. Needs --key.",
-        ),
-    ] = False,
-    duplicates: Annotated[
-        DuplicateRows,
-        typer.Option(help="With --bootstrap: whether rows with the same key are an error, or are merged."),
-    ] = DuplicateRows.ERROR,
-    from_scratch: Annotated[
-        bool,
-        typer.Option(
-            "--from-scratch", help="With --bootstrap: discard what an interrupted bootstrap of the table has sent."
-        ),
-    ] = False,
+    on_error: BadRowHandling = OnError.STOP,
+    mode: LoadMode = None,
+    track_changes: TrackChanges = True,
+    bootstrap: Bootstrap = False,
+    duplicates: Duplicates = DuplicateRows.ERROR,
+    from_scratch: FromScratch = False,
     url: Url = None,
 ) -> None:
     """Write the rows of a file to a table. They are merged with existing rows as the table's merge engine defines.
@@ -174,22 +183,10 @@ def load(
 
     With --bootstrap, all rows of a table in an open format become a new table at once, or none.
     """
+    skip = on_error is OnError.SKIP
     if bootstrap:
-        others = (
-            create,
-            no_key,
-            ignore_definition,
-            format_,
-            null,
-            delimiter,
-            on_error is OnError.SKIP,
-            not track_changes,
-        )
-        if any(others) or not key:
-            raise UsageError(
-                "--bootstrap needs --key, and takes only --buckets, --tablets, --set, --mode, --duplicates and "
-                "--from-scratch: leave out the other options"
-            )
+        others = (create, no_key, ignore_definition, format_, null, delimiter, skip, not track_changes)
+        _check_bootstrap(key, is_other_given=any(others))
         with open_client(url) as client:
             bootstrap_table(
                 client,
@@ -204,16 +201,10 @@ def load(
                 from_scratch=from_scratch,
             )
         return
-    if duplicates is not DuplicateRows.ERROR:
-        raise UsageError("--duplicates is for --bootstrap: leave it out")
-    if from_scratch:
-        raise UsageError("--from-scratch is for --bootstrap: leave it out")
-    if tablets is not None:
-        raise UsageError("--tablets is for --bootstrap: leave it out, or create the table first with `scankv create`")
+    _refuse_bootstrap_options(duplicates, from_scratch=from_scratch, tablets=tablets)
     if not create and (key or no_key or buckets or set_ or ignore_definition):
         raise UsageError("--key, --no-key, --buckets, --set and --ignore-definition are for a new table: add --create")
-    settings = table_settings_of(set_)
-    skip, csv = on_error is OnError.SKIP, CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
+    settings, csv = table_settings_of(set_), CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
     with open_inputs(file, format_, again=create) as sources, open_client(url) as client:
         check_delimiter(sources[0], delimiter)
         if create:
@@ -227,6 +218,25 @@ def load(
             if new.restored and new.definition.arguments["primary_key"]:
                 mode = mode or Mode.OVERWRITE
         _load(client, table, sources, csv, mode or Mode.MERGE, skip=skip, track_changes=track_changes)
+
+
+def _check_bootstrap(key: str | None, *, is_other_given: bool) -> None:
+    """Raises UsageError if a bootstrap has no key, or an option that bootstraps do not take."""
+    if is_other_given or not key:
+        raise UsageError(
+            "--bootstrap needs --key, and takes only --buckets, --tablets, --set, --mode, --duplicates and "
+            "--from-scratch: leave out the other options"
+        )
+
+
+def _refuse_bootstrap_options(duplicates: DuplicateRows, *, from_scratch: bool, tablets: int | None) -> None:
+    """Raises UsageError if an option is given that is only for bootstraps."""
+    if duplicates is not DuplicateRows.ERROR:
+        raise UsageError("--duplicates is for --bootstrap: leave it out")
+    if from_scratch:
+        raise UsageError("--from-scratch is for --bootstrap: leave it out")
+    if tablets is not None:
+        raise UsageError("--tablets is for --bootstrap: leave it out, or create the table first with `scankv create`")
 
 
 def check_delimiter(source: Input, delimiter: str | None) -> None:
