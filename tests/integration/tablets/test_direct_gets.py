@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
 from aio_client import InvalidRequest, sync
-from scankv.model.keys.buckets import bucket_of_one, tablet_of
-from scankv.model.keys.key_codec import KeyCodec
 from scankv.v1 import lookup_pb2
+from tests.support.players import first_player, key_of_player, tablet_of_player
 from tests.support.tables import SCORES
 from tests.support.wire import refusal
 from tests.support.workers import (
@@ -34,8 +31,6 @@ HOME, OTHER = 0, 1
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.parametrize("server", [WORKERS], indirect=True)]
 
-KEYS = KeyCodec([pa.string()], ["player"])
-
 
 def create(client: sync.Client, database: str, buckets: int = BUCKETS, tablets: int = TABLETS) -> sync.Table:
     """Creates a table that the first worker owns."""
@@ -43,14 +38,9 @@ def create(client: sync.Client, database: str, buckets: int = BUCKETS, tablets: 
     return client.create_table(name, SCORES, primary_key=["player"], buckets=buckets, tablets=tablets)
 
 
-def key_in(tablet: int, buckets: int = BUCKETS) -> str:
+def key_in(tablet: int) -> str:
     """Returns a key of a tablet."""
-    candidates = (f"k{number}" for number in count())
-    return next(each for each in candidates if tablet_of(_bucket_of(each, buckets), buckets, TABLETS) == tablet)
-
-
-def _bucket_of(player: str, buckets: int) -> int:
-    return bucket_of_one(KEYS.encode_one((player,)), buckets)
+    return first_player(lambda player: tablet_of_player(player, BUCKETS, TABLETS) == tablet)
 
 
 def lookups(client: sync.Client) -> list[int]:
@@ -83,7 +73,7 @@ def test_keys_of_several_tablets_are_found_together(client: sync.Client) -> None
 
 def test_a_table_that_is_created_again_is_read_by_its_new_buckets(client: sync.Client, server: ServerProcess) -> None:
     old = create(client, "again")
-    key = next(each for each in (f"k{n}" for n in count()) if _is_elsewhere(each))
+    key = first_player(_is_elsewhere)
     assert old.get(key) is None
     with sync.connect(server.url) as other:
         other.drop_table(old.name)
@@ -96,7 +86,7 @@ def test_a_table_that_is_created_again_is_read_by_its_new_buckets(client: sync.C
 
 def _is_elsewhere(player: str) -> bool:
     """Whether a key is in another tablet if the table has 8 buckets."""
-    return tablet_of(_bucket_of(player, BUCKETS), BUCKETS, TABLETS) != tablet_of(_bucket_of(player, 8), 8, TABLETS)
+    return tablet_of_player(player, BUCKETS, TABLETS) != tablet_of_player(player, 8, TABLETS)
 
 
 def test_only_keys_of_a_dead_or_frozen_owner_wait(client: sync.Client, server: ServerProcess) -> None:
@@ -115,7 +105,7 @@ def test_only_keys_of_a_dead_or_frozen_owner_wait(client: sync.Client, server: S
 def test_a_tablet_takes_nothing_but_few_encoded_keys(client: sync.Client, wire: Wire) -> None:
     table = create(client, "refused")
     for tablet in range(TABLETS):
-        own, others = (KEYS.encode_one((key_in(each),)) for each in (tablet, 1 - tablet))
+        own, others = (key_of_player(key_in(each)) for each in (tablet, 1 - tablet))
         name = f"{table.name}#{tablet}"
         assert wire.lookups.Lookup(lookup_pb2.LookupRequest(table=name, encoded_keys=[own])).found == b"\0"
         of_another_tablet = lookup_pb2.LookupRequest(table=name, encoded_keys=[others])

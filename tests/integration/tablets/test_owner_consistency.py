@@ -9,15 +9,13 @@ from itertools import count
 from operator import add
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
 from aio_client import sync
 from scankv.model.errors import InvalidRequest
-from scankv.model.keys.buckets import bucket_of_one
-from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.scans.consistency import CONSISTENCIES
 from scankv.v1 import scan_pb2
+from tests.support.players import player_in
 from tests.support.tables import SCORES
 from tests.support.tablet_twins import TabletTwins
 from tests.support.waiting import wait_until
@@ -33,18 +31,11 @@ HOME, OTHER = 0, 1
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.parametrize("server", [WORKERS], indirect=True)]
 
-KEYS = KeyCodec([pa.string()], ["player"])
-
 
 def create(client: sync.Client, database: str, tablets: int = TABLETS) -> sync.Table:
     """Creates a table that the first worker owns."""
     (name,) = names_of_workers(WORKERS, database)[HOME]
     return client.create_table(name, SCORES, primary_key=["player"], buckets=BUCKETS, tablets=tablets)
-
-
-def key_in(bucket: int) -> str:
-    """Returns a key of a bucket."""
-    return next(key for key in (f"k{n}" for n in count()) if bucket_of_one(KEYS.encode_one((key,)), BUCKETS) == bucket)
 
 
 def holds(client: sync.Client) -> tuple[int, ...]:
@@ -63,7 +54,7 @@ def test_a_transaction_is_complete_or_absent_in_the_rows_of_each_owner(
     client: sync.Client, server: ServerProcess
 ) -> None:
     table = create(client, "instants")
-    first, second, third = keys = [key_in(bucket) for bucket in range(0, BUCKETS, BUCKETS // TABLETS)]
+    first, second, third = keys = [player_in(bucket, BUCKETS) for bucket in range(0, BUCKETS, BUCKETS // TABLETS)]
     table.upsert([{"player": key, "score": 0} for key in keys])
     stop = threading.Event()
 
@@ -115,7 +106,7 @@ def test_a_scan_that_waits_for_a_frozen_owner_lets_the_others_write(client: sync
             request = scan_pb2.ScanKvRequest(table=table.name, consistency=scan_pb2.CONSISTENCY_OWNER)
             scanning = pool.submit(lambda: list(wire.scans.ScanKv(request, timeout=60)))
             for number in range(50):
-                table.upsert([{"player": key_in(0), "score": number}])
+                table.upsert([{"player": player_in(0, BUCKETS), "score": number}])
             assert not scanning.done()
         assert scanning.result()[-1].trailer.rows_returned in (1000, 1001)
     wait_for_worker(server, OTHER)
