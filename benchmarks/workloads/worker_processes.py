@@ -26,7 +26,7 @@ _WORKERS: Final = 2
 _MOST_ROWS: Final = 1_000_000
 _CALL_ROWS: Final = 100_000
 _PARTS: Final = 8
-# More than the work of the server in the background, such as the build of a columnar base, which one worker has.
+# So many that little depends on what one worker does in the background, such as the build of a columnar base.
 _SCANS: Final = 6
 _ROUNDS: Final = 12
 _WORK: Final = {
