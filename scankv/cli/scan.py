@@ -114,13 +114,9 @@ def scan(
 
     A table on a terminal stops after 100 rows unless --limit says otherwise.
     """
-    chosen = format_ or _default_format(output)
-    if chosen is OutputFormat.TABLE and output is not None:
-        raise UsageError("--format must be csv or jsonl or parquet or arrow to write a file, not table")
+    chosen = _choose_format(format_, output)
     if as_of is not None and lake is None:
         raise UsageError("--as-of needs --lake URI: the location where the table is published")
-    if chosen in (OutputFormat.PARQUET, OutputFormat.ARROW) and output is None and is_terminal():
-        raise UsageError(f"{chosen} cannot be shown on a terminal: name a file with -o, or pipe it into a program")
     with open_client(url) as client:
         wanted = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
         wanted = wanted if at is None else wanted.at(snapshot_id(client, at))
@@ -136,10 +132,17 @@ def scan(
             _write(wanted, Format(chosen), output)
 
 
-def _default_format(output: Path | None) -> OutputFormat:
+def _choose_format(asked: OutputFormat | None, output: Path | None) -> OutputFormat:
+    """Returns the output format. Raises UsageError if a file, or a terminal, cannot have it."""
     if output is not None:
-        return OutputFormat(format_of_name(output.name) or Format.CSV)
-    return OutputFormat.TABLE if is_terminal() else OutputFormat.CSV
+        if asked is OutputFormat.TABLE:
+            raise UsageError("--format must be csv or jsonl or parquet or arrow to write a file, not table")
+        return asked or OutputFormat(format_of_name(output.name) or Format.CSV)
+    if not is_terminal():
+        return asked or OutputFormat.CSV
+    if asked in (OutputFormat.PARQUET, OutputFormat.ARROW):
+        raise UsageError(f"{asked} cannot be shown on a terminal: name a file with -o, or pipe it into a program")
+    return asked or OutputFormat.TABLE
 
 
 def _show(wanted: sync.Scan, *, cut: bool) -> None:
