@@ -46,7 +46,12 @@ class BucketCursors:
         self._made[bucket] = self._make(bucket)
 
     def create_later(self, bucket: int, readers: LateReaders) -> None:
-        """Makes the cursor of a bucket when it is first read, or before the bucket changes."""
+        """Makes the cursor of a bucket when it is first read, or before the bucket changes.
+
+        Args:
+            bucket: The number of the bucket.
+            readers: The readers of this bucket alone.
+        """
         readers.promise(self, bucket)
         self._promised[bucket] = readers
 

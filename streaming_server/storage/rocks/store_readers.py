@@ -52,7 +52,7 @@ class StoreReaders:
         return reader
 
     def promise(self, reader: LateReader, number: int) -> None:
-        """Adds a reader that may read other stores, too. Call it while nothing is written to the store.
+        """Adds a reader that may read other stores, too, once. Call it while nothing is written to the store.
 
         Args:
             reader: The reader.

@@ -194,3 +194,29 @@ def test_iterators_that_cannot_be_created_fail_their_reader_and_no_write(offline
     reader.close()
     other.close()
     assert offline.rows().num_rows == 1
+
+
+def test_a_cursor_that_cannot_be_made_fails_its_bucket_and_no_write(offline: OfflineBucket, tmp_path: Path) -> None:
+    buckets = [offline, new_bucket(tmp_path / "damaged"), new_bucket(tmp_path / "unread")]
+
+    def make(number: int) -> Cursor:
+        if number == 1:
+            raise DataLoss("the bucket is damaged")
+        return all_rows(buckets[number])
+
+    cursors = BucketCursors(make)
+    for number, each in enumerate(buckets):
+        cursors.create_later(number, each.bucket.late_readers)
+    for each in buckets:
+        each.upsert({"k": 1, "v": 1})
+    assert cursors[0].next_batch(5, ROOM) is None
+    for _ in range(2):
+        with pytest.raises(DataLoss, match="the bucket is damaged"):
+            cursors[1]
+    cursors.close()
+    cursors.close()
+    assert [each.bucket.readers for each in buckets] == [0, 0, 0]
+    assert BucketCursor.open_cursors == 0
+    assert [each.rows().num_rows for each in buckets] == [1, 1, 1]
+    for each in buckets[1:]:
+        each.bucket.close()
