@@ -51,7 +51,7 @@ def _check_protection(config: ServerConfig, refusal: str | None) -> Finding:
 def _check_open_files(facts: HostFacts, config: ServerConfig) -> Iterator[Finding]:
     check = HostCheck(
         "open files",
-        "an open bucket takes dozens of files and a connection one; without spare ones, calls get ServerBusy",
+        "an open bucket takes up to 20 files and a connection one; without spare ones, calls get ServerBusy",
     )
     needed = files_needed(config.max_open_buckets, config.max_connections)
     limit = facts.open_file_limit

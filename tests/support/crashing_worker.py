@@ -8,7 +8,7 @@ With `-frozen` in place of `-all`, the worker freezes instead; with `-drain`, it
 - `append N`: around the Nth record of the transaction log.
 - `write N`: around the Nth WriteBatch of any bucket.
 - `prepare N`: around the Nth request to another worker to prepare its share.
-- `notify N`: around the Nth notification of another worker of the outcome.
+- `notify N`: around the Nth message that notifies another worker of the outcome.
 """
 
 from __future__ import annotations
