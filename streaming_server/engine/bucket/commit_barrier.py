@@ -13,10 +13,13 @@ Reads with the isolation `read_latest` pass the barrier: they read what is appli
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import Unavailable
 from streaming_server.engine.tasks.executor import all_ended
 
 if TYPE_CHECKING:
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.storage.bucket.bucket import Bucket
+
+_OPENED_TOGETHER: Final = 32
+"""After so many buckets, the time is looked at."""
+_RETRY_SECONDS: Final = 0.1
 
 
 class CommitBarrier:
@@ -232,12 +239,36 @@ def _release(held: list[BarrierMutex]) -> None:
         held.pop().release()
 
 
-async def open_locked(buckets: Sequence[LiveBucket]) -> list[Bucket]:
-    """Opens some buckets, whose mutexes are held, as `LiveBucket.open`. Raises the first error once all have ended."""
+async def open_locked(buckets: Sequence[LiveBucket], *, within: float | None = None) -> list[Bucket]:
+    """Opens some buckets, whose mutexes are held, as `LiveBucket.open`. Raises the first error once all have ended.
+
+    Args:
+        buckets: The buckets.
+        within: After so many seconds, no other bucket is opened. None: all are opened, which takes 20 ms each.
+
+    Raises:
+        Unavailable: The time is over. Those that are open stay open, so the next attempt gets further.
+    """
     ready = [live.open_now() for live in buckets]
-    if None in ready:
-        return await all_ended(live.open() for live in buckets)
-    return [bucket for bucket in ready if bucket is not None]
+    if None not in ready:
+        return [bucket for bucket in ready if bucket is not None]
+    closed = [live for live, bucket in zip(buckets, ready, strict=True) if bucket is None]
+    ends = inf if within is None else time.monotonic() + within
+    for first in range(0, len(closed), _OPENED_TOGETHER):
+        if first and time.monotonic() >= ends:
+            raise still_opening(buckets)
+        await all_ended(live.open() for live in closed[first : first + _OPENED_TOGETHER])
+    return [await live.open() for live in buckets]
+
+
+def still_opening(buckets: Sequence[LiveBucket]) -> Unavailable:
+    """Returns the error for a call that needs buckets of a table, not all of which are open yet."""
+    return Unavailable(
+        f"{sum(live.is_open for live in buckets):,} of {len(buckets):,} buckets of {buckets[0].table} are open so far, "
+        "since few of them were used of late: try again, and the others are opened",
+        retry_after=_RETRY_SECONDS,
+        table=buckets[0].table,
+    )
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DiskFailed, DiskFull, Unavailable
 from streaming_server.engine.bucket.commit_barrier import lock_latest, lock_mutexes, open_locked
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.own_buckets import OwnBuckets
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_state import BucketState
+
+OPENING_SECONDS: Final = 4.0
+"""Shorter than clients wait for the answer of one attempt (10 s), for which they may have to queue here."""
 
 
 @asynccontextmanager
@@ -37,6 +40,7 @@ async def lock_buckets(
 
     Raises:
         DataLoss: A bucket is damaged.
+        Unavailable: Opening the buckets takes longer than a client waits for an answer. Another attempt gets further.
     """
     hold = CURRENT_HOLD.get()
     if hold is not None and not hold.taken.is_set():
@@ -44,7 +48,7 @@ async def lock_buckets(
             yield held
         return
     async with lock_latest(buckets) if latest else lock_mutexes(buckets):
-        yield list(zip(buckets, await open_locked(buckets), strict=True))
+        yield list(zip(buckets, await open_locked(buckets, within=OPENING_SECONDS), strict=True))
 
 
 async def wait_until_durable(buckets: OwnBuckets, states: Mapping[int, BucketState]) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AsyncExitStack
 from functools import partial
 from types import MappingProxyType
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING
 from scankv.model.errors import InvalidRequest
 from streaming_server.engine.bucket.bucket_checker import BucketChecker
 from streaming_server.engine.bucket.bucket_opener import BucketOpener
-from streaming_server.engine.bucket.live_bucket import LiveBucket
-from streaming_server.engine.bucket.locking import lock_buckets
+from streaming_server.engine.bucket.commit_barrier import still_opening
+from streaming_server.engine.bucket.live_bucket import BucketStats, LiveBucket
+from streaming_server.engine.bucket.locking import OPENING_SECONDS, lock_buckets
 from streaming_server.engine.bucket.table_state import TableState
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP
 from streaming_server.engine.changelog.table_changes import TableChanges
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
-    from streaming_server.engine.bucket.live_bucket import BucketStats
     from streaming_server.engine.bucket.own_buckets import OwnBuckets
     from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
     from streaming_server.engine.functions.installed import Installed
@@ -198,9 +199,18 @@ class LiveTable:
         """Returns the statistics of each bucket, read one after another, and how far each index is built.
 
         Opens buckets that were never opened. Adopts their columnar bases first, as the next scan would.
+
+        Raises:
+            Unavailable: Opening them takes longer than a client waits for an answer. Another attempt gets further.
         """
         await adopt_bases(self.state, [*self.buckets])
-        figures = [await live.stats() for live in self.buckets]
+        figures, opened, ends = list[BucketStats](), 0, time.monotonic() + OPENING_SECONDS
+        for live in self.buckets:
+            is_new = live.state is None and live.damage is None
+            if is_new and opened and time.monotonic() >= ends:
+                raise still_opening([*self.buckets])
+            figures.append(await live.stats())
+            opened += is_new
         return figures, [self._index_builds.status(index, figures) for index in self.definition.indexes]
 
     async def disk_use(self) -> tuple[DiskBytes, dict[int, BucketFiles]]:

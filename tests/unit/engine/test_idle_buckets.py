@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scankv.model.errors import WriterFenced
+from scankv.model.errors import Unavailable, WriterFenced
 from scankv.model.keys.key_range import KeyRange
+from streaming_server.engine.bucket import commit_barrier, locking
+from streaming_server.engine.table import live_table
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
 from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.scan.read_plan import ReadPlan
@@ -183,6 +185,37 @@ async def test_what_was_used_within_the_last_minute_stays_open_while_there_are_f
         await put(table, ROWS)
         await IdleBuckets(tables._states, most=2, idle_seconds=1e9).look(time.monotonic() + 50)
         assert open_count(table) == 8
+
+
+async def test_a_call_that_would_open_buckets_for_too_long_is_refused_and_gets_further_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables, buckets=20)
+        await put(table, ROWS)
+        await rest_all(tables)
+        monkeypatch.setattr(locking, "OPENING_SECONDS", 0.0)
+        monkeypatch.setattr(commit_barrier, "_OPENED_TOGETHER", 8)
+        for opened in (8, 16):
+            with pytest.raises(Unavailable, match=f"^{opened} of 20 buckets of .* are open so far") as refused:
+                await rows_of(table)
+            assert refused.value.retry_after
+            assert open_count(table) == opened
+        assert await rows_of(table) == ROWS
+
+
+async def test_statistics_that_would_open_buckets_for_too_long_are_refused_and_get_further_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables, buckets=3)
+        monkeypatch.setattr(live_table, "OPENING_SECONDS", 0.0)
+        for opened in (1, 2):
+            with pytest.raises(Unavailable, match=f"^{opened} of 3 buckets of .* are open so far") as refused:
+                await table.statistics()
+            assert refused.value.retry_after
+        figures, _ = await table.statistics()
+        assert [each.state is not None for each in figures] == [True] * 3
 
 
 @pytest.mark.timeout(180)  # opens and closes buckets continuously
