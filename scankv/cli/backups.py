@@ -151,6 +151,8 @@ def verify(
         from streaming_server.storage.backup.verify import verify_archive
     store = _open(location)
     chosen = store.manifests() if backup_id is None else [find_backup(store, backup_id)]
+    if not chosen:
+        find_backup(store, "latest")  # raises, and says that there is none
     total = sum(store.objects().values())
     with _byte_bar("verify", total) as on_bytes:
         found = verify_backups(store, chosen, quick=quick, on_bytes=on_bytes)

@@ -81,7 +81,7 @@ class KeyPlaces:
         """
         if len(ranges) == 1 and not ranges.are_keys:
             only = self.of_range(ranges.span)
-            return {bucket: ranges for bucket in buckets if only in (None, bucket)}
+            return dict.fromkeys(buckets if only is None else [only] if only in buckets else [], ranges)
         if self._buckets == 1:
             return dict.fromkeys(buckets, ranges) if ranges else {}
         keys = ranges.keys

@@ -166,8 +166,10 @@ class BarrierMutex(asyncio.Lock):
         """Releases the mutex, or lets the last reader that shares it do so."""
         if self._sharers:
             self._is_release_due = True
-        else:
+        elif self._waiters:
             super().release()
+        else:
+            self._locked = False
 
     @asynccontextmanager
     async def read_latest(self) -> AsyncIterator[None]:

@@ -208,10 +208,11 @@ class LiveBucket:
 
     def open_now(self) -> Bucket | None:
         """Returns the open bucket; None if `open` must do something before. Hold the mutex."""
-        bucket = self._bucket
-        if bucket is None or self._closed is not None or not self._is_settled or self._needs_repair:
+        bucket, commit = self._bucket, self._commit
+        # Not by `_needs_repair`: a scan asks each of a thousand buckets.
+        if bucket is None or self._closed is not None or not self._is_settled or not bucket.is_writable:
             return None
-        if not self._opener.has_followed(bucket):
+        if (commit is not None and commit.failure is not None) or not self._opener.has_followed(bucket):
             return None
         self.used = time.monotonic()
         return bucket

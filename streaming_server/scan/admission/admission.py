@@ -134,8 +134,10 @@ class Admission:
     def _count(self, place: _Place, by: int) -> None:
         self._live += by
         live = self._on_buckets[place.table]
-        for bucket in place.buckets:
-            live[bucket] += by
+        if by > 0:
+            live.update(place.buckets)
+        else:
+            live.subtract(place.buckets)
         if not any(live.values()):
             del self._on_buckets[place.table]
 

@@ -253,7 +253,8 @@ def read_backup(store: BackupStore, backup_id: str) -> BackupManifest:
 def _readable_hint(store: BackupStore) -> str:
     for backup_id in reversed(store.manifests()):
         with suppress(DataLoss, NewerFormat):
-            return f"the newest backup that can be read is {read_manifest(store, backup_id).backup_id}: give its name"
+            readable = read_manifest(store, backup_id).backup_id
+            return f"the newest backup that can be read is {readable}: give its name, without --at"
     return "no other backup can be read"
 
 

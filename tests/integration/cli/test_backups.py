@@ -139,6 +139,8 @@ def test_a_damaged_object_is_reported_with_the_tables_that_need_it(backed_up: Co
 def test_bad_input_is_refused_with_what_to_do(backed_up: CommandLine, tmp_path: Path) -> None:
     scankv, location = backed_up, str(tmp_path / "backups")
     assert "is not a directory" in scankv.fails("backup", "list", str(tmp_path / "missing"))
+    (tmp_path / "empty").mkdir()
+    assert "empty has no backup" in scankv.fails("backup", "verify", str(tmp_path / "empty"))
     backup_id = scankv("backup", "create", "--json").json["backup_id"]
     assert f'did you mean "{backup_id}"' in scankv.fails("backup", "verify", location, backup_id[:-1])
     restore = ("backup", "restore", location)
