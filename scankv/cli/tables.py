@@ -177,16 +177,16 @@ def drop(
 ) -> None:
     """Drop a table with all its rows."""
     with open_client(url) as client:
-        # Before the question, which is not asked about a table that does not exist.
-        found = client.table(table)
+        # Checked first, so that the command does not ask about a table that does not exist.
+        try:
+            found = client.table(table)
+            rows = "all its rows" if yes else _rows_of(found)
+        except DataLoss:
+            # A damaged table can be dropped.
+            rows = "all its rows, which cannot be counted because the table is damaged"
         if not yes:
             if not sys.stdin.isatty():
                 raise UsageError(f"dropping {table} deletes all its rows; confirm it with --yes")
-            try:
-                rows = _rows_of(found)
-            except DataLoss:
-                # A damaged table can be dropped.
-                rows = "all its rows, which cannot be counted because the table is damaged"
             typer.confirm(f"Drop {table} with {rows}?", abort=True, err=True)
         client.drop_table(table)
     typer.echo(f"dropped {table}")
