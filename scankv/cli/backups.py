@@ -150,9 +150,9 @@ def verify(
         from streaming_server.storage.backup.verify import verify as verify_backups
         from streaming_server.storage.backup.verify import verify_archive
     store = _open(location)
-    chosen = store.manifests() if backup_id is None else [find_backup(store, backup_id)]
-    if not chosen:
-        find_backup(store, "latest")  # raises, and says that there is none
+    # The newest backup is looked up even if all are verified, because it is an error if there is none.
+    newest_or_named = find_backup(store, backup_id or "latest")
+    chosen = [newest_or_named] if backup_id is not None else store.manifests()
     total = sum(store.objects().values())
     with _byte_bar("verify", total) as on_bytes:
         found = verify_backups(store, chosen, quick=quick, on_bytes=on_bytes)

@@ -169,7 +169,7 @@ class ViewPinner:
                 raise SnapshotNotTaken(
                     f"taking a snapshot of {self._buckets[0].table} paused its writers for {clock() - started:.1f} s "
                     f"and was not done with its {len(self._buckets)} buckets: writers continue, and no snapshot was "
-                    "taken; try again when the server has less load, or have fewer buckets, which take 2 ms each",
+                    "taken; try again when the server has less load, or create the table with fewer buckets",
                     retry_after=_RETRY_SECONDS,
                     table=self._buckets[0].table,
                 ) from None
