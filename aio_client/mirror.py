@@ -28,7 +28,14 @@ from aio_client._input.optional import to_pylist
 from scankv.model import lazy_compute as pc
 from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
 from scankv.model.changes.log_positions import ScanSource, StartFrom
-from scankv.model.errors import InvalidKey, UnknownField, UsageError
+from scankv.model.errors import (
+    InvalidKey,
+    InvalidResumeToken,
+    PositionExpired,
+    PositionOutOfRange,
+    UnknownField,
+    UsageError,
+)
 from scankv.model.expressions import BoundPredicate, evaluate
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.public_names import set_public_module
@@ -149,8 +156,10 @@ class Mirror:
         """Reads all rows, and returns when the copy has them. With a `state`, copies the rows of the state instead.
 
         Raises:
-            SchemaMismatch, TableNotFound, PositionExpired: As when a scan starts.
-            InvalidResumeToken: The state is of another table, or of other columns or rows.
+            SchemaMismatch, TableNotFound: As when a scan starts.
+            InvalidResumeToken: The state is of another table, or of other columns or rows, or from before the table was
+                restored: make the mirror again without it.
+            PositionExpired, PositionOutOfRange: The changes since the state are no longer kept, or were lost: likewise.
         """
         try:
             await self._open()
@@ -175,6 +184,12 @@ class Mirror:
         self._stream.on_cleared(self._clear)
         try:
             await self._stream.__aenter__()
+        except (InvalidResumeToken, PositionExpired, PositionOutOfRange) as error:
+            if self._state is None:
+                raise
+            refusal = type(error)(f"{error.message}; make the mirror again, without `state`")
+            refusal.details.update(error.details)
+            raise refusal from error
         except UnknownField:
             # A server of an earlier version has no rows whose changes were not tracked.
             await self._stream.aclose()

@@ -48,9 +48,10 @@ def make_shaper(
 
 
 def recreated_error(table: str) -> TableRecreated:
-    """The error of a streaming query whose table was dropped and created again."""
+    """The error of a streaming query whose table was restored, or dropped and created again."""
     return TableRecreated(
-        f"table {table} was dropped and created again after this query began: start the query with a new checkpoint",
+        f"table {table} was restored, or dropped and created again after this query began: start the query with a new "
+        "checkpoint",
         table=table,
     )
 

@@ -28,7 +28,7 @@ _CHUNK_ROWS: Final = 8192
 class FollowedLog:
     """The changes of a table as one streaming query sees them. Not thread-safe; uses the table's client.
 
-    Every method that asks the server raises TableRecreated if the table was dropped and created again.
+    Every method that asks the server raises TableRecreated if the table was restored, or dropped and created again.
 
     Attributes:
         incarnation: The incarnation of the table; empty before the first `refresh_end`.

@@ -42,6 +42,8 @@ class Consumer:
         damage: Why the consumer cannot be read; such a consumer can only be deleted. None: it can be read.
         rows_position: How far it has committed the rows of a start with `StartFrom.lake`, as a resume token. None: it
             has committed none of them or all of them, or has started otherwise.
+        restored: Whether the position comes from another incarnation of the table, because the table was restored or
+            recovered. Streams of the consumer raise TableRecreated until the position is accepted or changed.
     """
 
     id: str
@@ -53,6 +55,7 @@ class Consumer:
     expires_in: float
     damage: str | None
     rows_position: bytes | None = None
+    restored: bool = False
 
     @classmethod
     def of(cls, message: consumer_pb2.Consumer) -> Self:
@@ -68,6 +71,7 @@ class Consumer:
             expires_in=message.remaining_millis / 1000,
             damage=message.damage or None,
             rows_position=message.rows_position or None,
+            restored=message.restored,
         )
 
 
@@ -120,6 +124,30 @@ class ConsumerMethods(TableMethods):
         )
         # Not repeated: a second reset would fence a stream that was opened after the first one.
         response = await transport.call(lambda: transport.services.consumers.ResetConsumer, request, repeatable=False)
+        return LogOffsets.of(response.log_offsets, response.table_incarnation)
+
+    async def accept_consumer(self, consumer_id: str) -> LogOffsets:
+        """Lets a consumer continue at the position that a restored or recovered table has of it.
+
+        A backup contains the position of each consumer. After a restore, the program behind the consumer may have acted
+        on changes that no longer exist, so its streams raise TableRecreated until you accept the position, or choose
+        another one with `reset_consumer`. Does nothing if the consumer is not `Consumer.restored`.
+
+        Args:
+            consumer_id: The consumer's id.
+
+        Returns:
+            The committed offsets, by bucket.
+
+        Raises:
+            ConsumerNotFound: The consumer does not exist.
+            PositionExpired, PositionOutOfRange: The changelog does not have the position: reset the consumer.
+            UsageError: `consumer_id` is not a valid id.
+        """
+        _check_id(consumer_id)
+        transport = self._handle.transport
+        request = consumer_pb2.ResetConsumerRequest(table=self._handle.name, consumer_id=consumer_id, accept=True)
+        response = await call_again(transport, lambda: transport.services.consumers.ResetConsumer, request)
         return LogOffsets.of(response.log_offsets, response.table_incarnation)
 
     async def delete_consumer(self, consumer_id: str) -> None:

@@ -1450,7 +1450,8 @@ class Table(Blocking):
             NoPrimaryKey: The table has no primary key; use `append`.
             RequestTooLarge: A row is larger than 16 MiB, before or after the merge.
             WriteConflict: A key has changed since `if_version`; nothing was written.
-            TableRecreated: The table was dropped and created again since `if_version`; nothing was written.
+            TableRecreated: The table was restored, or dropped and created again since `if_version`, or may have been;
+                nothing was written.
             PositionExpired: The changelog no longer reaches back to `if_version`; read again.
             ColumnLocked: Another writer has locked a column of the table; nothing was written.
             LockLost: A lock of `locks` has ended, or belongs to another table; nothing was written.
@@ -1609,7 +1610,7 @@ class Table(Blocking):
             How many keys were restored, deleted and left alone, and the log offsets after the undo.
 
         Raises:
-            TableRecreated: The table was dropped and created again since the offsets; nothing was changed.
+            TableRecreated: The table was restored, or dropped and created again since the offsets; nothing was changed.
             NoPrimaryKey: The table has no primary key.
             InvalidRequest: The table's changelog does not have the rows before each change; or an id or a bucket is
                 invalid; or the writer has written a column that cannot be reverted exactly, such as one with the
@@ -1695,6 +1696,26 @@ class Table(Blocking):
             UsageError: `consumer_id` is not a valid id, or `start` is not a `StartFrom`.
         """
         return self._runner.call(lambda: self._aio.reset_consumer(consumer_id, start, clamp=clamp))
+
+    def accept_consumer(self, consumer_id: str) -> LogOffsets:
+        """Lets a consumer continue at the position that a restored or recovered table has of it.
+
+        A backup contains the position of each consumer. After a restore, the program behind the consumer may have acted
+        on changes that no longer exist, so its streams raise TableRecreated until you accept the position, or choose
+        another one with `reset_consumer`. Does nothing if the consumer is not `Consumer.restored`.
+
+        Args:
+            consumer_id: The consumer's id.
+
+        Returns:
+            The committed offsets, by bucket.
+
+        Raises:
+            ConsumerNotFound: The consumer does not exist.
+            PositionExpired, PositionOutOfRange: The changelog does not have the position: reset the consumer.
+            UsageError: `consumer_id` is not a valid id.
+        """
+        return self._runner.call(lambda: self._aio.accept_consumer(consumer_id))
 
     def delete_consumer(self, consumer_id: str) -> None:
         """Deletes a consumer with its position and its retention hold.

@@ -124,7 +124,7 @@ class RowWrites:
         """Writes encoded rows.
 
         Raises:
-            TableRecreated: The table was dropped and created again; nothing was written.
+            TableRecreated: The table was restored, or dropped and created again; nothing was written.
             NeedsArrowError: Encoded rows are refused; nothing was written.
             ScanKvError: The first row that could not be written; the others may have been.
         """

@@ -107,7 +107,8 @@ class WriteMethods(TableMethods):
             NoPrimaryKey: The table has no primary key; use `append`.
             RequestTooLarge: A row is larger than 16 MiB, before or after the merge.
             WriteConflict: A key has changed since `if_version`; nothing was written.
-            TableRecreated: The table was dropped and created again since `if_version`; nothing was written.
+            TableRecreated: The table was restored, or dropped and created again since `if_version`, or may have been;
+                nothing was written.
             PositionExpired: The changelog no longer reaches back to `if_version`; read again.
             ColumnLocked: Another writer has locked a column of the table; nothing was written.
             LockLost: A lock of `locks` has ended, or belongs to another table; nothing was written.
@@ -296,7 +297,7 @@ class WriteMethods(TableMethods):
             How many keys were restored, deleted and left alone, and the log offsets after the undo.
 
         Raises:
-            TableRecreated: The table was dropped and created again since the offsets; nothing was changed.
+            TableRecreated: The table was restored, or dropped and created again since the offsets; nothing was changed.
             NoPrimaryKey: The table has no primary key.
             InvalidRequest: The table's changelog does not have the rows before each change; or an id or a bucket is
                 invalid; or the writer has written a column that cannot be reverted exactly, such as one with the

@@ -111,6 +111,7 @@ class Writer:
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
         self._epoch = 0
+        self._history = ""
         self._next_sequence = 0
         self._in_flight: dict[int, int] = {}
         self._failed: dict[int, int] = {}
@@ -160,7 +161,7 @@ class Writer:
         if self._named:
             request = write_pb2.OpenWriterRequest(table=self._table.name, id=self._id)
             opened = await call_again(self._transport, lambda: self._transport.services.writes.OpenWriter, request)
-            self._epoch, self._next_sequence = opened.epoch, opened.next_sequence
+            self._epoch, self._next_sequence, self._history = opened.epoch, opened.next_sequence, opened.history
         if self._lock_opener is not None:
             self._lock_ids = [(await self._stack.enter_async_context(self._lock_opener)).id]
         settings = self._settings
@@ -345,6 +346,7 @@ class Writer:
         request.column_locks.extend(self._lock_ids)
         request.writer.id, request.writer.epoch, request.writer.sequence = self._id, self._epoch, sequence
         request.writer.acked_below = min(self._in_flight)
+        request.writer.history = self._history
 
     async def _raise_failure(self) -> None:
         """Raises the first failure, if there is one, as soon as no request is in flight."""

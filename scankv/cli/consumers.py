@@ -79,6 +79,20 @@ def reset(
 
 
 @app.command()
+def accept(table: TableName, consumer_id: ConsumerId, json: Json = False, url: Url = None) -> None:
+    """Let a consumer continue at the position that a restored or recovered table has of it.
+
+    Streams of the consumer are refused before, because its program may have acted on changes that no longer exist.
+    """
+    with open_client(url) as client:
+        offsets = client.table(table).accept_consumer(consumer_id)
+    if json:
+        show_json({"id": consumer_id, "log_offsets": offsets, "table_incarnation": offsets.table_incarnation})
+    else:
+        typer.echo(f"{consumer_id} of {table} continues at {_offsets(offsets)}")
+
+
+@app.command()
 def delete(
     table: TableName,
     consumer_ids: Annotated[
@@ -108,12 +122,16 @@ def delete(
 def _cells(consumer: Consumer) -> list[object]:
     committed = "never" if consumer.committed_at is None else f"{consumer.committed_at:%Y-%m-%d %H:%M:%S}"
     state = "live" if consumer.live else f"expires in {duration(consumer.expires_in)}"
+    if consumer.damage:
+        state = f"damaged: {consumer.damage}"
+    elif consumer.restored:
+        state = "restored: accept or reset it"
     return [
         consumer.id,
         consumer.lag,
         consumer.phase,
         committed,
-        f"damaged: {consumer.damage}" if consumer.damage else state,
+        state,
         _offsets(consumer.log_offsets),
     ]
 
@@ -132,5 +150,6 @@ def _summary(consumer: Consumer) -> dict[str, object]:
         "expires_in_seconds": round(consumer.expires_in, 3),
         "log_offsets": consumer.log_offsets,
         "table_incarnation": consumer.log_offsets.table_incarnation,
+        "restored": consumer.restored,
         "damage": consumer.damage,
     }

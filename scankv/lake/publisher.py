@@ -188,7 +188,7 @@ class _Pass:
         if self._options.is_full:
             return "it was asked for"
         if base.state.log_offsets.table_incarnation != view.instant.log_offsets.table_incarnation:
-            return "the table was dropped and created again"
+            return "the table was restored, or dropped and created again"
         if view.changelog == "none":
             return 'the table has no changelog (changelog="none")'
         if view.expires_silently and not view.appends:

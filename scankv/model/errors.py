@@ -174,15 +174,19 @@ class TableExists(ServerRefused):
 
 
 class TableRecreated(ServerRefused):
-    """The request was made for an earlier incarnation of the table, which was dropped. Nothing was done.
+    """The request was made for another incarnation of the table. Nothing was done.
 
-    The request has log offsets, encoded rows, or encoded keys of the earlier incarnation. In the current one, the same
-    offsets name other changes or no changes, and the same bytes may be other rows. A `Table` encodes its rows again and
-    repeats the write by itself, so callers see this error for log offsets only.
+    A table gets a new incarnation when it is dropped and created again, when it is restored from a backup, and when a
+    recovery does not know where its history ends. The request has log offsets, encoded rows, or encoded keys of another
+    incarnation, or it opens a consumer whose position is of another one. In the current incarnation, the same offsets
+    name other changes or no changes, and the same bytes may be other rows. A `Table` encodes its rows again and repeats
+    the write by itself, so callers see this error for positions only. In a table whose name has had several
+    incarnations, offsets that do not name theirs are refused as well.
 
     What to do:
-        For log offsets: discard the stored offsets and start from the full table. For encoded rows and keys, in a
-        client of another kind: read the table's schema and incarnation again, and encode them again.
+        For log offsets: discard the stored offsets and start from the full table. For a consumer: reset it, or accept
+        its restored position with `Table.accept_consumer`. For encoded rows and keys, in a client of another kind: read
+        the table's schema and incarnation again, and encode them again.
     """
 
     code = "FAILED_PRECONDITION"
@@ -488,12 +492,14 @@ class TooManyConsumers(ServerRefused):
 
 
 class WriterFenced(ServerRefused):
-    """Another instance has opened the writer with the same id, so this instance may no longer write.
+    """This instance of a writer may no longer write: another one was opened with its id, or the table was restored.
 
-    Nothing of the request was written.
+    Nothing of the request was written. A table that was restored, recovered with losses, or created again may lack rows
+    that were acknowledged to the writer.
 
     What to do:
-        Stop this instance: a newer one writes under its id. If no other should run, look for a second instance.
+        Stop this instance: a newer one writes under its id. If no other should run, look for a second instance. After a
+        restore, find out from the table what it has, then open the writer again.
     """
 
     code = "FAILED_PRECONDITION"

@@ -60,6 +60,7 @@ class Consumer(_message.Message):
     DAMAGE_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     ROWS_POSITION_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     lag: _builtins.int
     """The number of changes from these offsets on, without those in damaged buckets."""
@@ -79,6 +80,11 @@ class Consumer(_message.Message):
     """Changes when the table is dropped and created again under the same name."""
     rows_position: _builtins.bytes
     """The last committed `rows_position`, if rows come before the changes. Empty: none."""
+    restored: _builtins.bool
+    """Whether the position comes from another incarnation of the table, because the table was restored from a backup, or
+    recovered in a way that ended its history. Until ResetConsumer accepts or changes the position, streams of the
+    consumer are refused with TABLE_RECREATED, because its reader may have read changes that no longer exist.
+    """
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket that the consumer has read, the offset of the first change that it has not committed."""
@@ -96,10 +102,11 @@ class Consumer(_message.Message):
         damage: _builtins.str = ...,
         table_incarnation: _builtins.str = ...,
         rows_position: _builtins.bytes = ...,
+        restored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_micros", b"committed_micros", "consumer_id", b"consumer_id", "damage", b"damage", "full", b"full", "lag", b"lag", "live", b"live", "log_offsets", b"log_offsets", "remaining_millis", b"remaining_millis", "rows_position", b"rows_position", "table_incarnation", b"table_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_micros", b"committed_micros", "consumer_id", b"consumer_id", "damage", b"damage", "full", b"full", "lag", b"lag", "live", b"live", "log_offsets", b"log_offsets", "remaining_millis", b"remaining_millis", "restored", b"restored", "rows_position", b"rows_position", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -237,8 +244,13 @@ class ResetConsumerRequest(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     consumer_id: _builtins.str
+    accept: _builtins.bool
+    """Instead of `start`: keeps the position of a consumer that is `restored`, so that its streams continue from there.
+    Changes nothing if the consumer is not `restored`.
+    """
     @_builtins.property
     def start(self) -> _scan_pb2.Changelog:
         """The new position: `start` and `clamp`; no other field may be set. After `full`, the next stream begins with all
@@ -251,10 +263,11 @@ class ResetConsumerRequest(_message.Message):
         table: _builtins.str = ...,
         consumer_id: _builtins.str = ...,
         start: _scan_pb2.Changelog | None = ...,
+        accept: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "start", b"start", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "consumer_id", b"consumer_id", "start", b"start", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

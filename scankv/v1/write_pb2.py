@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from scankv.v1 import scan_pb2 as scankv_dot_v1_dot_scan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15scankv/v1/write.proto\x12\tscankv.v1\x1a\x14scankv/v1/scan.proto\"k\n\x0eWriterIdentity\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x13\n\x0b\x61\x63ked_below\x18\x04 \x01(\x04\x12\x17\n\x0fsent_millis_ago\x18\x05 \x01(\x04\"\x8f\x03\n\rUpsertRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\x12\x11\n\tschema_id\x18\x03 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x04 \x03(\t\x12\"\n\x04mode\x18\x05 \x01(\x0e\x32\x14.scankv.v1.WriteMode\x12)\n\x06writer\x18\t \x01(\x0b\x32\x19.scankv.v1.WriterIdentity\x12.\n\x0funchanged_since\x18\n \x01(\x0b\x32\x15.scankv.v1.LogOffsets\x12\x14\n\x0c\x63olumn_locks\x18\x0b \x03(\t\x12(\n\x0btransaction\x18\x0c \x01(\x0b\x32\x13.scankv.v1.StagedAs\x12\x14\n\x0c\x65ncoded_rows\x18\x10 \x03(\x0c\x12\x19\n\x11table_incarnation\x18\x11 \x01(\t\x12\x13\n\x0bindependent\x18\x12 \x01(\x08\x12\x11\n\tuntracked\x18\x13 \x01(\x08\x12\x13\n\x0bonly_checks\x18\x14 \x01(\x08\x12\x10\n\x08\x61\x64mitted\x18\x15 \x01(\x08\"\xfc\x02\n\rDeleteRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x11\n\tschema_id\x18\x03 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x04 \x03(\t\x12\"\n\x04mode\x18\x05 \x01(\x0e\x32\x14.scankv.v1.WriteMode\x12)\n\x06writer\x18\t \x01(\x0b\x32\x19.scankv.v1.WriterIdentity\x12.\n\x0funchanged_since\x18\n \x01(\x0b\x32\x15.scankv.v1.LogOffsets\x12\x14\n\x0c\x63olumn_locks\x18\x0b \x03(\t\x12(\n\x0btransaction\x18\x0c \x01(\x0b\x32\x13.scankv.v1.StagedAs\x12\x14\n\x0c\x65ncoded_keys\x18\x10 \x03(\x0c\x12\x19\n\x11table_incarnation\x18\x11 \x01(\t\x12\x13\n\x0bindependent\x18\x12 \x01(\x08\x12\x13\n\x0bonly_checks\x18\x14 \x01(\x08\x12\x10\n\x08\x61\x64mitted\x18\x15 \x01(\x08\"K\n\x08StagedAs\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x04 \x01(\t\"\xe6\x01\n\rWriteResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12=\n\x0blog_offsets\x18\x02 \x03(\x0b\x32(.scankv.v1.WriteResponse.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x04 \x03(\r\x12)\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32\x17.scankv.v1.WriteFailure\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\",\n\x0cWriteFailure\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0e\n\x06status\x18\x02 \x01(\x0c\"\x9c\x01\n\x0bUndoRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06writer\x18\x02 \x01(\t\x12*\n\x0blog_offsets\x18\x03 \x01(\x0b\x32\x15.scankv.v1.LogOffsets\x12\x17\n\x0f\x61ny_incarnation\x18\x04 \x01(\x08\x12\x14\n\x0c\x63olumn_locks\x18\x05 \x03(\t\x12\x13\n\x0bonly_checks\x18\x06 \x01(\x08\"\xe1\x01\n\x0cUndoResponse\x12\x10\n\x08restored\x18\x01 \x01(\x04\x12\x0f\n\x07\x64\x65leted\x18\x02 \x01(\x04\x12\x11\n\tconflicts\x18\x03 \x01(\x04\x12<\n\x0blog_offsets\x18\x04 \x03(\x0b\x32\'.scankv.v1.UndoResponse.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x05 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x06 \x03(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"C\n\x11OpenWriterRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x0bleast_epoch\x18\x03 \x01(\r\":\n\x12OpenWriterResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x15\n\rnext_sequence\x18\x02 \x01(\x04*A\n\tWriteMode\x12\x1a\n\x16WRITE_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14WRITE_MODE_OVERWRITE\x10\x01\x32\x8e\x02\n\x0cWriteService\x12<\n\x06Upsert\x12\x18.scankv.v1.UpsertRequest\x1a\x18.scankv.v1.WriteResponse\x12<\n\x06\x44\x65lete\x12\x18.scankv.v1.DeleteRequest\x1a\x18.scankv.v1.WriteResponse\x12I\n\nOpenWriter\x12\x1c.scankv.v1.OpenWriterRequest\x1a\x1d.scankv.v1.OpenWriterResponse\x12\x37\n\x04Undo\x12\x16.scankv.v1.UndoRequest\x1a\x17.scankv.v1.UndoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15scankv/v1/write.proto\x12\tscankv.v1\x1a\x14scankv/v1/scan.proto\"|\n\x0eWriterIdentity\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x13\n\x0b\x61\x63ked_below\x18\x04 \x01(\x04\x12\x17\n\x0fsent_millis_ago\x18\x05 \x01(\x04\x12\x0f\n\x07history\x18\x06 \x01(\t\"\x8f\x03\n\rUpsertRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\x12\x11\n\tschema_id\x18\x03 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x04 \x03(\t\x12\"\n\x04mode\x18\x05 \x01(\x0e\x32\x14.scankv.v1.WriteMode\x12)\n\x06writer\x18\t \x01(\x0b\x32\x19.scankv.v1.WriterIdentity\x12.\n\x0funchanged_since\x18\n \x01(\x0b\x32\x15.scankv.v1.LogOffsets\x12\x14\n\x0c\x63olumn_locks\x18\x0b \x03(\t\x12(\n\x0btransaction\x18\x0c \x01(\x0b\x32\x13.scankv.v1.StagedAs\x12\x14\n\x0c\x65ncoded_rows\x18\x10 \x03(\x0c\x12\x19\n\x11table_incarnation\x18\x11 \x01(\t\x12\x13\n\x0bindependent\x18\x12 \x01(\x08\x12\x11\n\tuntracked\x18\x13 \x01(\x08\x12\x13\n\x0bonly_checks\x18\x14 \x01(\x08\x12\x10\n\x08\x61\x64mitted\x18\x15 \x01(\x08\"\xfc\x02\n\rDeleteRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x11\n\tschema_id\x18\x03 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x04 \x03(\t\x12\"\n\x04mode\x18\x05 \x01(\x0e\x32\x14.scankv.v1.WriteMode\x12)\n\x06writer\x18\t \x01(\x0b\x32\x19.scankv.v1.WriterIdentity\x12.\n\x0funchanged_since\x18\n \x01(\x0b\x32\x15.scankv.v1.LogOffsets\x12\x14\n\x0c\x63olumn_locks\x18\x0b \x03(\t\x12(\n\x0btransaction\x18\x0c \x01(\x0b\x32\x13.scankv.v1.StagedAs\x12\x14\n\x0c\x65ncoded_keys\x18\x10 \x03(\x0c\x12\x19\n\x11table_incarnation\x18\x11 \x01(\t\x12\x13\n\x0bindependent\x18\x12 \x01(\x08\x12\x13\n\x0bonly_checks\x18\x14 \x01(\x08\x12\x10\n\x08\x61\x64mitted\x18\x15 \x01(\x08\"K\n\x08StagedAs\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x04 \x01(\t\"\xe6\x01\n\rWriteResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12=\n\x0blog_offsets\x18\x02 \x03(\x0b\x32(.scankv.v1.WriteResponse.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x04 \x03(\r\x12)\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32\x17.scankv.v1.WriteFailure\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\",\n\x0cWriteFailure\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0e\n\x06status\x18\x02 \x01(\x0c\"\x9c\x01\n\x0bUndoRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06writer\x18\x02 \x01(\t\x12*\n\x0blog_offsets\x18\x03 \x01(\x0b\x32\x15.scankv.v1.LogOffsets\x12\x17\n\x0f\x61ny_incarnation\x18\x04 \x01(\x08\x12\x14\n\x0c\x63olumn_locks\x18\x05 \x03(\t\x12\x13\n\x0bonly_checks\x18\x06 \x01(\x08\"\xe1\x01\n\x0cUndoResponse\x12\x10\n\x08restored\x18\x01 \x01(\x04\x12\x0f\n\x07\x64\x65leted\x18\x02 \x01(\x04\x12\x11\n\tconflicts\x18\x03 \x01(\x04\x12<\n\x0blog_offsets\x18\x04 \x03(\x0b\x32\'.scankv.v1.UndoResponse.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x05 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x06 \x03(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"C\n\x11OpenWriterRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x0bleast_epoch\x18\x03 \x01(\r\"K\n\x12OpenWriterResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x15\n\rnext_sequence\x18\x02 \x01(\x04\x12\x0f\n\x07history\x18\x03 \x01(\t*A\n\tWriteMode\x12\x1a\n\x16WRITE_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14WRITE_MODE_OVERWRITE\x10\x01\x32\x8e\x02\n\x0cWriteService\x12<\n\x06Upsert\x12\x18.scankv.v1.UpsertRequest\x1a\x18.scankv.v1.WriteResponse\x12<\n\x06\x44\x65lete\x12\x18.scankv.v1.DeleteRequest\x1a\x18.scankv.v1.WriteResponse\x12I\n\nOpenWriter\x12\x1c.scankv.v1.OpenWriterRequest\x1a\x1d.scankv.v1.OpenWriterResponse\x12\x37\n\x04Undo\x12\x16.scankv.v1.UndoRequest\x1a\x17.scankv.v1.UndoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,32 +36,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WRITERESPONSE_LOGOFFSETSENTRY']._serialized_options = b'8\001'
   _globals['_UNDORESPONSE_LOGOFFSETSENTRY']._loaded_options = None
   _globals['_UNDORESPONSE_LOGOFFSETSENTRY']._serialized_options = b'8\001'
-  _globals['_WRITEMODE']._serialized_start=1824
-  _globals['_WRITEMODE']._serialized_end=1889
+  _globals['_WRITEMODE']._serialized_start=1858
+  _globals['_WRITEMODE']._serialized_end=1923
   _globals['_WRITERIDENTITY']._serialized_start=58
-  _globals['_WRITERIDENTITY']._serialized_end=165
-  _globals['_UPSERTREQUEST']._serialized_start=168
-  _globals['_UPSERTREQUEST']._serialized_end=567
-  _globals['_DELETEREQUEST']._serialized_start=570
-  _globals['_DELETEREQUEST']._serialized_end=950
-  _globals['_STAGEDAS']._serialized_start=952
-  _globals['_STAGEDAS']._serialized_end=1027
-  _globals['_WRITERESPONSE']._serialized_start=1030
-  _globals['_WRITERESPONSE']._serialized_end=1260
-  _globals['_WRITERESPONSE_LOGOFFSETSENTRY']._serialized_start=1211
-  _globals['_WRITERESPONSE_LOGOFFSETSENTRY']._serialized_end=1260
-  _globals['_WRITEFAILURE']._serialized_start=1262
-  _globals['_WRITEFAILURE']._serialized_end=1306
-  _globals['_UNDOREQUEST']._serialized_start=1309
-  _globals['_UNDOREQUEST']._serialized_end=1465
-  _globals['_UNDORESPONSE']._serialized_start=1468
-  _globals['_UNDORESPONSE']._serialized_end=1693
-  _globals['_UNDORESPONSE_LOGOFFSETSENTRY']._serialized_start=1211
-  _globals['_UNDORESPONSE_LOGOFFSETSENTRY']._serialized_end=1260
-  _globals['_OPENWRITERREQUEST']._serialized_start=1695
-  _globals['_OPENWRITERREQUEST']._serialized_end=1762
-  _globals['_OPENWRITERRESPONSE']._serialized_start=1764
-  _globals['_OPENWRITERRESPONSE']._serialized_end=1822
-  _globals['_WRITESERVICE']._serialized_start=1892
-  _globals['_WRITESERVICE']._serialized_end=2162
+  _globals['_WRITERIDENTITY']._serialized_end=182
+  _globals['_UPSERTREQUEST']._serialized_start=185
+  _globals['_UPSERTREQUEST']._serialized_end=584
+  _globals['_DELETEREQUEST']._serialized_start=587
+  _globals['_DELETEREQUEST']._serialized_end=967
+  _globals['_STAGEDAS']._serialized_start=969
+  _globals['_STAGEDAS']._serialized_end=1044
+  _globals['_WRITERESPONSE']._serialized_start=1047
+  _globals['_WRITERESPONSE']._serialized_end=1277
+  _globals['_WRITERESPONSE_LOGOFFSETSENTRY']._serialized_start=1228
+  _globals['_WRITERESPONSE_LOGOFFSETSENTRY']._serialized_end=1277
+  _globals['_WRITEFAILURE']._serialized_start=1279
+  _globals['_WRITEFAILURE']._serialized_end=1323
+  _globals['_UNDOREQUEST']._serialized_start=1326
+  _globals['_UNDOREQUEST']._serialized_end=1482
+  _globals['_UNDORESPONSE']._serialized_start=1485
+  _globals['_UNDORESPONSE']._serialized_end=1710
+  _globals['_UNDORESPONSE_LOGOFFSETSENTRY']._serialized_start=1228
+  _globals['_UNDORESPONSE_LOGOFFSETSENTRY']._serialized_end=1277
+  _globals['_OPENWRITERREQUEST']._serialized_start=1712
+  _globals['_OPENWRITERREQUEST']._serialized_end=1779
+  _globals['_OPENWRITERRESPONSE']._serialized_start=1781
+  _globals['_OPENWRITERRESPONSE']._serialized_end=1856
+  _globals['_WRITESERVICE']._serialized_start=1926
+  _globals['_WRITESERVICE']._serialized_end=2196
 # @@protoc_insertion_point(module_scope)

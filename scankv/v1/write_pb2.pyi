@@ -59,6 +59,7 @@ class WriterIdentity(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     ACKED_BELOW_FIELD_NUMBER: _builtins.int
     SENT_MILLIS_AGO_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """1 to 128 of `A-Z a-z 0-9 . _ : -`, neither `.` nor `..`."""
     epoch: _builtins.int
@@ -73,6 +74,11 @@ class WriterIdentity(_message.Message):
     """
     sent_millis_ago: _builtins.int
     """How long ago the request was first sent. 0: this is the first time."""
+    history: _builtins.str
+    """The history that OpenWriter returned. If the table has another one now: WRITER_FENCED, because a later writer may
+    have the same epoch. Empty: of a writer that was never opened, or unknown, which is refused unless the table has
+    only had one history.
+    """
     def __init__(
         self,
         *,
@@ -81,10 +87,11 @@ class WriterIdentity(_message.Message):
         sequence: _builtins.int = ...,
         acked_below: _builtins.int = ...,
         sent_millis_ago: _builtins.int = ...,
+        history: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_below", b"acked_below", "epoch", b"epoch", "id", b"id", "sent_millis_ago", b"sent_millis_ago", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_below", b"acked_below", "epoch", b"epoch", "history", b"history", "id", b"id", "sent_millis_ago", b"sent_millis_ago", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -562,19 +569,25 @@ class OpenWriterResponse(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     NEXT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Greater than all earlier epochs."""
     next_sequence: _builtins.int
     """The sequence to continue with: greater than every sequence of the writer that any bucket has applied."""
+    history: _builtins.str
+    """Names the history of the table, to be sent with each request of the writer. Changes when the table is created
+    again or restored, and when a recovery loses changes of it.
+    """
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         next_sequence: _builtins.int = ...,
+        history: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "next_sequence", b"next_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "history", b"history", "next_sequence", b"next_sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,7 +58,11 @@ class Fingerprint:
     def check(self, given: Fingerprint) -> None:
         """Raises InvalidResumeToken unless a token with these digests belongs to this scan."""
         for found, expected, what in (
-            (given.table, self.table, "another table or snapshot, or from an earlier table of the same name"),
+            (
+                given.table,
+                self.table,
+                "another table or snapshot, or from before the table was restored or created again: start again",
+            ),
             (
                 given.query,
                 self.query,

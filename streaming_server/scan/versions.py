@@ -27,8 +27,9 @@ def version_of(
     In a table whose rows expire, the version has the tick and the TTL too, because rows may have expired.
 
     The version is a digest of the table's incarnation, its schema, and the number of changes in each bucket. It
-    excludes the epochs: the count of a durable change is never reused, so a restart changes nothing, even after a
-    crash. A caller must not send a version before its contents are durable.
+    excludes the epochs: the count of a durable change is reused only after a recovery that has lost changes, and the
+    version counts these. So a restart changes nothing, even after a crash. A caller must not send a version before its
+    contents are durable.
 
     Args:
         definition: The table as of the view.
@@ -41,6 +42,8 @@ def version_of(
     if not definition.has_key:
         parts.append(rows or 0)
     schema = f" {definition.incarnation} {definition.schema.id} ".encode()
+    if definition.losses:
+        schema += f"{definition.losses} losses ".encode()
     if (expiry := definition.expiry) is not None:
         schema += f"{expiry.column.id} {expiry.seconds} {tick_of(micros)} ".encode()
     return xxh3_128_digest(_FORMAT + schema + struct.pack(f"<{len(parts)}Q", *parts))

@@ -63,11 +63,18 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
     ) -> consumer_pb2.ResetConsumerResponse:
         async with map_errors(request, context):
             start = request.start
+            table = self._tables.table(request.table).state
+            if request.accept:
+                if request.HasField("start"):
+                    raise InvalidRequest("accept cannot have a start: it keeps the restored position")
+                offsets = await self._consumers.accept(table, request.consumer_id)
+                return consumer_pb2.ResetConsumerResponse(
+                    log_offsets=offsets, table_incarnation=table.definition.incarnation
+                )
             if start.WhichOneof("start") is None:
                 raise InvalidRequest("start is missing: it must have the position at which the consumer continues")
             if start.WhichOneof("stop") or start.consumer_id or start.consumer_fence:
                 raise InvalidRequest("start has other fields than start and clamp: a reset uses only these two")
-            table = self._tables.table(request.table).state
             offsets = await self._consumers.reset(table, request.consumer_id, log_start(start), clamp=start.clamp)
         return consumer_pb2.ResetConsumerResponse(log_offsets=offsets, table_incarnation=table.definition.incarnation)
 
@@ -93,4 +100,5 @@ def _consumer(info: ConsumerInfo, incarnation: str) -> consumer_pb2.Consumer:
         damage=info.damage,
         table_incarnation=incarnation,
         rows_position=info.rows_position,
+        restored=info.is_restored,
     )

@@ -121,7 +121,8 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         definition = table.definition
         if request.table_incarnation != definition.incarnation:
             raise TableRecreated(
-                f"table {definition.name} was dropped and created again: open it again", table=definition.name
+                f"table {definition.name} was restored, or dropped and created again: open it again",
+                table=definition.name,
             )
         if request.independent:
             self._tables.rules.require_format(REFUSALS_FORMAT, "independent rows")
@@ -186,10 +187,10 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
     ) -> write_pb2.OpenWriterResponse:
         async with map_write_errors(request, context):
             check_writer_id(request.id)
-            epoch, sequence = await self._tables.table(request.table).writes.open_writer(
-                request.id, request.least_epoch
-            )
-        return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
+            table = self._tables.table(request.table)
+            history = table.definition.history
+            epoch, sequence = await table.writes.open_writer(request.id, request.least_epoch)
+        return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence, history=history)
 
 
 def offsets_to_undo(request: write_pb2.UndoRequest) -> LogOffsets:
@@ -285,4 +286,5 @@ def _identity_of(writer: write_pb2.WriterIdentity) -> WriteIdentity:
         sequence=writer.sequence,
         acked_below=writer.acked_below,
         age_seconds=writer.sent_millis_ago / 1000,
+        history=writer.history,
     )

@@ -1,8 +1,9 @@
 """Log offsets of the buckets of a table, with the table incarnation that they belong to.
 
 Offsets are valid for one incarnation of a table only. A table that is dropped and created again under the same name
-numbers its changes from 0 again, so the same offsets name other changes. Code that returns offsets therefore includes
-the incarnation, and code that accepts offsets calls `check_incarnation` before it uses them.
+numbers its changes from 0 again, and a restored table continues from an earlier state, so the same offsets name other
+changes. Code that returns offsets therefore includes the incarnation, and code that accepts offsets calls
+`check_offsets_of` before it uses them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from scankv.model.limits import MAX_BUCKETS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from scankv.model.tables.schema import TableDefinition
+
 _FORM: Final = 'LogOffsets.to_json() gives {"table_incarnation": "...", "log_offsets": {"0": 17, ...}}'
 
 
@@ -25,8 +28,9 @@ class LogOffsets(dict[int, int]):
     A plain dictionary such as `dict(offsets)` loses the table incarnation.
 
     Attributes:
-        table_incarnation: The incarnation of the table that the offsets belong to: it changes when the table is dropped
-            and created again under the same name. Empty: unknown.
+        table_incarnation: The incarnation of the table that the offsets belong to. It changes when the table is dropped
+            and created again under the same name, when it is restored from a backup, and when a recovery does not know
+            where its history ends. Empty: unknown.
     """
 
     table_incarnation: str = ""
@@ -118,7 +122,31 @@ def check_incarnation(of_offsets: str, table: str, incarnation: str) -> None:
     """
     if of_offsets not in ("", incarnation):
         raise TableRecreated(
-            f"table {table} was dropped and created again since these log offsets; nothing was done: start again from "
-            "the current table",
+            f"table {table} was restored, or dropped and created again since these log offsets; nothing was "
+            "done: start again from the current table",
             table=table,
         )
+
+
+def check_offsets_of(definition: TableDefinition, of_offsets: str) -> None:
+    """Checks in the server that log offsets belong to a table.
+
+    Rule: offsets that name no incarnation are those of the first incarnation of a name. In a later one, they may be of
+    any, and would name other changes.
+
+    Args:
+        definition: The table. A tablet is not asked for offsets without an incarnation unless its table has accepted
+            them.
+        of_offsets: The incarnation of the offsets. Empty: they name none.
+
+    Raises:
+        TableRecreated: The offsets belong to another incarnation, or may do so.
+    """
+    if not of_offsets and definition.is_successor and definition.tablet is None:
+        raise TableRecreated(
+            f"table {definition.name} was restored, recovered or created again, and these log offsets do not say of "
+            "which incarnation they are; nothing was done: use offsets that name it, as LogOffsets do, which "
+            "LogOffsets.to_json() stores",
+            table=definition.name,
+        )
+    check_incarnation(of_offsets, definition.name, definition.incarnation)

@@ -139,7 +139,7 @@ class StartFrom(_Position):
         """Starts at log offsets: for every bucket that is read, the offset of the first change, as in `log_offsets`.
 
         `LogOffsets` contain the incarnation of their table. The server refuses them with TableRecreated if the table
-        was dropped and created again. It takes a plain dictionary as offsets of the current table.
+        was restored, or dropped and created again. It takes a plain dictionary as offsets of the current table.
         """
         return cls._of_offsets(offsets)
 

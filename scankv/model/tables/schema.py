@@ -85,6 +85,9 @@ class TableDefinition:
             without the time of their last write count as written then. 0: never since the table was created.
         tablets: Into how many tablets the buckets are divided. 1: into none.
         tablet: The number of the tablet that this is. None: it is the table.
+        is_successor: Whether the name has had an earlier incarnation: a table that was dropped, the table of the backup
+            that this one was restored from, or the table before a recovery that lost where its history ends.
+        losses: How many recoveries have lost acknowledged changes in this incarnation.
     """
 
     name: str
@@ -106,6 +109,8 @@ class TableDefinition:
     expiry_since_micros: int = 0
     tablets: int = 1
     tablet: int | None = None
+    is_successor: bool = False
+    losses: int = 0
 
     def __post_init__(self) -> None:
         greatest = max(column.id for schema in self.schemas for column in schema.columns)
@@ -221,6 +226,19 @@ class TableDefinition:
     def table_incarnation(self) -> str:
         """The incarnation of the table; for a tablet, of the table that it belongs to."""
         return self.incarnation if self.tablet is None else self.incarnation.rpartition("-")[0]
+
+    @property
+    def history(self) -> str:
+        """Names the history of the table for its writers: the incarnation, and how many recoveries have lost changes.
+
+        A recovery may lose what a bucket knows of a writer, so writers are valid for one such history only.
+        """
+        return f"{self.table_incarnation}.{self.losses}" if self.losses else self.table_incarnation
+
+    @property
+    def has_other_histories(self) -> bool:
+        """Whether the table of this name has had other histories."""
+        return self.is_successor or self.losses > 0
 
     @property
     def all_tablets(self) -> list[TableDefinition]:
@@ -551,6 +569,8 @@ class TableDefinition:
             **({"expiry_since_micros": self.expiry_since_micros} if self.expiry_since_micros else {}),
             **({"tablets": self.tablets} if self.tablets > 1 else {}),
             **({} if self.tablet is None else {"tablet": self.tablet}),
+            **({"is_successor": True} if self.is_successor else {}),
+            **({"losses": self.losses} if self.losses else {}),
         }
 
     @classmethod
@@ -583,6 +603,8 @@ class TableDefinition:
             expiry_since_micros=values.get("expiry_since_micros", 0),
             tablets=values.get("tablets", 1),
             tablet=values.get("tablet"),
+            is_successor=values.get("is_successor", False),
+            losses=values.get("losses", 0),
         )
 
 

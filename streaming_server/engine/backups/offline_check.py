@@ -6,37 +6,35 @@ Every row, index entry and change is decoded, every checksum is verified, and co
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, InternalError, ScanKvError
 from scankv.model.names import table_of, with_table_names
 from streaming_server.clock import ServerClock
-from streaming_server.engine.backups.recovery import Recovery
+from streaming_server.engine.backups.recovery import Recovery, read_transaction_log, read_watermark
 from streaming_server.engine.bucket.bucket_checker import BucketChecker
+from streaming_server.scan.changes.log_token import parse_log_token
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.verification import count_changes
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
 from streaming_server.storage.files.checked_json import find_checked_json
-from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.store_files import is_complete
 from streaming_server.storage.rocks.store_options import RocksResources
 from streaming_server.storage.rows.table_codec import TableCodec
 from streaming_server.storage.snapshots.checkpoint import Checkpoint
 from streaming_server.storage.snapshots.snapshots import ViewDirectory
-from streaming_server.storage.tables.catalog import Catalog
+from streaming_server.storage.tables.catalog import Catalog, table_directory
 from streaming_server.storage.tables.consumers import ConsumerDirectory
 from streaming_server.storage.tables.data_directory import DataDirectory
 from streaming_server.storage.transactions.staging import StagingDirectory, list_tokens
-from streaming_server.storage.transactions.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
 
@@ -83,11 +81,13 @@ class OfflineCheck:
         self._resources = RocksResources.of_sizes(
             block_cache_bytes=_CACHE_BYTES, write_buffer_bytes=_CACHE_BYTES, files_per_store=64
         )
-        self._recovery = Recovery(data, self._resources, self._clock)
+        self._roots = (self._directory.path, *self._directory.parts())
+        transactions = [root / "transactions" for root in self._roots]
+        self._recovery = Recovery(data, self._catalog, transactions, self._resources, self._clock)
 
     async def run(self) -> AsyncIterator[CheckedPart]:
         """Checks one part after another, and yields each when it is done."""
-        for root in (self._directory.path, *self._directory.parts()):
+        for root in self._roots:
             of_worker = "" if root == self._directory.path else f" of worker {root.name}"
             clock, transactions = root / "clock.json", root / "transactions"
             yield _found(
@@ -152,15 +152,13 @@ class OfflineCheck:
     async def _check_bucket(self, definition: TableDefinition, number: int, path: Path) -> AsyncIterator[CheckedPart]:
         location = f"bucket {number}"
         if not is_complete(path):
-            # A bucket has no files before it is first used.
-            lost = _durable_changes(path.with_suffix(".durable"))
-            problem = f"its files are missing, and it had {lost:,} changes" if lost else ""
+            problem = self._why_lost(definition, number, path)
             yield CheckedPart(
                 table=definition.name,
                 part=location,
                 problem=problem,
                 advice=_RESTORE if problem else "",
-                recover=partial(self._recovery.forget_bucket, path, lost),
+                recover=partial(self._recovery.forget_bucket, path, definition),
             )
             return
         try:
@@ -211,6 +209,24 @@ class OfflineCheck:
         finally:
             bucket.close()
 
+    def _why_lost(self, definition: TableDefinition, number: int, path: Path) -> str:
+        """Returns what shows that a bucket without files had changes. Empty: nothing, since it was never used."""
+        durable = read_watermark(path)
+        if durable is not None:
+            lost = count_of(durable)
+            return f"its files are missing, and it had {lost:,} changes" if lost else ""
+        if path.with_suffix(".durable").exists():
+            return "its files are missing, and its durable watermark cannot be read"
+        table = path.parents[1]
+        positions = [*_positions_of_consumers(table if definition.tablet is None else table_directory(table))]
+        for view in (table / "snapshots").glob("*"):
+            with suppress(DataLoss):
+                pinned = ViewDirectory(table, view.name).manifest().buckets
+                positions.append({number: one.log_offset for number, one in pinned.items()})
+        if any(count_of(each.get(number, 0)) for each in positions):
+            return "its files and its durable watermark are missing, and consumers or snapshots have positions in it"
+        return ""
+
     def _read_view(self, view: ViewDirectory) -> int:
         manifest, rows = view.manifest(), 0
         for number, pinned in manifest.buckets.items():
@@ -245,13 +261,7 @@ def _found(
 
 
 def _read_transaction_log(directory: Path) -> int:
-    """Opens a copy, because opening removes what a crash has left."""
-    with tempfile.TemporaryDirectory() as copied:
-        for file in directory.glob("log*"):
-            shutil.copy(file, copied)
-        log = TransactionLog(Path(copied))
-        log.close()
-        return len(log.records)
+    return len(read_transaction_log(directory))
 
 
 def _count_parts(staged: StagingDirectory) -> int:
@@ -262,14 +272,11 @@ def _count_file(path: Path) -> int:
     return int(find_checked_json(path) is not None)
 
 
-def _durable_changes(path: Path) -> int:
-    if not path.exists():
-        return 0
-    watermark = DurableWatermark(path)
-    try:
-        return count_of(watermark.read() or 0)
-    finally:
-        watermark.close()
+def _positions_of_consumers(table: Path) -> Iterator[Mapping[int, int]]:
+    for _, record in ConsumerDirectory(table).read():
+        with suppress(ScanKvError):
+            if not isinstance(record, DataLoss):
+                yield parse_log_token(record.token).position.offsets
 
 
 def _read_base(path: Path, table: str) -> int:

@@ -1,33 +1,47 @@
 """Restores what can be restored of damaged parts of a data directory, when no server uses it.
 
 Rule: nothing is destroyed. What is replaced or removed is kept below `damaged/` in the data directory, at its path.
+
+Rule: no position of lost changes ever means others. A bucket continues in an epoch after all that it has had, of which
+its durable watermark names the last. If the watermark is lost too, the table becomes a new incarnation.
 """
 
 from __future__ import annotations
 
 import shutil
+import tempfile
+import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss
+from scankv.model.names import table_of
+from scankv.model.tables.schema import incarnation_of
 from streaming_server.storage.backup.backup_store import instant_id
 from streaming_server.storage.backup.backup_writer import link_files
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
-from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.changelog.offsets import count_of, epoch_of
 from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.transactions.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.storage.rocks.store_options import RocksResources
+    from streaming_server.storage.tables.catalog import Catalog
 
 KEPT: Final = "damaged"
 """The directory of what recoveries have replaced."""
+
+_NEW_INCARNATION: Final = (
+    "; its durable watermark is lost too, so the table is a new incarnation now, which refuses all earlier positions"
+)
 
 
 class Recovery:
@@ -35,12 +49,23 @@ class Recovery:
 
     Args:
         data: The data directory, which the caller has locked.
+        catalog: Its tables.
+        transactions: The directories of its transaction logs.
         resources: For opening buckets.
         clock: For opening buckets.
     """
 
-    def __init__(self, data: Path, resources: RocksResources, clock: ServerClock) -> None:
+    def __init__(
+        self,
+        data: Path,
+        catalog: Catalog,
+        transactions: Sequence[Path],
+        resources: RocksResources,
+        clock: ServerClock,
+    ) -> None:
         self._data = data
+        self._catalog = catalog
+        self._transactions = transactions
         self._resources = resources
         self._clock = clock
         self._kept = data / KEPT / instant_id(clock.commit_micros())
@@ -52,13 +77,22 @@ class Recovery:
         sync_directory(path.parent)
         return f"{consequence}; it is kept as {kept}"
 
-    def forget_bucket(self, path: Path, lost: int) -> str:
-        """Lets a bucket whose files are missing begin without rows."""
-        watermark = path.with_suffix(".durable")
-        self.remove(watermark, "")
+    def forget_bucket(self, path: Path, definition: TableDefinition) -> str:
+        """Lets a bucket whose files are missing begin without rows.
+
+        Raises:
+            DataLoss: Its watermark is missing too, and a committed transaction has yet to be applied to the table.
+        """
+        durable = self._end_history(path, definition)
         if path.exists():
-            path.rename(self._keep(path))
-        return f"the bucket is empty now: {_changes(lost)} are lost"
+            self.remove(path, "")
+        self._remove_bases(path)
+        store = RocksStore(
+            path, f"the bucket in {path}", compression=definition.options.compression, resources=self._resources
+        )
+        self._store_state(store, path, load_state(store), durable)
+        lost = "all of its changes" if durable is None else _changes(count_of(durable))
+        return f"the bucket is empty now: {lost} are lost{_NEW_INCARNATION if durable is None else ''}"
 
     def drop_index(self, path: Path, definition: TableDefinition, columns: tuple[str, ...]) -> str:
         """Removes the entries of an index, which the server then builds again."""
@@ -98,38 +132,116 @@ class Recovery:
             link_files(kept, path)
             raise
         try:
+            durable = self._end_history(path, definition)
             state = load_state(store)
-            # Positions and versions that clients have got of lost changes must not mean others.
-            state = replace(state, clean=True).after_unclean_stop()
+        except BaseException:
+            store.close()
+            raise
+        self._remove_bases(path)  # They may have changes that are lost.
+        self._store_state(store, path, state, durable)
+        kept_in = f"the files as they were are kept in {kept}"
+        if durable is None:
+            found = f"{state.count:,} changes are there, and whether later ones are lost is unknown"
+            return f"{found}{_NEW_INCARNATION}; {kept_in}"
+        lost = max(0, count_of(durable) - state.count)
+        if not lost:
+            return "every acknowledged change is there"
+        return f"{_changes(lost)} are lost, the last ones; {kept_in}"
+
+    def _end_history(self, path: Path, definition: TableDefinition) -> int | None:
+        """Ends the history of the table of a bucket, durably, before the bucket loses changes.
+
+        Afterwards, versions and writers of the table as it was are refused.
+
+        Returns:
+            The durable watermark of the bucket. None: it is lost, and the table is a new incarnation.
+
+        Raises:
+            DataLoss: It is lost, and a committed transaction has yet to be applied to the table.
+        """
+        table = self._catalog.get(table_of(definition.name))
+        durable = read_watermark(path)
+        if durable is not None:
+            self._catalog.replace(replace(table, losses=table.losses + 1))
+            return durable
+        if any(_is_pending(read_transaction_log(each), table) for each in self._transactions):
+            raise DataLoss(
+                f"a committed transaction has yet to be applied to table {table.name}, whose positions must all end: "
+                "start the server, and give the transaction up with `scankv transactions give-up`",
+                table=table.name,
+            )
+        self._catalog.replace(replace(table, incarnation=uuid.uuid4().hex, is_successor=True, losses=0))
+        for snapshots in self._catalog.path(table.name).glob("**/snapshots"):
+            self.remove(snapshots, "")
+        return None
+
+    def _store_state(self, store: RocksStore, path: Path, state: BucketState, durable: int | None) -> None:
+        """Stores, durably, that a bucket continues from a state in an epoch that it has never had. Closes the store."""
+        try:
+            state = replace(state, clean=True).in_epoch(max(state.epoch, epoch_of(durable or 0)) + 1)
             batch = store.batch()
             batch.put_meta(STATE_KEY, state.to_bytes())
             store.write(batch)
             store.sync()
         finally:
             store.close()
-        bases = path.parents[1] / "bases" / path.name
-        if bases.exists():
-            self.remove(bases, "")  # They may have changes that are lost.
-        lost = self._lower_watermark(path.with_suffix(".durable"), state)
-        if not lost:
-            return "every acknowledged change is there"
-        return f"{_changes(lost)} are lost, the last ones; the files as they were are kept in {kept}"
-
-    def _lower_watermark(self, path: Path, state: BucketState) -> int:
-        """Records what is left as durable. Returns how many acknowledged changes are lost."""
-        watermark = DurableWatermark(path)
+        file = path.with_suffix(".durable")
+        if file.exists():
+            shutil.copy(file, self._keep(file))
+            if durable is None:
+                file.unlink()
+        watermark = DurableWatermark(file)
         try:
-            before = count_of(watermark.read() or 0)
             watermark.write(state.log_offset)
+            watermark.sync()
         finally:
             watermark.close()
-        return max(0, before - state.count)
+        sync_directory(path.parent)
+
+    def _remove_bases(self, path: Path) -> None:
+        bases = path.parents[1] / "bases" / path.name
+        if bases.exists():
+            self.remove(bases, "")
 
     def _keep(self, path: Path) -> Path:
         """Returns where a path is kept, in a directory that exists."""
         kept = self._kept / path.relative_to(self._data)
         kept.parent.mkdir(parents=True, exist_ok=True)
         return kept
+
+
+def read_watermark(path: Path) -> int | None:
+    """Returns the durable watermark beside a bucket. None: it is missing or damaged."""
+    file = path.with_suffix(".durable")
+    if not file.exists() or not file.stat().st_size:
+        return None
+    watermark = DurableWatermark(file)
+    try:
+        return watermark.read()
+    finally:
+        watermark.close()
+
+
+def read_transaction_log(directory: Path) -> list[dict[str, Any]]:
+    """Returns the records of a transaction log. Reads a copy, because opening removes what a crash has left."""
+    with tempfile.TemporaryDirectory() as copied:
+        for file in directory.glob("log*"):
+            shutil.copy(file, copied)
+        log = TransactionLog(Path(copied))
+        log.close()
+        return log.records
+
+
+def _is_pending(records: Sequence[dict[str, Any]], table: TableDefinition) -> bool:
+    """Whether a transaction log has a decision about a table that is not applied yet."""
+    pending: dict[str, set[str]] = {}
+    for record in records:
+        for kind, content in record.items():
+            if kind in ("decided", "prepared"):
+                pending[content["token"]] = set(map(incarnation_of, content["tables"].values()))
+            elif kind != "log":
+                pending.pop(content if kind == "undone" else content["token"], None)
+    return table.incarnation in set().union(*pending.values())
 
 
 def _changes(count: int) -> str:

@@ -1,7 +1,8 @@
 """Restores tables of a backup to a data directory that no server uses.
 
-A restored table is a new incarnation: tokens, positions and versions that clients got from the table that was backed
-up are refused, because its changes since the backup are gone. Its consumers continue from where they were.
+A restored table is a new incarnation: tokens, positions, versions and writers that clients got from the table that was
+backed up are refused, because its changes since the backup are gone. So are its consumers, whose positions are restored
+and can be accepted.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from scankv.model.errors import DataLoss, NewerFormat, UpgradeNotConfirmed, Usag
 from scankv.model.tables.schema import incarnation_of
 from streaming_server.engine.backups.redistribution import Redistribution, check_buckets
 from streaming_server.engine.backups.replay import CannotReplay, LogReplay, check_state
-from streaming_server.engine.backups.stored_consumers import consumers_by_part, progress_of
-from streaming_server.scan.changes.log_plan import table_digest
+from streaming_server.engine.backups.stored_consumers import consumers_by_part
 from streaming_server.storage.bucket.bucket_state import load_state
 from streaming_server.storage.bucket.writer_states import forget_transactions
 from streaming_server.storage.files.checked_json import sync_directories
@@ -219,7 +219,7 @@ class _Restore:
         self, source: TableSource, new: str, incarnation: str, buckets: int | None
     ) -> tuple[TableDefinition, RestoredTable]:
         table = source.table
-        definition = replace(table.definition, name=new, incarnation=incarnation)
+        definition = replace(table.definition, name=new, incarnation=incarnation, is_successor=True, losses=0)
         if buckets is not None:
             definition = replace(definition, buckets=buckets)
         draft, copied = self._catalog.draft(definition), self._path / "trash" / f"source-{incarnation}"
@@ -306,14 +306,12 @@ class _Restore:
 
 
 def _write_consumers(table: StoredTable, definition: TableDefinition, draft: Path) -> None:
-    """Writes the consumers of a table and its tablets, with their positions in those of the new incarnation."""
+    """Writes the consumers of a table, with their positions as they were. The server knows that they are of another."""
     consumers = consumers_by_part(table)
     for before, after in zip(table.definition.parts, definition.parts, strict=True):
         directory = ConsumerDirectory(draft if after.tablet is None else path_of_tablet(draft, after.tablet))
         for one in consumers[before.incarnation]:
-            # None: it was damaged when it was backed up.
-            if (progress := progress_of(one, before)) is not None:
-                directory.write(replace(one, token=progress.token(table_digest(after))))
+            directory.write(one)
 
 
 def _write_watermark(path: Path, offset: int) -> None:

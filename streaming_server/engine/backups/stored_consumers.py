@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 def consumers_by_part(table: StoredTable) -> dict[str, tuple[ConsumerRecord, ...]]:
     """Returns the consumers of a table and those of its tablets, by the incarnations of the table and the tablets.
 
-    A consumer of a table with tablets has a record in each tablet, with a position in that tablet. If the position was
-    damaged when it was backed up, the record is missing.
+    A consumer of a table with tablets may have a record in each tablet, with a position in that tablet. All others are
+    those of the table itself, even if their positions are of an earlier incarnation of it.
     """
     definition = table.definition
     if definition.tablets == 1:
         return {definition.incarnation: table.consumers}
-    return {
-        part.incarnation: tuple(one for one in table.consumers if progress_of(one, part) is not None)
-        for part in definition.parts
+    found = {
+        tablet.incarnation: tuple(one for one in table.consumers if progress_of(one, tablet) is not None)
+        for tablet in definition.all_tablets
     }
+    in_tablets = {id(one) for each in found.values() for one in each}
+    return {definition.incarnation: tuple(one for one in table.consumers if id(one) not in in_tablets), **found}
 
 
 def progress_of(consumer: ConsumerRecord, definition: TableDefinition) -> ConsumerProgress | None:

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from scankv.model.errors import ConsumerFenced, DataLoss, InvalidRequest
+from scankv.model.errors import ConsumerFenced, DataLoss, InvalidRequest, TableRecreated
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_plan import table_digest
 from streaming_server.scan.changes.log_token import LogPosition
@@ -50,6 +50,7 @@ class ConsumerState:
         committed_micros: When it committed last; 0 for never.
         session: The stream that owns it now.
         damage: Why its file cannot be read; empty if it can.
+        is_restored: Whether its position is of another incarnation of the table, and was not accepted in this one.
     """
 
     consumer_id: str
@@ -61,6 +62,7 @@ class ConsumerState:
     committed_micros: int = 0
     session: ConsumerSession | None = None
     damage: str = ""
+    is_restored: bool = False
 
 
 class TableConsumers:
@@ -93,6 +95,7 @@ class ConsumerInfo:
         remaining: Seconds until it expires unless a call renews it.
         damage: Why its file cannot be read; empty if it can.
         rows_position: How far its reader has read rows elsewhere. Empty: not known, or all rows were read.
+        is_restored: Whether its position is of another incarnation of the table, and was not accepted in this one.
     """
 
     consumer_id: str
@@ -104,6 +107,7 @@ class ConsumerInfo:
     remaining: float
     damage: str
     rows_position: bytes
+    is_restored: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +127,8 @@ class ConsumerLags:
 
 def lag_of(offsets: Mapping[int, int], ends: Mapping[int, int]) -> int:
     """Returns how many changes follow from some offsets on, in changelogs that end at `ends`."""
-    return sum(count_of(ends[number]) - count_of(at) for number, at in offsets.items() if number in ends)
+    # A restored position may be beyond the end.
+    return sum(max(0, count_of(ends[number]) - count_of(at)) for number, at in offsets.items() if number in ends)
 
 
 def owner_of(consumer_id: str) -> str:
@@ -152,9 +157,29 @@ def check_sound(consumer: ConsumerState) -> None:
         raise DataLoss(f"{consumer.damage}; delete the consumer to start from scratch")
 
 
-def check_fence(group: TableConsumers, consumer: ConsumerState, fence: int) -> ConsumerProgress:
-    """Returns the progress of a consumer that the stream still owns. Raises ConsumerFenced, and DataLoss for damage."""
+def check_usable(group: TableConsumers, consumer: ConsumerState) -> None:
+    """Checks that a stream may continue from a consumer's position.
+
+    Raises:
+        TableRecreated: The position is of another incarnation. The table knows it, but the program behind the consumer
+            may have acted on changes that no longer exist.
+        DataLoss: Its file could not be read.
+    """
     check_sound(consumer)
+    if consumer.is_restored:
+        command, name = "scankv consumers", f"{group.table} {consumer.consumer_id}"
+        raise TableRecreated(
+            f"table {group.table} was restored or recovered, and the consumer "
+            f'"{consumer.consumer_id}" may have read changes that no longer exist; nothing was done: continue at its '
+            f"restored position with `{command} accept {name}` (Table.accept_consumer), or at another one with "
+            f"`{command} reset {name} --to START`",
+            table=group.table,
+        )
+
+
+def check_fence(group: TableConsumers, consumer: ConsumerState, fence: int) -> ConsumerProgress:
+    """Returns the progress of a consumer that the stream still owns. Raises ConsumerFenced, or as `check_usable`."""
+    check_usable(group, consumer)
     if consumer.committed is None or consumer.fence != fence:
         raise fenced_error(group, consumer.consumer_id, "another stream has taken it over, or it was reset")
     return consumer.committed
@@ -199,4 +224,5 @@ def consumer_info(consumer: ConsumerState, ends: Mapping[int, int], now: float) 
         remaining=max(consumer.expires - now, 0.0),
         damage=consumer.damage,
         rows_position=consumer.rows_position,
+        is_restored=consumer.is_restored,
     )

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
-from scankv.model.changes.log_offsets import check_incarnation
-from scankv.model.changes.log_positions import PositionKind
+from scankv.model.changes.log_offsets import check_offsets_of
+from scankv.model.changes.log_positions import PositionKind, StartFrom
 from scankv.model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
 from scankv.model.names import check_consumer_id
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
@@ -21,6 +21,7 @@ from streaming_server.engine.changelog.consumer import (
     check_fence,
     check_query,
     check_sound,
+    check_usable,
     consumer_info,
     fenced_error,
     lag_of,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
-    from scankv.model.changes.log_positions import StartFrom
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
@@ -120,7 +120,8 @@ class ConsumerRegistry:
             try:
                 if isinstance(record, DataLoss):
                     raise record
-                consumer.committed = ConsumerProgress.from_token(record.token, group.digest)
+                consumer.committed, is_current = ConsumerProgress.of_any(record.token, group.digest)
+                consumer.is_restored = not is_current
                 consumer.fence, consumer.committed_micros = record.fence, record.committed_micros
                 consumer.rows_position = record.rows_position
             except ScanKvError as error:
@@ -185,6 +186,7 @@ class ConsumerRegistry:
             ConsumerNotFound: The consumer must exist, and does not.
             TooManyConsumers: The server has reached its limit of consumers.
             InvalidRequest: The stream asks for other rows than the consumer is reading.
+            TableRecreated: The consumer's position is of another incarnation of the table.
             DataLoss: The consumer is damaged.
             ScanKvError: As `TableChanges.open`.
         """
@@ -204,7 +206,7 @@ class ConsumerRegistry:
     ) -> OpenedLog:
         table = changes.table
         async with self._lock_or_create(group, plan) as consumer:
-            check_sound(consumer)
+            check_usable(group, consumer)
             if plan.consumer_fence:
                 check_fence(group, consumer, plan.consumer_fence)
             committed = consumer.committed
@@ -245,6 +247,7 @@ class ConsumerRegistry:
 
         Raises:
             ConsumerFenced: The stream no longer owns the consumer.
+            TableRecreated: The consumer's position is of another incarnation of the table.
             InvalidResumeToken: The token is damaged, or belongs to something else.
             DataLoss: The consumer is damaged.
         """
@@ -277,12 +280,38 @@ class ConsumerRegistry:
             check_sound(consumer)
             assert consumer.committed is not None
             before = consumer.committed.position.offsets
-            check_incarnation(start.table_incarnation, table.definition.name, table.definition.incarnation)
+            if start.kind is PositionKind.OFFSETS:
+                check_offsets_of(table.definition, start.table_incarnation)
             offsets = await self._find_reset(table, consumer_id, before, start, clamp=clamp)
             committed = ConsumerProgress(LogPosition(offsets, scanning=start.kind is PositionKind.FULL), b"")
             await self._store(group, table, consumer, committed, next_fence(consumer), consumer.committed_micros)
             self._end(group, consumer, "it was reset")
             return offsets
+
+    async def accept(self, table: TableState, consumer_id: str) -> dict[int, int]:
+        """Has a consumer continue at its restored position. Does nothing if its position is of this incarnation.
+
+        Returns:
+            The committed offsets.
+
+        Raises:
+            ConsumerNotFound: The consumer does not exist.
+            PositionExpired, PositionOutOfRange: The restored table does not have the position.
+            DataLoss: A bucket is damaged, or the consumer is.
+        """
+        group = self._group(table)
+        async with self._lock(group, consumer_id, _raise_not_found) as consumer:
+            check_sound(consumer)
+            assert consumer.committed is not None
+            committed = consumer.committed
+            if consumer.is_restored:
+                before = committed.position.offsets
+                offsets = await self._find_reset(table, consumer_id, before, StartFrom.offsets(before), clamp=False)
+                if not committed.position.scanning:
+                    committed = committed.with_offsets(offsets)
+                fence, rows = next_fence(consumer), consumer.rows_position
+                await self._store(group, table, consumer, committed, fence, consumer.committed_micros, rows)
+            return dict(committed.position.offsets)
 
     async def _find_reset(
         self, table: TableState, consumer_id: str, before: Mapping[int, int], start: StartFrom, *, clamp: bool
@@ -420,7 +449,7 @@ class ConsumerRegistry:
         finally:
             if written:  # also if the caller has cancelled in the meantime
                 consumer.committed, consumer.fence, consumer.committed_micros = committed, fence, micros
-                consumer.rows_position = rows_position
+                consumer.rows_position, consumer.is_restored = rows_position, False
                 if not table.definition.is_divided:
                     _retain_logs(table, consumer.consumer_id, committed.position.offsets)
         if (tablets := self._tablets_of(table.definition)) is not None:

@@ -197,6 +197,8 @@ class LogOpening:
             return await self._starts.at(stop.micros)
         offsets = dict(stop.by_bucket)
         self._starts.check_named(offsets)
+        for number, (_, bucket) in self._buckets.items():
+            bucket.log.span.check_stop(offsets[number], location=bucket.location)
         return {number: offsets[number] for number in self._buckets}
 
 

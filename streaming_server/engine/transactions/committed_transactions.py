@@ -51,13 +51,16 @@ class CommittedTransactions:
             self._last[committed.family] = committed
 
     def find(self, token: str, id_: str) -> CommittedTransaction | None:
-        """Returns the remembered commit with a token or an id, or None."""
-        last = self._last.get(id_.rpartition(":")[0])
+        """Returns the remembered commit with a token or an id, or None.
+
+        Rule: an id stands for rows in tables, so the commit is not that of the id any more once all of its tables were
+        dropped.
+        """
         if token in self._by_token:
             return self._by_token[token]
-        if not id_:
-            return None
-        return last if last is not None and last.id == id_ else self._by_id.get(id_)
+        last = self._last.get(id_.rpartition(":")[0])
+        found = last if last is not None and last.id == id_ else self._by_id.get(id_)
+        return found if id_ and found is not None and self._is_in_a_table(found) else None
 
     def forget(self, now_micros: int) -> None:
         """Forgets the commits that have expired at a service time."""
@@ -70,5 +73,10 @@ class CommittedTransactions:
             if self._by_id.get(committed.id) is committed:
                 del self._by_id[committed.id]
         for family, committed in list(self._last.items()):
-            if not any(self._table_exists(name, incarnation) for name, incarnation in committed.tables.items()):
+            if not self._is_in_a_table(committed):
                 del self._last[family]
+
+    def _is_in_a_table(self, committed: CommittedTransaction) -> bool:
+        """Whether one of the tables of a commit still exists. A commit without tables has nothing to lose."""
+        exists = (self._table_exists(name, incarnation) for name, incarnation in committed.tables.items())
+        return not committed.tables or any(exists)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scankv.model.changes.log_offsets import check_incarnation
+from scankv.model.changes.log_offsets import check_offsets_of
 from scankv.model.errors import InvalidKey, InvalidRequest, RequestTooLarge, ScanKvError
 from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
 from scankv.model.tables.columns import CHANGE_TYPE
@@ -348,7 +348,7 @@ class TableWrites:
         definition = self._table.definition
         if preconditions.unchanged_since is not None:
             definition.require_key("a write cannot depend on whether its keys have changed")
-            check_incarnation(preconditions.unchanged_since.table_incarnation, definition.name, definition.incarnation)
+            check_offsets_of(definition, preconditions.unchanged_since.table_incarnation)
         scope = WriteScope(
             table=self._table,
             merger=lambda: self.merger if kind.tracks_changes else self.merger.without_tracking(),

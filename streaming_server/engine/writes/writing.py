@@ -105,6 +105,9 @@ class WriteOperation:
         preconditions: The preconditions of the request.
         scope: The table.
         independent: Whether each row is written for itself, so that a refused row does not affect the others.
+
+    Raises:
+        WriterFenced: The writer was opened in another history of the table.
     """
 
     def __init__(
@@ -115,6 +118,8 @@ class WriteOperation:
         *,
         independent: bool = False,
     ) -> None:
+        if preconditions.identity is not None:
+            preconditions.identity.check_history(scope.table.definition)
         self._parts = parts
         self._preconditions = preconditions
         self._scope = scope

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from scankv.model.errors import InvalidResumeToken
 from streaming_server.scan.changes.log_token import (
@@ -35,12 +35,19 @@ class ConsumerProgress:
     @classmethod
     def from_token(cls, token: bytes, table: bytes) -> ConsumerProgress:
         """Parses a resume token of the table with the digest `table`. Raises InvalidResumeToken."""
-        said = parse_log_token(token)
-        if said.table != table:
+        progress, is_current = cls.of_any(token, table)
+        if not is_current:
             raise InvalidResumeToken(
-                "the resume token comes from another table, or from an earlier table of the same name: start again"
+                "the resume token comes from another table, or from before the table was restored or created again: "
+                "start again"
             )
-        return cls(said.position, said.query)
+        return progress
+
+    @classmethod
+    def of_any(cls, token: bytes, table: bytes) -> tuple[Self, bool]:
+        """Parses a resume token of any table, and whether it is that with the digest. Raises InvalidResumeToken."""
+        said = parse_log_token(token)
+        return cls(said.position, said.query), said.table == table
 
     def token(self, table: bytes) -> bytes:
         """Returns the token for `from_token`. Raises InvalidRequest if it would be too long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from scankv.model.changes.log_offsets import check_incarnation
+from scankv.model.changes.log_offsets import check_offsets_of
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import InvalidRequest
 from scankv.model.expressions.binding import columns_of
@@ -83,10 +83,9 @@ class LogPlan:
             InvalidRequest: The table has no changelog; or no primary key, and net changes are requested.
             TableRecreated: The offsets of the start or the stop belong to an earlier table of the same name.
         """
-        table = definition.name
         for position in (self.start, self.stop):
-            if position is not None:
-                check_incarnation(position.table_incarnation, table, definition.incarnation)
+            if position is not None and position.kind is PositionKind.OFFSETS:
+                check_offsets_of(definition, position.table_incarnation)
         check_has_changes(definition)
         if self.net_changes:
             definition.require_key('it has no net changes: read with catch_up="all"')

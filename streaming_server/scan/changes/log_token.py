@@ -174,7 +174,11 @@ def read_log_token(token: bytes, fingerprint: Fingerprint) -> tuple[LogPosition,
     """
     parsed = parse_log_token(token)
     for given, expected, what in (
-        (parsed.table, fingerprint.table, "another table, or from an earlier table of the same name"),
+        (
+            parsed.table,
+            fingerprint.table,
+            "another table, or from before the table was restored or created again: start again",
+        ),
         (parsed.query, fingerprint.query, "another query: buckets, columns, filter and limit must be the same"),
     ):
         if given != expected:

@@ -45,7 +45,7 @@ async def open_writer(request: write_pb2.OpenWriterRequest, calls: TabletCalls) 
         # Another client opens it at the same time, so this epoch is fenced already.
         epoch = min(each.epoch for each in answers.values())
     sequence = max(each.next_sequence for each in answers.values())
-    return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
+    return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence, history=calls.definition.history)
 
 
 async def look_up(request: lookup_pb2.LookupRequest, calls: TabletCalls) -> lookup_pb2.LookupResponse:

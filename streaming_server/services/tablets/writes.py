@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from scankv.model.changes.log_offsets import check_incarnation
+from scankv.model.changes.log_offsets import check_offsets_of
 from scankv.model.errors import LockLost, RequestTooLarge, ScanKvError, TableRecreated, Unavailable
 from scankv.model.limits import MAX_ENCODED_ROWS
 from scankv.model.typed_errors import typed_error_of
@@ -210,7 +210,7 @@ async def _divide(
     terms, definition, run = preconditions_of(request), calls.definition, calls.table.state.executor.run
     if terms.unchanged_since is not None:
         definition.require_key("a write cannot depend on whether its keys have changed")
-        check_incarnation(terms.unchanged_since.table_incarnation, definition.name, definition.incarnation)
+        check_offsets_of(definition, terms.unchanged_since.table_incarnation)
     await run(check)
     requests: dict[int, Any] = {}
     for tablet, (_, rows) in (await run(divide_rows, data, calls)).items():
@@ -260,7 +260,7 @@ async def _few(
     preconditions_of(request)
     if request.table_incarnation != calls.definition.incarnation:
         table = calls.definition.name
-        raise TableRecreated(f"table {table} was dropped and created again: open it again", table=table)
+        raise TableRecreated(f"table {table} was restored, or dropped and created again: open it again", table=table)
     data = list(getattr(request, name))
     buckets = list(map(calls.table.state.codec.keys.bucket_of, keys))
     places = places_of(calls, buckets)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from scankv.model.errors import ScanKvError
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.storage.rocks.store import RocksStore
     from streaming_server.storage.rocks.store_batch import StoreBatch
@@ -80,6 +81,7 @@ class WriteIdentity:
         sequence: The sequence number of the request. The numbers of one writer ascend; they may have gaps.
         acked_below: Every request with a lower number was answered or given up, so a late one is refused.
         age_seconds: How long ago the request was sent for the first time.
+        history: The history of the table in which the writer was opened. Empty: unknown.
     """
 
     writer: str
@@ -87,6 +89,26 @@ class WriteIdentity:
     sequence: int
     acked_below: int = 0
     age_seconds: float = 0.0
+    history: str = ""
+
+    def check_history(self, definition: TableDefinition) -> None:
+        """Checks that an opened writer was opened in the current history of its table.
+
+        Otherwise what the buckets know of the writer says nothing about its requests: a later writer may have the same
+        epoch, and its answers are not those of this one.
+
+        Raises:
+            WriterFenced: It was opened in another history, or may have been.
+        """
+        is_known = self.history == definition.history if self.history else not definition.has_other_histories
+        if self.epoch and not is_known:
+            raise WriterFenced(
+                f'the writer "{self.writer}" was opened before table {definition.name} was restored, recovered or '
+                "created again, so rows that were acknowledged to it may be gone; nothing more of this request was "
+                "written: read what the table has, and open the writer again",
+                writer=self.writer,
+                epoch=self.epoch,
+            )
 
 
 @dataclass(frozen=True, slots=True)

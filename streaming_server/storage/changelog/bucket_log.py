@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import DataLoss, DiskFailed, DiskFull
 from streaming_server.storage.changelog.change_log import ChangelogUsage, State
 from streaming_server.storage.changelog.log_marks import MARK_BYTES, LogMark, LogMarks
-from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.changelog.offsets import count_of, epoch_of
 from streaming_server.storage.changelog.range_markers import RangeMarker, encode_marker
 from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, encode_records, record_key
 from streaming_server.storage.changelog.retention_holds import RetentionHolds
@@ -88,10 +88,15 @@ class BucketLog(StoredLog):
                 f"and {state.count:,} are left"
             )
         # A crash may have undone changes that others have read, unless this process knows the state it closed with.
-        recovered = state if state.clean or state == known else state.after_unclean_stop()
+        is_new_epoch = not state.clean and state != known
+        recovered = state.in_epoch(max(state.epoch + 1, epoch_of(durable))) if is_new_epoch else state
         # Opening for writing copies the write-ahead logs into new files and syncs them. Reading alone does not.
         has_all = self._has_synced_store or recovered.count <= count_of(durable)
         self._durable_offset = recovered.log_offset if has_all else durable
+        if is_new_epoch and has_all and not self._store.is_read_only:
+            # Before a position in the epoch is handed out: even if the bucket is lost, it is never used again.
+            self._watermark.write(recovered.log_offset)
+            self._watermark.sync()
         return recovered
 
     def append(

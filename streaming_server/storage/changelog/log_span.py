@@ -63,6 +63,16 @@ class LogSpan:
             count = self.first
         return self.offset_of(count)
 
+    def check_stop(self, offset: int, *, location: str) -> None:
+        """Checks a position at which reading is to end, which may be in the future of the current epoch.
+
+        Raises:
+            PositionOutOfRange: The position is in changes that a crash or a recovery has undone.
+        """
+        epoch, last = epoch_of(offset), len(self.epoch_starts) - 1
+        if epoch > last or (epoch < last and count_of(offset) > self._end_of(epoch)):
+            raise self._refusal(PositionOutOfRange, "was never in its changelog", offset, location)
+
     def _end_of(self, epoch: int) -> int:
         return self.epoch_starts[epoch + 1] if epoch + 1 < len(self.epoch_starts) else self.end
 

@@ -17,7 +17,7 @@ class LogState:
     all.
 
     Attributes:
-        epoch: Grows by one with each unclean start.
+        epoch: Grows with each unclean start and with each recovery that loses changes.
         count: Changes that the bucket has had, over all epochs.
         epoch_starts: The count at which each epoch began, from epoch 0 on.
         clean: False from the first write after a start until the bucket is closed cleanly.
@@ -61,6 +61,10 @@ class LogState:
         count = self.count + changes
         return replace(self, count=count, log_first=count, log_rewritten=count)
 
-    def after_unclean_stop(self) -> Self:
-        """Returns the state of a bucket that was not closed cleanly: in a new epoch."""
-        return replace(self, epoch=self.epoch + 1, epoch_starts=(*self.epoch_starts, self.count), clean=True)
+    def in_epoch(self, epoch: int) -> Self:
+        """Returns the state of a bucket in a later epoch, which begins with the next change. Epochs between are empty.
+
+        So a position in lost changes belongs to an epoch that has ended before it.
+        """
+        starts = (*self.epoch_starts, *[self.count] * (epoch - self.epoch))
+        return replace(self, epoch=epoch, epoch_starts=starts, clean=True)

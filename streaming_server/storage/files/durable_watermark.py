@@ -1,11 +1,13 @@
 """The durable watermark: a small file beside a bucket that says how far its changelog is known to be durable.
 
+It is a log offset, so it contains the epoch too. If the files of the bucket are lost, it is what is known of them.
+
 It detects a write-ahead log that has lost its end. RocksDB mistakes a damaged record length near the end of its
 write-ahead log for a write that a crash cut short, and silently opens without the records after it. Every acknowledged
 change has an offset below the watermark, so a bucket that opens with fewer changes has lost acknowledged writes.
 
-The watermark is written after each sync and is not synced itself. After a power failure it may be too low, which is
-harmless; it is never too high.
+The watermark is written after each sync and is not synced itself, except for a new epoch. After a power failure it may
+be too low, which is harmless; it is never too high.
 """
 
 from __future__ import annotations
@@ -107,6 +109,11 @@ class DurableWatermark:
             written = 0
             while written < len(data):
                 written += os.pwrite(self._fd, data[written:], written)
+
+    def sync(self) -> None:
+        """Makes the last write durable, for what must not be forgotten after a power failure."""
+        with translate_disk_errors(self._directory):
+            os.fsync(self._fd)
 
     def close(self) -> None:
         """Closes the file."""

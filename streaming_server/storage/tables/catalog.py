@@ -6,6 +6,7 @@ import logging
 import shutil
 import uuid
 from copy import copy
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -181,6 +182,8 @@ class Catalog:
         draft = draft or self.draft(definition)
         try:
             self.check_free(definition.name)
+            if self._mark_of_earlier(definition.name).exists():
+                definition = replace(definition, is_successor=True)
             with translate_disk_errors(self._directory.path):
                 write_checked_json(draft / _FILE, definition.to_json())
                 path = self.path(definition.name)
@@ -226,12 +229,18 @@ class Catalog:
         path = self.path(name)
         dropped = self._directory.trash / f"dropped-{uuid.uuid4().hex}"
         with translate_disk_errors(self._directory.path):
+            self._mark_of_earlier(name).touch(mode=0o600)
             path.rename(dropped)
             # Even if the sync fails, the files are gone from where the table was.
             self._tables.pop(name, None)
             self._unusable.pop(name, None)
             sync_directory(path.parent)
         return dropped
+
+    def _mark_of_earlier(self, name: str) -> Path:
+        """Returns the file, without content, that says that a table of this name was dropped."""
+        path = self.path(name)
+        return path.with_name(f"{path.name}.dropped")
 
     @staticmethod
     def discard(dropped: Path) -> None:

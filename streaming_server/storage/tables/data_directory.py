@@ -7,6 +7,7 @@ damaged/                                 what `scankv check --recover` has repla
 restoring.json                           the backup that is being restored, until all of it is
 LOCK                                     locked by the server that uses the directory; has its process id
 tables/<database>/<table>/table.json     the definition of a table
+tables/<database>/<table>.dropped        empty; a table of this name was dropped
 tables/<database>/<table>/buckets/0003   the RocksDB directory of bucket 3, with its durable watermark beside it
 tables/.../<table>/bases/0003/<name>     the columnar base of bucket 3
 tables/.../<table>/snapshots/<view>      a pinned view: its manifest, checkpoints of the buckets, leases

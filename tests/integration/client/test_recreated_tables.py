@@ -1,4 +1,4 @@
-"""Offsets of a table that was dropped and created again are refused by every call that takes offsets."""
+"""Offsets of a table that was restored, or dropped and created again are refused by every call that takes offsets."""
 
 from __future__ import annotations
 

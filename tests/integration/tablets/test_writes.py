@@ -154,7 +154,7 @@ def test_a_writer_is_undone_at_all_tablets(client: Client) -> None:
     alike(client, operations)
 
 
-def identity(sequence: int, **fields: int) -> write_pb2.WriterIdentity:
+def identity(sequence: int, **fields: Any) -> write_pb2.WriterIdentity:
     return write_pb2.WriterIdentity(id="w", sequence=sequence, **fields)
 
 

@@ -96,5 +96,5 @@ def test_what_is_no_such_json_is_refused(text: object) -> None:
 def test_another_incarnation_is_refused_and_an_unknown_one_is_not() -> None:
     check_incarnation("", "game.scores", "abc")
     check_incarnation("abc", "game.scores", "abc")
-    with pytest.raises(TableRecreated, match=r"table game\.scores was dropped and created again"):
+    with pytest.raises(TableRecreated, match=r"table game\.scores was restored, or dropped and created again"):
         check_incarnation("def", "game.scores", "abc")
