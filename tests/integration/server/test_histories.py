@@ -149,8 +149,8 @@ async def stop(client: Client, table: Table, at: Positions) -> None:
 
 
 async def precondition(client: Client, table: Table, at: Positions) -> None:
-    key = 9004 if at.label == "early" else 9005
-    await table.upsert([{"k": key, "v": 0}], if_version=at.offsets)
+    first = 9010 if at.label == "early" else 9020
+    await table.upsert([{"k": key, "v": 0} for key in range(first, first + 10)], if_version=at.offsets)
 
 
 async def version(client: Client, table: Table, at: Positions) -> None:
@@ -266,9 +266,15 @@ async def recover(server: ServerProcess) -> None:
             check.close()
 
 
+def bucket_of(server: ServerProcess) -> Path:
+    table = server.data_dir / "tables" / "a" / "t"
+    (bucket,) = [*table.glob("buckets/0000"), *table.glob("tablets/*/buckets/0000")]
+    return bucket
+
+
 async def lose_end(server: ServerProcess, tmp_path: Path) -> None:
     """Damages the write-ahead log, in which an epoch began."""
-    logs = sorted((server.data_dir / "tables/a/t/buckets/0000").glob("*.log"))
+    logs = sorted(bucket_of(server).glob("*.log"))
     log = [each for each in logs if each.stat().st_size][-1]
     for position in range(12, 40):
         flip(log, position)
@@ -276,12 +282,12 @@ async def lose_end(server: ServerProcess, tmp_path: Path) -> None:
 
 
 async def lose_bucket(server: ServerProcess, tmp_path: Path) -> None:
-    shutil.rmtree(server.data_dir / "tables/a/t/buckets/0000")
+    shutil.rmtree(bucket_of(server))
     await recover(server)
 
 
 async def lose_bucket_and_watermark(server: ServerProcess, tmp_path: Path) -> None:
-    (server.data_dir / "tables/a/t/buckets/0000.durable").unlink()
+    bucket_of(server).with_suffix(".durable").unlink()
     await lose_bucket(server, tmp_path)
 
 
@@ -293,9 +299,9 @@ async def nothing(server: ServerProcess) -> None:
     pass
 
 
-async def drop_and_create(client: Client) -> None:
+async def drop_and_create(client: Client, tablets: int) -> None:
     await client.drop_table(NAME)
-    await client.create_table(NAME, SCHEMA, primary_key=["k"], buckets=1)
+    await client.create_table(NAME, SCHEMA, primary_key=["k"], buckets=tablets, tablets=tablets)
 
 
 _OTHER_HISTORY: Final[dict[str, type[ScanKvError]]] = {
@@ -348,18 +354,19 @@ async def fill(table: Table, first: int, count: int) -> None:
 
 @asynccontextmanager
 async def positions(
-    tmp_path: Path, between: Callable[[ServerProcess], Awaitable[None]] = nothing
+    tmp_path: Path, tablets: int = 1, between: Callable[[ServerProcess], Awaitable[None]] = nothing
 ) -> AsyncIterator[tuple[ServerProcess, Client, Positions, Positions]]:
     """Takes all positions, early and late. Kills the server before the block, which has to start it again.
 
     Args:
         tmp_path: Where the data directory and the backups are.
+        tablets: The number of tablets, each with one bucket.
         between: Called with the server killed, between the early and the late positions.
     """
     location = str(tmp_path / "backups")
     with ServerProcess(tmp_path / "data", "--backup-location", location) as server:
         async with connect(server.url) as client, AsyncExitStack() as writers:
-            table = await client.create_table(NAME, SCHEMA, primary_key=["k"], buckets=1)
+            table = await client.create_table(NAME, SCHEMA, primary_key=["k"], buckets=tablets, tablets=tablets)
             early = await take(client, table, "early", 0, tmp_path, writers)
             await client.create_backup()
             server.kill()
@@ -381,18 +388,19 @@ async def refusals(client: Client, at: Positions) -> dict[str, type[ScanKvError]
     return found
 
 
+@pytest.mark.parametrize("tablets", [1, pytest.param(2, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("way", WAYS)
-async def test_positions_continue_or_are_refused(tmp_path: Path, way: str) -> None:
+async def test_positions_continue_or_are_refused(tmp_path: Path, way: str, tablets: int) -> None:
     go_back, of_early, of_late = WAYS[way]
-    async with positions(tmp_path) as (server, client, early, late):
+    async with positions(tmp_path, tablets) as (server, client, early, late):
         if go_back is not None:
             await go_back(server, tmp_path)
         server.restart()
         if go_back is None:
-            await drop_and_create(client)
+            await drop_and_create(client, tablets)
         table = await client.table(NAME)
-        (end,), (reached,) = (await table.log_offsets()).values(), late.offsets.values()
-        await fill(table, 10_000, count_of(reached) - count_of(end))
+        ends, reached = await table.log_offsets(), late.offsets
+        await fill(table, 10_000, sum(map(count_of, reached.values())) - sum(map(count_of, ends.values())))
         assert await refusals(client, late) == of_late
         assert await refusals(client, early) == of_early
 
@@ -401,7 +409,7 @@ async def test_positions_of_one_restore_are_refused_by_another(tmp_path: Path) -
     async def between(server: ServerProcess) -> None:
         await restore(server, tmp_path, "first")
 
-    async with positions(tmp_path, between) as (server, client, early, late):
+    async with positions(tmp_path, between=between) as (server, client, early, late):
         await restore(server, tmp_path, "second")
         server.restart()
         table = await client.table(NAME)
