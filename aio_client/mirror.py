@@ -187,9 +187,7 @@ class Mirror:
         except (InvalidResumeToken, PositionExpired, PositionOutOfRange) as error:
             if self._state is None:
                 raise
-            refusal = type(error)(f"{error.message}; make the mirror again, without `state`")
-            refusal.details.update(error.details)
-            raise refusal from error
+            raise error.with_advice("make the mirror again, without `state`") from error
         except UnknownField:
             # A server of an earlier version has no rows whose changes were not tracked.
             await self._stream.aclose()

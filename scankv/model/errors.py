@@ -73,7 +73,8 @@ The server raises these classes. Its service layer turns them into gRPC statuses
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, ClassVar, Final
+from copy import copy
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,6 +103,13 @@ class ScanKvError(Exception):
         self.retry_after = retry_after
         self.resume_token: bytes | None = None
         self.details: dict[str, str] = {name: str(value) for name, value in details.items() if value is not None}
+
+    def with_advice(self, advice: str) -> Self:
+        """Returns the same error whose message also says what else the caller can do."""
+        error = copy(self)
+        error.message = f"{self.message}; {advice}"
+        error.args = (error.message,)
+        return error
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles with all attributes: errors travel between processes in Spark and multiprocessing."""

@@ -144,9 +144,9 @@ def check_offsets_of(definition: TableDefinition, of_offsets: str) -> None:
     """
     if not of_offsets and definition.is_successor and definition.tablet is None:
         raise TableRecreated(
-            f"table {definition.name} was restored, recovered or created again, and these log offsets do not say of "
-            "which incarnation they are; nothing was done: use offsets that name it, as LogOffsets do, which "
-            "LogOffsets.to_json() stores",
+            f"table {definition.name} was restored, or dropped and created again, and these log offsets do not say of "
+            "which incarnation they are; nothing was done: use offsets that name it, as those that "
+            "LogOffsets.to_json() stores, or start again from the current table",
             table=definition.name,
         )
     check_incarnation(of_offsets, definition.name, definition.incarnation)

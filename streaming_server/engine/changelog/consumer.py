@@ -157,6 +157,11 @@ def check_sound(consumer: ConsumerState) -> None:
         raise DataLoss(f"{consumer.damage}; delete the consumer to start from scratch")
 
 
+def reset_advice(table: str, consumer_id: str) -> str:
+    """Returns how a consumer gets another position."""
+    return f"move the consumer with `scankv consumers reset {table} {consumer_id} --to START`"
+
+
 def check_usable(group: TableConsumers, consumer: ConsumerState) -> None:
     """Checks that a stream may continue from a consumer's position.
 
@@ -167,12 +172,11 @@ def check_usable(group: TableConsumers, consumer: ConsumerState) -> None:
     """
     check_sound(consumer)
     if consumer.is_restored:
-        command, name = "scankv consumers", f"{group.table} {consumer.consumer_id}"
         raise TableRecreated(
             f"table {group.table} was restored or recovered, and the consumer "
             f'"{consumer.consumer_id}" may have read changes that no longer exist; nothing was done: continue at its '
-            f"restored position with `{command} accept {name}` (Table.accept_consumer), or at another one with "
-            f"`{command} reset {name} --to START`",
+            f"restored position with `scankv consumers accept {group.table} {consumer.consumer_id}` "
+            f"(Table.accept_consumer), or {reset_advice(group.table, consumer.consumer_id)}",
             table=group.table,
         )
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from scankv.model.changes.log_offsets import check_offsets_of
 from scankv.model.changes.log_positions import PositionKind, StartFrom
-from scankv.model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
+from scankv.model.errors import (
+    ConsumerNotFound,
+    DataLoss,
+    PositionExpired,
+    PositionOutOfRange,
+    ScanKvError,
+    TableNotFound,
+    TooManyConsumers,
+)
 from scankv.model.names import check_consumer_id
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
@@ -28,6 +36,7 @@ from streaming_server.engine.changelog.consumer import (
     next_fence,
     owner_of,
     progress_after_open,
+    reset_advice,
 )
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.tasks.reaper import Reaper
@@ -213,7 +222,12 @@ class ConsumerRegistry:
             reads_rows = committed is not None and committed.is_reading_rows and not plan.rows_elsewhere
             if committed is not None and not plan.resume_token and reads_rows:
                 check_query(group, consumer, committed, plan, table)
-            opened = await changes.open(plan, scan_id, None if committed is None else committed.position)
+            try:
+                opened = await changes.open(plan, scan_id, None if committed is None else committed.position)
+            except (PositionExpired, PositionOutOfRange) as error:
+                if committed is None or plan.resume_token:
+                    raise
+                raise error.with_advice(reset_advice(group.table, consumer.consumer_id)) from error
             try:
                 if not plan.resume_token:
                     position = opened.source.position()

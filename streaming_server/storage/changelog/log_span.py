@@ -54,7 +54,7 @@ class LogSpan:
         epoch, count = epoch_of(offset), count_of(offset)
         if not 0 <= epoch < len(self.epoch_starts) or not self.epoch_starts[epoch] <= count <= self._end_of(epoch):
             if not clamp:
-                raise self._refusal(PositionOutOfRange, "was never in its changelog", offset, location)
+                raise self._refusal(PositionOutOfRange, "does not exist in its changelog", offset, location)
             known = 0 <= epoch < len(self.epoch_starts)
             count = min(max(count, self.epoch_starts[epoch]), self._end_of(epoch)) if known else self.end
         if count < self.first:
@@ -71,7 +71,7 @@ class LogSpan:
         """
         epoch, last = epoch_of(offset), len(self.epoch_starts) - 1
         if epoch > last or (epoch < last and count_of(offset) > self._end_of(epoch)):
-            raise self._refusal(PositionOutOfRange, "was never in its changelog", offset, location)
+            raise self._refusal(PositionOutOfRange, "does not exist in its changelog", offset, location)
 
     def _end_of(self, epoch: int) -> int:
         return self.epoch_starts[epoch + 1] if epoch + 1 < len(self.epoch_starts) else self.end

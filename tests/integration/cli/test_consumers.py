@@ -59,7 +59,9 @@ def test_a_consumer_is_reset(scankv: CommandLine, consumed: str) -> None:
         assert listed(scankv, consumed, "billing")[0]["lag"] == lag
     assert listed(scankv, consumed, "billing")[0]["phase"] == "rows"
     assert "--to" in scankv.fails("consumers", "reset", consumed, "billing", "--to", "yesterday")
-    assert "was never in its changelog" in scankv.fails("consumers", "reset", consumed, "billing", "--to", "0=99,1=99")
+    assert "does not exist in its changelog" in scankv.fails(
+        "consumers", "reset", consumed, "billing", "--to", "0=99,1=99"
+    )
     scankv("consumers", "reset", consumed, "billing", "--to", "0=99,1=99", "--clamp")
     assert 'no consumer "nobody"' in scankv.fails("consumers", "reset", consumed, "nobody", "--to", "full")
 

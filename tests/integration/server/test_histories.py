@@ -377,14 +377,26 @@ async def positions(
             yield server, client, early, late
 
 
+REMEDIES: Final[dict[str, str]] = {
+    "consumer": "scankv consumers reset",
+    "mirror": "make the mirror again",
+    "writer": "open the writer again",
+    "scan token": "start again",
+}
+"""What errors advise. All others say where to start."""
+
+
 async def refusals(client: Client, at: Positions) -> dict[str, type[ScanKvError]]:
     """Uses all positions, and returns the errors."""
-    table, found = await client.table(NAME), {}
+    table, found, lacking = await client.table(NAME), dict[str, type[ScanKvError]](), list[str]()
     for name, use in USES.items():
         try:
             await use(client, table, at)
         except ScanKvError as error:
             found[name] = type(error)
+            if not isinstance(error, ConsumerNotFound | SnapshotLost):
+                lacking += [error.message] if REMEDIES.get(name, "start") not in error.message else []
+    assert not lacking
     return found
 
 
