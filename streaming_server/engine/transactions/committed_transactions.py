@@ -59,6 +59,10 @@ class CommittedTransactions:
             return None
         return last if last is not None and last.id == id_ else self._by_id.get(id_)
 
+    def last_of_family(self, id_: str) -> CommittedTransaction | None:
+        """Returns the last commit whose id is equal up to the last `:`, or None."""
+        return self._last.get(id_.rpartition(":")[0])
+
     def forget(self, now_micros: int) -> None:
         """Forgets the commits that have expired at a service time."""
         for committed in list(self._by_token.values()):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from aio_client import agg, sync
+from aio_client import JobStep, TableNotFound, TableRecreated, UsageError, agg, sync
 from streaming_server.engine.backups.restore import restore_tables
 from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
+from tests.support.earlier_version import WHEELS, EarlierServer, unpack
 from tests.support.server_process import ServerProcess
 from tests.support.workers import names_of_workers
 
@@ -34,10 +35,10 @@ def serving(path: Path, data: str = "data", workers: int = 1) -> Iterator[sync.C
         yield client
 
 
-def create(client: sync.Client, name: str) -> None:
+def create(client: sync.Client, name: str, **options: Any) -> None:
     """Creates a table of sums, which shows a row that is written twice."""
     client.create_table(
-        name, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"n": agg.sum()}
+        name, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"n": agg.sum()}, **options
     )
 
 
@@ -128,3 +129,77 @@ def test_a_table_restored_under_another_name_does_not_change_what_is_remembered(
         # The rows go to a table that lacks them.
         create(client, SUMS)
         assert add(client, "job:1", 1)
+
+
+def step(number: int, accepted: str = "") -> dict[str, Any]:
+    """Returns the arguments of transaction `job:N`, which follows `job:N-1`."""
+    follows = f"job:{number - 1}" if number else ""
+    job = JobStep(table=SUMS, follows=follows, accepted_incarnation=accepted)
+    return {"id": f"job:{number}", "job": job}
+
+
+def run_step(client: sync.Client, number: int, *, writes: bool = True, accepted: str = "") -> bool:
+    """Runs transaction `job:N`, which adds 10**N to a row of the table. Returns whether it is new."""
+    with client.transaction(**step(number, accepted)) as transaction:
+        if writes:
+            transaction.upsert(client.table(SUMS), [{"k": 1, "n": 10**number}])
+        return transaction.result is None or bool(transaction.token)
+
+
+@pytest.mark.parametrize(
+    ("workers", "tablets"), [(1, 1), pytest.param(WORKERS, 1, marks=pytest.mark.soak), (WORKERS, 2)]
+)
+def test_a_job_continues_only_in_a_table_that_has_what_it_has_committed(
+    tmp_path: Path, workers: int, tablets: int
+) -> None:
+    with serving(tmp_path, workers=workers) as client:
+        create(client, SUMS, tablets=tablets)
+        # As by a client of an earlier version, which does not say which table the job fills.
+        assert add(client, "job:0", 1)
+        assert run_step(client, 1, writes=False)
+        client.create_backup()
+        assert run_step(client, 2)
+        transaction = client.transaction(**step(3))
+        assert transaction.result is None
+        client.drop_table(SUMS)
+        create(client, SUMS, tablets=tablets)
+        # Nothing was written, but the transaction is one of the table that was dropped.
+        with pytest.raises(TableNotFound, match="dropped"):
+            transaction.commit()
+        transaction.abort()
+        for number in (2, 3):
+            with pytest.raises(TableRecreated, match=r'lacks the rows of the transaction "job:2".*"job:2"'):
+                run_step(client, number)
+        client.drop_table(SUMS)
+        with pytest.raises(TableNotFound):
+            run_step(client, 3)
+    restore(tmp_path, "data", SUMS)
+    with serving(tmp_path, workers=workers) as client:
+        with pytest.raises(TableRecreated, match=r'"job:2": the last one .* is "job:1"') as caught:
+            run_step(client, 3)
+        assert caught.value.details["last"] == "job:1"
+        assert client.transactions() == []
+        # What the table has is not written again, and what it lacks is.
+        assert not run_step(client, 0)
+        assert not run_step(client, 1)
+        assert total(client) == 1
+        assert run_step(client, 4, accepted=caught.value.details["incarnation"])
+        assert run_step(client, 5)
+        assert total(client) == 110_001
+
+
+def test_a_job_runs_on_a_server_of_an_earlier_version(tmp_path: Path) -> None:
+    packages = unpack(WHEELS[-1], tmp_path / "packages")
+    with EarlierServer(packages, tmp_path / "data") as server, sync.connect(server.url) as client:
+        client.create_table(SUMS, SCHEMA, primary_key=["k"])
+        for number in (0, 1):
+            assert run_step(client, number)
+            assert not run_step(client, number)
+
+
+def test_a_job_needs_transactions_with_ids_and_a_table(tmp_path: Path) -> None:
+    with serving(tmp_path) as client:
+        with pytest.raises(UsageError, match="job needs a transaction with an id"):
+            client.transaction(job=JobStep(table=SUMS))
+        with pytest.raises(TableNotFound, match=SUMS):
+            assert client.transaction(**step(0)).token
