@@ -197,6 +197,7 @@ class JobMemory(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     FOLLOWED_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    LAST_INCARNATION_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """The incarnation of the table. Empty: another worker process owns the table."""
     has_predecessor: _builtins.bool
@@ -206,7 +207,10 @@ class JobMemory(_message.Message):
     followed: _builtins.str
     """The same for the transaction that it follows."""
     last: _builtins.str
-    """The id of the last transaction of the job. Empty: none is remembered."""
+    """The id of the last transaction of the job, and the incarnation of the table to which it was committed. Empty: none is
+    remembered.
+    """
+    last_incarnation: _builtins.str
     def __init__(
         self,
         *,
@@ -215,10 +219,11 @@ class JobMemory(_message.Message):
         committed: _builtins.str = ...,
         followed: _builtins.str = ...,
         last: _builtins.str = ...,
+        last_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "followed", b"followed", "has_predecessor", b"has_predecessor", "incarnation", b"incarnation", "last", b"last"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "followed", b"followed", "has_predecessor", b"has_predecessor", "incarnation", b"incarnation", "last", b"last", "last_incarnation", b"last_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,7 +55,7 @@ class TransactionServiceStub:
     returns the same transaction.
     Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS; with
     `job`: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION TABLE_RECREATED (metadata table, incarnation, last: the id of
-    the last transaction of the job that the server knows, if any).
+    the last transaction of the job that the current table is known to have, if any).
     """
     GetForUpdate: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.GetForUpdateRequest, _transaction_pb2.GetForUpdateResponse]
     """Reads rows by key as of now, without what the transaction has staged. The commit fails with TRANSACTION_CONFLICT if
@@ -119,7 +119,7 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     returns the same transaction.
     Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS; with
     `job`: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION TABLE_RECREATED (metadata table, incarnation, last: the id of
-    the last transaction of the job that the server knows, if any).
+    the last transaction of the job that the current table is known to have, if any).
     """
     GetForUpdate: _aio.UnaryUnaryMultiCallable[_transaction_pb2.GetForUpdateRequest, _transaction_pb2.GetForUpdateResponse]  # type: ignore[assignment]
     """Reads rows by key as of now, without what the transaction has staged. The commit fails with TRANSACTION_CONFLICT if
@@ -186,7 +186,7 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         returns the same transaction.
         Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS; with
         `job`: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION TABLE_RECREATED (metadata table, incarnation, last: the id of
-        the last transaction of the job that the server knows, if any).
+        the last transaction of the job that the current table is known to have, if any).
         """
 
     @_abc_1.abstractmethod

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest
 from scankv.model.expressions.wire import from_proto
 from scankv.model.limits import MAX_WAIT_MILLIS
-from scankv.model.names import table_of, with_table_names
+from scankv.model.names import TableName, table_of, with_table_names
 from scankv.model.tables.schema import incarnation_of
 from scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
@@ -93,6 +93,8 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         if not request.HasField("job"):
             return JobMemory()
         step = job_request(request)
+        # Tablets have no jobs.
+        TableName.parse(step.table)
         if not step.id:
             raise InvalidRequest("job is for transactions with an id: also give id, such as job-1:7")
         memory = self._transactions.recall_job(step)

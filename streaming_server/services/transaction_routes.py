@@ -105,6 +105,7 @@ def _job_error(
             committed=each.job.committed,
             followed=each.job.followed,
             last=each.job.last,
+            last_incarnation=each.job.last_incarnation,
         )
         for each in begun
     ]

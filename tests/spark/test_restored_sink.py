@@ -17,7 +17,7 @@ from streaming_server.engine.backups.restore import restore_all
 from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
-from tests.spark.checkpoints import forget_last_commit
+from tests.spark.checkpoints import forget_batches, forget_last_commit
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -109,6 +109,25 @@ def test_a_query_fails_after_a_restore_until_the_restored_table_is_accepted(
         assert client.transactions() == []
 
 
+def test_a_query_writes_missing_micro_batches_again_after_they_are_removed_from_its_checkpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    query = FileQuery(spark, tmp_path)
+    with serving(tmp_path, "data") as (url, client):
+        create(client)
+        query.add_files(0, 1)
+        query.run(url)
+        client.create_backup()
+        query.add_files(2, 3)
+        query.run(url)
+    restore(tmp_path, "restored")
+    with serving(tmp_path, "restored") as (url, client):
+        forget_batches(query.checkpoint, 2)
+        query.add_files(4)
+        query.run(url)
+        assert total(client) == 11_111
+
+
 def test_a_query_continues_after_a_restore_that_has_all_of_its_micro_batches(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -140,6 +159,6 @@ def test_a_query_fails_after_its_table_is_dropped_and_created_again(spark: Spark
         client.drop_table(TABLE)
         create(client)
         query.add_files(2)
-        with pytest.raises(StreamingQueryException, match=f"table {TABLE} lacks micro-batch"):
+        with pytest.raises(StreamingQueryException, match=f"table {TABLE} lacks micro-batches 0 to 1 of this"):
             query.run(url)
         assert total(client) == 0

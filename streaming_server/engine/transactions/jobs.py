@@ -41,6 +41,7 @@ class JobMemory:
         committed: The incarnation to which the id was committed. Empty: it is not known to be committed.
         followed: The same for the transaction before it.
         last: The id of the last transaction of the job. Empty: none is remembered.
+        last_incarnation: The incarnation to which that one was committed.
     """
 
     incarnation: str = ""
@@ -48,6 +49,7 @@ class JobMemory:
     committed: str = ""
     followed: str = ""
     last: str = ""
+    last_incarnation: str = ""
 
 
 def recall_job(step: JobRequest, remembered: CommittedTransactions, table: TableDefinition | None) -> JobMemory:
@@ -61,12 +63,14 @@ def recall_job(step: JobRequest, remembered: CommittedTransactions, table: Table
     committed = remembered.find("", step.id)
     followed = remembered.find("", step.follows) if step.follows else None
     last = remembered.last_of_family(step.id)
+    last_incarnation = "" if last is None else last.incarnation_of(step.table)
     return JobMemory(
         incarnation="" if table is None else table.incarnation,
         has_predecessor=getattr(table, "has_predecessor", False),
         committed="" if committed is None else committed.incarnation_of(step.table),
         followed="" if followed is None else followed.incarnation_of(step.table),
-        last=last.id if last is not None and last.incarnation_of(step.table) else "",
+        last=last.id if last is not None and last_incarnation else "",
+        last_incarnation=last_incarnation,
     )
 
 
@@ -81,11 +85,11 @@ def check_job(step: JobRequest, memories: Iterable[JobMemory]) -> None:
         memories: What each worker knows.
 
     Raises:
-        TableRecreated: The table lacks rows, or whether it has them is unknown. `details` has `last`, if one is known.
+        TableRecreated: The table lacks rows, or whether it has them is unknown. `details` has `last`, the last one of
+            the job that it has, if one is known.
     """
     memories = list(memories)
     incarnation = max(each.incarnation for each in memories)
-    last = max((each.last for each in memories), key=_order, default="")
     committed = {each.committed for each in memories} - {""}
     followed = {each.followed for each in memories} - {""}
     if step.accepted == incarnation or incarnation in committed:
@@ -93,10 +97,11 @@ def check_job(step: JobRequest, memories: Iterable[JobMemory]) -> None:
     if not committed:
         if not step.follows or incarnation in followed:
             return
-        if not followed and not last and not any(each.has_predecessor for each in memories):
+        if not followed and not any(each.last or each.has_predecessor for each in memories):
             return
+    last = max((each.last for each in memories if each.last_incarnation == incarnation), key=_order, default="")
     missing = step.id if committed else step.follows
-    known = f'the last one of the job that it may have is "{last}"' if last else "it has none of the job"
+    known = f'the last one of the job that it has is "{last}"' if last else "it is not known to have any of the job"
     raise TableRecreated(
         f'table {step.table} lacks the rows of the transaction "{missing}": {known}. The table was restored as of an '
         "earlier instant, or dropped and created again, since that transaction was committed. To continue without the "

@@ -28,7 +28,7 @@ def is_refused(step: JobRequest, *memories: JobMemory) -> bool:
     ("other", "refuses"),
     [
         (OTHER, False),
-        (JobMemory(followed="now", last="job:6"), False),
+        (JobMemory(followed="now", last="job:6", last_incarnation="now"), False),
         (JobMemory(followed="before", last="job:6"), True),
         (JobMemory(last="job:5"), True),
         (JobMemory(committed="now", last="job:7"), False),
@@ -55,9 +55,17 @@ def test_the_first_transaction_of_a_job_is_refused_if_it_was_committed_to_a_drop
     assert is_refused(replace(STEP, follows=""), OWNER, JobMemory(committed="before", last="job:7"))
 
 
-def test_the_last_transaction_is_the_one_with_the_greatest_number_of_all_workers() -> None:
+def test_the_last_transaction_is_the_one_with_the_greatest_number_that_the_table_has() -> None:
     with pytest.raises(TableRecreated) as caught:
-        check_job(STEP, [replace(OWNER, last="job:5"), JobMemory(last="job:10"), JobMemory(last="job:9")])
+        check_job(
+            STEP,
+            [
+                replace(OWNER, last="job:5", last_incarnation="now"),
+                JobMemory(last="job:10", last_incarnation="now"),
+                JobMemory(last="job:9", last_incarnation="now"),
+                JobMemory(last="job:11", last_incarnation="before"),
+            ],
+        )
     assert caught.value.details == {"table": "a.b", "incarnation": "now", "last": "job:10"}
 
 
@@ -79,8 +87,8 @@ def test_the_last_commit_of_a_job_is_known_after_its_id_has_expired() -> None:
     for number in (5, 6):
         known.add(commit(number, a_b="now"))
     known.forget(100 * DAY * 1_000_000)
-    assert recall_job(STEP, known, None) == JobMemory(followed="now", last="job:6")
-    assert recall_job(replace(STEP, follows="job:5"), known, None) == JobMemory(last="job:6")
+    assert recall_job(STEP, known, None) == JobMemory(followed="now", last="job:6", last_incarnation="now")
+    assert recall_job(replace(STEP, follows="job:5"), known, None) == JobMemory(last="job:6", last_incarnation="now")
     assert recall_job(replace(STEP, table="c.d"), known, None) == JobMemory()
 
 
