@@ -178,10 +178,13 @@ class TableRecreated(ServerRefused):
 
     The request has log offsets, encoded rows, or encoded keys of the earlier incarnation. In the current one, the same
     offsets name other changes or no changes, and the same bytes may be other rows. A `Table` encodes its rows again and
-    repeats the write by itself, so callers see this error for log offsets only.
+    repeats the write by itself, so callers see this error for log offsets only, and for a transaction of a job if the
+    table lacks what the job has committed before (`JobStep`). Then `details` has `table`, its `incarnation`, and in
+    `last` the id of the last transaction of the job that it has, if it is known to have one.
 
     What to do:
-        For log offsets: discard the stored offsets and start from the full table. For encoded rows and keys, in a
+        For log offsets: discard the stored offsets and start from the full table. For a job: write again what is
+        missing, or accept the incarnation, with which the job continues without it. For encoded rows and keys, in a
         client of another kind: read the table's schema and incarnation again, and encode them again.
     """
 

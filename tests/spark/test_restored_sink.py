@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.datasource import CaseInsensitiveDict
 
-from aio_client import agg, sync
+import spark_bridge
+from aio_client import TableRecreated, UsageError, agg, sync
+from spark_bridge.types import spark_schema
 from streaming_server.engine.backups.restore import restore_all
 from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
@@ -60,10 +63,10 @@ def serving(path: Path, data: str) -> Iterator[tuple[str, sync.Client]]:
             yield server.url, client
 
 
-def create(client: sync.Client) -> sync.Table:
+def create(client: sync.Client, name: str = TABLE) -> sync.Table:
     """Creates a table of sums, which shows a row that is written twice."""
     return client.create_table(
-        TABLE, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"n": agg.sum()}
+        name, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"n": agg.sum()}
     )
 
 
@@ -162,3 +165,29 @@ def test_a_query_fails_after_its_table_is_dropped_and_created_again(spark: Spark
         with pytest.raises(StreamingQueryException, match=f"table {TABLE} lacks micro-batches 0 to 1 of this"):
             query.run(url)
         assert total(client) == 0
+
+
+def test_a_write_that_follows_another_one_fails_if_the_table_lacks_the_rows_of_that_one(
+    shared_server: ServerProcess, client: sync.Client, name: str
+) -> None:
+    def write(batch: int, **more: str) -> None:
+        """Writes as a program does in `foreachBatch`, in tasks that have no rows."""
+        ids = {"transaction_id": f"{name}:{batch}"} | ({"transaction_follows": f"{name}:{batch - 1}"} if batch else {})
+        options = CaseInsensitiveDict({"url": shared_server.url, "table": name, **ids, **more})
+        spark_bridge.ScanKvDataSource(options).writer(spark_schema(SCHEMA), overwrite=False).commit([])
+
+    create(client, name)
+    for batch in (0, 1, 1, 2):
+        write(batch)
+    client.drop_table(name)
+    create(client, name)
+    with pytest.raises(TableRecreated, match=f'lacks the rows of the transaction "{name}:2"') as caught:
+        write(3)
+    write(3, accept_incarnation=caught.value.details["incarnation"])
+    write(4)
+    without_id = CaseInsensitiveDict({"url": shared_server.url, "table": name, "transaction_follows": "x"})
+    with pytest.raises(UsageError, match="option transaction_follows requires transaction_id"):
+        spark_bridge.ScanKvDataSource(without_id).writer(spark_schema(SCHEMA), overwrite=False)
+    with pytest.raises(UsageError, match="option accept_incarnation requires transaction_follows"):
+        write(0, accept_incarnation="x")
+    assert client.transactions() == []

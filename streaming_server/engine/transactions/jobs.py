@@ -105,7 +105,8 @@ def check_job(step: JobRequest, memories: Iterable[JobMemory]) -> None:
     raise TableRecreated(
         f'table {step.table} lacks the rows of the transaction "{missing}": {known}. The table was restored as of an '
         "earlier instant, or dropped and created again, since that transaction was committed. To continue without the "
-        f'missing rows, accept the incarnation "{incarnation}" of the table',
+        f'missing rows, accept the incarnation "{incarnation}" of the table: `JobStep.accepted_incarnation`, or in '
+        "Spark the option accept_incarnation",
         table=step.table,
         incarnation=incarnation,
         last=last or None,
