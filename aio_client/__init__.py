@@ -24,7 +24,7 @@ from aio_client._client.client import Client
 from aio_client._client.connect import connect
 from aio_client._client.table import Table
 from aio_client._client.transaction import Transaction
-from aio_client._client.transaction_info import CommitResult, LostWrites, TransactionInfo
+from aio_client._client.transaction_info import CommitResult, JobStep, LostWrites, TransactionInfo
 from aio_client._client.transaction_part import TransactionPart
 from aio_client._integrations.blocking_stream import BlockingStream, register_opener
 from aio_client._queries.lookup import VersionedRows
@@ -160,6 +160,7 @@ __all__ = [
     "InvalidOption",
     "InvalidRequest",
     "InvalidResumeToken",
+    "JobStep",
     "LakeConflict",
     "LakeDamaged",
     "LakeError",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from scankv.model.errors import TableRecreated
 from spark_bridge.errors import short_errors
 from spark_bridge.frozen_worker import freeze_worker
 from spark_bridge.write_source import TaskMessage, partition_id, staged_parts, task_context
@@ -26,7 +27,8 @@ class ScanKvStreamWriter(DataSourceStreamArrowWriter):
     Spark creates one instance where it plans a micro-batch, copies of which write in the tasks, and another instance to
     commit. Only the tasks know the id of the query. So each task begins the transaction, under an id that is the same
     in all of them. The server remembers the id while the table exists, so a committed micro-batch that Spark repeats is
-    not written again.
+    not written again. No process of Spark remembers the last commit, so the server also compares it with what the
+    checkpoint says: a table that was restored in between may lack micro-batches that Spark will not repeat.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, *, replaces: bool) -> None:
@@ -46,25 +48,35 @@ class ScanKvStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         """Stages the rows of a task, unless the micro-batch is already committed."""
+        from spark_bridge.micro_batches import job_step, missing_batches, transaction_id
         from spark_bridge.writing import begin, stage
 
         freeze_worker()
-        id_ = transaction_id(_property("sql.streaming.queryId"), self._job.options.table, _property(_BATCH))
+        query, batch, options = _property("sql.streaming.queryId"), int(_property(_BATCH)), self._job.options
+        id_ = transaction_id(query, options.table, batch)
+        step = job_step(query, options.table, batch, replaces=self._job.replaces, accepted=options.accept_incarnation)
         with short_errors():
             # A repeated micro-batch joins the transaction of its first run. The commit names the parts that count, so
             # parts of the first run are ignored.
-            begun = begin(self._job, id_, sha256(id_.encode()).hexdigest())
+            try:
+                begun = begin(self._job, id_, sha256(id_.encode()).hexdigest(), step)
+            except TableRecreated as error:
+                raise missing_batches(error, batch) from None
             return TaskMessage(stage(self._job, begun, partition_id(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Commits a micro-batch. Does nothing if it is already committed."""
+        from spark_bridge.micro_batches import missing_batches
         from spark_bridge.writing import commit
 
         freeze_worker()
         staged = staged_parts(messages)
         if staged:
             with short_errors():
-                commit(self._job, staged[0].begun, staged)
+                try:
+                    commit(self._job, staged[0].begun, staged)
+                except TableRecreated as error:
+                    raise missing_batches(error, batchId) from None
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Aborts the transaction if a finished task has reported it. Otherwise a repeated micro-batch will join it."""
@@ -75,11 +87,6 @@ class ScanKvStreamWriter(DataSourceStreamArrowWriter):
 
 
 _BATCH = "streaming.sql.batchId"
-
-
-def transaction_id(query: str, table: str, batch: str) -> str:
-    """Returns the id of a micro-batch's transaction. Ids of one query and table are equal up to the last `:`."""
-    return f"spark:{query}:{sha256(table.encode()).hexdigest()[:16]}:{batch}"
 
 
 def _property(name: str) -> str:

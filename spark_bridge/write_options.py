@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from aio_client import JobStep
 from scankv.model.limits import MAX_BUCKETS, MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.tables.agg import Aggregator
 from scankv.model.types.types import find_duplicate
@@ -47,7 +48,9 @@ _NAMES: Final = (
     "version_column",
     "sequence_column",
     "transaction_id",
+    "transaction_follows",
     "transaction_ttl",
+    "accept_incarnation",
     "replace_where",
     "traceparent",
 )
@@ -86,7 +89,11 @@ class WriteOptions:
         sequence_column: The columns that say which row is newer, for `merge_engine="last_row"`.
         transaction_id: Identifies the write, so that it is applied once however often the job runs. None: each run is
             a write of its own. See `scankv.Client.transaction`.
+        transaction_follows: The `transaction_id` of the write before this one, such as that of the micro-batch before.
+            The write fails if the table lacks its rows. None: that is not checked. Streams have it by themselves.
         transaction_ttl: Seconds that the job may be silent until its staged rows are dropped, 1 to 604,800.
+        accept_incarnation: The incarnation of the table to which the job continues to write without the rows of earlier
+            transactions that the table lacks. None: the write then fails.
         replace_where: With mode "overwrite", only the rows that match are replaced, and all written rows must match.
             None: all rows are replaced.
         traceparent: As for `ReadOptions`.
@@ -106,7 +113,9 @@ class WriteOptions:
     version_column: str | None = None
     sequence_column: tuple[str, ...] = ()
     transaction_id: str | None = None
+    transaction_follows: str | None = None
     transaction_ttl: float = TRANSACTION_TTL
+    accept_incarnation: str | None = None
     replace_where: str | None = None
     traceparent: str | None = None
 
@@ -185,10 +194,28 @@ class WriteOptions:
 
     def check_stream(self) -> None:
         """Raises UsageError if an option makes sense only for writing a DataFrame once."""
-        if self.transaction_id is not None:
+        for name in ("transaction_id", "transaction_follows"):
+            if getattr(self, name) is not None:
+                raise option_error(
+                    name, "cannot be used with writeStream: each micro-batch has a transaction of its own"
+                )
+
+    def check_once(self) -> None:
+        """Raises UsageError if an option of a job with many transactions is given for a write without them."""
+        if self.transaction_follows is not None and self.transaction_id is None:
+            raise option_error("transaction_follows", "requires transaction_id: give the id of this write, too")
+        if self.accept_incarnation is not None and self.transaction_follows is None:
             raise option_error(
-                "transaction_id", "cannot be used with writeStream: each micro-batch has a transaction of its own"
+                "accept_incarnation", "requires transaction_follows, or writeStream: no other write checks for rows"
             )
+
+    @property
+    def job_step(self) -> JobStep | None:
+        """Which transaction the one of a DataFrame follows. None: that is not checked."""
+        if self.transaction_follows is None:
+            return None
+        accepted = self.accept_incarnation or ""
+        return JobStep(table=self.table, follows=self.transaction_follows, accepted_incarnation=accepted)
 
 
 def _aggregates(text: str) -> tuple[tuple[str, Aggregator], ...]:

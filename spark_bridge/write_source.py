@@ -45,10 +45,11 @@ class ScanKvWriter(DataSourceArrowWriter):
         from spark_bridge.writing import begin, prepare_write
 
         freeze_worker()
+        options.check_once()
         self._job = prepare_write(options, schema, replaces=replaces)
         # Without a colon: of all ids `family:number`, the server remembers the last one as long as the table exists.
         id_ = options.transaction_id or f"spark-{uuid.uuid4().hex}"
-        self._begun = begin(self._job, id_, uuid.uuid4().hex)
+        self._begun = begin(self._job, id_, uuid.uuid4().hex, options.job_step)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         """Stages the rows of a task. Each attempt of a task stages a part of its own."""

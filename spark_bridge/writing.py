@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
+from aio_client import JobStep, ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import UsageError
 from scankv.model.expressions import bind, evaluate, predicate_of
@@ -64,11 +64,13 @@ class JobTransaction:
         id: The id of the transaction. What is committed under one id is written once.
         attempt: Identifies the run of the job. All processes of one run join the transaction with it.
         token: Gives access to the transaction. Empty if the id is already committed, so that nothing is to be written.
+        job: Which transaction it follows. None: none.
     """
 
     id: str
     attempt: str
     token: str
+    job: JobStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,11 @@ def prepare_write(options: WriteOptions, schema: StructType, *, replaces: bool) 
         return WriteJob(config=client.config, options=options, replaces=replaces, traceparent=traceparent)
 
 
-def begin(job: WriteJob, id_: str, attempt: str) -> JobTransaction:
+def begin(job: WriteJob, id_: str, attempt: str, step: JobStep | None = None) -> JobTransaction:
     """Begins the transaction of a job, or joins it. See `scankv.Client.transaction`."""
     with _span("begin", job), sync.Client(job.config) as client:
-        transaction = client.transaction(id_, ttl=job.options.transaction_ttl, attempt=attempt)
-        return JobTransaction(id_, attempt, transaction.token)
+        transaction = client.transaction(id_, ttl=job.options.transaction_ttl, attempt=attempt, job=step)
+        return JobTransaction(id_, attempt, transaction.token, step)
 
 
 def stage(job: WriteJob, begun: JobTransaction, number: int, batches: Iterable[pa.RecordBatch]) -> StagedPart:
@@ -178,7 +180,9 @@ def commit(job: WriteJob, begun: JobTransaction, parts: Sequence[StagedPart]) ->
         ScanKvError: See `scankv.Transaction.commit`.
     """
     with _span("commit", job), sync.Client(job.config) as client:
-        transaction = client.transaction(begun.id, ttl=job.options.transaction_ttl, attempt=begun.attempt)
+        transaction = client.transaction(
+            begun.id, ttl=job.options.transaction_ttl, attempt=begun.attempt, job=begun.job
+        )
         if transaction.result is not None:
             return
         if any(part.begun.token != transaction.token for part in parts):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from aio_client._admin.indexes import Indexes, IndexStatus
     from aio_client._client.bootstrap import BootstrapProgress, Duplicates, OpenBootstrap
     from aio_client._client.transaction import ConflictMode, LockMode
-    from aio_client._client.transaction_info import LostWrites, TransactionInfo
+    from aio_client._client.transaction_info import JobStep, LostWrites, TransactionInfo
     from aio_client._input.data import Data
     from aio_client._scan.snapshot import Snapshot
     from aio_client._transport.config import ClientConfig
@@ -603,6 +603,7 @@ class Client:
         attempt: str | None = None,
         lock: LockMode | None = None,
         lock_timeout: float | None = None,
+        job: JobStep | None = None,
     ) -> TransactionOpener:
         """Begins a transaction: writes to any tables of the server that become visible together, or never.
 
@@ -636,15 +637,20 @@ class Client:
                 (TransactionLost). Default: no locks.
             lock_timeout: With `lock`: how many seconds a call waits for keys that others have locked, before it raises
                 LockTimeout: 0 to 60, and at most `ttl`. Default: 10.
+            job: With an id: the job that the transaction belongs to, and the transaction before it. The begin fails if
+                the job's table lacks the rows of that transaction, because the table was restored or created again. A
+                server of an earlier version does not check that. Default: no job.
 
         Returns:
             An object for `async with` or `await`, which begins a `Transaction` each time.
 
         Raises:
             TooManyTransactions: The server has as many open transactions as it allows.
+            TableRecreated: With `job`: its table lacks rows of earlier transactions. The message says how to continue.
+            TableNotFound: With `job`: its table does not exist.
             UsageError: An argument is invalid; InvalidRequest for `id` or `writer`.
         """
-        return TransactionOpener(self._transport, id, conflict, ttl, writer, attempt, lock, lock_timeout)
+        return TransactionOpener(self._transport, id, conflict, ttl, writer, attempt, lock, lock_timeout, job)
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
         """Joins a transaction that was begun elsewhere. Its owner commits it, and names the parts that count.

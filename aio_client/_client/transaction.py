@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
 import anyio
 
-from aio_client._client.transaction_info import CommitResult, LostWrites, TransactionInfo
+from aio_client._client.transaction_info import CommitResult, JobStep, LostWrites, TransactionInfo
 from aio_client._client.transaction_part import TransactionPart
 from aio_client._input.arguments import text_of
 from aio_client._input.awaitable import AwaitableOpener
 from aio_client._transport.lease import ttl_millis
 from aio_client._transport.repeatable_calls import call_again
-from scankv.model.errors import ConnectionFailed, ScanKvError, UsageError
+from scankv.model.errors import ConnectionFailed, ScanKvError, UnknownField, UsageError
 from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import transaction_pb2
 
@@ -203,12 +203,15 @@ class TransactionOpener(AwaitableOpener[Transaction]):
         attempt: str | None,
         lock: LockMode | None,
         lock_timeout: float | None,
+        job: JobStep | None = None,
     ) -> None:
         """Called by `Client.transaction`; begins nothing yet. Raises UsageError for invalid arguments."""
         if not isinstance(conflict, str) or conflict not in _MODES:
             raise UsageError(f'conflict must be "last_wins" or "abort", not {conflict!r}', option="conflict")
         if attempt is not None and id_ is None:
             raise UsageError("attempt needs a transaction with an id: also give id", option="attempt")
+        if job is not None and id_ is None:
+            raise UsageError('job needs a transaction with an id: also give id, such as "job-1:7"', option="job")
         if lock not in (None, "keys"):
             raise UsageError(f'lock must be "keys" or None, not {lock!r}', option="lock")
         if lock_timeout is not None and lock is None:
@@ -225,6 +228,7 @@ class TransactionOpener(AwaitableOpener[Transaction]):
             attempt="" if attempt is None else text_of(attempt, "attempt"),
             lock_keys=self._lock_timeout is not None,
             lock_wait_millis=round(1000 * (self._lock_timeout or 0)),
+            job=None if job is None else _job_message(job),
         )
 
     async def _open(self) -> Transaction:
@@ -232,10 +236,30 @@ class TransactionOpener(AwaitableOpener[Transaction]):
         request = transaction_pb2.BeginTransactionRequest()
         request.CopyFrom(self._request)
         request.attempt = request.attempt or uuid.uuid4().hex
-        calls = self._transport
-        answer = await call_again(calls, lambda: calls.services.transactions.BeginTransaction, request)
+        try:
+            answer = await self._begin(request)
+        except UnknownField:
+            if not request.HasField("job"):
+                raise
+            # A server of an earlier version does not know whether a table has the rows of earlier transactions.
+            request.ClearField("job")
+            answer = await self._begin(request)
         committed = answer.committed if answer.HasField("committed") else None
         return Transaction(self._transport, request.id, answer.token, committed, self._lock_timeout)
+
+    async def _begin(
+        self, request: transaction_pb2.BeginTransactionRequest
+    ) -> transaction_pb2.BeginTransactionResponse:
+        calls = self._transport
+        return await call_again(calls, lambda: calls.services.transactions.BeginTransaction, request)
+
+
+def _job_message(job: JobStep) -> transaction_pb2.JobStep:
+    return transaction_pb2.JobStep(
+        table=text_of(job.table, "job.table"),
+        follows=text_of(job.follows, "job.follows"),
+        accepted_incarnation=text_of(job.accepted_incarnation, "job.accepted_incarnation"),
+    )
 
 
 async def _try_to_abort(transaction: Transaction) -> None:

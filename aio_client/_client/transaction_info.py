@@ -28,6 +28,25 @@ class CommitResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobStep:
+    """A step of a job, which fills a table with one transaction after another. See `Client.transaction`.
+
+    The ids of these transactions are equal up to their last `:`, as in "job-1:7". The server then refuses to continue
+    the job in a table that lacks what the job has committed before.
+
+    Attributes:
+        table: The name of the table that the transactions write to. They may write to others, too.
+        follows: The id of the transaction before this one. Empty: this one is the first.
+        accepted_incarnation: The incarnation of the table in which the job continues without the missing rows, from the
+            message of `TableRecreated` and its `details`. Empty: none.
+    """
+
+    table: str
+    follows: str = ""
+    accepted_incarnation: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionInfo:
     """A transaction that is neither committed nor aborted, or that is committed and could not be applied everywhere.
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from aio_client._admin.table_statistics import BucketStatistics
     from aio_client._client.bootstrap import BootstrapProgress, Duplicates
     from aio_client._client.transaction import ConflictMode, LockMode
-    from aio_client._client.transaction_info import CommitResult, LostWrites, TransactionInfo
+    from aio_client._client.transaction_info import CommitResult, JobStep, LostWrites, TransactionInfo
     from aio_client._input.data import Data
     from aio_client._queries.aggregate import Ties
     from aio_client._queries.lookup import VersionedRows
@@ -547,6 +547,7 @@ class Client(BlockingClient):
         attempt: str | None = None,
         lock: LockMode | None = None,
         lock_timeout: float | None = None,
+        job: JobStep | None = None,
     ) -> Transaction:
         """Begins a transaction: writes to any tables of the server that become visible together, or never.
 
@@ -580,19 +581,31 @@ class Client(BlockingClient):
                 (TransactionLost). Default: no locks.
             lock_timeout: With `lock`: how many seconds a call waits for keys that others have locked, before it raises
                 LockTimeout: 0 to 60, and at most `ttl`. Default: 10.
+            job: With an id: the job that the transaction belongs to, and the transaction before it. The begin fails if
+                the job's table lacks the rows of that transaction, because the table was restored or created again. A
+                server of an earlier version does not check that. Default: no job.
 
         Returns:
             The `Transaction`.
 
         Raises:
             TooManyTransactions: The server has as many open transactions as it allows.
+            TableRecreated: With `job`: its table lacks rows of earlier transactions. The message says how to continue.
+            TableNotFound: With `job`: its table does not exist.
             UsageError: An argument is invalid; InvalidRequest for `id` or `writer`.
         """
         return Transaction(
             self._runner,
             self._runner.call(
                 lambda: self._aio.transaction(
-                    id, conflict=conflict, ttl=ttl, writer=writer, attempt=attempt, lock=lock, lock_timeout=lock_timeout
+                    id,
+                    conflict=conflict,
+                    ttl=ttl,
+                    writer=writer,
+                    attempt=attempt,
+                    lock=lock,
+                    lock_timeout=lock_timeout,
+                    job=job,
                 )
             ),
         )

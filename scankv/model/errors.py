@@ -189,12 +189,15 @@ class TableRecreated(ServerRefused):
     incarnation, or it opens a consumer whose position is of another one. In the current incarnation, the same offsets
     name other changes or no changes, and the same bytes may be other rows. A `Table` encodes its rows again and repeats
     the write by itself, so callers see this error for positions only. In a table whose name has had several
-    incarnations, offsets that do not name theirs are refused as well.
+    incarnations, offsets that do not name theirs are refused as well. So is a transaction of a job if the table lacks
+    what the job has committed before (`JobStep`). Then `details` has `table`, its `incarnation`, and in `last` the id
+    of the last transaction of the job that it has, if it is known to have one.
 
     What to do:
         For log offsets: discard the stored offsets and start from the full table. For a consumer: reset it, or accept
-        its restored position with `Table.accept_consumer`. For encoded rows and keys, in a client of another kind: read
-        the table's schema and incarnation again, and encode them again.
+        its restored position with `Table.accept_consumer`. For a job: write again what is missing, or accept the
+        incarnation, with which the job continues without it. For encoded rows and keys, in a client of another kind:
+        read the table's schema and incarnation again, and encode them again.
     """
 
     code = "FAILED_PRECONDITION"

@@ -75,6 +75,7 @@ class BeginTransactionRequest(_message.Message):
     LOCK_KEYS_FIELD_NUMBER: _builtins.int
     LOCK_WAIT_MILLIS_FIELD_NUMBER: _builtins.int
     COMMON_TOKEN_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Identifies the transaction across crashes of its writer: 1 to 128 characters. Empty: no id, and the commit is
     remembered for an hour.
@@ -92,6 +93,10 @@ class BeginTransactionRequest(_message.Message):
     """With `lock_keys`: how long one call may wait for keys, up to 60,000. 0: it does not wait."""
     common_token: _builtins.str
     """The token of the transaction, which a worker process of the server has chosen for all of them. Not for clients."""
+    @_builtins.property
+    def job(self) -> Global___JobStep:
+        """The job that the transaction belongs to. Absent: none."""
+
     def __init__(
         self,
         *,
@@ -103,14 +108,49 @@ class BeginTransactionRequest(_message.Message):
         lock_keys: _builtins.bool = ...,
         lock_wait_millis: _builtins.int = ...,
         common_token: _builtins.str = ...,
+        job: Global___JobStep | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "common_token", b"common_token", "conflict_mode", b"conflict_mode", "id", b"id", "lock_keys", b"lock_keys", "lock_wait_millis", b"lock_wait_millis", "ttl_millis", b"ttl_millis", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "common_token", b"common_token", "conflict_mode", b"conflict_mode", "id", b"id", "job", b"job", "lock_keys", b"lock_keys", "lock_wait_millis", b"lock_wait_millis", "ttl_millis", b"ttl_millis", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeginTransactionRequest: _TypeAlias = BeginTransactionRequest  # noqa: Y015
+
+@_typing.final
+class JobStep(_message.Message):
+    """A step of a job, which fills a table with one transaction after another. Their ids are equal up to the last `:`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_INCARNATION_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """`database.table`. The commit counts as one of this table even if it writes nothing."""
+    follows: _builtins.str
+    """The id of the transaction before this one. The server refuses to begin this one if the table lacks the rows of that
+    one, because the table was restored as of an earlier instant, or dropped and created again. It also refuses an id
+    that was committed to an earlier incarnation of the table. If the server remembers no transaction of the job, a
+    table whose name has had one incarnation has lost nothing. Empty: this is the first transaction of the job.
+    """
+    accepted_incarnation: _builtins.str
+    """An incarnation of the table for which all of that is accepted. Empty: none."""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        follows: _builtins.str = ...,
+        accepted_incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_incarnation", b"accepted_incarnation", "follows", b"follows", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobStep: _TypeAlias = JobStep  # noqa: Y015
 
 @_typing.final
 class BeginTransactionResponse(_message.Message):
@@ -118,6 +158,7 @@ class BeginTransactionResponse(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """Names the transaction in all other calls; a client that knows it can take part. Empty if the id was committed
     already.
@@ -126,19 +167,67 @@ class BeginTransactionResponse(_message.Message):
     def committed(self) -> Global___CommitTransactionResponse:
         """The commit of that id, if there was one."""
 
+    @_builtins.property
+    def job(self) -> Global___JobMemory:
+        """What a worker process knows of the job. Not for clients."""
+
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
         committed: Global___CommitTransactionResponse | None = ...,
+        job: Global___JobMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "job", b"job", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeginTransactionResponse: _TypeAlias = BeginTransactionResponse  # noqa: Y015
+
+@_typing.final
+class JobMemory(_message.Message):
+    """What one worker process of a server knows of a job and of its table."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    HAS_PREDECESSOR_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    FOLLOWED_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    LAST_INCARNATION_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    """The incarnation of the table. Empty: another worker process owns the table."""
+    has_predecessor: _builtins.bool
+    """Whether the table was restored, or another table of its name was dropped before."""
+    committed: _builtins.str
+    """The incarnation of the table to which the id was committed. Empty: it is not known to be committed."""
+    followed: _builtins.str
+    """The same for the transaction that it follows."""
+    last: _builtins.str
+    """The id of the last transaction of the job, and the incarnation of the table to which it was committed. Empty: none is
+    remembered.
+    """
+    last_incarnation: _builtins.str
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.str = ...,
+        has_predecessor: _builtins.bool = ...,
+        committed: _builtins.str = ...,
+        followed: _builtins.str = ...,
+        last: _builtins.str = ...,
+        last_incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "followed", b"followed", "has_predecessor", b"has_predecessor", "incarnation", b"incarnation", "last", b"last", "last_incarnation", b"last_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobMemory: _TypeAlias = JobMemory  # noqa: Y015
 
 @_typing.final
 class GetForUpdateRequest(_message.Message):

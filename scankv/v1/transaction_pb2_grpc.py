@@ -83,7 +83,9 @@ class TransactionServiceServicer:
         """Begins a transaction, and aborts an open one with the same id, whose owner is presumed dead. If the id was
         committed already, the response is that commit, and nothing begins. Repeating a call with the same `attempt`
         returns the same transaction.
-        Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS.
+        Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS; with
+        `job`: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION TABLE_RECREATED (metadata table, incarnation, last: the id of
+        the last transaction of the job that the current table is known to have, if any).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -53,7 +53,9 @@ class TransactionServiceStub:
     """Begins a transaction, and aborts an open one with the same id, whose owner is presumed dead. If the id was
     committed already, the response is that commit, and nothing begins. Repeating a call with the same `attempt`
     returns the same transaction.
-    Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS.
+    Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS; with
+    `job`: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION TABLE_RECREATED (metadata table, incarnation, last: the id of
+    the last transaction of the job that the current table is known to have, if any).
     """
     GetForUpdate: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.GetForUpdateRequest, _transaction_pb2.GetForUpdateResponse]
     """Reads rows by key as of now, without what the transaction has staged. The commit fails with TRANSACTION_CONFLICT if
@@ -115,7 +117,9 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     """Begins a transaction, and aborts an open one with the same id, whose owner is presumed dead. If the id was
     committed already, the response is that commit, and nothing begins. Repeating a call with the same `attempt`
     returns the same transaction.
-    Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS.
+    Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS; with
+    `job`: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION TABLE_RECREATED (metadata table, incarnation, last: the id of
+    the last transaction of the job that the current table is known to have, if any).
     """
     GetForUpdate: _aio.UnaryUnaryMultiCallable[_transaction_pb2.GetForUpdateRequest, _transaction_pb2.GetForUpdateResponse]  # type: ignore[assignment]
     """Reads rows by key as of now, without what the transaction has staged. The commit fails with TRANSACTION_CONFLICT if
@@ -180,7 +184,9 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Begins a transaction, and aborts an open one with the same id, whose owner is presumed dead. If the id was
         committed already, the response is that commit, and nothing begins. Repeating a call with the same `attempt`
         returns the same transaction.
-        Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS.
+        Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS; with
+        `job`: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION TABLE_RECREATED (metadata table, incarnation, last: the id of
+        the last transaction of the job that the current table is known to have, if any).
         """
 
     @_abc_1.abstractmethod

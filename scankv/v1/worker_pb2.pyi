@@ -74,11 +74,14 @@ class LocateTransactionResponse(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
     REMAINING_MILLIS_FIELD_NUMBER: _builtins.int
+    OWNS_JOB_FIELD_NUMBER: _builtins.int
     state: Global___LocateTransactionResponse.State.ValueType
     coordinator: _builtins.int
     """The worker that knows more of a committed transaction. Absent: this one knows all."""
     remaining_millis: _builtins.int
     """For how much longer an open transaction lives at the worker."""
+    owns_job: _builtins.bool
+    """Whether the worker owns the table of the job of an open transaction."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_transaction_pb2.TransactionPartSize]:
         """The requests of each part that the worker has, except of a transaction that it has applied."""
@@ -90,10 +93,11 @@ class LocateTransactionResponse(_message.Message):
         parts: _abc.Iterable[_transaction_pb2.TransactionPartSize] | None = ...,
         coordinator: _builtins.int | None = ...,
         remaining_millis: _builtins.int = ...,
+        owns_job: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "coordinator", b"coordinator"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "coordinator", b"coordinator", "parts", b"parts", "remaining_millis", b"remaining_millis", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "coordinator", b"coordinator", "owns_job", b"owns_job", "parts", b"parts", "remaining_millis", b"remaining_millis", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__coordinator: _TypeAlias = _typing.Literal["coordinator"]  # noqa: Y015
     _WhichOneofArgType__coordinator: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator"]  # noqa: Y015

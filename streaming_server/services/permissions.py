@@ -154,6 +154,10 @@ def _id_tables(resources: Resources, id_: str) -> Iterable[str]:
     return resources.tables.transactions.tables_of("", id_)
 
 
+def _job_tables(resources: Resources, name: str) -> Iterable[str]:
+    return (name,) if name else ()
+
+
 def _transaction_tables(resources: Resources, token: str, id_: str) -> Iterable[str]:
     return resources.tables.transactions.tables_of(token, id_)
 
@@ -221,7 +225,13 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "UseSnapshot": _needs(READ, _TABLE, _SNAPSHOT),
     },
     "TransactionService": {
-        "BeginTransaction": _needs(WRITE, SomeTable(), NamedById("transaction", ("id",), _id_tables)),
+        "BeginTransaction": _needs(
+            WRITE,
+            SomeTable(),
+            NamedById("transaction", ("id",), _id_tables),
+            # Not a `NamedTable`: all workers take part in the call, not only the owner of the table.
+            NamedById("job", ("job.table",), _job_tables),
+        ),
         "GetForUpdate": _needs(WRITE, _TABLE, _TOKEN),
         "LookupStaged": Permission((Requirement(READ, _TABLE), Requirement(WRITE, _TOKEN))),
         "StageDeleteAll": _needs(WRITE, _TABLE, _TOKEN),

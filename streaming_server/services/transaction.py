@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest
 from scankv.model.expressions.wire import from_proto
 from scankv.model.limits import MAX_WAIT_MILLIS
-from scankv.model.names import table_of, with_table_names
+from scankv.model.names import TableName, table_of, with_table_names
 from scankv.model.tables.schema import incarnation_of
 from scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.delete_all import ALL_ROWS
+from streaming_server.engine.transactions.jobs import JobMemory, JobRequest, check_job
 from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
 from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.services.errors import map_errors, map_write_errors
@@ -60,10 +61,13 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
                 raise InvalidRequest(f"conflict_mode must be a value of ConflictMode, not {request.conflict_mode}")
             if request.common_token and not self._is_worker:
                 raise InvalidRequest("common_token is for the worker processes of a server: leave it out")
+            memory = self._recall_job(request)
             begun = await self._transactions.begin(
                 TransactionOptions(
                     id=request.id,
                     attempt=request.attempt,
+                    job_table=request.job.table if memory.incarnation else "",
+                    job_incarnation=memory.incarnation,
                     finds_conflicts=request.conflict_mode == transaction_pb2.CONFLICT_MODE_ABORT,
                     ttl=request.ttl_millis / 1000 if request.ttl_millis else self._transactions.default_ttl,
                     writer=request.writer,
@@ -72,11 +76,31 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
                 request.common_token,
             )
         response = transaction_pb2.BeginTransactionResponse()
+        if self._is_worker and request.HasField("job"):
+            response.job.CopyFrom(transaction_pb2.JobMemory(**asdict(memory)))
         if isinstance(begun, OpenTransaction):
             response.token = begun.token
         else:
             response.committed.CopyFrom(_commit_response(begun))
         return response
+
+    def _recall_job(self, request: transaction_pb2.BeginTransactionRequest) -> JobMemory:
+        """Returns what the server knows of the job of a transaction. If it is one process, it checks that.
+
+        Raises:
+            TableNotFound, TableRecreated, InvalidRequest: See transaction.proto.
+        """
+        if not request.HasField("job"):
+            return JobMemory()
+        step = job_request(request)
+        # Tablets have no jobs.
+        TableName.parse(step.table)
+        if not step.id:
+            raise InvalidRequest("job is for transactions with an id: also give id, such as job-1:7")
+        memory = self._transactions.recall_job(step)
+        if not self._is_worker:
+            check_job(step, [memory])
+        return memory
 
     async def GetForUpdate(
         self,
@@ -192,6 +216,12 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             rows=committed.rows,
             lost=[transaction_pb2.LostWrites(**asdict(replace(each, table=table_of(each.table)))) for each in lost],
         )
+
+
+def job_request(request: transaction_pb2.BeginTransactionRequest) -> JobRequest:
+    """Returns the step of a job in a request."""
+    job = request.job
+    return JobRequest(id=request.id, table=job.table, follows=job.follows, accepted=job.accepted_incarnation)
 
 
 def rows_to_delete(request: transaction_pb2.StageDeleteAllRequest) -> ReadPlan:

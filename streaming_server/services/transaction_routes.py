@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from scankv.model.errors import TableRecreated
 from scankv.v1 import transaction_pb2, worker_pb2
+from streaming_server.engine.transactions.jobs import JobMemory, check_job
 from streaming_server.engine.transactions.open_transaction import transaction_lost
 from streaming_server.services.errors import end_with
 from streaming_server.services.forwarding import is_absent
@@ -25,6 +27,7 @@ from streaming_server.services.routes import (
     end_with_first,
     split_answers,
 )
+from streaming_server.services.transaction import job_request
 from streaming_server.services.worker import LOCATE, place_in
 from streaming_server.storage.transactions.staging import PartSize, sum_of_sizes
 
@@ -77,6 +80,9 @@ class _BeginAtAll(CallToAll):
         answers, errors = split_answers(found)
         begun = [transaction_pb2.BeginTransactionResponse.FromString(each) for each in answers.values()]
         committed = next((each for each in begun if each.HasField("committed")), None)
+        if request.HasField("job") and (recreated := _job_error(request, begun)) is not None:
+            await _abort(self, request.common_token, answers, context)
+            await end_with(context, recreated)
         refused = {number: error for number, error in errors.items() if not is_absent(error)}
         if committed is not None:
             # Only its coordinator knows the commit by the id. A worker with a share refuses to begin it again.
@@ -86,6 +92,30 @@ class _BeginAtAll(CallToAll):
             await _abort(self, request.common_token, answers, context)
             await end_with_first(context, refused or errors, "a part of the tables")
         return transaction_pb2.BeginTransactionResponse(token=request.common_token).SerializeToString()
+
+
+def _job_error(
+    request: transaction_pb2.BeginTransactionRequest, begun: Iterable[transaction_pb2.BeginTransactionResponse]
+) -> TableRecreated | None:
+    """Returns why the next transaction of a job must not begin. None: it may, as far as these workers know."""
+    memories = [
+        JobMemory(
+            incarnation=each.job.incarnation,
+            has_predecessor=each.job.has_predecessor,
+            committed=each.job.committed,
+            followed=each.job.followed,
+            last=each.job.last,
+            last_incarnation=each.job.last_incarnation,
+        )
+        for each in begun
+    ]
+    if not any(each.incarnation for each in memories):
+        return None  # The owner of the table has not answered, so the call fails anyway.
+    try:
+        check_job(job_request(request), memories)
+    except TableRecreated as error:
+        return error
+    return None
 
 
 def _token_of(request: transaction_pb2.BeginTransactionRequest) -> str:
@@ -106,7 +136,9 @@ class _CommitAtCoordinator(CallToAll):
         coordinator = _coordinator_in(places)
         if coordinator is None:
             await self._check_complete(context, places, errors)
-            coordinator = min((number for number, place in places.items() if place.sizes), default=min(places))
+            # The owner of the table of a job remembers its empty transactions.
+            of_job = min((number for number, place in places.items() if place.owns_job), default=min(places))
+            coordinator = min((number for number, place in places.items() if place.sizes), default=of_job)
         others = [
             number
             for number, place in places.items()

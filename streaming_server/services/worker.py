@@ -91,6 +91,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             parts=_to_parts(place.sizes),
             coordinator=place.coordinator,
             remaining_millis=max(0, round(place.remaining * 1000)),
+            owns_job=place.owns_job,
         )
 
     async def PrepareTransaction(
@@ -315,6 +316,7 @@ def place_in(answer: bytes) -> TransactionPlace:
         sizes=_of_parts(message.parts),
         coordinator=message.coordinator if message.HasField("coordinator") else None,
         remaining=message.remaining_millis / 1000,
+        owns_job=message.owns_job,
     )
 
 

@@ -40,7 +40,9 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "snapshot": ("snapshot",),
     "publication": ("publication",),
     "start of a publication": ("start of a publication",),
-    "Spark checkpoint": (),  # tests/spark
+    # tests/spark/test_restarts.py, tests/spark/test_restored_sink.py
+    "Spark checkpoint": (),
+    "Spark checkpoint of a sink": (),
     "transaction": ("transaction",),
 }
 
@@ -57,7 +59,7 @@ FIELDS: Final[dict[str, str]] = {
     r"(Begin|Commit|Abort|GiveUp|Locate|Prepare|Conclude)Transaction\w+\..*": "transaction",
     r"GetTransactionOutcome\w+\..*": "transaction",
     r"(GetForUpdate|LookupStaged|StageDeleteAll|DiscardFragments)\w+\.token|StagedAs\.token": "transaction",
-    r"OpenTransaction\.token": "transaction",
+    r"OpenTransaction\.token|Job(Step|Memory)\..*": "transaction",
     r"Changelog\.(stop_)?offsets|\w+\.(next_)?offsets?|ScanExplain\w+\..*": "log offsets",
     r"\w+\.log_offsets?|\w+\.offset_runs|\w+\.next_offset|\w+\.by_offset": "log offsets",
     r"(Upsert|Delete)Request\.table_incarnation": "(encoded rows, which the client encodes again)",
@@ -71,7 +73,7 @@ ATTRIBUTES: Final[dict[str, str]] = {
     r"Writer\.epoch": "writer",
     r"UndoReport\..*": "offsets of an undo",
     r"Snapshot\..*": "snapshot",
-    r"Transaction(Info|Part)?\.token|CommitResult\..*": "transaction",
+    r"Transaction(Info|Part)?\.token|CommitResult\..*|JobStep\..*": "transaction",
     r"\w+\.if_changed_since|(ScanStream|TopN|Versioned)\.version": "version",
     r"\w+\.resume_token": "resume token of a scan",
     r"\w+\.\w*log_offsets|ScanStream\.next_offsets|\w+\.table_incarnation|Table\.incarnation": "log offsets",

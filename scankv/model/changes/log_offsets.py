@@ -142,7 +142,7 @@ def check_offsets_of(definition: TableDefinition, of_offsets: str) -> None:
     Raises:
         TableRecreated: The offsets belong to another incarnation, or may do so.
     """
-    if not of_offsets and definition.is_successor and definition.tablet is None:
+    if not of_offsets and definition.has_predecessor and definition.tablet is None:
         raise TableRecreated(
             f"table {definition.name} was restored, or dropped and created again, and these log offsets do not say of "
             "which incarnation they are; nothing was done: use offsets that name it, as those that "

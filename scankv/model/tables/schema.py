@@ -85,8 +85,8 @@ class TableDefinition:
             without the time of their last write count as written then. 0: never since the table was created.
         tablets: Into how many tablets the buckets are divided. 1: into none.
         tablet: The number of the tablet that this is. None: it is the table.
-        is_successor: Whether the name has had an earlier incarnation: a table that was dropped, the table of the backup
-            that this one was restored from, or the table before a recovery that lost where its history ends.
+        has_predecessor: Whether the name has had an earlier incarnation: a table that was dropped, the table of the
+            backup that this one was restored from, or the table before a recovery that lost where its history ends.
         losses: How many recoveries have lost acknowledged changes in this incarnation.
     """
 
@@ -109,7 +109,7 @@ class TableDefinition:
     expiry_since_micros: int = 0
     tablets: int = 1
     tablet: int | None = None
-    is_successor: bool = False
+    has_predecessor: bool = False
     losses: int = 0
 
     def __post_init__(self) -> None:
@@ -238,7 +238,7 @@ class TableDefinition:
     @property
     def has_other_histories(self) -> bool:
         """Whether the table of this name has had other histories."""
-        return self.is_successor or self.losses > 0
+        return self.has_predecessor or self.losses > 0
 
     @property
     def all_tablets(self) -> list[TableDefinition]:
@@ -569,7 +569,7 @@ class TableDefinition:
             **({"expiry_since_micros": self.expiry_since_micros} if self.expiry_since_micros else {}),
             **({"tablets": self.tablets} if self.tablets > 1 else {}),
             **({} if self.tablet is None else {"tablet": self.tablet}),
-            **({"is_successor": True} if self.is_successor else {}),
+            **({"has_predecessor": True} if self.has_predecessor else {}),
             **({"losses": self.losses} if self.losses else {}),
         }
 
@@ -603,7 +603,7 @@ class TableDefinition:
             expiry_since_micros=values.get("expiry_since_micros", 0),
             tablets=values.get("tablets", 1),
             tablet=values.get("tablet"),
-            is_successor=values.get("is_successor", False),
+            has_predecessor=values.get("has_predecessor", False),
             losses=values.get("losses", 0),
         )
 

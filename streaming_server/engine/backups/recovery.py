@@ -170,7 +170,7 @@ class Recovery:
                 "start the server, and give the transaction up with `scankv transactions give-up`",
                 table=table.name,
             )
-        self._catalog.replace(replace(table, incarnation=uuid.uuid4().hex, is_successor=True, losses=0))
+        self._catalog.replace(replace(table, incarnation=uuid.uuid4().hex, has_predecessor=True, losses=0))
         for snapshots in self._catalog.path(table.name).glob("**/snapshots"):
             self.remove(snapshots, "")
         return None

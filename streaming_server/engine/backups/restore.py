@@ -12,14 +12,14 @@ import shutil
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from scankv.model.errors import DataLoss, NewerFormat, UpgradeNotConfirmed, UsageError
-from scankv.model.tables.schema import incarnation_of
 from streaming_server.engine.backups.redistribution import Redistribution, check_buckets
 from streaming_server.engine.backups.replay import CannotReplay, LogReplay, check_state
+from streaming_server.engine.backups.restored_transactions import write_transactions
 from streaming_server.engine.backups.stored_consumers import consumers_by_part
 from streaming_server.storage.bucket.bucket_state import load_state
 from streaming_server.storage.bucket.writer_states import forget_transactions
@@ -32,7 +32,6 @@ from streaming_server.storage.tables.catalog import Catalog, divide, path_of_tab
 from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.consumers import ConsumerDirectory
 from streaming_server.storage.tables.data_directory import NEWEST_FORMAT, DataDirectory
-from streaming_server.storage.transactions.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -86,7 +85,7 @@ class RestoreResult:
 def restore_all(
     store: BackupStore, plan: RestorePlan, data: Path, on_bytes: Callable[[int], None] = lambda _: None
 ) -> RestoreResult:
-    """Makes a new data directory with all tables of a plan, and with the remembered commits of transactions.
+    """Makes a new data directory with all tables of a plan.
 
     Servers refuse the directory until all of it is durable. After a crash, the next call starts from scratch.
 
@@ -113,7 +112,6 @@ def restore_all(
         restoring, left_out = _Restore(store, directory, on_bytes), dict[str, str]()
         restored = restoring.run(plan, {name: name for name in plan.sources}, incarnations, left_out=left_out)
         ClockFile(data).write(plan.manifest.times)
-        _write_transactions(directory, plan, incarnations, restored)
         directory.end_restore()
     finally:
         directory.close()
@@ -172,6 +170,7 @@ def restore_tables(
 class _Restore:
     def __init__(self, store: BackupStore, directory: DataDirectory, on_bytes: Callable[[int], None]) -> None:
         self._store = store
+        self._directory = directory
         self._catalog = Catalog(directory)
         self._path = directory.path
         self._on_bytes = on_bytes
@@ -187,7 +186,9 @@ class _Restore:
         buckets: int | None = None,
         left_out: dict[str, str] | None = None,
     ) -> list[RestoredTable]:
-        """Restores tables under new names and as new incarnations. All are complete before the first one is added.
+        """Restores tables under new names and as new incarnations, and remembers commits as `write_transactions`.
+
+        All tables are complete before the first one is added.
 
         Args:
             plan: What can be restored.
@@ -207,19 +208,21 @@ class _Restore:
                     if left_out is None:
                         raise
                     left_out[name] = f"{error.message}, and no earlier backup has it"
+            tables, keeps_offsets = [restored for _, restored in prepared], buckets is None
+            write_transactions(self._directory, self._catalog, plan, incarnations, tables, keeps_offsets=keeps_offsets)
         except BaseException:
             for definition, _ in prepared:
                 shutil.rmtree(self._catalog.draft(definition), ignore_errors=True)
             raise
         for definition, _ in prepared:
             self._catalog.place(definition)
-        return [restored for _, restored in prepared]
+        return tables
 
     def _prepare(
         self, source: TableSource, new: str, incarnation: str, buckets: int | None
     ) -> tuple[TableDefinition, RestoredTable]:
         table = source.table
-        definition = replace(table.definition, name=new, incarnation=incarnation, is_successor=True, losses=0)
+        definition = replace(table.definition, name=new, incarnation=incarnation, has_predecessor=True, losses=0)
         if buckets is not None:
             definition = replace(definition, buckets=buckets)
         draft, copied = self._catalog.draft(definition), self._path / "trash" / f"source-{incarnation}"
@@ -328,43 +331,3 @@ def _check_readable(manifest: BackupManifest) -> None:
             f"the backup {manifest.backup_id} has format {manifest.directory_format}, and this version of ScanKV reads "
             f"formats up to {NEWEST_FORMAT}: use the version that created it, or a newer one"
         )
-
-
-def _write_transactions(
-    directory: DataDirectory, plan: RestorePlan, incarnations: Mapping[str, str], restored: list[RestoredTable]
-) -> None:
-    """Remembers the commits of the backup, so that repeating one of them does not write its rows again.
-
-    Rule: a commit is remembered only if all of its tables have its rows. A table may be of an earlier instant, or
-    have been left out. A table that was dropped before the backup does not count.
-    """
-    new_incarnations: dict[str, str] = {}
-    instants: dict[str, int] = {}
-    known = {each.name: each.micros for each in restored}
-    for name, source in plan.sources.items():
-        for each in (source, source.otherwise):
-            if each is not None:
-                new_incarnations[each.table.definition.incarnation] = incarnations[name]
-                instants[each.table.definition.incarnation] = known.get(name, 0)
-    left_out = {each.definition.incarnation for each in plan.manifest.tables} - instants.keys()
-    instants |= dict.fromkeys(left_out, 0)
-    done: list[dict[str, Any]] = [
-        {**each, "tables": {name: _translate(old, new_incarnations) for name, old in each["tables"].items()}}
-        for each in plan.manifest.committed
-        if each["micros"]
-        <= min([plan.micros, *(instants.get(incarnation_of(old), plan.micros) for old in each["tables"].values())])
-    ]
-    if not done:
-        return
-    head = {"epoch": plan.manifest.epoch, "next": 1 + max(each["number"] for each in done)}
-    log = TransactionLog(directory.transactions)
-    try:
-        log.rewrite([{"log": head}, *({"done": each} for each in done)])
-    finally:
-        log.close()
-
-
-def _translate(incarnation: str, new: Mapping[str, str]) -> str:
-    """Returns the new incarnation of a table or a tablet, given those of the tables."""
-    of_table = incarnation_of(incarnation)
-    return new.get(of_table, of_table) + incarnation.removeprefix(of_table)

@@ -184,6 +184,8 @@ class CommitCoordinator:
                     "the table in another way, too: commit them one after another",
                     table=name,
                 )
+        if transaction.options.job_table:
+            self._same_table(transaction.options.job_table, transaction.options.job_incarnation)
         used = {name: each for name, each in touched.items() if not each.is_of_summaries}
         # Without tables that have only summaries: their alteration waits until the commit has left the tablets.
         async with self._uses.using(used):
@@ -229,7 +231,7 @@ class CommitCoordinator:
                     micros=self._commit_time(buckets),
                     served_micros=self._clock.service_micros(),
                     rows=sum(part.rows for part in parts),
-                    tables={name: touched[name].incarnation for name in tables},
+                    tables=_job_table(transaction) | {name: touched[name].incarnation for name in tables},
                     files=tuple((part.number, part.requests) for part in parts),
                     buckets={name: tuple(sorted(touched[name].buckets)) for name in tables},
                     writer=transaction.options.writer,
@@ -675,6 +677,12 @@ class CommitCoordinator:
                 table=name,
             )
         return table
+
+
+def _job_table(transaction: OpenTransaction) -> dict[str, str]:
+    """Returns the incarnation of the table of the transaction's job, whose commit counts even if it writes nothing."""
+    options = transaction.options
+    return {options.job_table: options.job_incarnation} if options.job_table else {}
 
 
 def _buckets_of(decision: Decision, tables: Mapping[str, LiveTable]) -> list[LiveBucket]:

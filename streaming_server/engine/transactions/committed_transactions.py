@@ -58,9 +58,19 @@ class CommittedTransactions:
         """
         if token in self._by_token:
             return self._by_token[token]
-        last = self._last.get(id_.rpartition(":")[0])
-        found = last if last is not None and last.id == id_ else self._by_id.get(id_)
-        return found if id_ and found is not None and self._is_in_a_table(found) else None
+        found = self.with_id(id_)
+        return found if found is not None and self._is_in_a_table(found) else None
+
+    def with_id(self, id_: str) -> CommittedTransaction | None:
+        """Returns the last remembered commit with an id, whatever has become of its tables, or None."""
+        last = self.last_of_family(id_)
+        if not id_:
+            return None
+        return last if last is not None and last.id == id_ else self._by_id.get(id_)
+
+    def last_of_family(self, id_: str) -> CommittedTransaction | None:
+        """Returns the last commit whose id is equal up to the last `:`, or None."""
+        return self._last.get(id_.rpartition(":")[0])
 
     def forget(self, now_micros: int) -> None:
         """Forgets the commits that have expired at a service time."""

@@ -94,7 +94,7 @@ async def find_losses(
     lost += [
         BucketLoss(table=name, bucket=number, rows=None, applied=0, reason=error.message)
         for name, error in unreadable.items()
-        for number in decision.buckets[name]
+        for number in decision.buckets.get(name, ())
         if decision.is_pending(name, decision.tables[name], number)
     ]
     return sorted(lost, key=lambda each: (each.table, each.bucket))

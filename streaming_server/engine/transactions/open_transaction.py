@@ -40,6 +40,8 @@ class TransactionOptions:
         ttl: After how many seconds without a call the transaction expires.
         writer: The id of the writer to whom the changelog attributes its changes. Empty: none.
         lock_wait: How many seconds a call may wait for keys that it locks. None: calls lock nothing.
+        job_table: The table of the job that the transaction belongs to, if this worker process owns it. Empty: none.
+        job_incarnation: The incarnation of that table.
     """
 
     id: str
@@ -48,6 +50,8 @@ class TransactionOptions:
     ttl: float
     writer: str = ""
     lock_wait: float | None = None
+    job_table: str = ""
+    job_incarnation: str = ""
 
     def check(self) -> None:
         """Raises InvalidRequest unless the options are allowed."""
@@ -214,6 +218,8 @@ class OpenTransaction:
             "writer": self.options.writer,
             "since": self.since,
         }
+        if self.options.job_table:
+            content |= {"job_table": self.options.job_table, "job_incarnation": self.options.job_incarnation}
         # A server that cannot lock keys finds an unknown option, and gives the transaction up.
         return content if self.options.lock_wait is None else content | {"lock_wait": self.options.lock_wait}
 

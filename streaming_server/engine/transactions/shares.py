@@ -59,7 +59,12 @@ class TransactionShares:
                 )
         if transaction is None:
             return TransactionPlace()
-        return TransactionPlace(is_open=True, sizes=_sizes_of(transaction), remaining=transaction.remaining)
+        return TransactionPlace(
+            is_open=True,
+            sizes=_sizes_of(transaction),
+            remaining=transaction.remaining,
+            owns_job=bool(transaction.options.job_table),
+        )
 
     async def prepare(self, request: ShareRequest) -> PreparedShare:
         """Prepares the share of a transaction, and raises the barrier before it.

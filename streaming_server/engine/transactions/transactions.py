@@ -23,6 +23,7 @@ from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.engine.transactions.commit import CommitCoordinator
 from streaming_server.engine.transactions.committed_transactions import CommittedTransactions
+from streaming_server.engine.transactions.jobs import recall_job
 from streaming_server.engine.transactions.key_locks import KeyLocks
 from streaming_server.engine.transactions.open_transaction import (
     OpenTransaction,
@@ -47,11 +48,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.commit import CommitStats
     from streaming_server.engine.transactions.give_up import BucketLoss
+    from streaming_server.engine.transactions.jobs import JobMemory, JobRequest
     from streaming_server.engine.transactions.two_phase import Agreement, Peers
     from streaming_server.storage.transactions.decisions import CommittedTransaction, Decision
     from streaming_server.storage.transactions.staging import TableFootprint
@@ -310,6 +313,15 @@ class Transactions:
             deleting.cancel()
         await self._tasks.join()
         self._decisions.close()
+
+    def recall_job(self, step: JobRequest) -> JobMemory:
+        """Returns what this worker knows of a job. Raises TableNotFound."""
+        self.check_log()
+        return recall_job(step, self._committed, self._own_table(step.table))
+
+    def _own_table(self, name: str) -> TableDefinition | None:
+        is_other = self._peers is not None and not self._peers.owns(name)
+        return None if is_other else self._table(name).definition
 
     async def begin(self, options: TransactionOptions, token: str = "") -> OpenTransaction | CommittedTransaction:
         """Begins a transaction, or returns the earlier commit of its id. See transaction.proto.

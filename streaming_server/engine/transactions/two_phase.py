@@ -86,6 +86,7 @@ class TransactionPlace:
         sizes: How much of each part the worker has, unless the transaction is applied.
         coordinator: The worker that knows more of a committed transaction. None: this one.
         remaining: For how many more seconds an open transaction lives there.
+        owns_job: Whether the worker owns the table of its job.
     """
 
     is_open: bool = False
@@ -93,6 +94,7 @@ class TransactionPlace:
     sizes: Mapping[str, PartSize] = field(default_factory=dict)
     coordinator: int | None = None
     remaining: float = 0.0
+    owns_job: bool = False
 
 
 class CommitOutcome(Enum):

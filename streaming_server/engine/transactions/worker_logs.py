@@ -20,7 +20,7 @@ from streaming_server.storage.transactions.decisions import Decisions
 from streaming_server.storage.transactions.staging import StagingDirectory, list_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from streaming_server.clock import ServerClock
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from streaming_server.engine.transactions.transactions import Transactions
     from streaming_server.engine.transactions.two_phase import CommitOutcome, LogOffsetsOfTables, ShareRequest
     from streaming_server.storage.tables.data_directory import DataDirectory
-    from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 _DRAFT: Final = "new-workers"
 
@@ -130,13 +129,14 @@ def divide_log(directory: DataDirectory, workers: int, clock: ServerClock) -> No
             ClockFile(own).write(times)
         with closing(Decisions(own / "transactions", clock)) as log:
             log.continue_after(epoch, next_number)
-            log.rewrite([each for each in committed if _is_of(each, place)])
+            log.rewrite([each for each in committed if is_remembered_by(place, each.tables)])
         sync_directory(own)
     directory.place_parts(workers, draft)
     for token in list_tokens(directory.transactions):
         StagingDirectory(directory.transactions, token).remove()
 
 
-def _is_of(committed: CommittedTransaction, place: Placement) -> bool:
+def is_remembered_by(place: Placement, tables: Collection[str]) -> bool:
+    """Returns whether a worker process remembers the commit of a transaction that wrote to these tables."""
     # Its id counts, even if it has written nothing.
-    return any(map(place.owns, committed.tables)) or (not committed.tables and place.number == 0)
+    return any(map(place.owns, tables)) or (not tables and place.number == 0)

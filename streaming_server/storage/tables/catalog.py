@@ -183,7 +183,7 @@ class Catalog:
         try:
             self.check_free(definition.name)
             if self._mark_of_earlier(definition.name).exists():
-                definition = replace(definition, is_successor=True)
+                definition = replace(definition, has_predecessor=True)
             with translate_disk_errors(self._directory.path):
                 write_checked_json(draft / _FILE, definition.to_json())
                 path = self.path(definition.name)

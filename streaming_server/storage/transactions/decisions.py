@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss
+from scankv.model.names import table_of
+from scankv.model.tables.schema import incarnation_of
 from streaming_server.storage.transactions.transaction_log import TransactionLog, UnreadableLog
 
 if TYPE_CHECKING:
@@ -179,6 +181,11 @@ class CommittedTransaction:
     def family(self) -> str:
         """The part of the id that all transactions of a job share: all before the last `:`; empty without one."""
         return self.id.rpartition(":")[0]
+
+    def incarnation_of(self, table: str) -> str:
+        """Returns the incarnation of a table that the transaction wrote to; empty if it did not write to the table."""
+        found = (incarnation for name, incarnation in self.tables.items() if table_of(name) == table)
+        return incarnation_of(next(found, ""))
 
 
 def _offsets(stored: Mapping[str, Mapping[str, int]]) -> dict[str, dict[int, int]]:

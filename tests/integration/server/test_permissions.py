@@ -83,15 +83,19 @@ class MatrixTarget:
         )
 
     def id_of(self, what: str) -> str:
-        """Returns the id of a snapshot, a column lock, a transaction or a scan of the table."""
+        """Returns the id of a snapshot, a column lock, a transaction or a scan of the table, or the table of a job."""
         if what not in self._ids:
             self._ids[what] = {
                 "snapshot": self._pin,
                 "column lock": self._lock,
                 "transaction": self._begin,
                 "scan": self._scan,
+                "job": self._name,
             }[what]()
         return self._ids[what]
+
+    def _name(self) -> str:
+        return self.table
 
     def _pin(self) -> str:
         pinned = self._root(f"{SERVICES}.SnapshotService/PinSnapshot", table=self.table)
@@ -200,7 +204,7 @@ def test_every_field_of_the_table_exists_in_its_request() -> None:
 def test_what_a_request_can_name_is_checked() -> None:
     """A field with the name of a table or of an id is in the permission table, in whatever request it is."""
     naming = {"table", "snapshot_id", "lock_id", "scan_id", "token", "lease_id", "same_view_as"}
-    nested = {"snapshot": ("snapshot_id",), "transaction": ("token",)}
+    nested = {"snapshot": ("snapshot_id",), "transaction": ("token",), "job": ("table",)}
     for method in CHECKED:
         scopes = [requirement.scope for requirement in PERMISSIONS[method].requirements]
         checked = {field for scope in scopes for field in getattr(scope, "fields", ())}

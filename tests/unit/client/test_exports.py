@@ -40,6 +40,7 @@ NAMES = [
     "InvalidOption",
     "InvalidRequest",
     "InvalidResumeToken",
+    "JobStep",
     "LakeConflict",
     "LakeDamaged",
     "LakeError",
