@@ -96,6 +96,7 @@ class Archive:
         tables: Returns all tables and tablets of this process, which it opens.
         closed: Returns the own tablets that are closed, because their table is being dropped.
         remembered: Returns the remembered commits of transactions.
+        versions: The definitions that the files of tables have, oldest first, for each table of this process.
         create_backup: Begins to create a backup.
         newest_backup: Returns the instant of the newest backup, as far as it is known.
 
@@ -119,6 +120,7 @@ class Archive:
         tables: Callable[[], Iterable[LiveTable]],
         closed: Callable[[], Iterable[TableDefinition]],
         remembered: Callable[[], list[CommittedTransaction]],
+        versions: Iterable[Sequence[TableDefinition]],
         create_backup: Callable[[], Any],
         newest_backup: Callable[[], int],
     ) -> None:
@@ -138,6 +140,7 @@ class Archive:
             tables=tables,
             closed=closed,
             remembered=remembered,
+            versions=versions,
             is_recording=self.is_enabled and self._marker.exists(),
         )
         self._peers: ArchivePeers | None = None
@@ -307,6 +310,7 @@ class Archive:
                 f"the clock is at {instant_text(capture.micros)}, and the archive at {instant_text(last)}"
             )
         backup = self._newest_backup()
+        capture.changes = archived.without_known(capture.changes)
         for number, part in parts.items():
             if part.definitions is not None:
                 self._add_unrecorded_changes(number, part.definitions, part.bootstrapped, capture)
@@ -447,5 +451,5 @@ class Archive:
             if table not in found:
                 why = "the table was dropped before they were archived"
                 self._archived.gaps[table] = ArchiveGap(micros[table], why)
-            elif table in bootstrapped and table not in archived:
-                capture.gaps[table] = ArchiveGap(micros[table], TAKEN_IN)
+        for table in bootstrapped - archived.keys():
+            capture.gaps.setdefault(table, ArchiveGap(capture.micros, TAKEN_IN))

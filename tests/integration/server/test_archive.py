@@ -240,6 +240,55 @@ def test_what_a_killed_server_had_not_archived_of_a_dropped_table_is_reported(
     assert rows_at(store, None, tmp_path / "latest") == {"t.kept": {1: 1, 2: 2}}
 
 
+def test_a_kill_right_after_definitions_changed_leaves_them_as_of_every_instant(tmp_path: Path) -> None:
+    schema = pa.schema([("day", pa.int32()), ("k", pa.int64()), ("v", pa.int64())])
+    store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
+    instants: list[int] = []
+    with serving(data, store) as client:
+        for name in ("t.dropped", "t.altered", "t.expiring"):
+            partition_by = ["day"] if name == "t.dropped" else []
+            client.create_table(name, schema, primary_key=["day", "k"], partition_by=partition_by, buckets=1)
+        client.create_backup()
+        wait_archived(store)
+    slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
+    with ServerProcess(data, *slow) as server, sync.connect(server.url) as client:
+        for name in ("t.dropped", "t.altered", "t.expiring"):
+            client.table(name).upsert([{"day": day, "k": k, "v": k} for day in (1, 2) for k in range(5)])
+        instants.append(time.time_ns() // 1000)
+        client.table("t.dropped").drop_partition({"day": 1})
+        client.alter_table("t.altered", drop_columns=["v"])
+        client.alter_table("t.expiring", ttl_seconds=1)
+        instants.append(time.time_ns() // 1000)
+        client.table("t.dropped").drop_partition({"day": 2})
+        client.alter_table("t.altered", add_columns=pa.schema([("w", pa.int64())]))
+        client.create_table("t.later", SCHEMA, primary_key=["k"], buckets=1)
+        instants.append(time.time_ns() // 1000)
+        server.kill()
+        # What an earlier process has not archived is not forgotten by one that changes it again and is killed, too.
+        server.restart()
+        with sync.connect(server.url) as again:
+            again.alter_table("t.altered", add_columns=pa.schema([("x", pa.int64())]))
+            server.kill()
+    with serving(data, store) as client:
+        client.table("t.later").upsert([{"k": 1, "v": 1}])
+        wait_archived(store)
+    assert len(store.manifests()) == 1
+    found = []
+    for instant in instants:
+        restore_all(store, plan_instant(store, instant), tmp_path / str(instant))
+        with ServerProcess(tmp_path / str(instant)) as server, sync.connect(server.url) as client:
+            tables = {table.name: table for table in client.tables()}
+            partitions = [each.values["day"] for each in tables["t.dropped"].partitions()]
+            expires = tables["t.expiring"].options.get("ttl_seconds") is not None
+            found.append((partitions, tables["t.altered"].schema.names[2:], expires, "t.later" in tables))
+            assert tables["t.altered"].count() == 10
+    assert found == [
+        ([1, 2], ["v"], False, False),
+        ([2], [], True, False),
+        ([], ["w"], True, True),
+    ]
+
+
 def test_a_gap_counts_until_the_next_backup(tmp_path: Path) -> None:
     store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
     with serving(data, store) as client:
