@@ -219,14 +219,14 @@ class _Restore:
         self, source: TableSource, new: str, incarnation: str, buckets: int | None
     ) -> tuple[TableDefinition, RestoredTable]:
         table = source.table
-        definition = replace(table.definition, name=new, incarnation=incarnation)
+        definition = replace(table.definition, name=new, incarnation=incarnation, changed_micros=0)
         if buckets is not None:
             definition = replace(definition, buckets=buckets)
         draft, copied = self._catalog.draft(definition), self._path / "trash" / f"source-{incarnation}"
         try:
             with translate_disk_errors(self._path):
                 is_as_before = definition.buckets == table.definition.buckets
-                rows = self._copy(source, draft if is_as_before else copied)
+                states = self._copy(source, draft if is_as_before else copied)
                 if not is_as_before:
                     self._redistribute(table, definition, copied, draft)
                 divide(draft, definition)
@@ -240,7 +240,12 @@ class _Restore:
             return self._prepare(replace(source.otherwise, why=error.message), new, incarnation, buckets)
         finally:
             shutil.rmtree(copied, ignore_errors=True)
-        return definition, RestoredTable(table.name, new, rows, table.bytes, source.micros, source.why)
+        # Rule: ids of indexes never go back, because entries of an index may be left in a bucket.
+        used = [index for state in states.values() for index in state.indexes]
+        definition = replace(definition, last_index_id=max([definition.last_index_id, *used]))
+        rows = [state.rows for state in states.values()]
+        known = None if None in rows else sum(filter(None, rows))
+        return definition, RestoredTable(table.name, new, known, table.bytes, source.micros, source.why)
 
     def _redistribute(self, table: StoredTable, definition: TableDefinition, copied: Path, draft: Path) -> None:
         target = draft / "buckets"
@@ -249,9 +254,9 @@ class _Restore:
         for number, state in states.items():
             _write_watermark(target / f"{number:04}.durable", state.log_offset)
 
-    def _copy(self, source: TableSource, draft: Path) -> int | None:
-        """Copies the files of a table, verifies them, and makes them durable. Returns the number of its rows."""
-        table, rows = source.table, list[int | None]()
+    def _copy(self, source: TableSource, draft: Path) -> dict[int, BucketState]:
+        """Copies the files of a table, verifies them, and makes them durable. Returns the state of each bucket."""
+        table = source.table
         for number in table.states:
             (draft / "buckets" / f"{number:04}").mkdir(parents=True)
         (draft / "buckets").mkdir(parents=True, exist_ok=True)
@@ -259,10 +264,8 @@ class _Restore:
         with ThreadPoolExecutor(_AT_ONCE, "restore") as threads:
             for _ in threads.map(lambda file: self._write(file, packs, draft), table.files):
                 pass
-        for number in sorted({*table.states, *source.logs}):
-            state = self._settle(source, number, draft / "buckets" / f"{number:04}")
-            rows.append(state.rows)
-        return None if None in rows else sum(filter(None, rows))
+        numbers = sorted({*table.states, *source.logs})
+        return {number: self._settle(source, number, draft / "buckets" / f"{number:04}") for number in numbers}
 
     def _write(self, file: StoredFile, packs: Mapping[str, bytes], draft: Path) -> None:
         checksum = xxhash.xxh3_128()

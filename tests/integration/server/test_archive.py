@@ -289,6 +289,49 @@ def test_a_kill_right_after_definitions_changed_leaves_them_as_of_every_instant(
     ]
 
 
+def test_a_restore_leaves_out_what_followed_the_instant_without_a_commit(tmp_path: Path) -> None:
+    rows = [{"k": k, "v": k % 10, "w": k % 7} for k in range(100)]
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", store) as client:
+        schema = pa.schema([(name, pa.int64()) for name in ("k", "v", "w")])
+        indexed = client.create_table("t.indexed", schema, primary_key=["k"], buckets=1)
+        indexed.upsert(rows)
+        divided = client.create_table(
+            "t.divided", schema, primary_key=["k", "v", "w"], partition_by=["k", "v"], buckets=1
+        )
+        divided.upsert([{"k": 1, "v": 1, "w": 1}])
+        divided.create_partition({"k": 1, "v": 2})
+        client.create_backup()
+        wait_archived(store)
+    slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
+    with ServerProcess(tmp_path / "data", *slow) as server, sync.connect(server.url) as client:
+        divided = client.table("t.divided")
+        instant = time.time_ns() // 1000
+        client.alter_table("t.indexed", add_indexes=["v"])
+        wait_for_indexes(client, "t.indexed")
+        divided.create_partition({"k": 3, "v": 3})
+        divided.drop_partition({"k": 1})
+    with serving(tmp_path / "data", store) as client:
+        client.create_table("t.other", SCHEMA, primary_key=["k"])
+        wait_archived(store)
+    restore_all(store, plan_instant(store, instant), tmp_path / "then")
+    with ServerProcess(tmp_path / "then") as server, sync.connect(server.url) as client:
+        # First of all, before the bucket is opened.
+        client.alter_table("t.indexed", add_indexes=["w"])
+        wait_for_indexes(client, "t.indexed")
+        found = client.table("t.indexed").scan(where="w = 3").to_pylist()
+        assert sorted(row["k"] for row in found) == [row["k"] for row in rows if row["w"] == 3]
+        assert all(bucket.is_consistent for bucket in client.check_table("t.indexed"))
+        assert [each.values for each in client.table("t.divided").partitions()] == [{"k": 1, "v": 1}, {"k": 1, "v": 2}]
+
+
+def wait_for_indexes(client: sync.Client, table: str) -> None:
+    def are_ready() -> bool:
+        return all(each.ready for bucket in client.check_table(table) for each in bucket.indexes)
+
+    wait_until(are_ready, "the indexes are built")
+
+
 def test_a_gap_counts_until_the_next_backup(tmp_path: Path) -> None:
     store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
     with serving(data, store) as client:
