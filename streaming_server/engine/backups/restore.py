@@ -10,7 +10,7 @@ import os
 import shutil
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
@@ -21,8 +21,9 @@ from streaming_server.engine.backups.redistribution import Redistribution, check
 from streaming_server.engine.backups.replay import CannotReplay, LogReplay, check_state
 from streaming_server.engine.backups.stored_consumers import consumers_by_part, progress_of
 from streaming_server.scan.changes.log_plan import table_digest
-from streaming_server.storage.bucket.bucket_state import load_state
+from streaming_server.storage.bucket.bucket_state import BucketState, load_state
 from streaming_server.storage.bucket.writer_states import forget_transactions
+from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import sync_directories
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.durable_watermark import DurableWatermark
@@ -40,13 +41,16 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.backups.restore_plan import RestorePlan, TableSource
+    from streaming_server.scan.changes.consumer_progress import ConsumerProgress
     from streaming_server.storage.backup.archive_segment import LogPiece
     from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredFile, StoredTable
     from streaming_server.storage.backup.backup_store import BackupStore
-    from streaming_server.storage.bucket.bucket_state import BucketState
 
 _AT_ONCE: Final = 4
 _CACHE_BYTES: Final = 8 << 20
+_LATER: Final = "it did not exist at that instant, and is left out"
+_BEYOND: Final = "it was beyond the changes that are restored, and is set back to their end"
+_BEYOND_IN_ROWS: Final = "it read rows as of a later instant, and is left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class RestoredTable:
         bytes: The bytes of its files.
         micros: The instant that it is of, in microseconds since 1970 UTC.
         why: Why it is of another instant than the one that was asked for. Empty: it is not.
+        consumers: What has become of consumers that are not as they were stored, by id.
     """
 
     name: str
@@ -68,6 +73,7 @@ class RestoredTable:
     bytes: int
     micros: int
     why: str = ""
+    consumers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +229,7 @@ class _Restore:
         if buckets is not None:
             definition = replace(definition, buckets=buckets)
         draft, copied = self._catalog.draft(definition), self._path / "trash" / f"source-{incarnation}"
+        consumers = dict.fromkeys(sorted(source.later_consumers), _LATER)
         try:
             with translate_disk_errors(self._path):
                 is_as_before = definition.buckets == table.definition.buckets
@@ -231,7 +238,7 @@ class _Restore:
                     self._redistribute(table, definition, copied, draft)
                 divide(draft, definition)
                 if is_as_before:
-                    _write_consumers(table, definition, draft)
+                    consumers |= _write_consumers(source, definition, draft, states)
                 sync_directories(draft)
         except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
@@ -245,7 +252,8 @@ class _Restore:
         definition = replace(definition, last_index_id=max([definition.last_index_id, *used]))
         rows = [state.rows for state in states.values()]
         known = None if None in rows else sum(filter(None, rows))
-        return definition, RestoredTable(table.name, new, known, table.bytes, source.micros, source.why)
+        restored = RestoredTable(table.name, new, known, table.bytes, source.micros, source.why, consumers)
+        return definition, restored
 
     def _redistribute(self, table: StoredTable, definition: TableDefinition, copied: Path, draft: Path) -> None:
         target = draft / "buckets"
@@ -308,15 +316,41 @@ class _Restore:
         return self._store.read_archived(piece.data, piece.offset, piece.size, piece.checksum)
 
 
-def _write_consumers(table: StoredTable, definition: TableDefinition, draft: Path) -> None:
-    """Writes the consumers of a table and its tablets, with their positions in those of the new incarnation."""
+def _write_consumers(
+    source: TableSource, definition: TableDefinition, draft: Path, states: Mapping[int, BucketState]
+) -> dict[str, str]:
+    """Writes the consumers of a table and its tablets, with their positions in those of the new incarnation.
+
+    Returns:
+        What has become of those that were set back or left out, by id.
+    """
+    table, changed = source.table, dict[str, str]()
     consumers = consumers_by_part(table)
     for before, after in zip(table.definition.parts, definition.parts, strict=True):
         directory = ConsumerDirectory(draft if after.tablet is None else path_of_tablet(draft, after.tablet))
         for one in consumers[before.incarnation]:
             # None: it was damaged when it was backed up.
             if (progress := progress_of(one, before)) is not None:
+                beyond = _ends_passed(progress, states)
+                if beyond and progress.position.scanning:
+                    changed[one.consumer_id] = _BEYOND_IN_ROWS
+                    continue
+                if beyond:
+                    progress = progress.with_offsets(beyond)
+                    one, changed[one.consumer_id] = replace(one, moved_micros=source.micros), _BEYOND
                 directory.write(replace(one, token=progress.token(table_digest(after))))
+    return changed
+
+
+def _ends_passed(progress: ConsumerProgress, states: Mapping[int, BucketState]) -> dict[int, int]:
+    """Returns the ends of the changelogs that a consumer is beyond, by bucket."""
+    ends = {bucket: states.get(bucket, BucketState()).log_offset for bucket in progress.position.offsets}
+    # An earlier epoch may have had more changes than its successor began with.
+    return {
+        bucket: ends[bucket]
+        for bucket, offset in progress.position.offsets.items()
+        if offset > ends[bucket] or count_of(offset) > count_of(ends[bucket])
+    }
 
 
 def _write_watermark(path: Path, offset: int) -> None:

@@ -37,6 +37,7 @@ class TableSource:
         logs: What was written since the backup, by bucket.
         otherwise: How it is restored if the archive does not suffice for that. None: not at all.
         why: Why it is not restored as of the instant that was asked for. Empty: it is.
+        later_consumers: The consumers that were created after the instant, as far as the archive says that.
     """
 
     table: StoredTable
@@ -44,6 +45,7 @@ class TableSource:
     logs: Mapping[int, ArchivedLog] = field(default_factory=dict)
     otherwise: TableSource | None = None
     why: str = ""
+    later_consumers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,7 @@ def _plan(
 ) -> RestorePlan:
     tables = {table.definition.incarnation: table for table in before.tables}
     times, committed = before.times, {each["token"]: each for each in before.committed}
+    later_consumers: dict[str, frozenset[str]] = {}
     for segment in segments:
         for change in segment.changes:
             if change.micros > micros:
@@ -159,6 +162,8 @@ def _plan(
             if (table := tables.get(incarnation_of(incarnation))) is not None:
                 consumers = consumers_by_part(table)
                 consumers[incarnation] = _consumers(consumers.get(incarnation, ()), found, segment, micros)
+                unknown = {one.consumer_id for one in found} - {one.consumer_id for one in consumers[incarnation]}
+                later_consumers[incarnation] = frozenset(unknown)
                 tables[table.definition.incarnation] = replace(table, consumers=tuple(chain(*consumers.values())))
         times = segment.times
         committed |= {each["token"]: each for each in segment.committed if each["micros"] <= micros}
@@ -176,6 +181,8 @@ def _plan(
     left_out = {**before.left_out}
     for table in sorted(tables.values(), key=lambda table: table.name):
         source = _source(before, table, [*segments, *late.get(table.definition.incarnation, ())], micros)
+        unknown_in_parts = (later_consumers.get(part.incarnation, frozenset()) for part in table.definition.parts)
+        source = replace(source, later_consumers=frozenset(chain(*unknown_in_parts)))
         why = lacking.get(table.definition.incarnation)
         if why is not None and source.otherwise is None:
             left_out[table.name] = f"the archive lacks writes: {why}"
@@ -208,7 +215,7 @@ def _consumers(
 ) -> tuple[ConsumerRecord, ...]:
     """Returns the consumers at an instant, given those before a segment and those in it."""
     # Later positions would be beyond the rows that are restored.
-    current = {one.consumer_id: one for one in found if one.committed_micros <= micros}
+    current = {one.consumer_id: one for one in found if not one.is_later_than(micros)}
     remaining = {one.consumer_id for one in found}
     is_past = segment.micros <= micros
     before = {one.consumer_id: one for one in known if not is_past or one.consumer_id in remaining}

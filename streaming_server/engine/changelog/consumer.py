@@ -48,6 +48,7 @@ class ConsumerState:
             were read.
         fence: The number of the stream that was opened last.
         committed_micros: When it committed last; 0 for never.
+        moved_micros: When its position was set last. 0: not known.
         session: The stream that owns it now.
         damage: Why its file cannot be read; empty if it can.
     """
@@ -59,6 +60,7 @@ class ConsumerState:
     rows_position: bytes = b""
     fence: int = 0
     committed_micros: int = 0
+    moved_micros: int = 0
     session: ConsumerSession | None = None
     damage: str = ""
 
@@ -123,7 +125,8 @@ class ConsumerLags:
 
 def lag_of(offsets: Mapping[int, int], ends: Mapping[int, int]) -> int:
     """Returns how many changes follow from some offsets on, in changelogs that end at `ends`."""
-    return sum(count_of(ends[number]) - count_of(at) for number, at in offsets.items() if number in ends)
+    # Earlier versions restored consumers with positions beyond the changelog.
+    return sum(max(0, count_of(ends[number]) - count_of(at)) for number, at in offsets.items() if number in ends)
 
 
 def owner_of(consumer_id: str) -> str:

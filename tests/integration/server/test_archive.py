@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -136,8 +137,8 @@ def test_consumers_and_commits_are_those_of_the_instant(tmp_path: Path, workers:
                 assert (transaction.result is not None) == known
 
 
-def _consume(table: sync.Table) -> list[int]:
-    changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_consumer_id("job")
+def _consume(table: sync.Table, consumer: str = "job") -> list[int]:
+    changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_consumer_id(consumer)
     with changes.stream() as stream:
         keys = [key for rows in stream for key in rows["k"].to_pylist()]
         stream.commit()
@@ -323,6 +324,60 @@ def test_a_restore_leaves_out_what_followed_the_instant_without_a_commit(tmp_pat
         assert sorted(row["k"] for row in found) == [row["k"] for row in rows if row["w"] == 3]
         assert all(bucket.is_consistent for bucket in client.check_table("t.indexed"))
         assert [each.values for each in client.table("t.divided").partitions()] == [{"k": 1, "v": 1}, {"k": 1, "v": 2}]
+
+
+def test_consumers_that_were_created_or_moved_after_the_instant_are_not_beyond_the_log(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", store) as client:
+        table = client.create_table("t.t", SCHEMA, primary_key=["k"], buckets=1)
+        client.create_backup()
+        table.upsert([{"k": k, "v": k} for k in range(10)])
+        for consumer in ("commits", "reset"):
+            _consume(table, consumer)
+        table.upsert([{"k": 10, "v": 10}])
+        wait_archived(store)
+    slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
+    with ServerProcess(tmp_path / "data", *slow) as server, sync.connect(server.url) as client:
+        table = client.table("t.t")
+        instant = time.time_ns() // 1000
+        table.upsert([{"k": k, "v": k} for k in range(50)])
+        _consume(table, "commits")
+        table.reset_consumer("reset", StartFrom.LATEST)
+        with table.changes(StartFrom.LATEST).with_consumer_id("later").stream():
+            pass
+        with table.changes(StartFrom.FULL).with_consumer_id("reads-rows").stream():
+            pass
+    with serving(tmp_path / "data", store) as client:
+        client.table("t.t").upsert([{"k": 1, "v": 1}])
+        wait_archived(store)
+    plan = plan_instant(store, instant)
+    (restored,) = restore_all(store, plan, tmp_path / "then").tables
+    with ServerProcess(tmp_path / "then") as server, sync.connect(server.url) as client:
+        table = client.table("t.t")
+        assert {each.id: each.lag for each in table.consumers()} == {"commits": 1, "reset": 1}
+        assert _consume(table, "commits") == [10]
+    assert {consumer: "did not exist" in what for consumer, what in restored.consumers.items()} == {
+        "later": True,
+        "reads-rows": True,
+    }
+
+    # An archive of an earlier version does not say when the positions were set.
+    source = plan.sources["t.t"]
+    latest = plan_instant(store, None).sources["t.t"].table.consumers
+    moved = replace(source.table, consumers=tuple(replace(each, moved_micros=0) for each in latest))
+    earlier = replace(plan, sources={"t.t": replace(source, table=moved, later_consumers=frozenset())})
+    (restored,) = restore_all(store, earlier, tmp_path / "earlier").tables
+    assert {consumer: what.rpartition(" ")[2] for consumer, what in restored.consumers.items()} == {
+        "commits": "end",
+        "later": "end",
+        "reset": "end",
+        "reads-rows": "out",
+    }
+    with ServerProcess(tmp_path / "earlier") as server, sync.connect(server.url) as client:
+        table = client.table("t.t")
+        table.upsert([{"k": 99, "v": 99}])
+        assert {each.id: each.lag for each in table.consumers()} == dict.fromkeys(("commits", "later", "reset"), 1)
+        assert [_consume(table, consumer) for consumer in ("commits", "later", "reset")] == [[99]] * 3
 
 
 def wait_for_indexes(client: sync.Client, table: str) -> None:
