@@ -22,6 +22,7 @@ from streaming_server.engine.backups.replay import CannotReplay, LogReplay, chec
 from streaming_server.engine.backups.stored_consumers import consumers_by_part, progress_of
 from streaming_server.scan.changes.log_plan import table_digest
 from streaming_server.storage.bucket.bucket_state import BucketState, load_state
+from streaming_server.storage.bucket.service_times import shift_service_times
 from streaming_server.storage.bucket.writer_states import forget_transactions
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import sync_directories
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
+    from streaming_server.clock import StoredTimes
     from streaming_server.engine.backups.restore_plan import RestorePlan, TableSource
     from streaming_server.scan.changes.consumer_progress import ConsumerProgress
     from streaming_server.storage.backup.archive_segment import LogPiece
@@ -116,7 +118,7 @@ def restore_all(
     directory = DataDirectory(data, restoring=plan.manifest.backup_id)
     try:
         incarnations = {name: uuid.uuid4().hex for name in plan.sources}
-        restoring, left_out = _Restore(store, directory, on_bytes), dict[str, str]()
+        restoring, left_out = _Restore(store, directory, plan.manifest.times, on_bytes), dict[str, str]()
         restored = restoring.run(plan, {name: name for name in plan.sources}, incarnations, left_out=left_out)
         ClockFile(data).write(plan.manifest.times)
         _write_transactions(directory, plan, incarnations, restored)
@@ -170,14 +172,30 @@ def restore_tables(
                 format=directory.format,
             )
         incarnations = {name: uuid.uuid4().hex for name in names}
-        return RestoreResult(_Restore(store, directory, on_bytes).run(plan, names, incarnations, buckets), {})
+        restoring = _Restore(store, directory, _stored_times(directory), on_bytes)
+        return RestoreResult(restoring.run(plan, names, incarnations, buckets), {})
     finally:
         directory.close()
 
 
+def _stored_times(directory: DataDirectory) -> StoredTimes | None:
+    """Returns the times with which the next server on a directory begins. None: no server has run on it."""
+    found = [ClockFile(path).read(is_new=True) for path in (directory.path, *directory.parts())]
+    return max((each for each in found if each is not None), key=lambda each: each.service, default=None)
+
+
 class _Restore:
-    def __init__(self, store: BackupStore, directory: DataDirectory, on_bytes: Callable[[int], None]) -> None:
+    """Restores tables to a directory, whose next server begins with some times."""
+
+    def __init__(
+        self,
+        store: BackupStore,
+        directory: DataDirectory,
+        times: StoredTimes | None,
+        on_bytes: Callable[[int], None],
+    ) -> None:
         self._store = store
+        self._service_micros = 0 if times is None else times.service // 1000
         self._catalog = Catalog(directory)
         self._path = directory.path
         self._on_bytes = on_bytes
@@ -306,6 +324,7 @@ class _Restore:
                 check_state(state, expected, location)
             elif sequence != store.sequence:
                 raise DataLoss(f"{location} has {store.sequence:,} writes instead of {sequence:,} after the replay")
+            state = shift_service_times(store, state, self._service_micros - source.service_micros)
             forget_transactions(store)
         finally:
             store.close()

@@ -22,6 +22,7 @@ from streaming_server.storage.backup.backup_store import instant_id
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from streaming_server.clock import StoredTimes
     from streaming_server.storage.backup.archive_segment import ArchiveSegment, LogPiece
     from streaming_server.storage.backup.backup_store import BackupStore
     from streaming_server.storage.tables.consumers import ConsumerRecord
@@ -34,6 +35,7 @@ class TableSource:
     Attributes:
         table: The table in its backup, with its definition and its consumers at the instant.
         micros: The instant that the restored table is of, in microseconds since 1970 UTC.
+        service_micros: The service time of the server at that instant, or earlier.
         logs: What was written since the backup, by bucket.
         otherwise: How it is restored if the archive does not suffice for that. None: not at all.
         why: Why it is not restored as of the instant that was asked for. Empty: it is.
@@ -42,6 +44,7 @@ class TableSource:
 
     table: StoredTable
     micros: int
+    service_micros: int
     logs: Mapping[int, ArchivedLog] = field(default_factory=dict)
     otherwise: TableSource | None = None
     why: str = ""
@@ -76,7 +79,7 @@ class RestorePlan:
 
 def plan_backup(manifest: BackupManifest) -> RestorePlan:
     """Plans to restore tables as they are in one backup."""
-    sources = {table.name: TableSource(table=table, micros=manifest.micros) for table in manifest.tables}
+    sources = {table.name: _in_backup(manifest, table) for table in manifest.tables}
     left_out = {name: f"the backup {manifest.backup_id} lacks it: {why}" for name, why in manifest.left_out.items()}
     return RestorePlan(manifest=manifest, micros=manifest.micros, sources=sources, left_out=left_out)
 
@@ -180,7 +183,8 @@ def _plan(
     sources: dict[str, TableSource] = {}
     left_out = {**before.left_out}
     for table in sorted(tables.values(), key=lambda table: table.name):
-        source = _source(before, table, [*segments, *late.get(table.definition.incarnation, ())], micros)
+        logs = _logs(table.definition.incarnation, [*segments, *late.get(table.definition.incarnation, ())], micros)
+        source = _source(before, table, logs, micros, _service_micros(times, micros))
         unknown_in_parts = (later_consumers.get(part.incarnation, frozenset()) for part in table.definition.parts)
         source = replace(source, later_consumers=frozenset(chain(*unknown_in_parts)))
         why = lacking.get(table.definition.incarnation)
@@ -222,11 +226,23 @@ def _consumers(
     return tuple((before | current).values())
 
 
-def _source(before: BackupManifest, table: StoredTable, segments: Sequence[ArchiveSegment], micros: int) -> TableSource:
+def _source(
+    before: BackupManifest, table: StoredTable, logs: Mapping[int, ArchivedLog], micros: int, service_micros: int
+) -> TableSource:
     incarnation = table.definition.incarnation
     in_backup = next((each for each in before.tables if each.definition.incarnation == incarnation), None)
-    otherwise = None if in_backup is None else TableSource(table=in_backup, micros=before.micros)
-    return TableSource(table=table, micros=micros, logs=_logs(incarnation, segments, micros), otherwise=otherwise)
+    otherwise = None if in_backup is None else _in_backup(before, in_backup)
+    return TableSource(table=table, micros=micros, service_micros=service_micros, logs=logs, otherwise=otherwise)
+
+
+def _in_backup(manifest: BackupManifest, table: StoredTable) -> TableSource:
+    service_micros = _service_micros(manifest.times, manifest.micros)
+    return TableSource(table=table, micros=manifest.micros, service_micros=service_micros)
+
+
+def _service_micros(times: StoredTimes, micros: int) -> int:
+    """Returns the service time at an instant before some times, or an earlier one if no server ran in between."""
+    return max(0, times.service // 1000 - max(0, times.commit // 1000 - micros))
 
 
 def _logs(incarnation: str, segments: Sequence[ArchiveSegment], micros: int) -> dict[int, ArchivedLog]:
