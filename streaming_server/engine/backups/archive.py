@@ -60,8 +60,6 @@ T = TypeVar("T")
 
 _REMOVE_SECONDS: Final = 600.0
 _REACHED_SECONDS: Final = 30.0
-_MARKER: Final = "archived.json"
-"""In the data directory: the last segment. While it exists, everything that is written is archived or kept for that."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -125,7 +123,9 @@ class Archive:
         newest_backup: Callable[[], int],
     ) -> None:
         self._location = config.backup_location
-        self._marker = directory.path / _MARKER
+        self._directory = directory
+        # While it exists, everything that is written is archived or kept for that.
+        self._marker = directory.archived
         self._placement = placement
         self._clock = clock
         self._create_backup = create_backup
@@ -173,7 +173,7 @@ class Archive:
         self._last_captures.remove()
         if not self.is_enabled:
             # What is written from now on is not archived.
-            self._marker.unlink(missing_ok=True)
+            self._directory.forget_archived()
             return
         self._removing.start()
         if not self._placement.number:

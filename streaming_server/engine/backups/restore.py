@@ -195,6 +195,7 @@ class _Restore:
         on_bytes: Callable[[int], None],
     ) -> None:
         self._store = store
+        self._directory = directory
         self._service_micros = 0 if times is None else times.service // 1000
         self._catalog = Catalog(directory)
         self._path = directory.path
@@ -235,6 +236,7 @@ class _Restore:
             for definition, _ in prepared:
                 shutil.rmtree(self._catalog.draft(definition), ignore_errors=True)
             raise
+        self._directory.forget_archived()
         for definition, _ in prepared:
             self._catalog.place(definition)
         return [restored for _, restored in prepared]

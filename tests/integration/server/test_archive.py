@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 
 from aio_client import DataLoss, StartFrom, StopAt, UsageError, agg, sync
-from streaming_server.engine.backups.restore import restore_all
+from streaming_server.engine.backups.restore import restore_all, restore_tables
 from streaming_server.engine.backups.restore_plan import plan_instant
 from streaming_server.storage.backup.archive_segment import read_segment
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.backup.prune import prune
 from streaming_server.storage.backup.verify import verify_archive
 from tests.support.archived import ARCHIVING, wait_archived
+from tests.support.command_line import CommandLine
 from tests.support.monitoring import Scrape, free_port
 from tests.support.prepared import flip
 from tests.support.s3_server import s3_bucket
@@ -193,6 +194,56 @@ def test_after_a_run_without_the_archive_it_continues_from_a_new_backup(tmp_path
     assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 6}}
     result = restore_all(store, plan_instant(store, between), tmp_path / "between")
     assert [("the archive lacks writes" in each.why, each.rows) for each in result.tables] == [(True, 1)]
+
+
+@pytest.mark.parametrize("change", ["recover", "add"])
+def test_after_a_change_of_the_directory_without_a_server_the_archive_continues_from_a_new_backup(
+    tmp_path: Path, change: str
+) -> None:
+    store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
+    with serving(data, store) as client:
+        client.create_table("t.t", SCHEMA, primary_key=["k"], buckets=1).upsert([{"k": 1, "v": 1}])
+        client.create_backup()
+        client.table("t.t").upsert([{"k": 2, "v": 2}])
+        before = wait_archived(store)
+    if change == "recover":
+        shutil.rmtree(data / "tables" / "t" / "t" / "buckets" / "0000")
+        CommandLine("")("check", "--offline", str(data), "--recover")
+    else:
+        restore_tables(store, plan_instant(store, None), data, {"t.t": "t.added"})
+    between = time.time_ns() // 1000
+    with serving(data, store) as client:
+        client.table("t.t").upsert([{"k": 3, "v": 3}])
+        wait_until(lambda: len(store.manifests()) == 2, "the server created a backup")
+        client.table("t.t").upsert([{"k": 4, "v": 4}])
+        wait_archived(store)
+    expected = {"t.t": {3: 3, 4: 4}} if change == "recover" else {"t.t": {n: n for n in range(1, 5)}}
+    added = {} if change == "recover" else {"t.added": {1: 1, 2: 2}}
+    assert rows_at(store, None, tmp_path / "latest") == {**expected, **added}
+    assert rows_at(store, before, tmp_path / "before") == {"t.t": {1: 1, 2: 2}}
+    result = restore_all(store, plan_instant(store, between), tmp_path / "between")
+    assert [(each.name, "it has a gap up to the backup" in each.why) for each in result.tables] == [("t.t", True)]
+
+
+def test_a_bucket_that_begins_again_is_archived_from_a_new_backup(tmp_path: Path) -> None:
+    """As after a recovery by an earlier version, which leaves the archive as it is."""
+    store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
+    for run in range(3):  # Opening a bucket begins a new log.
+        with serving(data, store) as client:
+            if not run:
+                client.create_table("t.t", SCHEMA, primary_key=["k"], buckets=1).upsert([{"k": 1, "v": 1}])
+                client.create_backup()
+            client.table("t.t").upsert([{"k": 2, "v": run}])
+            wait_archived(store)
+    buckets = data / "tables" / "t" / "t" / "buckets"
+    shutil.rmtree(buckets / "0000")
+    (buckets / "0000.durable").unlink()
+    with serving(data, store) as client:
+        client.table("t.t").upsert([{"k": 3, "v": 3}])
+        wait_until(lambda: len(store.manifests()) == 2, "the server created a backup")
+        client.table("t.t").upsert([{"k": 4, "v": 4}])
+        wait_archived(store)
+    assert rows_at(store, None, tmp_path / "latest") == {"t.t": {3: 3, 4: 4}}
 
 
 def test_a_restart_with_a_damaged_archive_continues_from_a_new_backup(tmp_path: Path) -> None:
