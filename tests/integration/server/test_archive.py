@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import shutil
 import time
 from contextlib import contextmanager
@@ -411,6 +412,10 @@ def test_consumers_that_were_created_or_moved_after_the_instant_are_not_beyond_t
         "later": True,
         "reads-rows": True,
     }
+
+    at = dt.datetime.fromtimestamp(instant / 1e6, dt.UTC).isoformat()
+    said = CommandLine("")("backup", "restore", store.location, "--data", str(tmp_path / "again"), "--at", at).text
+    assert 't.t: the consumer "later": it did not exist at that instant, and is left out\n' in said
 
     # An archive of an earlier version does not say when the positions were set.
     source = plan.sources["t.t"]
