@@ -45,6 +45,12 @@ def serving(data: Path, store: BackupStore, *settings: str) -> Iterator[sync.Cli
             yield client
 
 
+def wait_followed(store: BackupStore, data: Path) -> None:
+    """Waits until the archive has its first segment, and another server continues it, even if this one is killed."""
+    wait_archived(store)
+    wait_until((data / "archived.json").exists, "the segment was recorded")
+
+
 def rows_at(store: BackupStore, instant: int | None, data: Path) -> dict[str, dict[int, Any]]:
     """Restores all tables as of an instant, and returns their rows."""
     result = restore_all(store, plan_instant(store, instant), data)
@@ -235,7 +241,7 @@ def test_a_bucket_that_begins_again_is_archived_from_a_new_backup(tmp_path: Path
                 client.create_table("t.t", SCHEMA, primary_key=["k"], buckets=1).upsert([{"k": 1, "v": 1}])
                 client.create_backup()
             client.table("t.t").upsert([{"k": 2, "v": run}])
-            wait_archived(store)
+            wait_followed(store, data)
     buckets = data / "tables" / "t" / "t" / "buckets"
     shutil.rmtree(buckets / "0000")
     (buckets / "0000.durable").unlink()
@@ -302,7 +308,7 @@ def test_a_kill_right_after_definitions_changed_leaves_them_as_of_every_instant(
             partition_by = ["day"] if name == "t.dropped" else []
             client.create_table(name, schema, primary_key=["day", "k"], partition_by=partition_by, buckets=1)
         client.create_backup()
-        wait_archived(store)
+        wait_followed(store, data)
     slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
     with ServerProcess(data, *slow) as server, sync.connect(server.url) as client:
         for name in ("t.dropped", "t.altered", "t.expiring"):
@@ -355,7 +361,7 @@ def test_a_restore_leaves_out_what_followed_the_instant_without_a_commit(tmp_pat
         divided.upsert([{"k": 1, "v": 1, "w": 1}])
         divided.create_partition({"k": 1, "v": 2})
         client.create_backup()
-        wait_archived(store)
+        wait_followed(store, tmp_path / "data")
     slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
     with ServerProcess(tmp_path / "data", *slow) as server, sync.connect(server.url) as client:
         divided = client.table("t.divided")
@@ -387,7 +393,7 @@ def test_consumers_that_were_created_or_moved_after_the_instant_are_not_beyond_t
         for consumer in ("commits", "reset"):
             _consume(table, consumer)
         table.upsert([{"k": 10, "v": 10}])
-        wait_archived(store)
+        wait_followed(store, tmp_path / "data")
     slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
     with ServerProcess(tmp_path / "data", *slow) as server, sync.connect(server.url) as client:
         table = client.table("t.t")
