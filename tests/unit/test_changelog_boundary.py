@@ -39,6 +39,7 @@ INTERFACE = {
     "records.rows_of",
     "retention_holds",
     "segments.Segment",
+    "service_times",
     "verification",
 }
 

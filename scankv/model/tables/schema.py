@@ -83,6 +83,8 @@ class TableDefinition:
         write_times_from: The first schema version whose rows have the time of their last write. 0: no rows have it.
         expiry_since_micros: When the row TTL was set or changed in this table, in microseconds since 1970 UTC. Rows
             without the time of their last write count as written then. 0: never since the table was created.
+        changed_micros: A commit time before everything that can be written under this definition, in microseconds since
+            1970 UTC. 0: unknown.
         tablets: Into how many tablets the buckets are divided. 1: into none.
         tablet: The number of the tablet that this is. None: it is the table.
         has_predecessor: Whether the name has had an earlier incarnation: a table that was dropped, the table of the
@@ -107,6 +109,7 @@ class TableDefinition:
     last_drop: PartitionDrop | None = None
     write_times_from: int = 0
     expiry_since_micros: int = 0
+    changed_micros: int = 0
     tablets: int = 1
     tablet: int | None = None
     has_predecessor: bool = False
@@ -567,6 +570,7 @@ class TableDefinition:
             **({"last_drop": self.last_drop.to_json()} if self.last_drop else {}),
             **({"write_times_from": self.write_times_from} if self.write_times_from else {}),
             **({"expiry_since_micros": self.expiry_since_micros} if self.expiry_since_micros else {}),
+            **({"changed_micros": self.changed_micros} if self.changed_micros else {}),
             **({"tablets": self.tablets} if self.tablets > 1 else {}),
             **({} if self.tablet is None else {"tablet": self.tablet}),
             **({"has_predecessor": True} if self.has_predecessor else {}),
@@ -601,6 +605,7 @@ class TableDefinition:
             last_drop=PartitionDrop.from_json(values["last_drop"]) if "last_drop" in values else None,
             write_times_from=values.get("write_times_from", 0),
             expiry_since_micros=values.get("expiry_since_micros", 0),
+            changed_micros=values.get("changed_micros", 0),
             tablets=values.get("tablets", 1),
             tablet=values.get("tablet"),
             has_predecessor=values.get("has_predecessor", False),

@@ -60,8 +60,6 @@ T = TypeVar("T")
 
 _REMOVE_SECONDS: Final = 600.0
 _REACHED_SECONDS: Final = 30.0
-_MARKER: Final = "archived.json"
-"""In the data directory: the last segment. While it exists, everything that is written is archived or kept for that."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -96,6 +94,7 @@ class Archive:
         tables: Returns all tables and tablets of this process, which it opens.
         closed: Returns the own tablets that are closed, because their table is being dropped.
         remembered: Returns the remembered commits of transactions.
+        versions: The definitions that the files of tables have, oldest first, for each table of this process.
         create_backup: Begins to create a backup.
         newest_backup: Returns the instant of the newest backup, as far as it is known.
 
@@ -119,11 +118,14 @@ class Archive:
         tables: Callable[[], Iterable[LiveTable]],
         closed: Callable[[], Iterable[TableDefinition]],
         remembered: Callable[[], list[CommittedTransaction]],
+        versions: Iterable[Sequence[TableDefinition]],
         create_backup: Callable[[], Any],
         newest_backup: Callable[[], int],
     ) -> None:
         self._location = config.backup_location
-        self._marker = directory.path / _MARKER
+        self._directory = directory
+        # While it exists, everything that is written is archived or kept for that.
+        self._marker = directory.archived
         self._placement = placement
         self._clock = clock
         self._create_backup = create_backup
@@ -138,6 +140,7 @@ class Archive:
             tables=tables,
             closed=closed,
             remembered=remembered,
+            versions=versions,
             is_recording=self.is_enabled and self._marker.exists(),
         )
         self._peers: ArchivePeers | None = None
@@ -170,7 +173,7 @@ class Archive:
         self._last_captures.remove()
         if not self.is_enabled:
             # What is written from now on is not archived.
-            self._marker.unlink(missing_ok=True)
+            self._directory.forget_archived()
             return
         self._removing.start()
         if not self._placement.number:
@@ -307,6 +310,7 @@ class Archive:
                 f"the clock is at {instant_text(capture.micros)}, and the archive at {instant_text(last)}"
             )
         backup = self._newest_backup()
+        capture.changes = archived.without_known(capture.changes)
         for number, part in parts.items():
             if part.definitions is not None:
                 self._add_unrecorded_changes(number, part.definitions, part.bootstrapped, capture)
@@ -447,5 +451,5 @@ class Archive:
             if table not in found:
                 why = "the table was dropped before they were archived"
                 self._archived.gaps[table] = ArchiveGap(micros[table], why)
-            elif table in bootstrapped and table not in archived:
-                capture.gaps[table] = ArchiveGap(micros[table], TAKEN_IN)
+        for table in bootstrapped - archived.keys():
+            capture.gaps.setdefault(table, ArchiveGap(capture.micros, TAKEN_IN))

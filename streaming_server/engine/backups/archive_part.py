@@ -26,7 +26,7 @@ from streaming_server.storage.rocks.write_ahead_log import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
@@ -78,6 +78,7 @@ class ArchivePart:
         tables: Returns all tables and tablets of the process, which it opens.
         closed: Returns the own tablets that are closed, because their table is being dropped.
         remembered: Returns the remembered commits of transactions.
+        versions: The definitions that the files of tables have, oldest first, for each table of the process.
         is_recording: Whether changes of tables are recorded. Otherwise, they are from the first backup on.
     """
 
@@ -91,6 +92,7 @@ class ArchivePart:
         tables: Callable[[], Iterable[LiveTable]],
         closed: Callable[[], Iterable[TableDefinition]],
         remembered: Callable[[], list[CommittedTransaction]],
+        versions: Iterable[Sequence[TableDefinition]],
         is_recording: bool,
     ) -> None:
         self._executor = executor
@@ -102,7 +104,11 @@ class ArchivePart:
         self._remembered = remembered
         self.is_recording = is_recording
         self._capturing = asyncio.Lock()
-        self._changes: list[TableChange] = []
+        # An earlier process may have been killed before these were archived.
+        found = [each for table in versions for each in table] if is_recording else []
+        self._changes = [
+            TableChange(micros=each.changed_micros, incarnation=each.incarnation, definition=each) for each in found
+        ]
         self._gaps: dict[str, ArchiveGap] = {}
         self._last: _Contribution | None = None
         # Of the captures that are stored.
@@ -116,6 +122,11 @@ class ArchivePart:
         """Records that a table was created, altered or dropped: see `TableChange`. Hold `ddl`."""
         if self.is_recording:
             self._changes.append(TableChange(micros=micros, incarnation=incarnation, definition=definition))
+
+    def unarchived_versions(self, incarnation: str) -> list[TableDefinition]:
+        """Returns the recorded definitions of a table that are not known to be archived, oldest first."""
+        found = (each.definition for each in self._changes if each.incarnation == incarnation)
+        return [each for each in found if each is not None]
 
     def record_files(self, micros: int, incarnation: str) -> None:
         """Records that a new table has rows that no write-ahead log has, so that the archive lacks them. Hold `ddl`."""

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from scankv.model.tables.schema import incarnation_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.storage.backup.archive_segment import ArchiveGap, ArchiveSegment
+    from streaming_server.storage.backup.archive_segment import ArchiveGap, ArchiveSegment, TableChange
     from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 Place: TypeAlias = "tuple[str, int]"
@@ -59,6 +61,19 @@ class ArchivedSoFar:
             self.definitions.pop(change.incarnation, None)
             if change.definition is not None:
                 self.definitions[change.incarnation] = change.definition
+
+    def without_known(self, changes: Sequence[TableChange]) -> list[TableChange]:
+        """Returns the changes that are not archived.
+
+        A process that was started again repeats all that it finds. What is before the archived definition of a table
+        is archived, too.
+        """
+        known = {number for number, each in enumerate(changes) if self._is_current(each)}
+        first = {changes[number].incarnation: number for number in sorted(known)}
+        return [each for number, each in enumerate(changes) if number > first.get(each.incarnation, -1)]
+
+    def _is_current(self, change: TableChange) -> bool:
+        return change.definition is not None and change.definition == self.definitions.get(change.incarnation)
 
     def forget(self, incarnation: str) -> None:
         """Forgets a table that was dropped."""

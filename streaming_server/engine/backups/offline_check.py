@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, ParamSpec
 
 from scankv.model.errors import DataLoss, InternalError, ScanKvError
 from scankv.model.names import table_of, with_table_names
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
+
+_P = ParamSpec("_P")
 
 _RESTORE: Final = "restore the table from a backup (`scankv backup restore`)"
 _CACHE_BYTES: Final = 32 << 20
@@ -149,6 +151,15 @@ class OfflineCheck:
     def _removal(self, path: Path, consequence: str) -> Callable[[], str]:
         return partial(self._recovery.remove, path, consequence)
 
+    def _unarchived(self, recover: Callable[_P, str], *args: _P.args, **kwargs: _P.kwargs) -> Callable[[], str]:
+        """Returns a recovery of a bucket, which the archive cannot follow."""
+
+        def run() -> str:
+            self._directory.forget_archived()
+            return recover(*args, **kwargs)
+
+        return run
+
     async def _check_bucket(self, definition: TableDefinition, number: int, path: Path) -> AsyncIterator[CheckedPart]:
         location = f"bucket {number}"
         if not is_complete(path):
@@ -158,7 +169,7 @@ class OfflineCheck:
                 part=location,
                 problem=problem,
                 advice=_RESTORE if problem else "",
-                recover=partial(self._recovery.forget_bucket, path, definition),
+                recover=self._unarchived(self._recovery.forget_bucket, path, definition),
             )
             return
         try:
@@ -176,7 +187,7 @@ class OfflineCheck:
                 part=location,
                 problem=error.message,
                 advice=_RESTORE,
-                recover=partial(self._recovery.reopen_bucket, path, definition),
+                recover=self._unarchived(self._recovery.reopen_bucket, path, definition),
             )
             return
         try:
@@ -197,7 +208,7 @@ class OfflineCheck:
                     count=index.entries,
                     problem=problem,
                     advice="drop the index and add it again: `scankv index`" if problem else "",
-                    recover=partial(self._recovery.drop_index, path, definition, index.columns),
+                    recover=self._unarchived(self._recovery.drop_index, path, definition, index.columns),
                 )
             yield _found(f"metadata of {location}", bucket.check_metadata, _RESTORE, definition.name)
             yield _found(

@@ -144,6 +144,7 @@ class LogReplay:
             state.commit_micros > self._micros
             or state.last_drop > (0 if drop is None else drop.number)
             or len(state.changelog_starts) > len(self._definition.earlier_changelogs)
+            or max(state.indexes, default=0) > self._definition.last_index_id
         )
 
 

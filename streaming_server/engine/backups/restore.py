@@ -11,18 +11,23 @@ import os
 import shutil
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from scankv.model.errors import DataLoss, NewerFormat, UpgradeNotConfirmed, UsageError
+from scankv.model.errors import DataLoss, InvalidResumeToken, NewerFormat, UpgradeNotConfirmed, UsageError
 from streaming_server.engine.backups.redistribution import Redistribution, check_buckets
 from streaming_server.engine.backups.replay import CannotReplay, LogReplay, check_state
 from streaming_server.engine.backups.restored_transactions import write_transactions
 from streaming_server.engine.backups.stored_consumers import consumers_by_part
-from streaming_server.storage.bucket.bucket_state import load_state
+from streaming_server.scan.changes.consumer_progress import ConsumerProgress
+from streaming_server.scan.changes.log_token import parse_log_token
+from streaming_server.storage.bucket.bucket_state import BucketState, load_state
+from streaming_server.storage.bucket.service_times import shift_service_times
 from streaming_server.storage.bucket.writer_states import forget_transactions
+from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import sync_directories
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.durable_watermark import DurableWatermark
@@ -38,14 +43,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
+    from streaming_server.clock import StoredTimes
     from streaming_server.engine.backups.restore_plan import RestorePlan, TableSource
     from streaming_server.storage.backup.archive_segment import LogPiece
     from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredFile, StoredTable
     from streaming_server.storage.backup.backup_store import BackupStore
-    from streaming_server.storage.bucket.bucket_state import BucketState
 
 _AT_ONCE: Final = 4
 _CACHE_BYTES: Final = 8 << 20
+_LATER: Final = "it did not exist at that instant, and is left out"
+_BEYOND: Final = "it was beyond the changes that are restored, and is set back to their end"
+_BEYOND_IN_ROWS: Final = "it read rows as of a later instant, and is left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,7 @@ class RestoredTable:
         bytes: The bytes of its files.
         micros: The instant that it is of, in microseconds since 1970 UTC.
         why: Why it is of another instant than the one that was asked for. Empty: it is not.
+        consumers: What has become of consumers that are not as they were stored, by id.
     """
 
     name: str
@@ -67,6 +76,7 @@ class RestoredTable:
     bytes: int
     micros: int
     why: str = ""
+    consumers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +119,7 @@ def restore_all(
     directory = DataDirectory(data, restoring=plan.manifest.backup_id)
     try:
         incarnations = {name: uuid.uuid4().hex for name in plan.sources}
-        restoring, left_out = _Restore(store, directory, on_bytes), dict[str, str]()
+        restoring, left_out = _Restore(store, directory, plan.manifest.times, on_bytes), dict[str, str]()
         restored = restoring.run(plan, {name: name for name in plan.sources}, incarnations, left_out=left_out)
         ClockFile(data).write(plan.manifest.times)
         directory.end_restore()
@@ -162,15 +172,31 @@ def restore_tables(
                 format=directory.format,
             )
         incarnations = {name: uuid.uuid4().hex for name in names}
-        return RestoreResult(_Restore(store, directory, on_bytes).run(plan, names, incarnations, buckets), {})
+        restoring = _Restore(store, directory, _stored_times(directory), on_bytes)
+        return RestoreResult(restoring.run(plan, names, incarnations, buckets), {})
     finally:
         directory.close()
 
 
+def _stored_times(directory: DataDirectory) -> StoredTimes | None:
+    """Returns the times with which the next server on a directory begins. None: no server has run on it."""
+    found = [ClockFile(path).read(is_new=True) for path in (directory.path, *directory.parts())]
+    return max((each for each in found if each is not None), key=lambda each: each.service, default=None)
+
+
 class _Restore:
-    def __init__(self, store: BackupStore, directory: DataDirectory, on_bytes: Callable[[int], None]) -> None:
+    """Restores tables to a directory, whose next server begins with some times."""
+
+    def __init__(
+        self,
+        store: BackupStore,
+        directory: DataDirectory,
+        times: StoredTimes | None,
+        on_bytes: Callable[[int], None],
+    ) -> None:
         self._store = store
         self._directory = directory
+        self._service_micros = 0 if times is None else times.service // 1000
         self._catalog = Catalog(directory)
         self._path = directory.path
         self._on_bytes = on_bytes
@@ -214,6 +240,7 @@ class _Restore:
             for definition, _ in prepared:
                 shutil.rmtree(self._catalog.draft(definition), ignore_errors=True)
             raise
+        self._directory.forget_archived()
         for definition, _ in prepared:
             self._catalog.place(definition)
         return tables
@@ -222,19 +249,22 @@ class _Restore:
         self, source: TableSource, new: str, incarnation: str, buckets: int | None
     ) -> tuple[TableDefinition, RestoredTable]:
         table = source.table
-        definition = replace(table.definition, name=new, incarnation=incarnation, has_predecessor=True, losses=0)
+        definition = replace(
+            table.definition, name=new, incarnation=incarnation, changed_micros=0, has_predecessor=True, losses=0
+        )
         if buckets is not None:
             definition = replace(definition, buckets=buckets)
         draft, copied = self._catalog.draft(definition), self._path / "trash" / f"source-{incarnation}"
+        consumers = dict.fromkeys(sorted(source.later_consumers), _LATER)
         try:
             with translate_disk_errors(self._path):
                 is_as_before = definition.buckets == table.definition.buckets
-                rows = self._copy(source, draft if is_as_before else copied)
+                states = self._copy(source, draft if is_as_before else copied)
                 if not is_as_before:
                     self._redistribute(table, definition, copied, draft)
                 divide(draft, definition)
                 if is_as_before:
-                    _write_consumers(table, definition, draft)
+                    consumers |= _write_consumers(source, definition, draft, states)
                 sync_directories(draft)
         except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
@@ -243,7 +273,13 @@ class _Restore:
             return self._prepare(replace(source.otherwise, why=error.message), new, incarnation, buckets)
         finally:
             shutil.rmtree(copied, ignore_errors=True)
-        return definition, RestoredTable(table.name, new, rows, table.bytes, source.micros, source.why)
+        # Rule: ids of indexes never go back, because entries of an index may be left in a bucket.
+        used = [index for state in states.values() for index in state.indexes]
+        definition = replace(definition, last_index_id=max([definition.last_index_id, *used]))
+        rows = [state.rows for state in states.values()]
+        known = None if None in rows else sum(filter(None, rows))
+        restored = RestoredTable(table.name, new, known, table.bytes, source.micros, source.why, consumers)
+        return definition, restored
 
     def _redistribute(self, table: StoredTable, definition: TableDefinition, copied: Path, draft: Path) -> None:
         target = draft / "buckets"
@@ -252,9 +288,9 @@ class _Restore:
         for number, state in states.items():
             _write_watermark(target / f"{number:04}.durable", state.log_offset)
 
-    def _copy(self, source: TableSource, draft: Path) -> int | None:
-        """Copies the files of a table, verifies them, and makes them durable. Returns the number of its rows."""
-        table, rows = source.table, list[int | None]()
+    def _copy(self, source: TableSource, draft: Path) -> dict[int, BucketState]:
+        """Copies the files of a table, verifies them, and makes them durable. Returns the state of each bucket."""
+        table = source.table
         for number in table.states:
             (draft / "buckets" / f"{number:04}").mkdir(parents=True)
         (draft / "buckets").mkdir(parents=True, exist_ok=True)
@@ -262,10 +298,8 @@ class _Restore:
         with ThreadPoolExecutor(_AT_ONCE, "restore") as threads:
             for _ in threads.map(lambda file: self._write(file, packs, draft), table.files):
                 pass
-        for number in sorted({*table.states, *source.logs}):
-            state = self._settle(source, number, draft / "buckets" / f"{number:04}")
-            rows.append(state.rows)
-        return None if None in rows else sum(filter(None, rows))
+        numbers = sorted({*table.states, *source.logs})
+        return {number: self._settle(source, number, draft / "buckets" / f"{number:04}") for number in numbers}
 
     def _write(self, file: StoredFile, packs: Mapping[str, bytes], draft: Path) -> None:
         checksum = xxhash.xxh3_128()
@@ -298,6 +332,7 @@ class _Restore:
                 check_state(state, expected, location)
             elif sequence != store.sequence:
                 raise DataLoss(f"{location} has {store.sequence:,} writes instead of {sequence:,} after the replay")
+            state = shift_service_times(store, state, self._service_micros - source.service_micros)
             forget_transactions(store)
         finally:
             store.close()
@@ -308,13 +343,42 @@ class _Restore:
         return self._store.read_archived(piece.data, piece.offset, piece.size, piece.checksum)
 
 
-def _write_consumers(table: StoredTable, definition: TableDefinition, draft: Path) -> None:
-    """Writes the consumers of a table, with their positions as they were. The server knows that they are of another."""
+def _write_consumers(
+    source: TableSource, definition: TableDefinition, draft: Path, states: Mapping[int, BucketState]
+) -> dict[str, str]:
+    """Writes the consumers of a table, with their tokens, by which the server knows that they are of another one.
+
+    Returns:
+        What has become of those that were set back or left out, by id.
+    """
+    table, changed = source.table, dict[str, str]()
     consumers = consumers_by_part(table)
     for before, after in zip(table.definition.parts, definition.parts, strict=True):
         directory = ConsumerDirectory(draft if after.tablet is None else path_of_tablet(draft, after.tablet))
         for one in consumers[before.incarnation]:
+            beyond = dict[int, int]()
+            with suppress(InvalidResumeToken):  # It was damaged when it was backed up.
+                token = parse_log_token(one.token)
+                beyond = _ends_passed(token.position.offsets, states)
+            if beyond and token.position.scanning:
+                changed[one.consumer_id] = _BEYOND_IN_ROWS
+                continue
+            if beyond:
+                moved = ConsumerProgress(token.position, token.query).with_offsets(beyond).token(token.table)
+                one, changed[one.consumer_id] = replace(one, token=moved, moved_micros=source.micros), _BEYOND
             directory.write(one)
+    return changed
+
+
+def _ends_passed(offsets: Mapping[int, int], states: Mapping[int, BucketState]) -> dict[int, int]:
+    """Returns the ends of the changelogs that a consumer is beyond, by bucket."""
+    ends = {bucket: states.get(bucket, BucketState()).log_offset for bucket in offsets}
+    # An earlier epoch may have had more changes than its successor began with.
+    return {
+        bucket: ends[bucket]
+        for bucket, offset in offsets.items()
+        if offset > ends[bucket] or count_of(offset) > count_of(ends[bucket])
+    }
 
 
 def _write_watermark(path: Path, offset: int) -> None:

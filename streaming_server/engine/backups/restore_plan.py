@@ -22,6 +22,7 @@ from streaming_server.storage.backup.backup_store import instant_id
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from streaming_server.clock import StoredTimes
     from streaming_server.storage.backup.archive_segment import ArchiveSegment, LogPiece
     from streaming_server.storage.backup.backup_store import BackupStore
     from streaming_server.storage.tables.consumers import ConsumerRecord
@@ -34,16 +35,20 @@ class TableSource:
     Attributes:
         table: The table in its backup, with its definition and its consumers at the instant.
         micros: The instant that the restored table is of, in microseconds since 1970 UTC.
+        service_micros: The service time of the server at that instant, or earlier.
         logs: What was written since the backup, by bucket.
         otherwise: How it is restored if the archive does not suffice for that. None: not at all.
         why: Why it is not restored as of the instant that was asked for. Empty: it is.
+        later_consumers: The consumers that were created after the instant, as far as the archive says that.
     """
 
     table: StoredTable
     micros: int
+    service_micros: int
     logs: Mapping[int, ArchivedLog] = field(default_factory=dict)
     otherwise: TableSource | None = None
     why: str = ""
+    later_consumers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +79,7 @@ class RestorePlan:
 
 def plan_backup(manifest: BackupManifest) -> RestorePlan:
     """Plans to restore tables as they are in one backup."""
-    sources = {table.name: TableSource(table=table, micros=manifest.micros) for table in manifest.tables}
+    sources = {table.name: _in_backup(manifest, table) for table in manifest.tables}
     left_out = {name: f"the backup {manifest.backup_id} lacks it: {why}" for name, why in manifest.left_out.items()}
     return RestorePlan(manifest=manifest, micros=manifest.micros, sources=sources, left_out=left_out)
 
@@ -145,6 +150,7 @@ def _plan(
 ) -> RestorePlan:
     tables = {table.definition.incarnation: table for table in before.tables}
     times, committed = before.times, {each["token"]: each for each in before.committed}
+    later_consumers: dict[str, frozenset[str]] = {}
     for segment in segments:
         for change in segment.changes:
             if change.micros > micros:
@@ -159,6 +165,8 @@ def _plan(
             if (table := tables.get(incarnation_of(incarnation))) is not None:
                 consumers = consumers_by_part(table)
                 consumers[incarnation] = _consumers(consumers.get(incarnation, ()), found, segment, micros)
+                unknown = {one.consumer_id for one in found} - {one.consumer_id for one in consumers[incarnation]}
+                later_consumers[incarnation] = frozenset(unknown)
                 tables[table.definition.incarnation] = replace(table, consumers=tuple(chain(*consumers.values())))
         times = segment.times
         committed |= {each["token"]: each for each in segment.committed if each["micros"] <= micros}
@@ -175,7 +183,10 @@ def _plan(
     sources: dict[str, TableSource] = {}
     left_out = {**before.left_out}
     for table in sorted(tables.values(), key=lambda table: table.name):
-        source = _source(before, table, [*segments, *late.get(table.definition.incarnation, ())], micros)
+        logs = _logs(table.definition.incarnation, [*segments, *late.get(table.definition.incarnation, ())], micros)
+        source = _source(before, table, logs, micros, _service_micros(times, micros))
+        unknown_in_parts = (later_consumers.get(part.incarnation, frozenset()) for part in table.definition.parts)
+        source = replace(source, later_consumers=frozenset(chain(*unknown_in_parts)))
         why = lacking.get(table.definition.incarnation)
         if why is not None and source.otherwise is None:
             left_out[table.name] = f"the archive lacks writes: {why}"
@@ -208,18 +219,30 @@ def _consumers(
 ) -> tuple[ConsumerRecord, ...]:
     """Returns the consumers at an instant, given those before a segment and those in it."""
     # Later positions would be beyond the rows that are restored.
-    current = {one.consumer_id: one for one in found if one.committed_micros <= micros}
+    current = {one.consumer_id: one for one in found if not one.is_later_than(micros)}
     remaining = {one.consumer_id for one in found}
     is_past = segment.micros <= micros
     before = {one.consumer_id: one for one in known if not is_past or one.consumer_id in remaining}
     return tuple((before | current).values())
 
 
-def _source(before: BackupManifest, table: StoredTable, segments: Sequence[ArchiveSegment], micros: int) -> TableSource:
+def _source(
+    before: BackupManifest, table: StoredTable, logs: Mapping[int, ArchivedLog], micros: int, service_micros: int
+) -> TableSource:
     incarnation = table.definition.incarnation
     in_backup = next((each for each in before.tables if each.definition.incarnation == incarnation), None)
-    otherwise = None if in_backup is None else TableSource(table=in_backup, micros=before.micros)
-    return TableSource(table=table, micros=micros, logs=_logs(incarnation, segments, micros), otherwise=otherwise)
+    otherwise = None if in_backup is None else _in_backup(before, in_backup)
+    return TableSource(table=table, micros=micros, service_micros=service_micros, logs=logs, otherwise=otherwise)
+
+
+def _in_backup(manifest: BackupManifest, table: StoredTable) -> TableSource:
+    service_micros = _service_micros(manifest.times, manifest.micros)
+    return TableSource(table=table, micros=manifest.micros, service_micros=service_micros)
+
+
+def _service_micros(times: StoredTimes, micros: int) -> int:
+    """Returns the service time at an instant before some times, or an earlier one if no server ran in between."""
+    return max(0, times.service // 1000 - max(0, times.commit // 1000 - micros))
 
 
 def _logs(incarnation: str, segments: Sequence[ArchiveSegment], micros: int) -> dict[int, ArchivedLog]:

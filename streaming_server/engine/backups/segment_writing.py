@@ -95,9 +95,11 @@ def _copy(
 ) -> list[LogPiece]:
     """Copies what the write-ahead log of a bucket has beyond what is archived."""
     files = captured.files
-    if position is not None:
+    if position is not None and files:
         files = tuple((log, size) for log, size in files if log >= position.log)
-        if files and (files[0][0] != position.log or files[0][1] < position.end):
+        if not files:
+            raise _Gap(f"its write-ahead log begins again at {captured.files[0][0]}, after {position.log}")
+        if files[0][0] != position.log or files[0][1] < position.end:
             raise _Gap(f"its write-ahead log {position.log} was removed")
     pieces: list[LogPiece] = []
     for log, size in files:

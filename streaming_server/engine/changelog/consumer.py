@@ -48,6 +48,7 @@ class ConsumerState:
             were read.
         fence: The number of the stream that was opened last.
         committed_micros: When it committed last; 0 for never.
+        moved_micros: When its position was set last. 0: not known.
         session: The stream that owns it now.
         damage: Why its file cannot be read; empty if it can.
         is_restored: Whether its position is of another incarnation of the table, and was not accepted in this one.
@@ -60,6 +61,7 @@ class ConsumerState:
     rows_position: bytes = b""
     fence: int = 0
     committed_micros: int = 0
+    moved_micros: int = 0
     session: ConsumerSession | None = None
     damage: str = ""
     is_restored: bool = False

@@ -132,7 +132,7 @@ class ConsumerRegistry:
                 consumer.committed, is_current = ConsumerProgress.of_any(record.token, group.digest)
                 consumer.is_restored = not is_current
                 consumer.fence, consumer.committed_micros = record.fence, record.committed_micros
-                consumer.rows_position = record.rows_position
+                consumer.rows_position, consumer.moved_micros = record.rows_position, record.moved_micros
             except ScanKvError as error:
                 consumer.damage = error.message
 
@@ -445,12 +445,15 @@ class ConsumerRegistry:
         rows_position: bytes = b"",
     ) -> None:
         """Stores the new state of a consumer durably."""
+        is_moved = (committed, rows_position) != (consumer.committed, consumer.rows_position)
+        moved = self._clock.commit_micros() if is_moved else consumer.moved_micros
         record = ConsumerRecord(
             consumer_id=consumer.consumer_id,
             fence=fence,
             token=committed.token(group.digest),
             committed_micros=micros,
             rows_position=rows_position,
+            moved_micros=moved,
         )
         written: list[ConsumerRecord] = []
 
@@ -463,7 +466,8 @@ class ConsumerRegistry:
         finally:
             if written:  # also if the caller has cancelled in the meantime
                 consumer.committed, consumer.fence, consumer.committed_micros = committed, fence, micros
-                consumer.rows_position, consumer.is_restored = rows_position, False
+                consumer.rows_position, consumer.moved_micros = rows_position, moved
+                consumer.is_restored = False
                 if not table.definition.is_divided:
                     _retain_logs(table, consumer.consumer_id, committed.position.offsets)
         if (tablets := self._tablets_of(table.definition)) is not None:

@@ -160,15 +160,17 @@ class LiveTable:
                 live.notify()  # A stream that waits for changes ends if none can come any more.
         self.state.notify()
 
-    async def alter_changelog(self, definition: TableDefinition, store: Callable[[], Awaitable[None]]) -> None:
+    async def alter_changelog(self, store: Callable[[], Awaitable[TableDefinition]]) -> TableDefinition:
         """Uses a definition with another value of the option `changelog` from now on, as `alter`.
 
         Nothing is written to any bucket in the meantime. Storing the definition is the decision: after a crash, each
         bucket follows it when it is opened. Once this returns, all of them follow it durably.
 
         Args:
-            definition: The new definition.
-            store: Stores the definition durably.
+            store: Stores the new definition durably, and returns it as it is stored.
+
+        Returns:
+            The new definition.
 
         Raises:
             InvalidRequest: An undo is running. Nothing was changed.
@@ -184,11 +186,12 @@ class LiveTable:
                         '"changelog" when it is done',
                         table=live.table,
                     )
-            await store()
+            definition = await store()
             self.alter(definition)
             # Every bucket that can be written follows the definition, even if another one fails.
             await all_ended(live.open() for live in self.buckets)
         await all_ended(live.wait_written() for live in self.buckets)
+        return definition
 
     def build_indexes(self) -> None:
         """Begins to build the indexes in the background, also in buckets that no client has used yet."""

@@ -88,7 +88,7 @@ class TablePartitions:
         return True
 
     async def drop(
-        self, prefixes: Sequence[bytes], store: Callable[[TableDefinition], Awaitable[None]]
+        self, prefixes: Sequence[bytes], store: Callable[[TableDefinition], Awaitable[TableDefinition]]
     ) -> list[PartitionStats]:
         """Drops the partitions whose encoded values begin with one of some prefixes, in all buckets at one instant.
 
@@ -99,7 +99,7 @@ class TablePartitions:
 
         Args:
             prefixes: The prefixes.
-            store: Stores a definition durably.
+            store: Stores a definition durably, and returns it as it is stored.
 
         Returns:
             The dropped partitions, as they were before. None of them: nothing was stored.
@@ -122,8 +122,7 @@ class TablePartitions:
             if self._table.definition.last_drop != self._durable_drop:
                 # The definition keeps only one drop, so every bucket must have followed the one before durably.
                 await all_ended(live.wait_written() for live in buckets)
-            definition = self._table.definition.drop_partitions(prefixes)
-            await store(definition)
+            definition = await store(self._table.definition.drop_partitions(prefixes))
             async with lock_buckets(buckets) as opened:
                 found = await self._read(opened, prefixes)
                 self._alter(definition)

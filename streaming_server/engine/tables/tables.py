@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
@@ -206,6 +207,7 @@ class Tables:
                 tables=self._all_tables,
                 closed=self._closed_tablets,
                 remembered=self.transactions.remembered,
+                versions=self._catalog.versions.values(),
                 create_backup=self.backups.create,
                 newest_backup=lambda: self.backups.progress.completed_micros,
             )
@@ -532,7 +534,7 @@ class Tables:
             # Fails unless all owners of tablets answer, because none of them may miss what follows.
             micros = await self.tablets.notify(before)
             if definition.changelogs == before.changelogs:
-                await self._store_definition(self._catalog.replace, definition, micros)
+                definition = await self._replace_definition(definition, micros)
                 try:
                     # First, because requests in the new schema are divided among tablets that must know it.
                     await self.tablets.notify_reliably(definition)
@@ -544,24 +546,34 @@ class Tables:
                         'the option "changelog" of a table with tablets cannot be changed: create another table'
                     )
                 self.rules.require_format(MARKERS_FORMAT, "changes of the table option changelog")
-                await live.alter_changelog(
-                    definition, lambda: self._store_definition(self._catalog.replace, definition)
-                )
+                definition = await live.alter_changelog(lambda: self._replace_definition(definition))
         return definition
+
+    async def _replace_definition(self, definition: TableDefinition, micros: int | None = None) -> TableDefinition:
+        """Stores a changed definition as `_store_definition` does.
+
+        The file keeps the definitions that the archive does not have yet, so that it gets them even after a kill.
+        """
+        earlier = self.archive.part.unarchived_versions(definition.incarnation)
+        return await self._store_definition(partial(self._catalog.replace, earlier=earlier), definition, micros)
 
     async def _store_definition(
         self, store: Callable[[TableDefinition], None], definition: TableDefinition, micros: int | None = None
-    ) -> None:
+    ) -> TableDefinition:
         """Stores a new or changed definition, and records that for the archive.
 
         Args:
             store: Stores it.
             definition: The definition.
             micros: A commit time before everything that can be written under the definition. None: now.
+
+        Returns:
+            The definition with that time.
         """
-        micros = self.clock.commit_micros() if micros is None else micros
+        definition = replace(definition, changed_micros=self.clock.commit_micros() if micros is None else micros)
         await self._executor.run(store, definition)
-        self.archive.part.record(micros, definition.incarnation, definition)
+        self.archive.part.record(definition.changed_micros, definition.incarnation, definition)
+        return definition
 
     async def drop_partitions(self, name: str, prefix: bytes) -> list[PartitionStats]:
         """Drops the partitions whose encoded values begin with a prefix: see `TablePartitions.drop`."""
@@ -570,7 +582,7 @@ class Tables:
     async def _drop_partitions(self, name: str, prefixes: Sequence[bytes]) -> list[PartitionStats]:
         async with self._ddl, self.transactions.uses.altering(name):
             live = self.table(name)
-            return await live.partitions.drop(prefixes, partial(self._store_definition, self._catalog.replace))
+            return await live.partitions.drop(prefixes, self._replace_definition)
 
     async def table_after_changes(self, name: str) -> LiveTable:
         """Returns a table, once no table is being created, altered or dropped any more. Raises TableNotFound."""

@@ -397,9 +397,9 @@ class Bucket:
             else:
                 empty |= dict.fromkeys(records)
         if empty or not ranges:
-            batch = self._store.batch()
+            batch, state = self._store.batch(), replace(self._state, commit_micros=self.commit_time())
             put_partitions(batch, empty)
-            self._write_state(batch, self._state if ranges else replace(self._state, last_drop=drop.number))
+            self._write_state(batch, state if ranges else replace(state, last_drop=drop.number))
             self.partitions.remember(empty)
         for number, (prefix, rows) in enumerate(ranges, 1):
             change = BucketChange.of_deleted_range(
@@ -416,9 +416,11 @@ class Bucket:
         """Adds a partition without rows. Returns whether it is new. Durable after the next sync of the store."""
         if name in self.partitions.records:
             return False
-        batch, created = self._store.batch(), {name: PartitionRecord(created_micros=self.commit_time())}
+        batch, micros = self._store.batch(), self.commit_time()
+        created = {name: PartitionRecord(created_micros=micros)}
         put_partitions(batch, created)
-        self._write_state(batch, self._state)
+        # By its time, a restore as of an earlier instant leaves it out.
+        self._write_state(batch, replace(self._state, commit_micros=micros))
         self.partitions.remember(created)
         return True
 

@@ -20,13 +20,14 @@ from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.tables.placement import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from streaming_server.storage.tables.data_directory import DataDirectory
     from streaming_server.storage.tables.placement import Placement
 
 _FILE = "table.json"
+_EARLIER: Final = "earlier"
 
 _log: Final = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class Catalog:
 
     Attributes:
         has_tablets: Whether a table with tablets has existed since the start.
+        versions: By incarnation, the earlier definitions that the files of tables had at the start, oldest first, and
+            the definition after them. Only those that say when they were changed.
     """
 
     def __init__(self, directory: DataDirectory, placement: Placement = ALONE) -> None:
@@ -54,10 +57,14 @@ class Catalog:
         self._tables: dict[str, TableDefinition] = {}
         self._unusable: dict[str, DataLoss] = {}
         self.has_tablets = False
+        self.versions: dict[str, list[TableDefinition]] = {}
         for file in sorted(directory.tables.glob(f"*/*/{_FILE}")):
             name = f"{file.parent.parent.name}.{file.parent.name}"
             try:
-                self._tables |= self._own_parts(_read(file))
+                *earlier, definition = _read_versions(file)
+                self._tables |= self._own_parts(definition)
+                if definition.changed_micros and definition.name in self._tables:
+                    self.versions[definition.incarnation] = [*earlier, definition]
             except DataLoss as error:
                 if placement.owns(name):
                     self.mark_unusable(name, error.message, error)
@@ -202,9 +209,15 @@ class Catalog:
         self._tables[definition.name] = definition
         self.has_tablets |= definition.is_divided
 
-    def replace(self, definition: TableDefinition) -> None:
-        """Changes the definition of an existing table."""
-        write_checked_json(self.path(definition.name) / _FILE, definition.to_json())
+    def replace(self, definition: TableDefinition, earlier: Sequence[TableDefinition] = ()) -> None:
+        """Changes the definition of an existing table.
+
+        Args:
+            definition: The new definition.
+            earlier: Definitions that the table has had before, which the file keeps, oldest first.
+        """
+        kept = {_EARLIER: [each.to_json() for each in earlier]} if earlier else {}
+        write_checked_json(self.path(definition.name) / _FILE, {**definition.to_json(), **kept})
         self._tables[definition.name] = definition
 
     def reload(self, name: str) -> tuple[list[TableDefinition], list[TableDefinition]]:
@@ -281,11 +294,17 @@ def _tablets_in(file: Path, _changed: int) -> int:
 
 
 def _read(file: Path) -> TableDefinition:
+    return _read_versions(file)[-1]
+
+
+def _read_versions(file: Path) -> list[TableDefinition]:
+    """Returns the definitions that a file has: earlier ones, and the current one last."""
     content = read_checked_json(file)
     try:
         definition = TableDefinition.from_json(content)
+        earlier = [TableDefinition.from_json(each) for each in content.get(_EARLIER, ())]
     except (ValueError, LookupError, TypeError, pa.ArrowException, ScanKvError) as error:
         raise DataLoss(f"the table definition {file} cannot be read: {error}") from error
     if definition.name != f"{file.parent.parent.name}.{file.parent.name}":
         raise DataLoss(f"the table definition {file} defines the table {definition.name}, whose file lies elsewhere")
-    return definition
+    return [*earlier, definition]

@@ -34,6 +34,8 @@ class ConsumerRecord:
         token: The consumer's position, as a resume token of its table.
         committed_micros: The time of its last commit, in microseconds since 1970 UTC. 0: it has never committed.
         rows_position: How far its reader has read rows elsewhere, as the reader says it. Empty: it does not do that.
+        moved_micros: When its position was set last, by its first stream, a commit or a reset, in microseconds since
+            1970 UTC. 0: not known, since an earlier version has stored it.
     """
 
     consumer_id: str
@@ -41,12 +43,19 @@ class ConsumerRecord:
     token: bytes
     committed_micros: int
     rows_position: bytes = b""
+    moved_micros: int = 0
+
+    def is_later_than(self, micros: int) -> bool:
+        """Whether its position was set after an instant, as far as that is known."""
+        return (self.moved_micros or self.committed_micros) > micros
 
     def to_json(self) -> dict[str, Any]:
         """Returns the stored form."""
         stored = {**asdict(self), "token": self.token.hex(), "rows_position": self.rows_position.hex()}
         if not self.rows_position:  # which earlier releases do not know
             del stored["rows_position"]
+        if not self.moved_micros:
+            del stored["moved_micros"]
         return stored
 
     @classmethod
@@ -92,6 +101,8 @@ class ConsumerDirectory:
         }
         if record.rows_position:
             content["rows_position"] = base64.b64encode(record.rows_position).decode()
+        if record.moved_micros:
+            content["moved_micros"] = record.moved_micros
         write_checked_json(self._file(record.consumer_id), content)
 
     def remove(self, consumer_id: str) -> None:
@@ -115,6 +126,7 @@ def _read_record(file: Path) -> ConsumerRecord:
             token=base64.b64decode(content["token"], validate=True),
             committed_micros=int(content["committed_micros"]),
             rows_position=base64.b64decode(content.get("rows_position", ""), validate=True),
+            moved_micros=int(content.get("moved_micros", 0)),
         )
     except (ValueError, TypeError, LookupError, InvalidRequest) as error:
         raise DataLoss(f"the consumer {file} cannot be read: {error}") from error

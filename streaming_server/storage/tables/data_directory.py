@@ -109,6 +109,7 @@ class DataDirectory:
     Attributes:
         path: The directory.
         bootstraps: The directory of the bootstraps of all worker processes, which exists from the first one on.
+        archived: The file that names the last segment of the archive: see `forget_archived`.
         own: The directory of what no other worker process of the server uses: the transactions and the clock.
         format: The number of its format.
 
@@ -146,6 +147,7 @@ class DataDirectory:
         self.tables = path / "tables"
         self.trash = path / "trash"
         self.bootstraps = path / "bootstraps"
+        self.archived = path / "archived.json"
         self.own = path if placement.is_alone else path / _WORKERS / str(placement.number)
         self.transactions = self.own / "transactions"
         self._draft = f"new-{placement.number}-"
@@ -279,6 +281,15 @@ class DataDirectory:
         """Makes the restored directory usable for servers, durably."""
         (self.path / _RESTORE_FILE).unlink()
         sync_directory(self.path)
+
+    def forget_archived(self) -> None:
+        """Has the archive continue from a new backup, because it will lack what is about to change. Durable.
+
+        Rule: whatever changes the directory without leaving that to the archive calls this first.
+        """
+        with suppress(FileNotFoundError):
+            self.archived.unlink()
+            sync_directory(self.path)
 
     def _find_format(self) -> int:
         """Returns the format of the directory. A new directory gets the newest one."""

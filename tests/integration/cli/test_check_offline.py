@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import PositionOutOfRange, StartFrom, StopAt, sync
+from streaming_server.storage.files.checked_json import read_checked_json, write_checked_json
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.rocks.store_options import RocksResources
 from tests.support.command_line import CommandLine
@@ -212,6 +213,28 @@ def test_an_index_that_differs_is_built_again(prepared: Path, tmp_path: Path) ->
             lambda: all(each.ready for bucket in client.check_table("a.full") for each in bucket.indexes), "built again"
         )
         assert all(bucket.is_consistent for bucket in client.check_table("a.full"))
+
+
+def test_entries_of_an_index_whose_id_another_index_has_are_found(prepared: Path, tmp_path: Path) -> None:
+    """As in a directory that an earlier version restored as of an instant before the index on `v` was added."""
+    data = tmp_path / "data"
+    shutil.copytree(prepared, data)
+    file = _table(data) / "table.json"
+    definition = read_checked_json(file)
+    write_checked_json(file, {**definition, "indexes": [], "last_index_id": 0})
+    assert {each["problem"].partition(" has ")[2] for each in check(data, code=1) if each["problem"]} == {
+        f"{count:,} entries of indexes that the table does not have" for count in entries_by_bucket(prepared)
+    }
+    write_checked_json(file, {**definition, "indexes": [{"id": 1, "columns": ["k"]}]})
+    with ServerProcess(data) as server:
+        online = CommandLine(server.url)("check", "a.full", "--json", code=1)
+        assert "differs from the rows" in online.text + online.stderr
+    parts = [(each["part"], each["problem"], bool(each["advice"])) for each in check(data, code=1) if each["problem"]]
+    assert parts == [(f"index (k) of bucket {number}", "differs from the rows", True) for number in range(2)]
+
+
+def entries_by_bucket(data: Path) -> list[int]:
+    return [each["count"] for each in check(data) if each["part"].startswith("index (v) of bucket")]
 
 
 def test_what_cannot_be_recovered_is_left_as_it_is(prepared: Path, tmp_path: Path) -> None:

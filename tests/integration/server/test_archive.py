@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import shutil
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from aio_client import DataLoss, StartFrom, StopAt, UsageError, agg, sync
-from streaming_server.engine.backups.restore import restore_all
+from streaming_server.engine.backups.restore import restore_all, restore_tables
 from streaming_server.engine.backups.restore_plan import plan_instant
 from streaming_server.storage.backup.archive_segment import read_segment
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.backup.prune import prune
 from streaming_server.storage.backup.verify import verify_archive
 from tests.support.archived import ARCHIVING, wait_archived
+from tests.support.command_line import CommandLine
 from tests.support.monitoring import Scrape, free_port
 from tests.support.prepared import flip
 from tests.support.s3_server import s3_bucket
@@ -40,6 +43,12 @@ def serving(data: Path, store: BackupStore, *settings: str) -> Iterator[sync.Cli
     with ServerProcess(data, "--backup-location", store.location, *ARCHIVING, *settings) as server:
         with sync.connect(server.url) as client:
             yield client
+
+
+def wait_followed(store: BackupStore, data: Path) -> None:
+    """Waits until the archive has its first segment, and another server continues it, even if this one is killed."""
+    wait_archived(store)
+    wait_until((data / "archived.json").exists, "the segment was recorded")
 
 
 def rows_at(store: BackupStore, instant: int | None, data: Path) -> dict[str, dict[int, Any]]:
@@ -136,8 +145,8 @@ def test_consumers_and_commits_are_those_of_the_instant(tmp_path: Path, workers:
                 assert (transaction.result is not None) == known
 
 
-def _consume(table: sync.Table) -> list[int]:
-    changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_consumer_id("job")
+def _consume(table: sync.Table, consumer: str = "job") -> list[int]:
+    changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_consumer_id(consumer)
     with changes.stream() as stream:
         keys = [key for rows in stream for key in rows["k"].to_pylist()]
         stream.commit()
@@ -194,6 +203,56 @@ def test_after_a_run_without_the_archive_it_continues_from_a_new_backup(tmp_path
     assert [("the archive lacks writes" in each.why, each.rows) for each in result.tables] == [(True, 1)]
 
 
+@pytest.mark.parametrize("change", ["recover", "add"])
+def test_after_a_change_of_the_directory_without_a_server_the_archive_continues_from_a_new_backup(
+    tmp_path: Path, change: str
+) -> None:
+    store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
+    with serving(data, store) as client:
+        client.create_table("t.t", SCHEMA, primary_key=["k"], buckets=1).upsert([{"k": 1, "v": 1}])
+        client.create_backup()
+        client.table("t.t").upsert([{"k": 2, "v": 2}])
+        before = wait_archived(store)
+    if change == "recover":
+        shutil.rmtree(data / "tables" / "t" / "t" / "buckets" / "0000")
+        CommandLine("")("check", "--offline", str(data), "--recover")
+    else:
+        restore_tables(store, plan_instant(store, None), data, {"t.t": "t.added"})
+    between = time.time_ns() // 1000
+    with serving(data, store) as client:
+        client.table("t.t").upsert([{"k": 3, "v": 3}])
+        wait_until(lambda: len(store.manifests()) == 2, "the server created a backup")
+        client.table("t.t").upsert([{"k": 4, "v": 4}])
+        wait_archived(store)
+    expected = {"t.t": {3: 3, 4: 4}} if change == "recover" else {"t.t": {n: n for n in range(1, 5)}}
+    added = {} if change == "recover" else {"t.added": {1: 1, 2: 2}}
+    assert rows_at(store, None, tmp_path / "latest") == {**expected, **added}
+    assert rows_at(store, before, tmp_path / "before") == {"t.t": {1: 1, 2: 2}}
+    result = restore_all(store, plan_instant(store, between), tmp_path / "between")
+    assert [(each.name, "it has a gap up to the backup" in each.why) for each in result.tables] == [("t.t", True)]
+
+
+def test_a_bucket_that_begins_again_is_archived_from_a_new_backup(tmp_path: Path) -> None:
+    """As after a recovery by an earlier version, which leaves the archive as it is."""
+    store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
+    for run in range(3):  # Opening a bucket begins a new log.
+        with serving(data, store) as client:
+            if not run:
+                client.create_table("t.t", SCHEMA, primary_key=["k"], buckets=1).upsert([{"k": 1, "v": 1}])
+                client.create_backup()
+            client.table("t.t").upsert([{"k": 2, "v": run}])
+            wait_followed(store, data)
+    buckets = data / "tables" / "t" / "t" / "buckets"
+    shutil.rmtree(buckets / "0000")
+    (buckets / "0000.durable").unlink()
+    with serving(data, store) as client:
+        client.table("t.t").upsert([{"k": 3, "v": 3}])
+        wait_until(lambda: len(store.manifests()) == 2, "the server created a backup")
+        client.table("t.t").upsert([{"k": 4, "v": 4}])
+        wait_archived(store)
+    assert rows_at(store, None, tmp_path / "latest") == {"t.t": {3: 3, 4: 4}}
+
+
 def test_a_restart_with_a_damaged_archive_continues_from_a_new_backup(tmp_path: Path) -> None:
     store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
     with serving(data, store) as client:
@@ -238,6 +297,156 @@ def test_what_a_killed_server_had_not_archived_of_a_dropped_table_is_reported(
     }
     assert "dropped before" in plan_instant(store, instant).left_out["t.new"]
     assert rows_at(store, None, tmp_path / "latest") == {"t.kept": {1: 1, 2: 2}}
+
+
+def test_a_kill_right_after_definitions_changed_leaves_them_as_of_every_instant(tmp_path: Path) -> None:
+    schema = pa.schema([("day", pa.int32()), ("k", pa.int64()), ("v", pa.int64())])
+    store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
+    instants: list[int] = []
+    with serving(data, store) as client:
+        for name in ("t.dropped", "t.altered", "t.expiring"):
+            partition_by = ["day"] if name == "t.dropped" else []
+            client.create_table(name, schema, primary_key=["day", "k"], partition_by=partition_by, buckets=1)
+        client.create_backup()
+        wait_followed(store, data)
+    slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
+    with ServerProcess(data, *slow) as server, sync.connect(server.url) as client:
+        for name in ("t.dropped", "t.altered", "t.expiring"):
+            client.table(name).upsert([{"day": day, "k": k, "v": k} for day in (1, 2) for k in range(5)])
+        instants.append(time.time_ns() // 1000)
+        client.table("t.dropped").drop_partition({"day": 1})
+        client.alter_table("t.altered", drop_columns=["v"])
+        client.alter_table("t.expiring", ttl_seconds=1)
+        instants.append(time.time_ns() // 1000)
+        client.table("t.dropped").drop_partition({"day": 2})
+        client.alter_table("t.altered", add_columns=pa.schema([("w", pa.int64())]))
+        client.create_table("t.later", SCHEMA, primary_key=["k"], buckets=1)
+        instants.append(time.time_ns() // 1000)
+        server.kill()
+        # What an earlier process has not archived is not forgotten by one that changes it again and is killed, too.
+        server.restart()
+        with sync.connect(server.url) as again:
+            again.alter_table("t.altered", add_columns=pa.schema([("x", pa.int64())]))
+            server.kill()
+    with serving(data, store) as client:
+        client.table("t.later").upsert([{"k": 1, "v": 1}])
+        wait_archived(store)
+    assert len(store.manifests()) == 1
+    found = []
+    for instant in instants:
+        restore_all(store, plan_instant(store, instant), tmp_path / str(instant))
+        with ServerProcess(tmp_path / str(instant)) as server, sync.connect(server.url) as client:
+            tables = {table.name: table for table in client.tables()}
+            partitions = [each.values["day"] for each in tables["t.dropped"].partitions()]
+            expires = tables["t.expiring"].options.get("ttl_seconds") is not None
+            found.append((partitions, tables["t.altered"].schema.names[2:], expires, "t.later" in tables))
+            assert tables["t.altered"].count() == 10
+    assert found == [
+        ([1, 2], ["v"], False, False),
+        ([2], [], True, False),
+        ([], ["w"], True, True),
+    ]
+
+
+def test_a_restore_leaves_out_what_followed_the_instant_without_a_commit(tmp_path: Path) -> None:
+    rows = [{"k": k, "v": k % 10, "w": k % 7} for k in range(100)]
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", store) as client:
+        schema = pa.schema([(name, pa.int64()) for name in ("k", "v", "w")])
+        indexed = client.create_table("t.indexed", schema, primary_key=["k"], buckets=1)
+        indexed.upsert(rows)
+        divided = client.create_table(
+            "t.divided", schema, primary_key=["k", "v", "w"], partition_by=["k", "v"], buckets=1
+        )
+        divided.upsert([{"k": 1, "v": 1, "w": 1}])
+        divided.create_partition({"k": 1, "v": 2})
+        client.create_backup()
+        wait_followed(store, tmp_path / "data")
+    slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
+    with ServerProcess(tmp_path / "data", *slow) as server, sync.connect(server.url) as client:
+        divided = client.table("t.divided")
+        instant = time.time_ns() // 1000
+        client.alter_table("t.indexed", add_indexes=["v"])
+        wait_for_indexes(client, "t.indexed")
+        divided.create_partition({"k": 3, "v": 3})
+        divided.drop_partition({"k": 1})
+    with serving(tmp_path / "data", store) as client:
+        client.create_table("t.other", SCHEMA, primary_key=["k"])
+        wait_archived(store)
+    restore_all(store, plan_instant(store, instant), tmp_path / "then")
+    with ServerProcess(tmp_path / "then") as server, sync.connect(server.url) as client:
+        # First of all, before the bucket is opened.
+        client.alter_table("t.indexed", add_indexes=["w"])
+        wait_for_indexes(client, "t.indexed")
+        found = client.table("t.indexed").scan(where="w = 3").to_pylist()
+        assert sorted(row["k"] for row in found) == [row["k"] for row in rows if row["w"] == 3]
+        assert all(bucket.is_consistent for bucket in client.check_table("t.indexed"))
+        assert [each.values for each in client.table("t.divided").partitions()] == [{"k": 1, "v": 1}, {"k": 1, "v": 2}]
+
+
+def test_consumers_that_were_created_or_moved_after_the_instant_are_not_beyond_the_log(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", store) as client:
+        table = client.create_table("t.t", SCHEMA, primary_key=["k"], buckets=1)
+        client.create_backup()
+        table.upsert([{"k": k, "v": k} for k in range(10)])
+        for consumer in ("commits", "reset"):
+            _consume(table, consumer)
+        table.upsert([{"k": 10, "v": 10}])
+        wait_followed(store, tmp_path / "data")
+    slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
+    with ServerProcess(tmp_path / "data", *slow) as server, sync.connect(server.url) as client:
+        table = client.table("t.t")
+        instant = time.time_ns() // 1000
+        table.upsert([{"k": k, "v": k} for k in range(50)])
+        _consume(table, "commits")
+        table.reset_consumer("reset", StartFrom.LATEST)
+        with table.changes(StartFrom.LATEST).with_consumer_id("later").stream():
+            pass
+        with table.changes(StartFrom.FULL).with_consumer_id("reads-rows").stream():
+            pass
+    with serving(tmp_path / "data", store) as client:
+        client.table("t.t").upsert([{"k": 1, "v": 1}])
+        wait_archived(store)
+    plan = plan_instant(store, instant)
+    (restored,) = restore_all(store, plan, tmp_path / "then").tables
+    with ServerProcess(tmp_path / "then") as server, sync.connect(server.url) as client:
+        table = client.table("t.t")
+        assert {each.id: each.lag for each in table.consumers()} == {"commits": 1, "reset": 1}
+        assert _consume(table, "commits") == [10]
+    assert {consumer: "did not exist" in what for consumer, what in restored.consumers.items()} == {
+        "later": True,
+        "reads-rows": True,
+    }
+
+    at = dt.datetime.fromtimestamp(instant / 1e6, dt.UTC).isoformat()
+    said = CommandLine("")("backup", "restore", store.location, "--data", str(tmp_path / "again"), "--at", at).text
+    assert 't.t: the consumer "later": it did not exist at that instant, and is left out\n' in said
+
+    # An archive of an earlier version does not say when the positions were set.
+    source = plan.sources["t.t"]
+    latest = plan_instant(store, None).sources["t.t"].table.consumers
+    moved = replace(source.table, consumers=tuple(replace(each, moved_micros=0) for each in latest))
+    earlier = replace(plan, sources={"t.t": replace(source, table=moved, later_consumers=frozenset())})
+    (restored,) = restore_all(store, earlier, tmp_path / "earlier").tables
+    assert {consumer: what.rpartition(" ")[2] for consumer, what in restored.consumers.items()} == {
+        "commits": "end",
+        "later": "end",
+        "reset": "end",
+        "reads-rows": "out",
+    }
+    with ServerProcess(tmp_path / "earlier") as server, sync.connect(server.url) as client:
+        table = client.table("t.t")
+        table.upsert([{"k": 99, "v": 99}])
+        assert {each.id: each.lag for each in table.consumers()} == dict.fromkeys(("commits", "later", "reset"), 1)
+        assert [_consume(table, consumer) for consumer in ("commits", "later", "reset")] == [[99]] * 3
+
+
+def wait_for_indexes(client: sync.Client, table: str) -> None:
+    def are_ready() -> bool:
+        return all(each.ready for bucket in client.check_table(table) for each in bucket.indexes)
+
+    wait_until(are_ready, "the indexes are built")
 
 
 def test_a_gap_counts_until_the_next_backup(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from aio_client import (
     UsageError,
     sync,
 )
+from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.backups import complete
 from streaming_server.engine.backups.restore import restore_all, restore_tables
 from streaming_server.engine.backups.restore_plan import plan_backup
@@ -32,6 +34,10 @@ from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.backup.claims import Claim
 from streaming_server.storage.backup.prune import prune
 from streaming_server.storage.backup.verify import verify
+from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.rocks.store_options import RocksResources
+from streaming_server.storage.tables.clock_file import ClockFile
 from tests.support.prepared import flip
 from tests.support.s3_server import s3_bucket
 from tests.support.server_process import ServerProcess
@@ -359,6 +365,46 @@ def test_tables_are_restored_beside_others_under_other_names(tmp_path: Path) -> 
             for table in both:
                 transaction.upsert(table, [{"player": "together", "score": 7}])
         assert all(bucket.is_consistent for bucket in client.check_table("archive.scores"))
+
+
+def test_rows_and_writers_keep_their_age_in_the_directory_of_a_server_that_has_run_longer(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        _create_log(client, "t.log", rows=20)
+        client.create_backup()
+    with serving(old) as client:
+        _create_log(client, "t.control", rows=1)
+    file = ClockFile(old)
+    times = file.read(is_new=False)
+    assert times is not None
+    file.write(replace(times, service=times.service + 400 * 86_400 * 10**9))
+    store, manifest = latest(tmp_path / "backups")
+    restore_tables(store, plan_backup(manifest), old, {"t.log": "t.log"})
+    assert _forgotten_writers(old, "t.log") == 0
+    assert _forgotten_writers(old, "t.control") == 1
+    with serving(old, "", "--set", "log_maintenance_seconds=0.05") as client:
+        # The tables are maintained in the order in which they are used first.
+        assert client.table("t.log").count() == 20
+        wait_until(lambda: client.table("t.control").count() == 0, "the rows of the other table have expired")
+        assert client.table("t.log").count() == 20
+
+
+def _create_log(client: sync.Client, name: str, *, rows: int) -> None:
+    table = client.create_table(name, SCHEMA, primary_key=[], buckets=1, log_retention_seconds=30 * 86_400)
+    for number in range(rows):  # The age of rows is known by the mebibyte.
+        table.append([{"player": "x" * (1 << 20), "score": number}])
+
+
+def _forgotten_writers(data: Path, table: str) -> int:
+    """Returns how many writers a table forgets when its server starts."""
+    path = data / "tables" / table.replace(".", "/") / "buckets" / "0000"
+    resources = RocksResources.of_sizes(block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20)
+    store = RocksStore(path, table, compression="lz4", resources=resources)
+    try:
+        writers = WriterStates(store, DEFAULT_WRITER_LIMITS, ServerClock(None, ClockFile(data).read(is_new=False)))
+        return writers.sweep()
+    finally:
+        store.close()
 
 
 def test_backups_in_an_object_store(tmp_path: Path) -> None:

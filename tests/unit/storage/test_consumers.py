@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,6 +42,16 @@ def test_a_position_within_rows_is_stored(tmp_path: Path, rows_position: bytes) 
     assert dict(ConsumerDirectory(tmp_path).read()) == {"a": stored}
     assert ConsumerRecord.from_json(stored.to_json()) == stored
     assert ("rows_position" in stored.to_json()) is bool(rows_position)
+
+
+def test_the_time_of_a_move_is_stored_and_may_be_missing(tmp_path: Path) -> None:
+    moved, earlier = replace(record("a"), moved_micros=7), record("b", committed_micros=5)
+    for each in (moved, earlier):
+        ConsumerDirectory(tmp_path).write(each)
+        assert ConsumerRecord.from_json(each.to_json()) == each
+        assert ("moved_micros" in each.to_json()) is bool(each.moved_micros)
+    assert dict(ConsumerDirectory(tmp_path).read()) == {"a": moved, "b": earlier}
+    assert [each.is_later_than(6) for each in (moved, earlier)] == [True, False]
 
 
 def test_what_was_removed_is_gone_and_may_be_removed_again(tmp_path: Path) -> None:
