@@ -15,7 +15,7 @@ from scankv.model.expressions.binding import columns_of
 from scankv.model.keys.key_range import NO_KEYS, KeyRange
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.engine.transactions.staged_rows import request_check
-from streaming_server.scan.read_plan import ReadPlan
+from streaming_server.scan.read_plan import ReadPath, ReadPlan
 from streaming_server.storage.rows.row_codec import RowCodec
 from streaming_server.storage.transactions.staging import DELETE, DELETE_RANGE, PieceFile, encode_range
 
@@ -203,8 +203,11 @@ def _keys_in(plan: ReadPlan, table: LiveTable) -> ReadPlan:
 
     Expired rows are selected, too, because they would be visible again if the TTL was changed before they are removed.
     """
-    expires = table.definition.expiry is not None
-    return replace(plan, columns=table.definition.primary_key, keeps_expired=True, stored_rows=expires)
+    keys = replace(plan, columns=table.definition.primary_key, keeps_expired=True)
+    if table.definition.expiry is None:
+        return keys
+    # Columnar bases have no stored rows, in which `_Keys` finds what has expired.
+    return replace(keys, stored_rows=True, read_path=ReadPath.ROCKSDB)
 
 
 class _Keys:
@@ -218,7 +221,7 @@ class _Keys:
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
         keys = batch.select(self._columns)
-        # The table may have got its TTL after the plan was made, which then asks for no stored rows.
+        # If the table got its TTL after the plan was made, the plan asks for no stored rows.
         if self._slot is None or batch.num_columns == keys.num_columns:
             return keys, keys.num_rows
         alive = self._slot.unexpired(batch.column(len(self._columns)), self._bound)

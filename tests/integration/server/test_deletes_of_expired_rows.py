@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from scankv import col
+from tests.integration.server.test_expiry import until_based
 from tests.support.clocks import START, FakeClocks, parts_of, serving
 
 if TYPE_CHECKING:
@@ -166,3 +167,22 @@ async def test_a_key_column_may_have_any_name_where_rows_expire(tmp_path: Path) 
         assert (await table.delete(where="value > 0")).rows == 1
         table = await client.alter_table("t.events", ttl_seconds=None)
         assert await table.count() == 0
+
+
+@pytest.mark.whole_tables  # It waits for the base of the table.
+async def test_a_deletion_selects_expired_rows_where_scans_read_a_columnar_base(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks, base_maintenance_seconds=0.02) as (_, client):
+        table = await client.create_table(
+            *("t.events", SCHEMA),
+            primary_key=["day", "id"],
+            buckets=1,
+            ttl_seconds=60,
+            ttl_column="at",
+            columnar_base="eager",
+        )
+        await table.upsert([row(day, number, day * 100) for day in range(2) for number in range(2000)])
+        await until_based(table)
+        assert (await table.delete(where="value < 1500")).rows == 1500
+        table = await client.alter_table("t.events", ttl_seconds=None, ttl_column=None)
+        assert await table.count() == 1000
