@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pytest
 
-from scankv import col
+from scankv import TransactionConflict, col
 from tests.integration.server.test_expiry import until_based
 from tests.support.clocks import START, FakeClocks, parts_of, serving
 
@@ -186,3 +186,21 @@ async def test_a_deletion_selects_expired_rows_where_scans_read_a_columnar_base(
         assert (await table.delete(where="value < 1500")).rows == 1500
         table = await client.alter_table("t.events", ttl_seconds=None, ttl_column=None)
         assert await table.count() == 1000
+
+
+@pytest.mark.whole_tables  # It sweeps the table in this process.
+async def test_a_removal_of_a_row_that_was_read_for_update_is_a_conflict(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (server, client):
+        table = await client.create_table(
+            "t.events", SCHEMA, primary_key=["day", "id"], ttl_seconds=60, ttl_column="at"
+        )
+        await table.upsert([row(1, 1), row(1, 2)])
+        transaction = await client.transaction()
+        assert (await transaction.get_for_update(table, [(1, 1)])).num_rows == 1
+        await transaction.upsert(table, [row(1, 2, -100)])
+        clocks.pass_time(70)
+        await server._tables._sweep.sweep_table(parts_of(server, "t.events")[0].state)
+        with pytest.raises(TransactionConflict):
+            await transaction.commit()
+        assert await table.count() == 0
