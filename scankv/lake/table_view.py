@@ -179,24 +179,24 @@ class TableView:
         """Returns the changes of each bucket between some offsets and the view, with the rows of the view.
 
         Returns:
-            None if the rows take more than `most_bytes`, or the columns were changed in between.
+            None if the rows take more than `most_bytes`, or the columns were changed since the view.
 
         Raises:
             PositionExpired, PositionOutOfRange, RangeNotTracked, TableRecreated: The changes are not known.
         """
-        schema = self.instant.schema
-        columns = [(field.name, field.type) for field in schema]
-        found = {bucket: ChangedRows(schema, self.encode) for bucket in since}
-        async for rows in self._changes(since, self.instant.log_offsets).stream():
-            if [(field.name, field.type) for field in rows.schema][len(CHANGE_COLUMNS) :] != columns:
+        found = {bucket: ChangedRows(self.instant.schema, self.encode) for bucket in since}
+        async with self._changes(since, self.instant.log_offsets).stream() as stream:
+            # All changes are from before the instant, so other columns can only be later ones.
+            if stream.schema_id != self.instant.schema_id:
                 return None
-            found[rows.column("_bucket")[0].as_py()].add(rows)
-            if sum(each.bytes for each in found.values()) > most_bytes:
-                for each in found.values():
-                    each.compact()
-                # Otherwise every few changes would be followed by a sort of all.
-                if sum(each.bytes for each in found.values()) > most_bytes // 2:
-                    return None
+            async for rows in stream:
+                found[rows.column("_bucket")[0].as_py()].add(rows)
+                if sum(each.bytes for each in found.values()) > most_bytes:
+                    for each in found.values():
+                        each.compact()
+                    # Otherwise every few changes would be followed by a sort of all.
+                    if sum(each.bytes for each in found.values()) > most_bytes // 2:
+                        return None
         return found
 
     async def _add_changes(
@@ -266,7 +266,8 @@ async def pin_view(client: Client, name: str, content: Content = "rows") -> Asyn
                     null_columns=frozenset(),
                     content=content,
                 )
-            if view is not None and view.instant.schema == snapshot.schema:
+            # With equal names and types, they may still be other columns.
+            if view is not None and view.instant.schema_id == snapshot.schema_id:
                 yield replace(view, instant=instant, snapshot=snapshot)
                 return
     raise _columns_change(name)
@@ -304,7 +305,7 @@ async def _view_of_changes(client: Client, table: Table, content: Content) -> Ta
 async def _open_view(client: Client, table: Table, content: Content) -> TableView | None:
     async with table.changes(StartFrom.LATEST, StopAt.LATEST).stream() as stream:
         columns = list(stream.schema)[len(CHANGE_COLUMNS) :]
-        if [(field.name, field.type) for field in columns] != [(field.name, field.type) for field in table.schema]:
+        if stream.schema_id != table._handle.shape.description.schema_id:
             return None
         defaults = stream.initial_defaults
         nulls = {id_ for id_, field in zip(stream.column_ids, columns, strict=True) if field.name not in defaults}

@@ -343,7 +343,8 @@ class ServerBusy(ServerRefused):
 class PositionExpired(ServerRefused):
     """The changelog no longer reaches back to a position: retention has removed the changes there.
 
-    `details` has `wanted`, `earliest` and `latest`, which are offsets of the bucket in `bucket`.
+    `details` has `wanted`, `earliest` and `latest`, which are offsets of the bucket in `bucket`. For a start at a time,
+    it lacks `wanted`.
 
     What to do:
         Read the full table again (`StartFrom.FULL`). To prevent it, use a consumer or raise the table's log

@@ -437,9 +437,9 @@ class Changelog(_message.Message):
     CLEAR_RANGES_FIELD_NUMBER: _builtins.int
     ROWS_ELSEWHERE_FIELD_NUMBER: _builtins.int
     timestamp_micros: _builtins.int
-    """The first change committed at or after this time, in microseconds since 1970; the oldest change that is kept, if
-    it is later than this time. Around a jump of the machine's clock, such a start or stop gets INVALID_REQUEST: see
-    docs/operations/clocks.md.
+    """The first change committed at or after this time, in microseconds since 1970. Errors, if a change since this time
+    is no longer kept: see `clamp`. Around a jump of the machine's clock, such a start or stop gets INVALID_REQUEST:
+    see docs/operations/clocks.md.
     """
     last: _builtins.int
     """This number of the latest changes of all buckets together, about the same number from each bucket."""

@@ -24,7 +24,7 @@ def version_of(
 ) -> bytes:
     """Returns the version of some buckets of a table: 16 bytes that stay equal while neither rows nor columns change.
 
-    In a table whose rows expire, the version has the tick and the TTL too, because rows may have expired.
+    In a table whose rows expire, the version has the tick and the TTL too, because rows may have expired or reappeared.
 
     The version is a digest of the table's incarnation, its schema, and the number of changes in each bucket. It
     excludes the epochs: the count of a durable change is reused only after a recovery that has lost changes, and the
@@ -45,5 +45,5 @@ def version_of(
     if definition.losses:
         schema += f"{definition.losses} losses ".encode()
     if (expiry := definition.expiry) is not None:
-        schema += f"{expiry.column.id} {expiry.seconds} {tick_of(micros)} ".encode()
+        schema += f"{expiry.column.id} {expiry.seconds} {expiry.since_micros} {tick_of(micros)} ".encode()
     return xxh3_128_digest(_FORMAT + schema + struct.pack(f"<{len(parts)}Q", *parts))

@@ -61,7 +61,6 @@ class ExpiryHistory:
         self._pins: list[tuple[Snapshot, list[Row]]] = []
         self._renamed = False
         self._ttl = 0 if late else TTL
-        self._has_write_times = by_write and not late
         self.read_bases = 0
         self.server: Server
         self.client: Client
@@ -101,6 +100,7 @@ class ExpiryHistory:
             self._upsert_in_transaction,
             *[self._upsert_again] * 2,
             self._delete,
+            self._delete_selected,
             *[self._pass_time] * 3,
             *[self._sweep] * 2,
             self._pin,
@@ -154,13 +154,24 @@ class ExpiryHistory:
         keys = self.random.sample(range(KEYS), 5)
         await self.table.delete(keys)
         for key in keys:
-            if self._alive(key) is not None:
-                del self._rows[key]
+            self._rows.pop(key, None)
+
+    async def _delete_selected(self) -> None:
+        """Deletes all rows or those with a value, and with them the ones that have expired and are still stored."""
+        value = self.random.choice([0, 1, 2, 3, 4, None])
+        where = (col("value") == value) if value is not None else (col("id") >= 0)
+        selected = [key for key, (row, _) in self._rows.items() if value is None or row["value"] == value]
+        alive = sum(self._alive(key) is not None for key in selected)
+        deleted = await self.table.delete(where=where, mode="overwrite")
+        assert deleted.rows == alive
+        for key in selected:
+            del self._rows[key]
 
     async def _pass_time(self) -> None:
         self._clocks.pass_time(self.random.choice([0.3, 1, 5, 20, TTL]))
 
     async def _sweep(self) -> None:
+        self._rows = {key: self._rows[key] for key in self._rows if self._alive(key) is not None}
         for table in parts_of(self.server, "t.expiring"):
             await self.server._tables._sweep.sweep_table(table.state)
 
@@ -197,19 +208,17 @@ class ExpiryHistory:
         return {"ttl_seconds": self._ttl, **({} if self._by_write else {"ttl_column": self._names[1]})}
 
     async def _alter_ttl(self) -> None:
-        """Changes the TTL when no expired row is stored, since a longer TTL would include it again."""
+        """Changes the TTL. Expired rows that are still stored are visible again if the new TTL includes them."""
         if self.random.random() < 0.5:
             return
-        await self._sweep()
-        self._rows = {key: self._rows[key] for key in self._rows if self._alive(key) is not None}
+        begins = self._by_write and not self._ttl
         if self._options.get("ttl_changes") == "none" and not self._by_write:
             # A reader of the changelog could not tell which rows were removed by a shorter TTL.
             self._ttl = self._ttl * 3 // 4 if self._ttl else TTL
         else:
             self._ttl = self.random.choice([0, TTL // 2, TTL, 2 * TTL])
-        if self._ttl and self._by_write and not self._has_write_times:
+        if self._ttl and begins:
             self._rows = {key: (row, self.now) for key, (row, _) in self._rows.items()}
-            self._has_write_times = True
         changed = self._ttl_options or {"ttl_seconds": None, "ttl_column": None}
         self.table = await self.client.alter_table("t.expiring", **changed)
 

@@ -329,6 +329,23 @@ def test_a_query_ends_at_option_stop(table: sync.Table, query: Callable[..., Que
         found('{"0": 1}')
 
 
+def test_a_query_neither_begins_before_the_changes_that_are_kept_nor_fails_if_it_ends_there(
+    client: sync.Client, table: sync.Table, query: Callable[..., Query]
+) -> None:
+    time = datetime.now(UTC) - timedelta(days=1)
+    for changelog in ("none", "full"):  # This removes all changes.
+        client.alter_table(table.name, changelog=changelog)
+    write(table, range(60), 1)
+    follower = query(start=time.isoformat())
+    follower.start()
+    with pytest.raises(PositionExpired, match="are no longer in its changelog"):
+        follower.run()
+    follower = query(start="earliest", stop=time.isoformat())
+    follower.start()
+    follower.run()
+    assert not any(follower.batches)
+
+
 def test_columns_and_predicate_apply_to_rows_and_changes(table: sync.Table, query: Callable[..., Query]) -> None:
     follower = query(columns="v", where="k < 5 AND v < 2", max_rows_per_trigger=100)
     follower.start()

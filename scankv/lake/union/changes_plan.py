@@ -168,7 +168,7 @@ async def _columns(table: Table, spec: ScanSpec, after: ScanStream) -> dict[str,
     names = list(dict.fromkeys((*after.schema.names[len(CHANGE_COLUMNS) :], *tested)))
     async with table.changes(StartFrom.LATEST, StopAt.LATEST, columns=names).stream() as stream:
         fields, defaults = list(stream.schema)[len(CHANGE_COLUMNS) :], stream.initial_defaults
-        if stream._header("schema_id").schema_id != after._header("schema_id").schema_id:
+        if stream.schema_id != after.schema_id:
             return None
         return {
             each.name: UnionColumn(id_, each, defaults.get(each.name))

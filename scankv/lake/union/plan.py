@@ -150,7 +150,7 @@ async def _plan_version(transport: Transport, spec: ScanSpec) -> UnionPlan:
     buckets = version.state.log_offsets if spec.buckets is None else spec.buckets
     try:
         async with table.changes(StartFrom.LATEST, StopAt.LATEST, columns=names).stream() as stream:
-            _check_columns(table.schema, header, stream)
+            _check_columns(table, header, stream)
             columns = _columns(stream, names, table.schema)
     except ServerAloneError as error:
         raise SchemaMismatch(f"{error}: repeat the scan", table=table.name) from error
@@ -268,7 +268,7 @@ async def _read_changes(
     scan = table.changes(StartFrom.offsets(start), StopAt.offsets(stop), columns=names).with_buckets(*start)
     try:
         async with scan.stream() as stream:
-            _check_columns(schema, header, stream)
+            _check_columns(table, header, stream)
             columns = _columns(stream, names, schema)
             net = FreshChanges(pa.schema([each.field for each in columns.values()]), table.primary_key)
             async for changes in stream:
@@ -284,11 +284,10 @@ async def _read_changes(
     return columns, await asyncio.to_thread(net.finish)
 
 
-def _check_columns(schema: pa.Schema, header: ScanStream, changes: ScanStream) -> None:
+def _check_columns(table: Table, header: ScanStream, changes: ScanStream) -> None:
     """Raises ServerAloneError unless a table, a scan of it and a stream of its changes have the same columns."""
-    is_other = any(each.name not in schema.names or schema.field(each.name).type != each.type for each in header.schema)
     # With equal names and types, they may still be other columns.
-    if is_other or changes._header("schema_id").schema_id != header._header("schema_id").schema_id:
+    if not table._handle.shape.description.schema_id == header.schema_id == changes.schema_id:
         raise ServerAloneError(_OTHER_COLUMNS)
 
 

@@ -126,8 +126,8 @@ class StartFrom(_Position):
     def timestamp(cls, time: dt.datetime) -> StartFrom:
         """Starts with the first change committed at or after a time.
 
-        If changes since that time are no longer kept, the stream starts with the oldest change that is. A time in the
-        future is allowed.
+        If a change since that time is no longer kept, the start raises PositionExpired, or with `clamp` is the oldest
+        change that is. A time in the future is allowed, and so is one before the table was created.
 
         Args:
             time: A time with a time zone.
@@ -197,7 +197,7 @@ class LogSpec:
     Attributes:
         start: Where the stream starts.
         stop: Where the stream ends. None: never.
-        clamp: Whether the stream starts at the nearest change if the change at `start` is no longer kept.
+        clamp: Whether the stream starts at the nearest change that is kept if changes since `start` are not.
         row_kind: Whether the rows have their row kinds. Must be True when the scan starts.
         consumer_id: The consumer at whose position the stream starts. None: no consumer.
         consumer_must_exist: Whether an unknown consumer is refused rather than created.

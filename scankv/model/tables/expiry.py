@@ -47,16 +47,21 @@ class Expiry:
         seconds: How long rows live after that time.
         is_silent: Whether the sweep leaves no changes in the changelog.
         by_write: Whether the column is the hidden one.
+        since_micros: With `by_write`, when rows began to expire by it, in microseconds since 1970 UTC. Earlier writes
+            count as made then. 0: it has been so since the table was created.
     """
 
     column: ColumnDefinition
     seconds: int
     is_silent: bool
     by_write: bool
+    since_micros: int = 0
 
     def bound_at(self, now_micros: int) -> int:
         """Returns the greatest value of the column that has expired, as it is stored."""
         micros = tick_of(now_micros) - self.seconds * 1_000_000
+        if micros < self.since_micros:
+            micros = 0  # No row has expired: all writes count as later, and none was made before 1970.
         type_ = self.column.type
         if pat.is_date(type_):
             low, high = _INT32
@@ -82,19 +87,24 @@ class Expiry:
         return Comparison(after.left, Operator.LESS_EQUAL, after.right)
 
 
-def expiry_of(options: TableOptions, schema: Schema, write_time: ColumnDefinition | None) -> Expiry | None:
+def expiry_of(
+    options: TableOptions, schema: Schema, write_time: ColumnDefinition | None, since_micros: int
+) -> Expiry | None:
     """Returns the row TTL that options set. None: rows do not expire.
 
     Args:
         options: The options of the table, which `check_expiry` accepts.
         schema: The current schema of the table.
         write_time: The hidden column with the time of the last write, if rows have one.
+        since_micros: See `Expiry`.
     """
     if not options.ttl_seconds:
         return None
-    column = schema.column(options.ttl_column) if options.ttl_column else write_time
-    assert column is not None
-    return Expiry(column, options.ttl_seconds, options.ttl_changes == "none", not options.ttl_column)
+    is_silent = options.ttl_changes == "none"
+    if options.ttl_column:
+        return Expiry(schema.column(options.ttl_column), options.ttl_seconds, is_silent, by_write=False)
+    assert write_time is not None
+    return Expiry(write_time, options.ttl_seconds, is_silent, by_write=True, since_micros=since_micros)
 
 
 def check_expiry(options: TableOptions, schema: Schema) -> None:

@@ -138,6 +138,11 @@ class TableOptions:
         return _DELETE_BEHAVIORS[self.merge_engine][0] if self.delete_behavior == "default" else self.delete_behavior
 
     @property
+    def expires_by_write(self) -> bool:
+        """Whether rows expire by their last write."""
+        return bool(self.ttl_seconds) and not self.ttl_column
+
+    @property
     def before_images(self) -> bool:
         """Whether the changelog has the rows before changes."""
         return self.changelog == "full"

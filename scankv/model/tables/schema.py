@@ -81,8 +81,11 @@ class TableDefinition:
         partition_by: The columns that the table is partitioned by, which are the first columns of the key.
         last_drop: The latest drop of partitions. None: no partition was dropped.
         write_times_from: The first schema version whose rows have the time of their last write. 0: no rows have it.
-        expiry_since_micros: When the row TTL was set or changed in this table, in microseconds since 1970 UTC. Rows
-            without the time of their last write count as written then. 0: never since the table was created.
+        expiry_since_micros: When the row TTL was set or changed in this table, in microseconds since 1970 UTC. 0: never
+            since the table was created.
+        write_times_since_micros: When rows last began to expire by their last write, in microseconds since 1970 UTC.
+            Rows that existed count as written then. 0: when the table was created, or an earlier version has altered
+            it, and rows without the time of their last write count as written at `expiry_since_micros`.
         changed_micros: A commit time before everything that can be written under this definition, in microseconds since
             1970 UTC. 0: unknown.
         tablets: Into how many tablets the buckets are divided. 1: into none.
@@ -109,6 +112,7 @@ class TableDefinition:
     last_drop: PartitionDrop | None = None
     write_times_from: int = 0
     expiry_since_micros: int = 0
+    write_times_since_micros: int = 0
     changed_micros: int = 0
     tablets: int = 1
     tablet: int | None = None
@@ -195,7 +199,7 @@ class TableDefinition:
             log_tables.check_options(definition.options)
         check_merging(definition.merging, definition.options, schema, key)
         check_expiry(definition.options, schema)
-        if definition.options.ttl_seconds and not definition.options.ttl_column:
+        if definition.options.expires_by_write:
             definition = replace(definition, write_times_from=schema.id)
         _ = definition.partition_rule
         return definition.add_indexes(indexes)
@@ -361,14 +365,14 @@ class TableDefinition:
         """
         if not 0 < self.write_times_from <= schema.id:
             return None
-        initial = pa.scalar(self.expiry_since_micros, WRITE_TIME)
+        initial = pa.scalar(self.write_times_since_micros or self.expiry_since_micros, WRITE_TIME)
         name = hidden_name("", "written")
         return ColumnDefinition(_HIDDEN_IDS, name, WRITE_TIME, nullable=True, initial_default=initial)
 
     @cached_property
     def expiry(self) -> Expiry | None:
         """The row TTL. None: rows do not expire."""
-        return expiry_of(self.options, self.schema, self.write_time(self.schema))
+        return expiry_of(self.options, self.schema, self.write_time(self.schema), self.write_times_since_micros)
 
     @cached_property
     def _aggregates_by_id(self) -> dict[int, ColumnAggregate]:
@@ -541,11 +545,13 @@ class TableDefinition:
         options = self.options
         if (options.ttl_seconds, options.ttl_column) == (before.ttl_seconds, before.ttl_column):
             return self
+        since = max(now_micros, self.expiry_since_micros)
+        changed = replace(self, expiry_since_micros=since)
+        if not options.expires_by_write or before.expires_by_write:
+            return changed
+        changed = replace(changed, write_times_since_micros=since)
         if self.write_times_from:
-            # Rows keep the time of their last write, whether it counts or not.
-            return replace(self, expiry_since_micros=max(now_micros, self.expiry_since_micros))
-        changed = replace(self, expiry_since_micros=now_micros)
-        if not options.ttl_seconds or options.ttl_column:
+            # Rows have the time of their last write, whether it counted or not.
             return changed
         following = replace(self.schema, id=self.schema.id + 1)
         return replace(changed, schemas=(*self.schemas, following), write_times_from=following.id)
@@ -570,6 +576,7 @@ class TableDefinition:
             **({"last_drop": self.last_drop.to_json()} if self.last_drop else {}),
             **({"write_times_from": self.write_times_from} if self.write_times_from else {}),
             **({"expiry_since_micros": self.expiry_since_micros} if self.expiry_since_micros else {}),
+            **({"write_times_since_micros": self.write_times_since_micros} if self.write_times_since_micros else {}),
             **({"changed_micros": self.changed_micros} if self.changed_micros else {}),
             **({"tablets": self.tablets} if self.tablets > 1 else {}),
             **({} if self.tablet is None else {"tablet": self.tablet}),
@@ -605,6 +612,7 @@ class TableDefinition:
             last_drop=PartitionDrop.from_json(values["last_drop"]) if "last_drop" in values else None,
             write_times_from=values.get("write_times_from", 0),
             expiry_since_micros=values.get("expiry_since_micros", 0),
+            write_times_since_micros=values.get("write_times_since_micros", 0),
             changed_micros=values.get("changed_micros", 0),
             tablets=values.get("tablets", 1),
             tablet=values.get("tablet"),

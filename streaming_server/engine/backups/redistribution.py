@@ -17,6 +17,7 @@ from streaming_server.clock import ServerClock
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState
 from streaming_server.storage.bucket.partitions import PartitionRecord, put_partitions
+from streaming_server.storage.bucket.removed_changes import put_removed
 from streaming_server.storage.rocks.store import RocksStore
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Redistribution:
             for number, store in enumerate(stores):
                 batch = store.batch()
                 batch.put_meta(STATE_KEY, states[number].to_bytes())
+                put_removed(batch, states[number].count, self._commit_micros)
                 put_partitions(batch, self._records(number))
                 store.write(batch)
                 store.flush()

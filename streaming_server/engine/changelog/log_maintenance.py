@@ -168,4 +168,4 @@ def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now:
             "%s: %s holds over %d bytes of old changes and loses them", bucket.location, held[0], max_held_bytes
         )
         log.holds.release(held[0])
-    return bucket.trim_log(offset, are_rows=not definition.has_key) and not definition.has_key
+    return bucket.trim_log(offset, definition) and not definition.has_key

@@ -194,7 +194,7 @@ class LogOpening:
         if stop.kind is PositionKind.LATEST:
             return dict(ends)
         if stop.kind is PositionKind.TIMESTAMP:
-            return await self._starts.at(stop.micros)
+            return await self._starts.at(stop.micros, clamp=True)
         offsets = dict(stop.by_bucket)
         self._starts.check_named(offsets)
         for number, (_, bucket) in self._buckets.items():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from scankv.model.changes.log_positions import PositionKind
-from scankv.model.errors import InvalidRequest
+from scankv.model.errors import InvalidRequest, PositionExpired
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.range_markers import MarkerReached
 
@@ -62,7 +63,7 @@ class LogStarts:
                 return self.resolve(dict(start.by_bucket), clamp=clamp)
             case PositionKind.TIMESTAMP:
                 self._clock.check_time(start.micros, "the start")
-                return await self.at(start.micros)
+                return await self.at(start.micros, clamp=clamp)
             case PositionKind.LAST:
                 return await self._last(start.count)
         return self.ends()
@@ -79,12 +80,19 @@ class LogStarts:
         """Raises InvalidRequest unless offsets name all buckets to read: see `check_named`."""
         check_named(offsets, list(self._buckets), self._definition)
 
-    async def at(self, micros: int) -> dict[int, int]:
-        """Returns the offsets of the first changes that were committed at or after a time."""
-        return {
-            number: await live.run(bucket.log.offset_at, micros, self._definition)
-            for number, (live, bucket) in self._buckets.items()
-        }
+    async def at(self, micros: int, *, clamp: bool) -> dict[int, int]:
+        """Returns the offsets of the first changes that were committed at or after a time.
+
+        Raises:
+            PositionExpired: A bucket lacks such changes, and `clamp` is not set.
+            DataLoss: A bucket is damaged.
+        """
+        found: dict[int, int] = {}
+        for number, (live, bucket) in self._buckets.items():
+            if not clamp and await live.run(bucket.lacks_changes_since, micros, self._definition):
+                raise _expired(micros, live, bucket)
+            found[number] = await live.run(bucket.log.offset_at, micros, self._definition)
+        return found
 
     async def _last(self, count: int) -> dict[int, int]:
         """Returns the offsets of the newest `count` changes of all buckets together."""
@@ -105,6 +113,21 @@ class LogStarts:
         return {
             number: span.offset_of(max(span.first, span.end - counts.get(number, 0))) for number, span in spans.items()
         }
+
+
+def _expired(micros: int, live: LiveBucket, bucket: Bucket) -> PositionExpired:
+    span = bucket.log.span
+    earliest, latest = span.offset_of(span.first), span.offset_of(span.end)
+    # Times before 1970 come from clients alone, and may be out of the range of a datetime.
+    time = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(microseconds=max(micros, 0))
+    return PositionExpired(
+        f"{bucket.location}: changes since {time.isoformat()} are no longer in its changelog, which reaches from "
+        f"{earliest} to {latest}: start at a later time, or with clamp",
+        table=live.table,
+        bucket=live.number,
+        earliest=earliest,
+        latest=latest,
+    )
 
 
 def check_named(offsets: Mapping[int, int], buckets: Sequence[int], definition: TableDefinition) -> None:

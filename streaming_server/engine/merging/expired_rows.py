@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
 from streaming_server.engine.merging.outcome import merge_delete
 from streaming_server.engine.merging.prepared_rows import PreparedRows
-from streaming_server.storage.changelog.records import Changes
+from streaming_server.storage.changelog.records import ChangeOrigin, Changes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.merger import StoredRows
     from streaming_server.storage.bucket.bucket_change import BucketChange
     from streaming_server.storage.rows.table_codec import TableCodec
+
+REMOVAL: Final = ChangeOrigin.of("expiry/", ())
+"""The origin of the removal of expired rows. No client can have this writer id."""
 
 
 class UnexpiredRows:
@@ -74,6 +77,9 @@ def removal_of(rows: Mapping[bytes, bytes], codec: TableCodec, bucket: int) -> B
     key_rows = codec.rows.decoder(definition.primary_key).decode(pa.array(old, pa.binary()))
     deleted = PreparedRows(bucket, codec.rows, key_rows, pa.array(keys, pa.binary()), None)
     change = merge_delete(old, deleted, codec.indexes.values())
-    if change.changes is None or definition.expiry is None or not definition.expiry.is_silent:
+    changes = change.changes
+    if changes is None:
         return change
-    return replace(change, changes=Changes(np.zeros(0, np.uint8), change.changes.rows.slice(0, 0)))
+    if definition.expiry is not None and definition.expiry.is_silent:
+        return replace(change, changes=Changes(np.zeros(0, np.uint8), changes.rows.slice(0, 0)))
+    return replace(change, changes=replace(changes, origin=REMOVAL))

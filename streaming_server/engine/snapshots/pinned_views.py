@@ -282,7 +282,7 @@ def _position_of(manifest: ViewManifest) -> tuple[object, ...]:
 def _position(offsets: Mapping[int, int], definition: TableDefinition, micros: int) -> tuple[object, ...]:
     """Returns what differs between two views of a table unless they have the same rows."""
     expiry = definition.expiry
-    expired = None if expiry is None else (expiry.column.id, expiry.seconds, tick_of(micros))
+    expired = None if expiry is None else (expiry.column.id, expiry.seconds, expiry.since_micros, tick_of(micros))
     return dict(offsets), definition.schema.id, expired
 
 

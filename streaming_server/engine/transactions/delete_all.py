@@ -15,7 +15,8 @@ from scankv.model.expressions.binding import columns_of
 from scankv.model.keys.key_range import NO_KEYS, KeyRange
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.engine.transactions.staged_rows import request_check
-from streaming_server.scan.read_plan import ReadPlan
+from streaming_server.scan.read_plan import ReadPath, ReadPlan
+from streaming_server.storage.rows.row_codec import RowCodec
 from streaming_server.storage.transactions.staging import DELETE, DELETE_RANGE, PieceFile, encode_range
 
 if TYPE_CHECKING:
@@ -113,16 +114,18 @@ class DeleteAll:
         await self._check_keys(self.table.definition.key_schema.empty_table())
         if self.keys is not None:
             return await self._stage_range(request, self.keys)
-        pieces = PieceFile(self.part, self.part.requests)
+        pieces, visible = PieceFile(self.part, self.part.requests), 0
         try:
             await self.executor.run(pieces.discard)
             async with aclosing(self._keys()) as found:
-                async for keys in found:
+                async for keys, unexpired in found:
                     self.check(pieces.size + keys.nbytes)
                     data, rows, buckets, merges = await self._check_keys(keys)
                     piece = replace(request, rows=rows, buckets=buckets, merges=merges)
                     await self.executor.run(pieces.append, piece, data)
-            return await self.executor.run(pieces.finish, request), b""
+                    visible += min(rows, unexpired)
+            # The number is for the caller, for whom expired rows do not exist.
+            return replace(await self.executor.run(pieces.finish, request), rows=visible), b""
         except BaseException:
             await self.executor.run(pieces.discard)
             raise
@@ -134,7 +137,8 @@ class DeleteAll:
         rows = (await self.table.reads.count(None))[0] if is_all else None
         if rows is None:
             rows = 0
-            async with aclosing(self._chunks(replace(self.plan, columns=()))) as chunks:
+            opened = await _open(replace(self.plan, columns=()), self.table)
+            async with aclosing(self._chunks(opened)) as chunks:
                 async for chunk in chunks:
                     self.check(0)
                     rows += chunk.num_rows
@@ -149,24 +153,29 @@ class DeleteAll:
         rows = sum(len(part.keys) for part in parts)
         return data, rows, dict.fromkeys((part.bucket for part in parts), 1), merges
 
-    async def _keys(self) -> AsyncGenerator[pa.Table]:
-        """Yields the keys of all selected rows as of one instant, a piece at a time."""
+    async def _keys(self) -> AsyncGenerator[tuple[pa.Table, int]]:
+        """Yields the keys of all selected rows as of one instant, a piece at a time.
+
+        With each piece comes how many of its rows have not expired.
+        """
         gathered: list[pa.RecordBatch] = []
-        rows = size = 0
-        chunks = self._chunks(_keys_in(self.plan, self.table))
+        rows = size = visible = 0
+        opened = self.held or await _open(_keys_in(self.plan, self.table), self.table)
+        split = _Keys(opened)
+        chunks = self._chunks(opened)
         async with aclosing(chunks):
             async for batch in chunks:
-                gathered.append(batch)
-                rows, size = rows + batch.num_rows, size + batch.nbytes
+                keys, unexpired = split(batch)
+                gathered.append(keys)
+                rows, size, visible = rows + keys.num_rows, size + keys.nbytes, visible + unexpired
                 if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
-                    yield pa.Table.from_batches(gathered)
-                    gathered, rows, size = [], 0, 0
+                    yield pa.Table.from_batches(gathered), visible
+                    gathered, rows, size, visible = [], 0, 0, 0
         if rows:
-            yield pa.Table.from_batches(gathered)
+            yield pa.Table.from_batches(gathered), visible
 
-    async def _chunks(self, plan: ReadPlan) -> AsyncGenerator[pa.RecordBatch]:
-        """Yields the rows that a plan selects as of one instant; reads them in steps, as a scan does."""
-        opened = self.held or await self.table.reads.open_view(plan.bind(self.table.definition.schema))
+    async def _chunks(self, opened: OpenedScan) -> AsyncGenerator[pa.RecordBatch]:
+        """Yields the rows of a view, and closes it; reads them in steps, as a scan does."""
         with closing(opened.source) as source:
             while True:
                 # Give other tasks a turn after each step.
@@ -182,12 +191,41 @@ async def open_held(plan: ReadPlan, table: LiveTable) -> OpenedScan | None:
     """Opens the view of the rows that a plan selects under the hold of the current call. None: it has no hold."""
     if CURRENT_HOLD.get() is None:
         return None
-    return await table.reads.open_view(_keys_in(plan, table).bind(table.definition.schema))
+    return await _open(_keys_in(plan, table), table)
+
+
+async def _open(plan: ReadPlan, table: LiveTable) -> OpenedScan:
+    return await table.reads.open_view(plan.bind(table.definition.schema))
 
 
 def _keys_in(plan: ReadPlan, table: LiveTable) -> ReadPlan:
-    """Returns the plan that selects the keys of the same rows."""
-    return replace(plan, columns=table.definition.primary_key)
+    """Returns the plan that selects the keys of the same rows, and of matching rows that have expired.
+
+    Expired rows are selected, too, because they would be visible again if the TTL was changed before they are removed.
+    """
+    keys = replace(plan, columns=table.definition.primary_key, keeps_expired=True)
+    if table.definition.expiry is None:
+        return keys
+    # Columnar bases have no stored rows, in which `_Keys` finds what has expired.
+    return replace(keys, stored_rows=True, read_path=ReadPath.ROCKSDB)
+
+
+class _Keys:
+    """Takes the keys from the rows of an open view, and counts the rows that have not expired at its time."""
+
+    def __init__(self, opened: OpenedScan) -> None:
+        expiry = opened.definition.expiry
+        self._slot = None if expiry is None else RowCodec(opened.definition).expiry_slot
+        self._bound = 0 if expiry is None else expiry.bound_at(opened.source.view.micros)
+        self._columns = list(range(len(opened.definition.primary_key)))
+
+    def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+        keys = batch.select(self._columns)
+        # If the table got its TTL after the plan was made, the plan asks for no stored rows.
+        if self._slot is None or batch.num_columns == keys.num_columns:
+            return keys, keys.num_rows
+        alive = self._slot.unexpired(batch.column(len(self._columns)), self._bound)
+        return keys, keys.num_rows if alive is None else int(alive.sum())
 
 
 def check_is_range(keys: KeyRange | None, table: LiveTable) -> None:

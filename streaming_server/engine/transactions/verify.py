@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
@@ -61,7 +62,7 @@ class Verification:
         reads = {name for name, touched in self.touched.items() if touched.read_from}
         if not (reads or any(moved.values()) or any(stale.values())):
             return {}
-        keys: dict[tuple[LiveBucket, int], list[pa.Array]] = {}
+        keys: dict[_Since, list[pa.Array]] = {}
         net: dict[LiveBucket, MergedTransactionRows] = {}
 
         def wanted(request: StagedRequest) -> bool:
@@ -74,9 +75,8 @@ class Verification:
                 self._collect_keys(rows, keys)
                 if rows.request.action != READ and self.touched[rows.request.table].merges:
                     await _merge(rows, net)
-        for (live, offset), parts in keys.items():
-            table = self.tables[live.table]
-            await _check_unchanged(live, offset, pa.concat_arrays(parts), table)
+        for since, parts in keys.items():
+            await _check_unchanged(since, pa.concat_arrays(parts), self.tables[since.live.table])
         return net
 
     def _changed_buckets(self, name: str) -> set[int]:
@@ -91,13 +91,29 @@ class Verification:
         touched, indexes = self.touched[name], tuple(self.tables[name].state.codec.indexes)
         return touched.merges or any(each != indexes for each in touched.indexes)
 
-    def _collect_keys(self, rows: StagedRows, keys: dict[tuple[LiveBucket, int], list[pa.Array]]) -> None:
+    def _collect_keys(self, rows: StagedRows, keys: dict[_Since, list[pa.Array]]) -> None:
         request = rows.request
-        since = request.buckets if request.action == READ else self.since.get(request.table)
-        if since is not None:
+        reads = request.action == READ
+        offsets = request.buckets if reads else self.since.get(request.table)
+        if offsets is not None:
             for part in rows.parts:
-                live = rows.table.buckets[part.bucket]
-                keys.setdefault((live, since[part.bucket]), []).append(part.key_array)
+                since = _Since(rows.table.buckets[part.bucket], offsets[part.bucket], reads)
+                keys.setdefault(since, []).append(part.key_array)
+
+
+class _Since(NamedTuple):
+    """A position in the changelog of a bucket, after which certain changes are conflicts.
+
+    Attributes:
+        live: The bucket.
+        offset: The log offset.
+        reads: Whether the transaction has read the rows. If it only writes them, the removal of an expired row is no
+            conflict, because for a write the row did not exist.
+    """
+
+    live: LiveBucket
+    offset: int
+    reads: bool
 
 
 async def _merge(rows: StagedRows, net: dict[LiveBucket, MergedTransactionRows]) -> None:
@@ -137,7 +153,8 @@ async def _merge_parts(
             raise recorded from error.__cause__
 
 
-async def _check_unchanged(live: LiveBucket, offset: int, keys: pa.Array, table: LiveTable) -> None:
+async def _check_unchanged(since: _Since, keys: pa.Array, table: LiveTable) -> None:
+    live = since.live
     if table.definition.options.changelog == "none":
         # Only a transaction that has selected rows by a predicate comes here; and only if the bucket has changed.
         raise TransactionConflict(
@@ -147,7 +164,8 @@ async def _check_unchanged(live: LiveBucket, offset: int, keys: pa.Array, table:
             bucket=live.number,
         )
     async with live.mutex.bypass_barrier():
-        changed = await live.run(changed_keys, await live.open(), offset, keys, table.state.codec)
+        find = partial(changed_keys, with_removals=since.reads)
+        changed = await live.run(find, await live.open(), since.offset, keys, table.state.codec)
     if len(changed):
         raise TransactionConflict(
             f"{live.location}: {len(changed)} keys that the transaction depends on have changed since it read them; "

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.errors import InvalidRequest
+from streaming_server.engine.merging.expired_rows import REMOVAL
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.range_markers import MarkerReached
 
@@ -20,7 +21,9 @@ _STEP_CHANGES: Final = 65_536
 _STEP_BYTES: Final = 16 << 20
 
 
-def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec) -> pa.Array:
+def changed_keys(
+    bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec, *, with_removals: bool = True
+) -> pa.Array:
     """Returns the encoded keys of a bucket that have a change at this offset or after it, in their order.
 
     A range marker counts as a change of every key in its range.
@@ -33,6 +36,7 @@ def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec)
         offset: The offset to start at: a next offset, as reads and writes return it.
         keys: The encoded keys.
         codec: The table's current codec, which knows every schema of the changelog.
+        with_removals: Whether the removal of an expired row counts as a change.
 
     Raises:
         InvalidRequest: The table has no changelog.
@@ -60,7 +64,9 @@ def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec)
             start = reached.record.offset + len(marker)
             continue
         for record in records:
+            start = record.offset + len(record.changes)
+            if not with_removals and record.changes.origin.writer == REMOVAL.writer:
+                continue
             seen = codec.keys.encode_stored(record.changes.rows)
             changed |= pc.is_in(keys, value_set=seen).to_numpy(zero_copy_only=False)
-            start = record.offset + len(record.changes)
     return keys.filter(pa.array(changed))

@@ -154,8 +154,9 @@ def _read_slice(bucket: Bucket, codec: TableCodec, now_micros: int, start: bytes
                 last_key = None
                 break
             last_key = cursor.last_key
-            keys = codec.keys.encode_stored(batch.select(list(key))).to_pylist()
-            expired.update(zip(keys, batch.column("stored").to_pylist(), strict=True))
+            # By their places: a key column may be named like the additional one.
+            keys = codec.keys.encode_stored(batch.select(range(len(key)))).to_pylist()
+            expired.update(zip(keys, batch.column(len(key)).to_pylist(), strict=True))
             if cursor.rows_scanned >= _SLICE_ROWS:
                 break
         return _Slice(expired, cursor.rows_scanned, last_key, time.thread_time() - began)

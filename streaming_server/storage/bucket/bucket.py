@@ -17,6 +17,7 @@ from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState,
 from streaming_server.storage.bucket.deleted_space import DeletedSpace
 from streaming_server.storage.bucket.index_build import IndexBuild, build_key, entry_range, load_index_build
 from streaming_server.storage.bucket.partitions import BucketPartitions, PartitionRecord, put_partitions
+from streaming_server.storage.bucket.removed_changes import commit_time_before, find_removed, put_removed
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from streaming_server.storage.changelog.bucket_log import BucketLog
 from streaming_server.storage.changelog.range_markers import RangeMarker
@@ -325,19 +326,33 @@ class Bucket:
         self._store.write(batch)
         self.writers.cache(writer, state)
 
-    def trim_log(self, offset: int, *, are_rows: bool = False) -> bool:
-        """Removes the changes before an offset, except those under a retention hold. Returns whether it removed any.
-
-        Args:
-            offset: The offset.
-            are_rows: Whether the changelog is the storage of the rows, as in a table without a primary key.
-        """
+    def trim_log(self, offset: int, definition: TableDefinition) -> bool:
+        """Removes the changes before an offset, except those under a retention hold. Returns whether it removed any."""
         batch = self._store.batch()
         state = self.log.trim(batch, self._state, offset)
         if state.log_first == self._state.log_first:
             return False
+        micros = commit_time_before(self.log, state.log_first, definition)
+        if micros is not None:
+            put_removed(batch, state.log_first, micros)
+        # In a table without a primary key, the changes are the rows.
+        are_rows = not definition.has_key
         self._write_state(batch, replace(state, rows=state.count - state.log_first) if are_rows else state)
         return True
+
+    def lacks_changes_since(self, micros: int, definition: TableDefinition) -> bool:
+        """Returns whether a change that was committed at or after a time is no longer in the changelog.
+
+        Where an earlier version has removed changes, it may also return True if none is missing.
+        """
+        span = self.log.span
+        if span.first == 0:
+            return False
+        removed = find_removed(self._store, span.first)
+        if removed is None:
+            first = commit_time_before(self.log, span.first + 1, definition) if span.first < span.end else None
+            removed = self._state.commit_micros if first is None else first
+        return micros <= removed
 
     def set_changelog(self, changelogs: Sequence[str], schema_id: int) -> None:
         """Makes the bucket record changes with the current value of the table option `changelog`.
@@ -364,6 +379,8 @@ class Bucket:
             )
         while (number := len(self._state.changelog_starts) + 1) < len(changelogs):
             after, batch, state = changelogs[number], self._store.batch(), self._state
+            if "none" in (changelogs[number - 1], after):
+                put_removed(batch, state.count, state.commit_micros)
             recorded = [each for each in changelogs[:number] if each != "none"]
             if after == "none":
                 state = self.log.clear(batch, state)

@@ -227,3 +227,14 @@ def test_the_shell_completes_commands_and_options(
         monkeypatch.setenv("_TYPER_COMPLETE_ARGS", typed)
         monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
         assert completed in scankv().text
+
+
+def test_changes_since_a_time_that_retention_has_removed_are_refused_unless_clamped(
+    scankv: CommandLine, scores: str
+) -> None:
+    for changelog in ("none", "full"):  # This removes all changes.
+        scankv("alter", scores, "--set", f"changelog={changelog}")
+    scankv("put", scores, "player=eve", "score=5")
+    arguments = ("tail", scores, "--from", "2020-01-01T00:00:00Z", "--until", "latest", "--format", "json")
+    assert "changes since 2020-01-01T00:00:00+00:00 are no longer in its changelog" in scankv.fails(*arguments)
+    assert '"eve"' in scankv(*arguments, "--clamp").text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -55,6 +56,7 @@ def test_rows_are_the_same_in_another_number_of_buckets(tmp_path: Path, kind: st
                 table.drop_partition({"day": 3})
             expected, client_partitions = sorted_rows(table), _partitions(table, kind)
             client.create_backup()
+            backed_up = datetime.now(UTC)
     store = BackupStore(str(location))
     manifest = read_manifest(store, find_backup(store, "latest"))
     restored = restore_tables(
@@ -73,6 +75,10 @@ def test_rows_are_the_same_in_another_number_of_buckets(tmp_path: Path, kind: st
         assert all(bucket.is_consistent for bucket in client.check_table("game.new"))
         with pytest.raises(InvalidRequest if KINDS[kind].get("changelog") == "none" else PositionExpired):
             table.changes(StartFrom.offsets(dict.fromkeys(range(after), 0)), StopAt.LATEST).to_arrow()
+        if KINDS[kind].get("changelog") != "none":
+            with pytest.raises(PositionExpired):
+                table.changes(StartFrom.timestamp(backed_up - timedelta(hours=1)), StopAt.LATEST).to_arrow()
+            assert table.changes(StartFrom.timestamp(backed_up), StopAt.LATEST).to_arrow().num_rows == 0
         table.upsert(rows())
         again = sorted_rows(table)
         assert [(row["day"], row["name"]) for row in again if row["day"] != 3] == [

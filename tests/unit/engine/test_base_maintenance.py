@@ -176,7 +176,7 @@ async def test_a_base_is_given_up_when_the_changes_since_go_while_they_are_read(
             bucket = live.open_bucket
             assert bucket is not None
             async with live.mutex:
-                await live.run(bucket.trim_log, bucket.state.log_offset)
+                await live.run(bucket.trim_log, bucket.state.log_offset, table.definition)
         await looking
         assert live.damage is None, "changes beyond their retention are no damage"
         assert len(await rows_of(table)) == 150

@@ -78,7 +78,7 @@ async def trimmed(table: LiveTable) -> int:
     for live in table.buckets:
         async with live.mutex:
             bucket = await live.open()
-            await live.run(bucket.trim_log, bucket.state.log_offset)
+            await live.run(bucket.trim_log, bucket.state.log_offset, table.definition)
     return sum(live.state.log_first for live in table.buckets if live.state is not None)
 
 

@@ -156,13 +156,13 @@ async def test_changes_that_are_no_longer_there_cannot_be_checked(tmp_path: Path
         for value in range(1, 4):
             await put(table, {"ben": value})
         bucket = await table.buckets[0].open()
-        bucket.trim_log(bucket.state.log_offset)
+        bucket.trim_log(bucket.state.log_offset, table.definition)
         assert bucket.state.log_first == 1
         held = bucket.log.holds.oldest()
         assert held is not None
         # As for a hold that keeps too much.
         bucket.log.holds.release(held[0])
-        bucket.trim_log(bucket.state.log_offset)
+        bucket.trim_log(bucket.state.log_offset, table.definition)
         with pytest.raises(PositionExpired):
             await tables.transactions.commit(begun.token, "", ())
         assert (await all_scores(tables))["ann"] == 0

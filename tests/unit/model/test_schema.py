@@ -225,3 +225,20 @@ def test_a_table_without_a_key_keeps_its_changelog_and_distributes_by_any_column
     for changes in (ColumnChanges(drop=("score",)), ColumnChanges(types={"score": pa.float64()})):
         with pytest.raises(SchemaMismatch, match="it is in the bucket key"):
             table.change_columns(changes)
+
+
+def test_write_times_of_a_definition_that_an_earlier_version_has_stored_count_as_before() -> None:
+    plain = TableDefinition.create("a.b", pa.schema([("k", pa.int64())]), ["k"], incarnation="i", created_millis=0)
+    begun = plain.alter_options({"ttl_seconds": "60"}, now_micros=1_000_000_000)
+    assert TableDefinition.from_json(begun.to_json()) == begun
+    stored = begun.to_json()
+    del stored["write_times_since_micros"]
+    earlier = TableDefinition.from_json(stored)
+    assert earlier.write_time(earlier.schema) == begun.write_time(begun.schema)
+    assert earlier.expiry is not None
+    assert earlier.expiry.bound_at(1_050_000_000) == 990_000_000
+    again = earlier.alter_options({}, ["ttl_seconds"], now_micros=2_000_000_000)
+    again = again.alter_options({"ttl_seconds": "60"}, now_micros=3_000_000_000)
+    assert again.expiry is not None
+    assert again.expiry.bound_at(3_059_000_000) == 0
+    assert again.expiry.bound_at(3_060_000_000) == 3_000_000_000
