@@ -40,7 +40,7 @@ from streaming_server.storage.backup.archive_segment import (
 )
 from streaming_server.storage.backup.backup_manifest import newest_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
-from streaming_server.storage.files.checked_json import find_checked_json, write_checked_json
+from streaming_server.storage.files.checked_json import find_checked_json, sync_directory, write_checked_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -170,7 +170,10 @@ class Archive:
         self._last_captures.remove()
         if not self.is_enabled:
             # What is written from now on is not archived.
-            self._marker.unlink(missing_ok=True)
+            if self._marker.exists():
+                self._marker.unlink()
+                # Before anything is written that is not archived.
+                sync_directory(self._marker.parent)
             return
         self._removing.start()
         if not self._placement.number:

@@ -23,7 +23,6 @@ from streaming_server.engine.backups.stored_consumers import consumers_by_part, 
 from streaming_server.scan.changes.log_plan import table_digest
 from streaming_server.storage.bucket.bucket_state import load_state
 from streaming_server.storage.bucket.writer_states import forget_transactions
-from streaming_server.storage.files.checked_json import sync_directories
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.store import RocksStore
@@ -232,7 +231,6 @@ class _Restore:
                 divide(draft, definition)
                 if is_as_before:
                     _write_consumers(table, definition, draft)
-                sync_directories(draft)
         except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
             if not isinstance(error, CannotReplay) or source.otherwise is None:
