@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,10 +23,10 @@ from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Iterator
 
 _PAGE: Final = Path(__file__).parents[2] / "docs" / "internals" / "power-cuts.md"
+CUTS: Final = 100
 _TEMPORARY: Final = re.compile(r".*(\.partial[^/]*|\.dbtmp|\.tmp(/.*)?)")
 _CONTENTS: Final = ("synced", "when created", "not synced", "")
 _NAMES: Final = ("before the answer", "soon", "before the answer, new ones", "soon, new ones", "not synced")
@@ -158,6 +160,38 @@ def test_files_and_directories_are_synced_as_the_documentation_lists(recorded: R
 @pytest.mark.parametrize("rule", RULES)
 def test_what_was_acknowledged_is_there_after_a_cut(recorded: Recorded, rule: str, tmp_path: Path) -> None:
     check_cut(recorded, rule, recorded.story.steps[-1].end, None, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_was_acknowledged_is_there_after_cuts_at_random_moments(
+    tmp_path: Path, recorder: Path, workers: int
+) -> None:
+    recorded = record(tmp_path, recorder, "--workers", str(workers), rounds=4)
+    for number in range(CUTS):
+        seed = random.randrange(2**32)
+        rng, rule = random.Random(seed), RULES[number % 2]
+        moment = random_moment(recorded, rng)
+        path = tmp_path / f"cut-{number}"
+        path.mkdir()
+        try:
+            check_cut(recorded, rule, moment, rng if number % 4 < 3 else None, path)
+        except BaseException as error:
+            error.add_note(f"rule {rule}, moment {moment}, seed {seed}, cut {number}, {workers} workers")
+            raise
+        shutil.rmtree(path)
+
+
+def random_moment(recorded: Recorded, rng: random.Random) -> int:
+    """Returns a moment within a call, right after one, or right after the change of an entry, since these are rare."""
+    steps = recorded.story.steps
+    step = rng.choice(steps)
+    if rng.random() < 0.2:
+        return step.end
+    changes = list(recorded.disk.changes(step.start, step.end))
+    entries = [change for change in changes if change.type in "rlmuc"]
+    chosen = rng.choice(entries if entries and rng.random() < 0.5 else changes or [None])
+    return step.end if chosen is None else chosen.end
 
 
 @dataclass(frozen=True)

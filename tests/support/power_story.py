@@ -16,7 +16,7 @@ from scankv.v1 import snapshot_pb2
 from tests.support.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -34,7 +34,7 @@ SETTINGS: Final = (
 
 _SCHEMA: Final = pa.schema([("k", pa.int64()), ("v", pa.string())])
 PLAIN: Final = "cut.plain"
-_DIVIDED, _FED, _PASSING, _UNTRACKED = "cut.divided", "cut.fed", "cut.passing", "cut.untracked"
+_DIVIDED, _LOCKED, _FED, _PASSING, _UNTRACKED = "cut.divided", "cut.locked", "cut.fed", "cut.passing", "cut.untracked"
 
 
 @dataclass
@@ -48,7 +48,7 @@ class State:
         ended: The ids of the snapshots that were released.
         shared: The ids of the shared snapshots that were released, which are never used again.
         consumers: The consumers of `cut.plain`.
-        locks: The columns of `cut.plain` that are locked.
+        locks: The columns of `cut.locked` that are locked.
         backups: How many backups exist.
         transactions: The ids of the committed transactions.
     """
@@ -102,7 +102,7 @@ class PowerStory:
         """Runs all calls, some of them several times."""
         self._url = url
         with connect(url, operation_timeout=60) as client:
-            self._create(client)
+            self._create(client, rounds)
             for number in range(rounds):
                 self._write(client, f"{number}")
                 self._define(client, number)
@@ -115,7 +115,7 @@ class PowerStory:
         call()
         self.steps.append(Step(name, start, self._disk.moment(), copy.deepcopy(self._now), is_atomic, is_long))
 
-    def _create(self, client: Client) -> None:
+    def _create(self, client: Client, rounds: int) -> None:
         for name, options in (
             (PLAIN, {"buckets": 2, "indexes": ["v"], "columnar_base": "eager"}),
             (_DIVIDED, {"buckets": 2, "tablets": 2}),
@@ -123,10 +123,15 @@ class PowerStory:
         ):
             self._create_table(client, name, **options)
 
-    def _create_table(self, client: Client, name: str, **options: Any) -> None:
+        columns = [f"c{number}" for number in range(rounds)]
+        self._create_table(client, _LOCKED, columns, buckets=1)
+
+    def _create_table(self, client: Client, name: str, columns: Sequence[str] = (), **options: Any) -> None:
+        schema = pa.schema([*_SCHEMA, *(pa.field(column, pa.int64()) for column in columns)])
+
         def call() -> None:
-            client.create_table(name, _SCHEMA, primary_key=["k"], **options)
-            self._now.rows[name], self._now.columns[name] = {}, ["k", "v"]
+            client.create_table(name, schema, primary_key=["k"], **options)
+            self._now.rows[name], self._now.columns[name] = {}, schema.names
 
         self._step(f"create {name}", call)
 
@@ -160,7 +165,7 @@ class PowerStory:
             del self._now.rows[_PASSING], self._now.columns[_PASSING]
 
         def lock() -> None:
-            self._kept.append(client.table(PLAIN).lock_columns([f"c{number}"], owner=f"owner-{number}", ttl=600))
+            self._kept.append(client.table(_LOCKED).lock_columns([f"c{number}"], owner=f"owner-{number}", ttl=600))
             self._now.locks.add(f"c{number}")
 
         self._step("alter", alter)
@@ -259,7 +264,7 @@ class PowerStory:
         assert before.backups <= len(manifests) <= before.backups + 1
 
     def _check_others(self, client: Client, before: State, pending: Step | None) -> None:
-        if PLAIN not in before.rows:
+        if _LOCKED not in before.rows:
             return
         table = client.table(PLAIN)
         for each, rows in before.snapshots.items():
@@ -268,7 +273,7 @@ class PowerStory:
         assert not listed & before.ended, "a released snapshot is back"
         consumers = {each.id for each in table.consumers()}
         assert before.consumers <= consumers <= (pending.after if pending else before).consumers | before.consumers
-        assert before.locks <= {name for lock in client.column_locks(PLAIN) for name in lock.columns}
+        assert before.locks <= {name for lock in client.column_locks(_LOCKED) for name in lock.columns}
         for each in before.transactions:
             with client.transaction(id=each) as transaction:
                 assert transaction.result is not None, f"the transaction {each} is forgotten"
