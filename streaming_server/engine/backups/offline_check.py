@@ -130,9 +130,12 @@ class OfflineCheck:
                 )
         of_tablet = "" if definition.tablet is None else f" of tablet {definition.tablet}"
         for view in sorted((path / "snapshots").glob("*")):
+            directory = ViewDirectory(path, view.name)
+            if not directory.is_kept:
+                continue  # It is being created or removed, or a crash has left it.
             yield _found(
                 f"snapshot view {view.name}{of_tablet}",
-                partial(self._read_view, ViewDirectory(path, view.name)),
+                partial(self._read_view, directory),
                 "release its snapshots: they cannot be read",
                 definition.name,
                 recover=self._removal(view, "its snapshots are gone"),

@@ -23,7 +23,7 @@ from streaming_server.storage.backup.backup_writer import link_files
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
 from streaming_server.storage.changelog.offsets import count_of, epoch_of
-from streaming_server.storage.files.checked_json import sync_directory
+from streaming_server.storage.files.checked_json import make_directory, sync_directory
 from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.transactions.transaction_log import TransactionLog
@@ -74,6 +74,7 @@ class Recovery:
         """Removes a file or a directory that the server can do without."""
         kept = self._keep(path)
         path.rename(kept)
+        sync_directory(kept.parent)
         sync_directory(path.parent)
         return f"{consequence}; it is kept as {kept}"
 
@@ -118,6 +119,8 @@ class Recovery:
         """
         kept = self._keep(path)
         link_files(path, kept)
+        sync_directory(kept)
+        sync_directory(kept.parent)
         try:
             store = RocksStore(
                 path,
@@ -206,7 +209,7 @@ class Recovery:
     def _keep(self, path: Path) -> Path:
         """Returns where a path is kept, in a directory that exists."""
         kept = self._kept / path.relative_to(self._data)
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(kept.parent)
         return kept
 
 

@@ -28,7 +28,6 @@ from streaming_server.storage.bucket.bucket_state import BucketState, load_state
 from streaming_server.storage.bucket.service_times import shift_service_times
 from streaming_server.storage.bucket.writer_states import forget_transactions
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.files.checked_json import sync_directories
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.store import RocksStore
@@ -265,7 +264,6 @@ class _Restore:
                 divide(draft, definition)
                 if is_as_before:
                     consumers |= _write_consumers(source, definition, draft, states)
-                sync_directories(draft)
         except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
             if not isinstance(error, CannotReplay) or source.otherwise is None:

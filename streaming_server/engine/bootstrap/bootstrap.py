@@ -14,7 +14,6 @@ from streaming_server.engine.bootstrap.bucket_builds import BucketBuilds
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.storage.bootstrap.staged_runs import BootstrapRequest, RequestOnDisk, StagedRuns
 from streaming_server.storage.bootstrap.taken_in import mark_taken_in
-from streaming_server.storage.files.checked_json import sync_directories
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.tables.catalog import divide
 
@@ -359,12 +358,11 @@ class Bootstrap:
         return int(self._recorded["commit_micros"])
 
     def _settle(self) -> None:
-        """Makes the directory of the table complete and durable."""
+        """Makes the directory of the table complete. `Catalog.place` makes the names in it durable."""
         table = self._directory.table
         with translate_disk_errors(table.parent):
             mark_taken_in(table, self._builds.rows)
             divide(table, self.definition)
-            sync_directories(table)
 
     def _remove_rows(self) -> None:
         """Removes the staged rows. The rest stays for a client that does not know of the table yet."""

@@ -28,7 +28,12 @@ import xxhash
 from pyarrow import fs
 
 from scankv.model.errors import BackupFailed, DataLoss, ScanKvError, UsageError
-from streaming_server.storage.files.checked_json import from_checked_bytes, sync_directory, to_checked_bytes
+from streaming_server.storage.files.checked_json import (
+    from_checked_bytes,
+    make_directory,
+    sync_directory,
+    to_checked_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,6 +75,7 @@ class BackupStore:
                 "s3://bucket/backups"
             ) from error
         self.local = Path(self._root) if isinstance(self._files, fs.LocalFileSystem) else None
+        self._durable: set[Path] = set()
 
     def manifests(self) -> list[str]:
         """Returns the ids of all backups, the oldest first."""
@@ -235,9 +241,7 @@ class BackupStore:
                 return
             partial = f"{path}.partial-{uuid.uuid4().hex[:8]}"
             directory = Path(path).parent
-            if not directory.is_dir():
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                sync_directory(directory.parent)
+            self._make_directory(directory)
             try:
                 self._write(partial, content)
                 if is_durable:
@@ -250,6 +254,16 @@ class BackupStore:
                 sync_directory(directory)
         except (OSError, pa.ArrowException) as error:
             raise self._failure(error) from error
+
+    def _make_directory(self, directory: Path) -> None:
+        """Creates a directory of the location. Its name, and those above it, are durable when this returns."""
+        if directory in self._durable and directory.is_dir():
+            return
+        if directory != self.local:
+            self._make_directory(directory.parent)
+        # Also if it exists, since a crash may have come between its creation and the sync.
+        make_directory(directory)
+        self._durable.add(directory)
 
     def _write(self, path: str, content: Path | bytes) -> None:
         stream = self._files.open_output_stream(path)
@@ -329,7 +343,8 @@ def prepare_directory(directory: Path) -> None:
         UsageError: The directory cannot be created or written.
     """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not directory.is_dir():
+            make_directory(directory)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:

@@ -109,7 +109,12 @@ class Bucket:
         # Before the store is opened, so that everything it reads is durable.
         has_synced_store = read_only is None or _try_to_sync_logs(path)
         self._store = RocksStore(
-            path, location, compression=compression, resources=resources, read_only=read_only is not None
+            path,
+            location,
+            compression=compression,
+            resources=resources,
+            read_only=read_only is not None,
+            may_be_cut_short=True,
         )
         self._store.refusal = read_only
         self.writers = WriterStates(self._store, writer_limits, clock)

@@ -16,6 +16,7 @@ from streaming_server.storage.files.formats import check_format
 if TYPE_CHECKING:
     from pathlib import Path
 
+_PRIVATE: Final = 0o700
 _FORMAT: Final = 1
 """The format of the file and its content. ScanKV 0.1.0 has this format, but neither writes nor reads its number."""
 
@@ -103,6 +104,22 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def make_directory(path: Path) -> None:
+    """Creates a private directory and those above it that do not exist, and makes their names durable.
+
+    A directory that exists may have been created right before a crash, so its name is made durable as well.
+    """
+    if not path.is_dir():
+        if not path.parent.is_dir():
+            make_directory(path.parent)
+        path.mkdir(mode=_PRIVATE, exist_ok=True)
+    try:
+        sync_directory(path.parent)
+    except PermissionError:
+        # Who may not read the directory above cannot sync it. Most file systems make the name durable in this way, too.
+        sync_directory(path)
 
 
 def sync_directories(path: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import google_crc32c
@@ -23,6 +24,7 @@ from scankv.model.errors import DataLoss
 from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.formats import newer_format
+from streaming_server.storage.files.frames import write_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,19 +69,23 @@ class DurableWatermark:
         try:
             if os.fstat(self._fd).st_size == 0:
                 self._create(path)
+            elif self._read() == _encode(0):
+                # A crash may have come before its name was durable. A disk that fails can be read nevertheless.
+                with suppress(OSError):
+                    sync_directory(path.parent)
         except BaseException:
             os.close(self._fd)
             raise
 
     def _create(self, path: Path) -> None:
-        try:
-            self.write(0)
-            os.fsync(self._fd)
-            sync_directory(path.parent)
-        except BaseException:
-            # A part of a watermark would be taken for damage.
-            os.ftruncate(self._fd, 0)
-            raise
+        # In place of the empty file, because a part of a watermark would be taken for damage.
+        partial = path.with_name(path.name + ".partial")
+        write_at(partial, _encode(0), 0, sync=True)
+        fd = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
+        os.close(self._fd)
+        self._fd = fd
+        partial.replace(path)
+        sync_directory(path.parent)
 
     def read(self) -> int | None:
         """Returns the offset up to which the changelog was durable. None: the file is damaged.
@@ -87,9 +93,8 @@ class DurableWatermark:
         Raises:
             NewerFormat: A newer ScanKV has written the file.
         """
-        data = os.pread(self._fd, _BYTES + 1, 0)
+        data = self._read()
         newer = data[len(_MAGIC) - 1 : len(_MAGIC)]
-        # A file of any length: a newer format may be longer.
         if data.startswith(_MAGIC[:-1]) and newer.isdigit() and int(newer) > _FORMAT:
             raise newer_format(f"the durable watermark {self._path}", int(newer), _FORMAT)
         if len(data) != _BYTES:
@@ -102,8 +107,7 @@ class DurableWatermark:
 
     def write(self, offset: int) -> None:
         """Records that everything before this offset is durable."""
-        body = _WATERMARK.pack(_MAGIC, offset)
-        data = body + _CHECKSUM.pack(google_crc32c.value(body))
+        data = _encode(offset)
         with translate_disk_errors(self._directory):
             # A disk that becomes full takes a part of the first write.
             written = 0
@@ -111,10 +115,19 @@ class DurableWatermark:
                 written += os.pwrite(self._fd, data[written:], written)
 
     def sync(self) -> None:
-        """Makes the last write durable, for what must not be forgotten after a power failure."""
+        """Makes the last write durable: that of a new epoch, or of a position that is lower than before."""
         with translate_disk_errors(self._directory):
             os.fsync(self._fd)
 
     def close(self) -> None:
         """Closes the file."""
         os.close(self._fd)
+
+    def _read(self) -> bytes:
+        # Of a file of any length: a newer format may be longer.
+        return os.pread(self._fd, _BYTES + 1, 0)
+
+
+def _encode(offset: int) -> bytes:
+    body = _WATERMARK.pack(_MAGIC, offset)
+    return body + _CHECKSUM.pack(google_crc32c.value(body))

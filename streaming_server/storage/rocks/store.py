@@ -22,7 +22,7 @@ from streaming_server.storage.rocks.small_files import SstFile, find_small_runs
 from streaming_server.storage.rocks.store_batch import StoreBatch
 from streaming_server.storage.rocks.store_options import scan_options, store_options
 from streaming_server.storage.rocks.store_readers import StoreReaders
-from streaming_server.storage.rocks.write_ahead_log import remove_kept_logs
+from streaming_server.storage.rocks.write_ahead_log import ends_cut_short, remove_kept_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -91,7 +91,8 @@ class RocksStore:
     takes no lock on the directory. Every failure is a `ScanKvError` that names `location`: `DataLoss` for damage,
     `DiskFull` when no space is left, `DiskFailed` when the disk is read-only or reports an error, `ServerBusy` when too
     many files are open, `InternalError` for anything else. A store that is opened `point_in_time` drops what
-    comes after damage in its write-ahead log.
+    comes after damage in its write-ahead log. One that `may_be_cut_short` drops a last write that a power cut has left
+    in part; its owner knows whether a write is missing that was durable.
 
     Attributes:
         location: The name of the store in errors.
@@ -111,6 +112,7 @@ class RocksStore:
         resources: RocksResources,
         read_only: bool = False,
         point_in_time: bool = False,
+        may_be_cut_short: bool = False,
     ) -> None:
         self.location = location
         self.is_read_only = read_only
@@ -133,7 +135,14 @@ class RocksStore:
             families = {name: options for name in _COLUMN_FAMILIES if not read_only or name in names}
             families["rows"] = row_options
             families["log"] = store_options(compression if compression in _DENSE else "none", resources)
-            self._db = self._open(path, options, families)
+            try:
+                self._db = self._open(path, options, families)
+            except Exception as error:
+                if not (may_be_cut_short and str(error).startswith("Corruption") and ends_cut_short(path)):
+                    raise
+                _log.warning("%s: a power cut has left a part of its last write, which is dropped", location)
+                options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
+                self._db = self._open(path, options, families)
         except Exception as error:
             self._release_filter()
             raise self.failure(error) from error

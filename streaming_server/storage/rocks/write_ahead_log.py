@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+import google_crc32c
+
 from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ ARCHIVE: Final = "archive"
 SUFFIX: Final = ".log"
 
 _BLOCK_BYTES: Final = 32_768
-_RECORD_HEADER: Final = struct.Struct("<4xHB")
+_SECTOR_BYTES: Final = 512
+_RECORD_HEADER: Final = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 # RocksDB skips records of types from here on that it does not know.
 _IGNORED: Final = 128
@@ -127,10 +130,14 @@ def remove_old_logs(stores: Iterable[Path], before_micros: int) -> None:
 
 
 def read_writes(content: bytes | mmap.mmap, location: str) -> Iterator[LoggedWrite]:
-    """Yields the writes in the content of a file. A write that is incomplete at the end is left out.
+    """Yields the writes in the content of a file. A write that a crash has cut short at the end is left out.
+
+    Rule: a write is cut short if the file ends in it, or if one of its records is a beginning, up to the end of a
+    sector, of what was written, and only zeros follow in the file. A power cut leaves zeros where the file system has
+    stored the size of the file before its content.
 
     Raises:
-        DataLoss: The file has another format.
+        DataLoss: The file is damaged otherwise, or has another format.
     """
     at, parts = 0, list[bytes]()
     while True:
@@ -140,19 +147,57 @@ def read_writes(content: bytes | mmap.mmap, location: str) -> Iterator[LoggedWri
             continue
         if at + _RECORD_HEADER.size > len(content):
             return
-        size, type_ = _RECORD_HEADER.unpack_from(content, at)
+        checksum, size, type_ = _RECORD_HEADER.unpack_from(content, at)
         end = at + _RECORD_HEADER.size + size
-        if end > len(content) or (type_ == 0 and size == 0):
+        if end > len(content):
             return
+        record = content[at + _RECORD_HEADER.size : end]
+        if checksum != _checksum(type_, record):
+            if _is_cut_short(content, at, end):
+                return
+            raise DataLoss(f"the write-ahead log of {location} is damaged at byte {at:,}")
         if type_ < _IGNORED:
             if not _FULL <= type_ <= _LAST or bool(parts) != (type_ in (_MIDDLE, _LAST)):
                 raise DataLoss(f"the write-ahead log of {location} has a record of type {type_} at byte {at:,}")
-            parts.append(content[at + _RECORD_HEADER.size : end])
+            parts.append(record)
             if type_ in (_FULL, _LAST):
                 write, parts = b"".join(parts), []
                 sequence, entries = _WRITE_HEADER.unpack_from(write)
                 yield LoggedWrite(sequence, entries, end, write[_WRITE_HEADER.size :])
         at = end
+
+
+def _checksum(type_: int, record: bytes) -> int:
+    checksum = int(google_crc32c.extend(google_crc32c.value(bytes([type_])), record))
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _is_cut_short(content: bytes | mmap.mmap, start: int, end: int) -> bool:
+    """Whether a damaged record was written in part: see `read_writes`."""
+    kept = start + len(content[start:].rstrip(b"\0"))
+    if kept == start:
+        return True
+    cut = -(-kept // _SECTOR_BYTES) * _SECTOR_BYTES
+    # If not even its header was kept, its size is unknown.
+    return cut < max(end, start + _RECORD_HEADER.size)
+
+
+def ends_cut_short(store: Path) -> bool:
+    """Whether the log of a store that is not open is undamaged, except that a crash has cut short its last write."""
+    is_cut = False
+    for file in find_log_files(store):
+        if file.is_archived:
+            continue
+        content, end = file.path.read_bytes(), 0
+        if is_cut and content.strip(b"\0"):
+            return False  # A sync covers a file only after all earlier ones, but this one may have been synced.
+        try:
+            for write in read_writes(content, str(store)):
+                end = write.end
+        except DataLoss:
+            return False
+        is_cut = is_cut or bool(content[end:].strip(b"\0"))
+    return is_cut
 
 
 def find_put(write: LoggedWrite, family: int, key: bytes, location: str) -> bytes | None:

@@ -7,6 +7,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final
 
+from streaming_server.storage.files.checked_json import sync_directory
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -32,6 +34,7 @@ class EndedLeases:
         # In the order in which they ended.
         self._ids: dict[str, None] = {}
         self._writing = threading.Lock()
+        self._has_durable_name = False
 
     def __contains__(self, lease_id: str) -> bool:
         return lease_id in self._ids
@@ -75,6 +78,8 @@ class EndedLeases:
             file.write(f"\n{lease_id}")
             file.flush()
             os.fsync(file.fileno())
+        if not self._has_durable_name:
+            self._sync_name()
 
     def _rewrite(self) -> None:
         fresh = self._path.with_suffix(".new")
@@ -83,6 +88,11 @@ class EndedLeases:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self._path)
+        self._sync_name()
+
+    def _sync_name(self) -> None:
+        sync_directory(self._path.parent)
+        self._has_durable_name = True
 
     def _remember(self, lease_id: str) -> None:
         self._ids[lease_id] = None

@@ -153,6 +153,11 @@ class ViewDirectory:
         """Returns the directory of the columnar base of a bucket."""
         return self.path / "bases" / f"{number:04}"
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the view is complete and has a lease. The next start removes others, which a crash has left."""
+        return (self.path / "manifest.json").exists() and any(self._leases.glob("*.json"))
+
     def complete(self, manifest: ViewManifest) -> None:
         """Completes the view, after all its checkpoints have been made."""
         sync_directory(self.path / "buckets")
@@ -211,7 +216,7 @@ def load_views(table: Path, trash: Path) -> Iterator[ViewDirectory]:
     root = table / "snapshots"
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         view = ViewDirectory(table, path.name)
-        if (path / "manifest.json").exists() and any((path / "leases").glob("*.json")):
+        if view.is_kept:
             yield view
         else:
             _log.info("removing %s, which is incomplete or has no lease", path)

@@ -15,7 +15,12 @@ import pyarrow as pa
 from scankv.model.errors import DataLoss, NewerFormat, ScanKvError, TableExists, TableNotFound, did_you_mean
 from scankv.model.names import TableName, table_of, tablet_name, tablet_number
 from scankv.model.tables.schema import TableDefinition
-from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.files.checked_json import (
+    read_checked_json,
+    sync_directories,
+    sync_directory,
+    write_checked_json,
+)
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.tables.placement import ALONE
 
@@ -182,6 +187,8 @@ class Catalog:
     def place(self, definition: TableDefinition, draft: Path | None = None) -> None:
         """Adds the table of a draft, which has everything but the definition. As `create`; removes it on failure.
 
+        The contents of its files are durable; this makes their names durable.
+
         Args:
             definition: The table.
             draft: Its directory. None: see `draft`.
@@ -192,6 +199,7 @@ class Catalog:
             if self._mark_of_earlier(definition.name).exists():
                 definition = replace(definition, has_predecessor=True)
             with translate_disk_errors(self._directory.path):
+                sync_directories(draft)
                 write_checked_json(draft / _FILE, definition.to_json())
                 path = self.path(definition.name)
                 path.parent.mkdir(exist_ok=True)

@@ -74,6 +74,7 @@ class ConsumerDirectory:
 
     def __init__(self, table: Path) -> None:
         self._path = table / "consumers"
+        self._has_durable_name = False
 
     def read(self) -> Iterator[tuple[str, ConsumerRecord | DataLoss]]:
         """Yields the id of each stored consumer with its record, or with the reason why the record cannot be read."""
@@ -90,10 +91,12 @@ class ConsumerDirectory:
         Raises:
             DiskFull, OSError: The write failed; the file has the old or the new record.
         """
-        if not self._path.exists():
+        if not self._has_durable_name:
+            # Even if the directory exists, since a crash may have come between its creation and the sync.
             with translate_disk_errors(self._path.parent):
                 self._path.mkdir(exist_ok=True)
                 sync_directory(self._path.parent)
+            self._has_durable_name = True
         content = {
             "fence": record.fence,
             "token": base64.b64encode(record.token).decode(),

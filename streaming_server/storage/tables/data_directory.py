@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import DataLoss, ScanKvError, UsageError
 from streaming_server.storage.files.checked_json import (
     find_checked_json,
+    make_directory,
     read_checked_json,
     sync_directory,
     write_checked_json,
@@ -158,8 +159,8 @@ class DataDirectory:
             self.format = read_format(path)
             return
         try:
-            if is_changed:
-                path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+            if is_changed and not (path / _FORMAT_FILE).exists():
+                make_directory(path)
             refuse_foreign(path)
             self._refuse_half_restored(restoring)
             # Before the lock file is touched.

@@ -112,6 +112,18 @@ def test_damage_is_found_and_what_to_do_is_said(prepared: Path, tmp_path: Path, 
     assert "To do:" in scankv("check", "--offline", str(data), code=1).stderr
 
 
+@pytest.mark.parametrize("left", ["manifest.json", "leases"])
+def test_a_snapshot_that_a_crash_has_left_unfinished_is_no_damage(prepared: Path, tmp_path: Path, left: str) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(prepared, data)
+    (view,) = (_table(data) / "snapshots").iterdir()
+    for path in [view / left] if left == "manifest.json" else (view / left).iterdir():
+        path.unlink()
+    before = digests(data / "tables")
+    assert not [each for each in check(data) if each["problem"]]
+    assert digests(data / "tables") == before
+
+
 def test_damage_in_every_table_file_is_found(prepared: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(prepared, data)

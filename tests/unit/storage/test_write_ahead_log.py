@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import struct
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import google_crc32c
 import pytest
 
 from scankv.model.errors import DataLoss
@@ -16,6 +19,7 @@ from streaming_server.storage.rocks.store_options import RocksResources
 from streaming_server.storage.rocks.write_ahead_log import (
     ARCHIVE,
     LoggedWrite,
+    ends_cut_short,
     find_log_files,
     find_put,
     log_path,
@@ -80,6 +84,9 @@ def test_another_format_is_an_error(tmp_path: Path, resources: RocksResources) -
     write_some(tmp_path / "a", resources, flushes=False)
     content = bytearray(find_log_files(tmp_path / "a")[0].path.read_bytes())
     content[6] = 9
+    (size,) = struct.unpack_from("<H", content, 4)
+    checksum = google_crc32c.value(bytes(content[6 : 7 + size]))
+    struct.pack_into("<I", content, 0, ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF)
     with pytest.raises(DataLoss, match="type 9"):
         list(read_writes(bytes(content), "store"))
     with pytest.raises(DataLoss, match="unknown entry"):
@@ -152,3 +159,57 @@ def test_a_file_that_moves_while_it_is_looked_for_is_opened(tmp_path: Path, monk
 def test_a_file_that_does_not_exist_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="has no write-ahead log 7"):
         open_log_file(tmp_path, 7)
+
+
+def with_last_write_cut(content: bytes, writes: list[LoggedWrite], cut: int, zeros: int) -> tuple[bytes, int]:
+    """Returns the content with zeros from the first end of a sector at or after a cut, and where the zeros begin."""
+    start = writes[-2].end
+    cut = -(-max(cut, start) // 512) * 512
+    return content[:cut] + bytes(max(zeros, len(content) - cut)), cut
+
+
+@pytest.mark.parametrize("zeros", [0, 5, 100_000])
+def test_a_last_write_that_ends_in_zeros_is_left_out(tmp_path: Path, resources: RocksResources, zeros: int) -> None:
+    write_some(tmp_path / "a", resources, flushes=False)
+    content = find_log_files(tmp_path / "a")[0].path.read_bytes()
+    writes = list(read_writes(content, "store"))
+    for last in range(2, len(writes)):
+        start, end = writes[last - 1].end, writes[last].end
+        for cut in {start, *range(start, end, 6007), end - 600}:
+            left, begin = with_last_write_cut(content[:end], writes[: last + 1], cut, zeros)
+            if begin < end and content[begin:end].strip(b"\0"):
+                assert list(read_writes(left, "store")) == writes[:last]
+
+
+@pytest.mark.parametrize("follows", [b"", bytes(10_000)])
+def test_a_write_that_differs_is_an_error_also_before_zeros(
+    tmp_path: Path, resources: RocksResources, follows: bytes
+) -> None:
+    write_some(tmp_path / "a", resources, flushes=False)
+    content = find_log_files(tmp_path / "a")[0].path.read_bytes()
+    writes = list(read_writes(content, "store"))
+    for before, write in itertools.pairwise(writes[:12]):
+        for at in (before.end + 20, write.end - 1):
+            damaged = bytearray(content[: write.end] + follows)
+            damaged[at] ^= 1
+            with pytest.raises(DataLoss, match="damaged"):
+                list(read_writes(bytes(damaged), "store"))
+
+
+def test_only_the_last_file_of_a_log_may_be_cut_short(tmp_path: Path, resources: RocksResources) -> None:
+    write_some(tmp_path / "a", resources, flushes=False)
+    (file,) = [each for each in find_log_files(tmp_path / "a") if each.size]
+    content = file.path.read_bytes()
+    writes = list(read_writes(content, "store"))
+    store = tmp_path / "b"
+    store.mkdir()
+    log_path(store, 7).write_bytes(content)
+    assert not ends_cut_short(store)
+    last = next(number for number, write in enumerate(writes) if number > 5 and len(write.content) > 5000)
+    left, _ = with_last_write_cut(content[: writes[last].end], writes[: last + 1], writes[last - 1].end + 600, 0)
+    log_path(store, 7).write_bytes(left)
+    assert ends_cut_short(store)
+    log_path(store, 8).write_bytes(bytes(4096))
+    assert ends_cut_short(store)
+    log_path(store, 8).write_bytes(content[: writes[0].end])
+    assert not ends_cut_short(store)
