@@ -100,8 +100,10 @@ class WriteIdentity:
         Raises:
             WriterFenced: It was opened in another history, or may have been.
         """
+        if not self.epoch:
+            return
         is_known = self.history == definition.history if self.history else not definition.has_other_histories
-        if self.epoch and not is_known:
+        if not is_known:
             raise WriterFenced(
                 f'the writer "{self.writer}" was opened before table {definition.name} was restored, recovered or '
                 "created again, so rows that were acknowledged to it may be gone; nothing more of this request was "

@@ -417,6 +417,25 @@ async def test_positions_continue_or_are_refused(tmp_path: Path, way: str, table
         assert await refusals(client, early) == of_early
 
 
+async def test_readers_of_other_buckets_continue_after_a_bucket_is_lost(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        async with connect(server.url) as client:
+            table = await client.create_table(NAME, SCHEMA, primary_key=["k"], buckets=2)
+            await fill(table, 0, ROWS)
+            offsets = await table.log_offsets()
+            server.kill()
+            await lose_bucket(server, tmp_path)
+            server.restart()
+            table = await client.table(NAME)
+            await fill(table, 100, ROWS)
+            changes = table.changes(StartFrom.offsets(offsets), StopAt.LATEST)
+            found = {each["k"] for each in await changes.with_buckets(1).to_pylist()}
+            assert found == {row["k"] for row in await table.scan().with_buckets(1).to_pylist() if row["k"] >= 100}
+            for scan in (changes, changes.with_buckets(0)):
+                with pytest.raises(PositionOutOfRange, match="bucket 0"):
+                    await scan.to_pylist()
+
+
 async def test_positions_of_one_restore_are_refused_by_another(tmp_path: Path) -> None:
     async def between(server: ServerProcess) -> None:
         await restore(server, tmp_path, "first")
