@@ -61,7 +61,7 @@ class RowColumns:
         """Returns a function that orders rows by some columns, as `newness` does. None: only columns order them."""
         if any(pat.is_floating(self.types[name]) for name in names):
             return None
-        forms = [(self.places[name], stored_form(self.types[name])) for name in names]
+        forms = [(self.places[name], _ordered_form(self.types[name])) for name in names]
 
         def age(row: Sequence[Any]) -> tuple[Any, ...]:
             values = [(row[place], form) for place, form in forms]
@@ -69,3 +69,9 @@ class RowColumns:
             return tuple(() if value is None else (value if form is None else form(value),) for value, form in values)
 
         return age
+
+
+def _ordered_form(type_: pa.DataType) -> Callable[[Any], Any] | None:
+    """Returns a function that converts a value to one that orders as columns of the type do. None: the value does."""
+    # The stored form of a decimal is a little-endian number, whose bytes do not order as the decimal does.
+    return None if pat.is_decimal(type_) else stored_form(type_)
