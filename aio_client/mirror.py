@@ -158,8 +158,9 @@ class Mirror:
         Raises:
             SchemaMismatch, TableNotFound: As when a scan starts.
             InvalidResumeToken: The state is of another table, or of other columns or rows, or from before the table was
-                restored: make the mirror again without it.
-            PositionExpired, PositionOutOfRange: The changes since the state are no longer kept, or were lost: likewise.
+                restored. Create the mirror again without the state.
+            PositionExpired, PositionOutOfRange: The changes since the state are no longer kept, or were lost. Create
+                the mirror again without the state.
         """
         try:
             await self._open()
@@ -187,7 +188,7 @@ class Mirror:
         except (InvalidResumeToken, PositionExpired, PositionOutOfRange) as error:
             if self._state is None:
                 raise
-            raise error.with_advice("make the mirror again, without `state`") from error
+            raise error.with_advice("create the mirror again, without `state`") from error
         except UnknownField:
             # A server of an earlier version has no rows whose changes were not tracked.
             await self._stream.aclose()

@@ -50,7 +50,7 @@ def make_shaper(
 def recreated_error(table: str) -> TableRecreated:
     """The error of a streaming query whose table was restored, or dropped and created again."""
     return TableRecreated(
-        f"table {table} was restored, or dropped and created again after this query began: start the query with a new "
+        f"table {table} was restored, or dropped and created again, after this query began: start the query with a new "
         "checkpoint",
         table=table,
     )

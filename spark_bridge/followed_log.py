@@ -62,7 +62,7 @@ class FollowedLog:
         if stop is not None and stop.kind is PositionKind.TIMESTAMP:
             # The position of the first change at or after that time; the end of the changelog if no such change exists.
             at = StartFrom(PositionKind.TIMESTAMP, micros=stop.micros)
-        # Changes that are gone at the end are no error: the query begins after them, or has read them.
+        # Removed changes before the end are not an error: the query begins after them, or has read them.
         with self.change_scan(at).start_from(at, clamp=True).stream() as stream:
             self._check_table(stream)
             self.end = stream.log_offsets

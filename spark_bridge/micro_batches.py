@@ -1,4 +1,4 @@
-"""Which transaction a micro-batch has, which one it follows, and what a table lacks if it was restored in between."""
+"""The transactions of micro-batches: their ids, their order, and the error if a restored table lacks some of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def transaction_id(query: str, table: str, batch: int) -> str:
 
 
 def job_step(query: str, table: str, batch: int, *, replaces: bool, accepted: str | None) -> JobStep:
-    """Returns which transaction the one of a micro-batch follows.
+    """Returns the step of a micro-batch in the job of its query: which transaction its transaction follows.
 
     Rule: Spark counts the micro-batches of a checkpoint from 0, and writes each of them with at least one task. So
     each has a transaction, even if it has no rows. A micro-batch that replaces the table does not need earlier ones.
@@ -23,7 +23,8 @@ def job_step(query: str, table: str, batch: int, *, replaces: bool, accepted: st
         table: The table.
         batch: The number of the micro-batch.
         replaces: Whether the micro-batch replaces all rows of the table.
-        accepted: The incarnation of the table that may lack rows of earlier micro-batches. None: no incarnation may.
+        accepted: The incarnation of the table that may lack rows of earlier micro-batches. None: the table must have
+            all rows.
     """
     follows = "" if replaces or batch == 0 else transaction_id(query, table, batch - 1)
     return JobStep(table=table, follows=follows, accepted_incarnation=accepted or "")
@@ -34,7 +35,7 @@ def missing_batches(error: TableRecreated, batch: int) -> TableRecreated:
 
     Args:
         error: Why the server does not begin the transaction.
-        batch: The micro-batch.
+        batch: The number of the micro-batch.
     """
     table, incarnation = error.details.get("table", ""), error.details.get("incarnation", "")
     last = error.details.get("last", "").rpartition(":")[2]
@@ -47,8 +48,8 @@ def missing_batches(error: TableRecreated, batch: int) -> TableRecreated:
     else:
         missing = f"micro-batch {first}" if first >= batch - 1 else f"micro-batches {first} to {batch - 1}"
         what = (
-            f"lacks {missing} of this query, which the checkpoint says are written: the table was restored as of an "
-            "earlier instant, or dropped and created again, since then"
+            f"lacks {missing} of this query, which its checkpoint counts as written: the table was restored as of an "
+            "earlier instant, or dropped and created again, in the meantime"
         )
     message = (
         f'table {table} {what}. To continue with micro-batch {batch} nevertheless, set option("accept_incarnation", '

@@ -100,7 +100,7 @@ class TablePart(Part):
 
     def _recreated_error(self) -> SchemaMismatch:
         return SchemaMismatch(
-            f"table {self.spec.table} was restored, or dropped and created again after this DataFrame or view was "
+            f"table {self.spec.table} was restored, or dropped and created again, after this DataFrame or view was "
             "created: load() it again, or create the view again",
             table=self.spec.table,
         )

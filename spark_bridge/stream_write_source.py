@@ -27,8 +27,9 @@ class ScanKvStreamWriter(DataSourceStreamArrowWriter):
     Spark creates one instance where it plans a micro-batch, copies of which write in the tasks, and another instance to
     commit. Only the tasks know the id of the query. So each task begins the transaction, under an id that is the same
     in all of them. The server remembers the id while the table exists, so a committed micro-batch that Spark repeats is
-    not written again. No process of Spark remembers the last commit, so the server also compares it with what the
-    checkpoint says: a table that was restored in between may lack micro-batches that Spark will not repeat.
+    not written again. A table that was restored in the meantime may lack micro-batches that Spark will not repeat. No
+    process of Spark remembers the last commit, so the server checks that the table has the previous micro-batch of the
+    checkpoint.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, *, replaces: bool) -> None:

@@ -89,8 +89,9 @@ class WriteOptions:
         sequence_column: The columns that say which row is newer, for `merge_engine="last_row"`.
         transaction_id: Identifies the write, so that it is applied once however often the job runs. None: each run is
             a write of its own. See `scankv.Client.transaction`.
-        transaction_follows: The `transaction_id` of the write before this one, such as that of the micro-batch before.
-            The write fails if the table lacks its rows. None: that is not checked. Streams have it by themselves.
+        transaction_follows: The `transaction_id` of the previous write, such as that of the previous micro-batch. This
+            write fails if the table lacks the rows of the previous write. None: that is not checked. Streams set it
+            themselves.
         transaction_ttl: Seconds that the job may be silent until its staged rows are dropped, 1 to 604,800.
         accept_incarnation: The incarnation of the table to which the job continues to write without the rows of earlier
             transactions that the table lacks. None: the write then fails.
@@ -206,12 +207,12 @@ class WriteOptions:
             raise option_error("transaction_follows", "requires transaction_id: give the id of this write, too")
         if self.accept_incarnation is not None and self.transaction_follows is None:
             raise option_error(
-                "accept_incarnation", "requires transaction_follows, or writeStream: no other write checks for rows"
+                "accept_incarnation", "requires transaction_follows or writeStream: no other write checks for lost rows"
             )
 
     @property
     def job_step(self) -> JobStep | None:
-        """Which transaction the one of a DataFrame follows. None: that is not checked."""
+        """Which transaction the write of a DataFrame follows. None: that is not checked."""
         if self.transaction_follows is None:
             return None
         accepted = self.accept_incarnation or ""

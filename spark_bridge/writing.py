@@ -64,7 +64,7 @@ class JobTransaction:
         id: The id of the transaction. What is committed under one id is written once.
         attempt: Identifies the run of the job. All processes of one run join the transaction with it.
         token: Gives access to the transaction. Empty if the id is already committed, so that nothing is to be written.
-        job: Which transaction it follows. None: none.
+        job: Which transaction this one follows. None: that is not checked.
     """
 
     id: str

@@ -637,9 +637,9 @@ class Client:
                 (TransactionLost). Default: no locks.
             lock_timeout: With `lock`: how many seconds a call waits for keys that others have locked, before it raises
                 LockTimeout: 0 to 60, and at most `ttl`. Default: 10.
-            job: With an id: the job that the transaction belongs to, and the transaction before it. The begin fails if
-                the job's table lacks the rows of that transaction, because the table was restored or created again. A
-                server of an earlier version does not check that. Default: no job.
+            job: With an id: the job that the transaction belongs to, and the job's previous transaction. The begin
+                fails if the job's table lacks the rows of the previous transaction, because the table was restored or
+                created again. A server of an earlier version does not check that. Default: no job.
 
         Returns:
             An object for `async with` or `await`, which begins a `Transaction` each time.

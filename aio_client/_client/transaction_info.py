@@ -29,16 +29,16 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStep:
-    """A step of a job, which fills a table with one transaction after another. See `Client.transaction`.
+    """One transaction of a job that fills a table with one transaction after another. See `Client.transaction`.
 
-    The ids of these transactions are equal up to their last `:`, as in "job-1:7". The server then refuses to continue
-    the job in a table that lacks what the job has committed before.
+    The ids of these transactions are equal up to their last `:`, as in "job-1:7". The server refuses to continue the
+    job in a table that lacks rows that the job has committed before.
 
     Attributes:
-        table: The name of the table that the transactions write to. They may write to others, too.
+        table: The name of the table that the transactions write to. They may write to other tables, too.
         follows: The id of the transaction before this one. Empty: this one is the first.
         accepted_incarnation: The incarnation of the table in which the job continues without the missing rows, from the
-            message of `TableRecreated` and its `details`. Empty: none.
+            message or the `details` of `TableRecreated`. Empty: none.
     """
 
     table: str

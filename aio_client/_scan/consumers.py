@@ -127,11 +127,11 @@ class ConsumerMethods(TableMethods):
         return LogOffsets.of(response.log_offsets, response.table_incarnation)
 
     async def accept_consumer(self, consumer_id: str) -> LogOffsets:
-        """Lets a consumer continue at the position that a restored or recovered table has of it.
+        """Lets a consumer continue at the position that a restored or recovered table has for it.
 
         A backup contains the position of each consumer. After a restore, the program behind the consumer may have acted
-        on changes that no longer exist, so its streams raise TableRecreated until you accept the position, or choose
-        another one with `reset_consumer`. Does nothing if the consumer is not `Consumer.restored`.
+        on changes that no longer exist. So the consumer's streams raise TableRecreated until you accept the position,
+        or choose another one with `reset_consumer`. Does nothing if the consumer is not `Consumer.restored`.
 
         Args:
             consumer_id: The consumer's id.

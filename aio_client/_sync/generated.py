@@ -581,9 +581,9 @@ class Client(BlockingClient):
                 (TransactionLost). Default: no locks.
             lock_timeout: With `lock`: how many seconds a call waits for keys that others have locked, before it raises
                 LockTimeout: 0 to 60, and at most `ttl`. Default: 10.
-            job: With an id: the job that the transaction belongs to, and the transaction before it. The begin fails if
-                the job's table lacks the rows of that transaction, because the table was restored or created again. A
-                server of an earlier version does not check that. Default: no job.
+            job: With an id: the job that the transaction belongs to, and the job's previous transaction. The begin
+                fails if the job's table lacks the rows of the previous transaction, because the table was restored or
+                created again. A server of an earlier version does not check that. Default: no job.
 
         Returns:
             The `Transaction`.
@@ -1711,11 +1711,11 @@ class Table(Blocking):
         return self._runner.call(lambda: self._aio.reset_consumer(consumer_id, start, clamp=clamp))
 
     def accept_consumer(self, consumer_id: str) -> LogOffsets:
-        """Lets a consumer continue at the position that a restored or recovered table has of it.
+        """Lets a consumer continue at the position that a restored or recovered table has for it.
 
         A backup contains the position of each consumer. After a restore, the program behind the consumer may have acted
-        on changes that no longer exist, so its streams raise TableRecreated until you accept the position, or choose
-        another one with `reset_consumer`. Does nothing if the consumer is not `Consumer.restored`.
+        on changes that no longer exist. So the consumer's streams raise TableRecreated until you accept the position,
+        or choose another one with `reset_consumer`. Does nothing if the consumer is not `Consumer.restored`.
 
         Args:
             consumer_id: The consumer's id.

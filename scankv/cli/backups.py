@@ -268,7 +268,7 @@ def _show_restored(tables: list[RestoredTable], data: Path) -> None:
         renamed = "" if each.restored_as == each.name else f" as {each.restored_as}"
         typer.echo(f"{each.name}{renamed}{rows}, {decimal(each.bytes)}, as of {instant_text(each.micros)}")
         for consumer, what in each.consumers.items():
-            typer.echo(f'{each.name}: the consumer "{consumer}": {what}')
+            typer.echo(f'{each.name}: the consumer "{consumer}" {what}')
     typer.echo(f"restored {_number(len(tables), 'table')}; to serve: scankv serve --data {data}")
 
 

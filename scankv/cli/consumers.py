@@ -80,9 +80,10 @@ def reset(
 
 @app.command()
 def accept(table: TableName, consumer_id: ConsumerId, json: Json = False, url: Url = None) -> None:
-    """Let a consumer continue at the position that a restored or recovered table has of it.
+    """Let a consumer continue at the position that a restored or recovered table has for it.
 
-    Streams of the consumer are refused before, because its program may have acted on changes that no longer exist.
+    Until then, the server refuses streams of the consumer, because its program may have acted on changes that no
+    longer exist.
     """
     with open_client(url) as client:
         offsets = client.table(table).accept_consumer(consumer_id)

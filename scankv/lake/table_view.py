@@ -186,7 +186,7 @@ class TableView:
         """
         found = {bucket: ChangedRows(self.instant.schema, self.encode) for bucket in since}
         async with self._changes(since, self.instant.log_offsets).stream() as stream:
-            # All changes are from before the instant, so other columns can only be later ones.
+            # All changes are from before the view, so a different schema can only be a later one.
             if stream.schema_id != self.instant.schema_id:
                 return None
             async for rows in stream:

@@ -105,7 +105,7 @@ class ScanKvError(Exception):
         self.details: dict[str, str] = {name: str(value) for name, value in details.items() if value is not None}
 
     def with_advice(self, advice: str) -> Self:
-        """Returns the same error whose message also says what else the caller can do."""
+        """Returns a copy of the error, whose message also says what else the caller can do."""
         error = copy(self)
         error.message = f"{self.message}; {advice}"
         error.args = (error.message,)
@@ -185,19 +185,21 @@ class TableRecreated(ServerRefused):
     """The request was made for another incarnation of the table. Nothing was done.
 
     A table gets a new incarnation when it is dropped and created again, when it is restored from a backup, and when a
-    recovery does not know where its history ends. The request has log offsets, encoded rows, or encoded keys of another
-    incarnation, or it opens a consumer whose position is of another one. In the current incarnation, the same offsets
-    name other changes or no changes, and the same bytes may be other rows. A `Table` encodes its rows again and repeats
-    the write by itself, so callers see this error for positions only. In a table whose name has had several
-    incarnations, offsets that do not name theirs are refused as well. So is a transaction of a job if the table lacks
-    what the job has committed before (`JobStep`). Then `details` has `table`, its `incarnation`, and in `last` the id
-    of the last transaction of the job that it has, if it is known to have one.
+    recovery cannot tell where the table's history ends. The request has log offsets, encoded rows, or encoded keys of
+    another incarnation, or it opens a consumer whose position belongs to another incarnation. In the current
+    incarnation, the same offsets name other changes or no changes, and the same bytes may be other rows. A `Table`
+    encodes its rows again and repeats the write by itself, so callers see this error for positions only. A table whose
+    name has had several incarnations also refuses offsets that name no incarnation.
+
+    The begin of a job's transaction (`JobStep`) raises this error if the table lacks rows that the job has committed
+    before. Then `details` has the `table` and its `incarnation`. If the table is known to have a transaction of the
+    job, `last` is the id of the last one.
 
     What to do:
         For log offsets: discard the stored offsets and start from the full table. For a consumer: reset it, or accept
-        its restored position with `Table.accept_consumer`. For a job: write again what is missing, or accept the
-        incarnation, with which the job continues without it. For encoded rows and keys, in a client of another kind:
-        read the table's schema and incarnation again, and encode them again.
+        its restored position with `Table.accept_consumer`. For a job: write the missing rows again, or accept the
+        incarnation, so that the job continues without these rows. For encoded rows and keys, in a client of another
+        kind: read the table's schema and incarnation again, and encode the rows and keys again.
     """
 
     code = "FAILED_PRECONDITION"
@@ -504,14 +506,14 @@ class TooManyConsumers(ServerRefused):
 
 
 class WriterFenced(ServerRefused):
-    """This instance of a writer may no longer write: another one was opened with its id, or the table was restored.
+    """This instance may no longer write: another instance has opened the writer, or the table was restored.
 
     Nothing of the request was written. A table that was restored, recovered with losses, or created again may lack rows
     that were acknowledged to the writer.
 
     What to do:
         Stop this instance: a newer one writes under its id. If no other should run, look for a second instance. After a
-        restore, find out from the table what it has, then open the writer again.
+        restore, read from the table which rows it has, then open the writer again.
     """
 
     code = "FAILED_PRECONDITION"

@@ -28,8 +28,8 @@ def version_of(
 
     The version is a digest of the table's incarnation, its schema, and the number of changes in each bucket. It
     excludes the epochs: the count of a durable change is reused only after a recovery that has lost changes, and the
-    version counts these. So a restart changes nothing, even after a crash. A caller must not send a version before its
-    contents are durable.
+    version contains the number of such recoveries. So a restart changes nothing, even after a crash. A caller must not
+    send a version before its contents are durable.
 
     Args:
         definition: The table as of the view.

@@ -66,7 +66,7 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
             table = self._tables.table(request.table).state
             if request.accept:
                 if request.HasField("start"):
-                    raise InvalidRequest("accept cannot have a start: it keeps the restored position")
+                    raise InvalidRequest("accept cannot be combined with start: it keeps the restored position")
                 offsets = await self._consumers.accept(table, request.consumer_id)
                 return consumer_pb2.ResetConsumerResponse(
                     log_offsets=offsets, table_incarnation=table.definition.incarnation

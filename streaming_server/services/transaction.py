@@ -85,7 +85,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         return response
 
     def _recall_job(self, request: transaction_pb2.BeginTransactionRequest) -> JobMemory:
-        """Returns what the server knows of the job of a transaction. If it is one process, it checks that.
+        """Returns what this process knows of the job of a transaction. If the server is one process, checks the job.
 
         Raises:
             TableNotFound, TableRecreated, InvalidRequest: See transaction.proto.
@@ -96,7 +96,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         # Tablets have no jobs.
         TableName.parse(step.table)
         if not step.id:
-            raise InvalidRequest("job is for transactions with an id: also give id, such as job-1:7")
+            raise InvalidRequest("job needs a transaction with an id: also give id, such as job-1:7")
         memory = self._transactions.recall_job(step)
         if not self._is_worker:
             check_job(step, [memory])

@@ -242,7 +242,7 @@ def _offsets(version: LakeVersion, stop: LogOffsets, spec: ScanSpec) -> tuple[Lo
     """Returns where the changes start and stop, for each bucket of the scan."""
     start = version.state.log_offsets
     if start.table_incarnation != stop.table_incarnation:
-        raise ServerAloneError("the table was restored, or dropped and created again after it was published")
+        raise ServerAloneError("the table was restored, or dropped and created again, after it was published")
     buckets = stop if spec.buckets is None else spec.buckets
     if any(bucket not in start or start[bucket] > stop[bucket] for bucket in buckets):
         raise ServerAloneError("the published version is newer than the instant of the scan")

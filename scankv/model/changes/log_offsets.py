@@ -122,8 +122,8 @@ def check_incarnation(of_offsets: str, table: str, incarnation: str) -> None:
     """
     if of_offsets not in ("", incarnation):
         raise TableRecreated(
-            f"table {table} was restored, or dropped and created again since these log offsets; nothing was "
-            "done: start again from the current table",
+            f"table {table} was restored, or dropped and created again, after these log offsets were returned; nothing "
+            "was done: start again from the current table",
             table=table,
         )
 
@@ -131,12 +131,12 @@ def check_incarnation(of_offsets: str, table: str, incarnation: str) -> None:
 def check_offsets_of(definition: TableDefinition, of_offsets: str) -> None:
     """Checks in the server that log offsets belong to a table.
 
-    Rule: offsets that name no incarnation are those of the first incarnation of a name. In a later one, they may be of
-    any, and would name other changes.
+    Rule: offsets that name no incarnation belong to the first incarnation of a name. A later incarnation refuses them,
+    because they may come from an earlier one and name other changes.
 
     Args:
-        definition: The table. A tablet is not asked for offsets without an incarnation unless its table has accepted
-            them.
+        definition: The table or tablet. A tablet accepts offsets without an incarnation, because its table has checked
+            them before.
         of_offsets: The incarnation of the offsets. Empty: they name none.
 
     Raises:
@@ -144,9 +144,9 @@ def check_offsets_of(definition: TableDefinition, of_offsets: str) -> None:
     """
     if not of_offsets and definition.has_predecessor and definition.tablet is None:
         raise TableRecreated(
-            f"table {definition.name} was restored, or dropped and created again, and these log offsets do not say of "
-            "which incarnation they are; nothing was done: use offsets that name it, as those that "
-            "LogOffsets.to_json() stores, or start again from the current table",
+            f"table {definition.name} was restored, or dropped and created again, and these log offsets name no "
+            "incarnation; nothing was done: use offsets that name theirs, such as those that LogOffsets.to_json() "
+            "stores, or start again from the current table",
             table=definition.name,
         )
     check_incarnation(of_offsets, definition.name, definition.incarnation)

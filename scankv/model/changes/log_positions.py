@@ -126,8 +126,8 @@ class StartFrom(_Position):
     def timestamp(cls, time: dt.datetime) -> StartFrom:
         """Starts with the first change committed at or after a time.
 
-        If a change since that time is no longer kept, the start raises PositionExpired, or with `clamp` is the oldest
-        change that is. A time in the future is allowed, and so is one before the table was created.
+        If the changelog lacks a change since that time, the stream raises PositionExpired. With `clamp`, it starts with
+        the oldest change that is kept. A time in the future is allowed, and so is a time before the table was created.
 
         Args:
             time: A time with a time zone.
@@ -139,7 +139,8 @@ class StartFrom(_Position):
         """Starts at log offsets: for every bucket that is read, the offset of the first change, as in `log_offsets`.
 
         `LogOffsets` contain the incarnation of their table. The server refuses them with TableRecreated if the table
-        was restored, or dropped and created again. It takes a plain dictionary as offsets of the current table.
+        was restored, or dropped and created again. A plain dictionary names no incarnation, so only the first table of
+        a name accepts it.
         """
         return cls._of_offsets(offsets)
 
@@ -197,7 +198,7 @@ class LogSpec:
     Attributes:
         start: Where the stream starts.
         stop: Where the stream ends. None: never.
-        clamp: Whether the stream starts at the nearest change that is kept if changes since `start` are not.
+        clamp: Whether the stream starts at the nearest change that is kept if changes since `start` were removed.
         row_kind: Whether the rows have their row kinds. Must be True when the scan starts.
         consumer_id: The consumer at whose position the stream starts. None: no consumer.
         consumer_must_exist: Whether an unknown consumer is refused rather than created.

@@ -47,8 +47,8 @@ class Expiry:
         seconds: How long rows live after that time.
         is_silent: Whether the sweep leaves no changes in the changelog.
         by_write: Whether the column is the hidden one.
-        since_micros: With `by_write`, when rows began to expire by it, in microseconds since 1970 UTC. Earlier writes
-            count as made then. 0: it has been so since the table was created.
+        since_micros: With `by_write`, when rows began to expire by their last write, in microseconds since 1970 UTC.
+            Earlier writes count as made at that time. 0: since the table was created.
     """
 
     column: ColumnDefinition

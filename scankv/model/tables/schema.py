@@ -84,14 +84,16 @@ class TableDefinition:
         expiry_since_micros: When the row TTL was set or changed in this table, in microseconds since 1970 UTC. 0: never
             since the table was created.
         write_times_since_micros: When rows last began to expire by their last write, in microseconds since 1970 UTC.
-            Rows that existed count as written then. 0: when the table was created, or an earlier version has altered
-            it, and rows without the time of their last write count as written at `expiry_since_micros`.
+            Rows that existed at that time count as written then. 0: they have done so since the table was created, or
+            an earlier version has altered the table. In the latter case, rows without the time of their last write
+            count as written at `expiry_since_micros`.
         changed_micros: A commit time before everything that can be written under this definition, in microseconds since
             1970 UTC. 0: unknown.
         tablets: Into how many tablets the buckets are divided. 1: into none.
         tablet: The number of the tablet that this is. None: it is the table.
         has_predecessor: Whether the name has had an earlier incarnation: a table that was dropped, the table of the
-            backup that this one was restored from, or the table before a recovery that lost where its history ends.
+            backup from which this one was restored, or the table before a recovery that could not tell where its
+            history ends.
         losses: How many recoveries have lost acknowledged changes in this incarnation.
     """
 
@@ -236,7 +238,7 @@ class TableDefinition:
 
     @property
     def history(self) -> str:
-        """Names the history of the table for its writers: the incarnation, and how many recoveries have lost changes.
+        """The name of the table's history for its writers: the incarnation, and how many recoveries have lost changes.
 
         A recovery may lose what a bucket knows of a writer, so writers are valid for one such history only.
         """

@@ -124,7 +124,7 @@ class Archive:
     ) -> None:
         self._location = config.backup_location
         self._directory = directory
-        # While it exists, everything that is written is archived or kept for that.
+        # While this file exists, everything that is written is archived, or kept to be archived.
         self._marker = directory.archived
         self._placement = placement
         self._clock = clock

@@ -65,8 +65,8 @@ class ArchivedSoFar:
     def without_known(self, changes: Sequence[TableChange]) -> list[TableChange]:
         """Returns the changes that are not archived.
 
-        A process that was started again repeats all that it finds. What is before the archived definition of a table
-        is archived, too.
+        A process that was started again repeats all changes that it finds. Changes before the archived definition of a
+        table are archived, too.
         """
         known = {number for number, each in enumerate(changes) if self._is_current(each)}
         first = {changes[number].incarnation: number for number in sorted(known)}

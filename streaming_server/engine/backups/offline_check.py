@@ -155,7 +155,7 @@ class OfflineCheck:
         return partial(self._recovery.remove, path, consequence)
 
     def _unarchived(self, recover: Callable[_P, str], *args: _P.args, **kwargs: _P.kwargs) -> Callable[[], str]:
-        """Returns a recovery of a bucket, which the archive cannot follow."""
+        """Returns a recovery of a bucket that also ends the archive, which cannot follow the recovery."""
 
         def run() -> str:
             self._directory.forget_archived()
@@ -224,7 +224,7 @@ class OfflineCheck:
             bucket.close()
 
     def _why_lost(self, definition: TableDefinition, number: int, path: Path) -> str:
-        """Returns what shows that a bucket without files had changes. Empty: nothing, since it was never used."""
+        """Returns what shows that a bucket without files had changes. Empty: nothing does, so it was never used."""
         durable = read_watermark(path)
         if durable is not None:
             lost = count_of(durable)

@@ -2,8 +2,9 @@
 
 Rule: nothing is destroyed. What is replaced or removed is kept below `damaged/` in the data directory, at its path.
 
-Rule: no position of lost changes ever means others. A bucket continues in an epoch after all that it has had, of which
-its durable watermark names the last. If the watermark is lost too, the table becomes a new incarnation.
+Rule: no position in lost changes ever identifies other changes. A recovered bucket continues in an epoch after all
+earlier ones, the last of which its durable watermark names. If the watermark is lost, too, the table becomes a new
+incarnation.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ KEPT: Final = "damaged"
 """The directory of what recoveries have replaced."""
 
 _NEW_INCARNATION: Final = (
-    "; its durable watermark is lost too, so the table is a new incarnation now, which refuses all earlier positions"
+    "; its durable watermark is lost, too, so the table is now a new incarnation, which refuses all earlier positions"
 )
 
 
@@ -92,8 +93,9 @@ class Recovery:
             path, f"the bucket in {path}", compression=definition.options.compression, resources=self._resources
         )
         self._store_state(store, path, load_state(store), durable)
-        lost = "all of its changes" if durable is None else _changes(count_of(durable))
-        return f"the bucket is empty now: {lost} are lost{_NEW_INCARNATION if durable is None else ''}"
+        if durable is None:
+            return f"the bucket is now empty: all of its changes are lost{_NEW_INCARNATION}"
+        return f"the bucket is now empty: {_lost(count_of(durable))}"
 
     def drop_index(self, path: Path, definition: TableDefinition, columns: tuple[str, ...]) -> str:
         """Removes the entries of an index, which the server then builds again."""
@@ -144,12 +146,12 @@ class Recovery:
         self._store_state(store, path, state, durable)
         kept_in = f"the files as they were are kept in {kept}"
         if durable is None:
-            found = f"{state.count:,} changes are there, and whether later ones are lost is unknown"
+            found = f"the bucket has {state.count:,} changes, and whether later changes are lost is unknown"
             return f"{found}{_NEW_INCARNATION}; {kept_in}"
         lost = max(0, count_of(durable) - state.count)
         if not lost:
             return "every acknowledged change is there"
-        return f"{_changes(lost)} are lost, the last ones; {kept_in}"
+        return f"{_lost(lost)}, the last of the bucket; {kept_in}"
 
     def _end_history(self, path: Path, definition: TableDefinition) -> int | None:
         """Ends the history of the table of a bucket, durably, before the bucket loses changes.
@@ -169,8 +171,8 @@ class Recovery:
             return durable
         if any(_is_pending(read_transaction_log(each), table) for each in self._transactions):
             raise DataLoss(
-                f"a committed transaction has yet to be applied to table {table.name}, whose positions must all end: "
-                "start the server, and give the transaction up with `scankv transactions give-up`",
+                f"a committed transaction has yet to be applied to table {table.name}, so the table cannot become a "
+                "new incarnation: start the server, and give the transaction up with `scankv transactions give-up`",
                 table=table.name,
             )
         self._catalog.replace(replace(table, incarnation=uuid.uuid4().hex, has_predecessor=True, losses=0))
@@ -247,5 +249,5 @@ def _is_pending(records: Sequence[dict[str, Any]], table: TableDefinition) -> bo
     return table.incarnation in set().union(*pending.values())
 
 
-def _changes(count: int) -> str:
-    return f"{count:,} acknowledged {'change' if count == 1 else 'changes'}"
+def _lost(count: int) -> str:
+    return f"{count:,} acknowledged {'change is' if count == 1 else 'changes are'} lost"

@@ -1,8 +1,8 @@
 """Restores tables of a backup to a data directory that no server uses.
 
 A restored table is a new incarnation: tokens, positions, versions and writers that clients got from the table that was
-backed up are refused, because its changes since the backup are gone. So are its consumers, whose positions are restored
-and can be accepted.
+backed up are refused, because its changes since the backup are gone. Its consumers are restored with their positions,
+and are refused until these are accepted.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ if TYPE_CHECKING:
 
 _AT_ONCE: Final = 4
 _CACHE_BYTES: Final = 8 << 20
-_LATER: Final = "it did not exist at that instant, and is left out"
-_BEYOND: Final = "it was beyond the changes that are restored, and is set back to their end"
-_BEYOND_IN_ROWS: Final = "it read rows as of a later instant, and is left out"
+# What has become of a consumer, as predicates after its id.
+_LATER: Final = "did not exist at that instant, and is left out"
+_BEYOND: Final = "was beyond the restored changes, and is set back to their end"
+_BEYOND_IN_ROWS: Final = "was reading rows as of a later instant, and is left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class RestoredTable:
         bytes: The bytes of its files.
         micros: The instant that it is of, in microseconds since 1970 UTC.
         why: Why it is of another instant than the one that was asked for. Empty: it is not.
-        consumers: What has become of consumers that are not as they were stored, by id.
+        consumers: What has become of consumers that were not restored as they were stored, by id.
     """
 
     name: str
@@ -184,7 +185,7 @@ def _stored_times(directory: DataDirectory) -> StoredTimes | None:
 
 
 class _Restore:
-    """Restores tables to a directory, whose next server begins with some times."""
+    """Restores tables to a directory, given the times with which its next server begins."""
 
     def __init__(
         self,
@@ -211,7 +212,7 @@ class _Restore:
         buckets: int | None = None,
         left_out: dict[str, str] | None = None,
     ) -> list[RestoredTable]:
-        """Restores tables under new names and as new incarnations, and remembers commits as `write_transactions`.
+        """Restores tables under new names and as new incarnations, with their commits: see `write_transactions`.
 
         All tables are complete before the first one is added.
 
@@ -344,7 +345,7 @@ class _Restore:
 def _write_consumers(
     source: TableSource, definition: TableDefinition, draft: Path, states: Mapping[int, BucketState]
 ) -> dict[str, str]:
-    """Writes the consumers of a table, with their tokens, by which the server knows that they are of another one.
+    """Writes the consumers of a table with their old tokens, by which the server recognizes them as restored.
 
     Returns:
         What has become of those that were set back or left out, by id.
@@ -369,7 +370,7 @@ def _write_consumers(
 
 
 def _ends_passed(offsets: Mapping[int, int], states: Mapping[int, BucketState]) -> dict[int, int]:
-    """Returns the ends of the changelogs that a consumer is beyond, by bucket."""
+    """Returns, by bucket, the ends of the changelogs that end before a consumer's position."""
     ends = {bucket: states.get(bucket, BucketState()).log_offset for bucket in offsets}
     # An earlier epoch may have had more changes than its successor began with.
     return {

@@ -39,7 +39,7 @@ class TableSource:
         logs: What was written since the backup, by bucket.
         otherwise: How it is restored if the archive does not suffice for that. None: not at all.
         why: Why it is not restored as of the instant that was asked for. Empty: it is.
-        later_consumers: The consumers that were created after the instant, as far as the archive says that.
+        later_consumers: The consumers that were created after the instant, as far as the archive shows that.
     """
 
     table: StoredTable

@@ -35,11 +35,11 @@ def write_transactions(
     *,
     keeps_offsets: bool = True,
 ) -> None:
-    """Makes a data directory remember the commits of which the restored tables have the rows; durable.
+    """Makes a data directory remember, durably, the commits whose rows the restored tables have.
 
-    Call it before the tables are in the directory: a table without its commits would get repeated ones again. What the
-    directory remembers of a dropped table of the same name is forgotten, because those rows are gone. If its
-    transaction log is damaged, no server can commit transactions, so nothing is written to it.
+    Call it before the tables are in the directory: a table without its commits would get repeated transactions again.
+    The directory forgets the commits of a dropped table of the same name, because their rows are gone. If a transaction
+    log of the directory is damaged, no server can commit transactions, so nothing is written to this log.
 
     Args:
         directory: The data directory, which no server uses.
@@ -51,7 +51,7 @@ def write_transactions(
         keeps_offsets: Whether the restored tables have the log offsets of the backup.
 
     Raises:
-        DiskFull, DiskFailed, OSError: The log cannot be written. It is unchanged.
+        DiskFull, DiskFailed, OSError: A log cannot be written. It is unchanged.
     """
     known = {each.name: each.micros for each in restored if each.restored_as == each.name}
     committed = _commits(catalog, plan, known, incarnations)
@@ -67,7 +67,7 @@ def write_transactions(
 def _commits(
     catalog: Catalog, plan: RestorePlan, known: Mapping[str, int], incarnations: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Returns the commits of the backup of which the directory will have all rows, with the new incarnations."""
+    """Returns the commits of the backup whose rows the directory will have, with the new incarnations."""
     new: dict[str, str] = {}
     # The instant up to which the directory will have the rows of an incarnation.
     reached = dict.fromkeys((each.definition.incarnation for each in plan.manifest.tables), 0)
@@ -96,9 +96,9 @@ def _translate(incarnation: str, new: Mapping[str, str]) -> str:
 
 
 def _extend(log: TransactionLog, epoch: int, names: Collection[str], committed: Sequence[dict[str, Any]]) -> None:
-    """Adds commits to a log, and removes the earlier ones of tables of these names.
+    """Adds commits to a log, and removes its earlier commits to tables of these names.
 
-    Rule: the log gives no number a second time. Its last commit of a family stays the last one.
+    Rule: the log uses no number twice, and its last commit of a family stays the last one.
     """
     records, next_number = list[dict[str, Any]](), 0
     applied = {each["done"]["token"] for each in log.records if "done" in each}

@@ -98,7 +98,7 @@ def _copy(
     if position is not None and files:
         files = tuple((log, size) for log, size in files if log >= position.log)
         if not files:
-            raise _Gap(f"its write-ahead log begins again at {captured.files[0][0]}, after {position.log}")
+            raise _Gap(f"its write-ahead log has started over at {captured.files[0][0]}, after {position.log}")
         if files[0][0] != position.log or files[0][1] < position.end:
             raise _Gap(f"its write-ahead log {position.log} was removed")
     pieces: list[LogPiece] = []

@@ -122,7 +122,7 @@ def _expired(micros: int, live: LiveBucket, bucket: Bucket) -> PositionExpired:
     time = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(microseconds=max(micros, 0))
     return PositionExpired(
         f"{bucket.location}: changes since {time.isoformat()} are no longer in its changelog, which reaches from "
-        f"{earliest} to {latest}: start at a later time, or with clamp",
+        f"{earliest} to {latest}: start at a later time, or set clamp",
         table=live.table,
         bucket=live.number,
         earliest=earliest,

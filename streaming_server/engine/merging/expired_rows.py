@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.table_codec import TableCodec
 
 REMOVAL: Final = ChangeOrigin.of("expiry/", ())
-"""The origin of the removal of expired rows. No client can have this writer id."""
+"""The origin of removals of expired rows. No client can have this writer id."""
 
 
 class UnexpiredRows:

@@ -53,8 +53,7 @@ class CommittedTransactions:
     def find(self, token: str, id_: str) -> CommittedTransaction | None:
         """Returns the remembered commit with a token or an id, or None.
 
-        Rule: an id stands for rows in tables, so the commit is not that of the id any more once all of its tables were
-        dropped.
+        Rule: an id stands for rows in tables. Once all tables of a commit were dropped, its id can be used again.
         """
         if token in self._by_token:
             return self._by_token[token]

@@ -156,7 +156,7 @@ class DeleteAll:
     async def _keys(self) -> AsyncGenerator[tuple[pa.Table, int]]:
         """Yields the keys of all selected rows as of one instant, a piece at a time.
 
-        With each piece comes how many of its rows have not expired.
+        Each piece comes with the number of its rows that have not expired.
         """
         gathered: list[pa.RecordBatch] = []
         rows = size = visible = 0
@@ -201,7 +201,7 @@ async def _open(plan: ReadPlan, table: LiveTable) -> OpenedScan:
 def _keys_in(plan: ReadPlan, table: LiveTable) -> ReadPlan:
     """Returns the plan that selects the keys of the same rows, and of matching rows that have expired.
 
-    Expired rows are selected, too, because they would be visible again if the TTL was changed before they are removed.
+    Otherwise expired rows would be visible again if the TTL was changed before they are removed.
     """
     keys = replace(plan, columns=table.definition.primary_key, keeps_expired=True)
     if table.definition.expiry is None:

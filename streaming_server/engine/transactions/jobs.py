@@ -22,7 +22,7 @@ class JobRequest:
         id: The id of the transaction. Ids of one job are equal up to their last `:`.
         table: The table.
         follows: The id of the transaction before this one. Empty: this one is the first.
-        accepted: The incarnation of the table that need not have the rows of earlier ones. Empty: none.
+        accepted: The incarnation of the table that need not have the rows of earlier transactions. Empty: none.
     """
 
     id: str
@@ -37,11 +37,11 @@ class JobMemory:
 
     Attributes:
         incarnation: The incarnation of the table. Empty: another worker owns it.
-        has_predecessor: Whether the table was restored, or another one of its name was dropped.
-        committed: The incarnation to which the id was committed. Empty: it is not known to be committed.
+        has_predecessor: Whether the table was restored, or another table of its name was dropped.
+        committed: The incarnation of the table to which the id was committed. Empty: it is not known to be committed.
         followed: The same for the transaction before it.
         last: The id of the last transaction of the job. Empty: none is remembered.
-        last_incarnation: The incarnation to which that one was committed.
+        last_incarnation: The incarnation of the table to which the last transaction was committed.
     """
 
     incarnation: str = ""
@@ -53,7 +53,7 @@ class JobMemory:
 
 
 def recall_job(step: JobRequest, remembered: CommittedTransactions, table: TableDefinition | None) -> JobMemory:
-    """Returns what a worker knows.
+    """Returns what a worker process knows of a job and its table.
 
     Args:
         step: The transaction that is to begin.
@@ -74,18 +74,18 @@ def recall_job(step: JobRequest, remembered: CommittedTransactions, table: Table
 
 
 def check_job(step: JobRequest, memories: Iterable[JobMemory]) -> None:
-    """Checks that the current table has all that the job has committed before a transaction.
+    """Checks that the current table has all rows that a job has committed before a transaction.
 
-    Rule: one remembered transaction proves all earlier ones, because a job commits them one after another. If nothing
-    is remembered, as of a job that has been idle for long, a table that never had a predecessor has lost nothing.
+    Rule: one remembered transaction proves all earlier ones, because a job commits them one after another. If no
+    transaction is remembered, as after a long pause of the job, a table that never had a predecessor has lost nothing.
 
     Args:
         step: The transaction that is to begin.
         memories: What each worker knows.
 
     Raises:
-        TableRecreated: The table lacks rows, or whether it has them is unknown. `details` has `last`, the last one of
-            the job that it has, if one is known.
+        TableRecreated: The table lacks rows, or it is unknown whether it has them. `details` has in `last` the id of
+            the last transaction of the job that the table has, if one is known.
     """
     memories = list(memories)
     incarnation = max(each.incarnation for each in memories)
@@ -100,9 +100,9 @@ def check_job(step: JobRequest, memories: Iterable[JobMemory]) -> None:
             return
     last = max((each.last for each in memories if each.last_incarnation == incarnation), key=_order, default="")
     missing = step.id if committed else step.follows
-    known = f'the last one of the job that it has is "{last}"' if last else "it is not known to have any of the job"
+    has = f'the last one of the job that it has is "{last}"' if last else "it is not known to have any of the job"
     raise TableRecreated(
-        f'table {step.table} lacks the rows of the transaction "{missing}": {known}. The table was restored as of an '
+        f'table {step.table} lacks the rows of the transaction "{missing}": {has}. The table was restored as of an '
         "earlier instant, or dropped and created again, since that transaction was committed. To continue without the "
         f'missing rows, accept the incarnation "{incarnation}" of the table: `JobStep.accepted_incarnation`, or in '
         "Spark the option accept_incarnation",

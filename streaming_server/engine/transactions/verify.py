@@ -107,8 +107,8 @@ class _Since(NamedTuple):
     Attributes:
         live: The bucket.
         offset: The log offset.
-        reads: Whether the transaction has read the rows. If it only writes them, the removal of an expired row is no
-            conflict, because for a write the row did not exist.
+        reads: Whether the transaction has read the rows. If it only writes them, the removal of an expired row is not
+            a conflict, because the row did not exist for the write.
     """
 
     live: LiveBucket

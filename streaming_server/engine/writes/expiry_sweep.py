@@ -154,7 +154,7 @@ def _read_slice(bucket: Bucket, codec: TableCodec, now_micros: int, start: bytes
                 last_key = None
                 break
             last_key = cursor.last_key
-            # By their places: a key column may be named like the additional one.
+            # By position, because a key column may have the name of the additional column.
             keys = codec.keys.encode_stored(batch.select(range(len(key)))).to_pylist()
             expired.update(zip(keys, batch.column(len(key)).to_pylist(), strict=True))
             if cursor.rows_scanned >= _SLICE_ROWS:

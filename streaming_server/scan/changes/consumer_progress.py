@@ -45,7 +45,7 @@ class ConsumerProgress:
 
     @classmethod
     def of_any(cls, token: bytes, table: bytes) -> tuple[Self, bool]:
-        """Parses a resume token of any table, and whether it is that with the digest. Raises InvalidResumeToken."""
+        """Parses a resume token of any table, and says whether the table has this digest. Raises InvalidResumeToken."""
         said = parse_log_token(token)
         return cls(said.position, said.query), said.table == table
 

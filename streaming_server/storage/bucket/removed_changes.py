@@ -1,7 +1,7 @@
-"""Until when the changes were committed that the changelog of a bucket no longer has.
+"""The commit time of the last change that was removed from the changelog of a bucket.
 
-The record is written with the removal. It names the number of removed changes, so one of an earlier removal, such as by
-a version that writes no record, does not count.
+The record of this time is written together with the removal, and names the number of removed changes. If a version that
+writes no record removes more changes, the number differs, so the old record does not count.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _RECORD: Final = struct.Struct(">QQ")
 
 
 def put_removed(batch: StoreBatch, count: int, micros: int) -> None:
-    """Records in a batch of writes that the first `count` changes are removed, the last of which was committed then."""
+    """Records in a batch that the first `count` changes are removed, and when the last of them was committed."""
     batch.put_meta(_KEY, _RECORD.pack(count, micros))
 
 
 def find_removed(store: RocksStore, count: int) -> int | None:
-    """Returns when the last of the first `count` changes, which are removed, was committed.
+    """Returns when the last removed change was committed, if the first `count` changes are removed. None: unknown.
 
-    None: not known. Raises DataLoss.
+    Raises DataLoss.
     """
     try:
         stored = cast("bytes | None", store.meta.get(_KEY))

@@ -40,7 +40,7 @@ def shift_service_times(store: RocksStore, state: BucketState, micros: int) -> B
         try:
             writer = WriterState.from_bytes(stored)
         except (DataLoss, NewerFormat):
-            continue  # Whoever needs the writer gets the error.
+            continue  # A request of the writer gets the error.
         batch.put_meta(key, replace(writer, used_micros=max(0, writer.used_micros + micros)).to_bytes())
     store.write(batch)
     return state

@@ -94,7 +94,7 @@ class BucketLog(StoredLog):
         has_all = self._has_synced_store or recovered.count <= count_of(durable)
         self._durable_offset = recovered.log_offset if has_all else durable
         if is_new_epoch and has_all and not self._store.is_read_only:
-            # Before a position in the epoch is handed out: even if the bucket is lost, it is never used again.
+            # Before a position in the epoch is handed out, so that the epoch is not used again if the bucket is lost.
             self._watermark.write(recovered.log_offset)
             self._watermark.sync()
         return recovered

@@ -64,7 +64,7 @@ class LogSpan:
         return self.offset_of(count)
 
     def check_stop(self, offset: int, *, location: str) -> None:
-        """Checks a position at which reading is to end, which may be in the future of the current epoch.
+        """Checks a position at which a reader stops, which may be beyond the end of the current epoch.
 
         Raises:
             PositionOutOfRange: The position is in changes that a crash or a recovery has undone.

@@ -62,9 +62,9 @@ class LogState:
         return replace(self, count=count, log_first=count, log_rewritten=count)
 
     def in_epoch(self, epoch: int) -> Self:
-        """Returns the state of a bucket in a later epoch, which begins with the next change. Epochs between are empty.
+        """Returns the state of a bucket in a later epoch, which begins with the next change.
 
-        So a position in lost changes belongs to an epoch that has ended before it.
+        The epochs in between are empty. So a position in lost changes belongs to an epoch that ended before it.
         """
         starts = (*self.epoch_starts, *[self.count] * (epoch - self.epoch))
         return replace(self, epoch=epoch, epoch_starts=starts, clean=True)

@@ -1,4 +1,4 @@
-"""The service times of a changelog that comes from another data directory, whose servers have run longer or shorter."""
+"""Translates the service times of a changelog that comes from another data directory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def shift_log_times(store: RocksStore, batch: StoreBatch, state: State, micros: int) -> State:
-    """Adds the translation of the times of changes to a batch of writes, and returns the state after it.
+    """Adds the translated service times of a changelog to a batch, and returns the state after the batch.
 
     Args:
         store: The store of the bucket.
         batch: The batch.
         state: The state of the bucket.
-        micros: What is added to each time. A time that would be before zero becomes zero: nothing expires early.
+        micros: What is added to each time. A time that would be negative becomes zero, so no change expires early.
 
     Raises:
         DataLoss: The marks of the changelog cannot be read.

@@ -118,7 +118,7 @@ def make_directory(path: Path) -> None:
     try:
         sync_directory(path.parent)
     except PermissionError:
-        # Who may not read the directory above cannot sync it. Most file systems make the name durable in this way, too.
+        # A process that may not read the parent cannot sync it. This makes the name durable on most file systems, too.
         sync_directory(path)
 
 

@@ -1,6 +1,6 @@
 """The durable watermark: a small file beside a bucket that says how far its changelog is known to be durable.
 
-It is a log offset, so it contains the epoch too. If the files of the bucket are lost, it is what is known of them.
+The watermark is a log offset, so it contains the epoch, too. It survives if the files of the bucket are lost.
 
 It detects a write-ahead log that has lost its end. RocksDB mistakes a damaged record length near the end of its
 write-ahead log for a write that a crash cut short, and silently opens without the records after it. Every acknowledged
@@ -70,7 +70,7 @@ class DurableWatermark:
             if os.fstat(self._fd).st_size == 0:
                 self._create(path)
             elif self._read() == _encode(0):
-                # A crash may have come before its name was durable. A disk that fails can be read nevertheless.
+                # A crash may have come before the name was durable. A disk that refuses the sync may still be readable.
                 with suppress(OSError):
                     sync_directory(path.parent)
         except BaseException:
@@ -78,7 +78,7 @@ class DurableWatermark:
             raise
 
     def _create(self, path: Path) -> None:
-        # In place of the empty file, because a part of a watermark would be taken for damage.
+        # Replaces the empty file at once, because a part of a watermark would look like damage.
         partial = path.with_name(path.name + ".partial")
         write_at(partial, _encode(0), 0, sync=True)
         fd = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
@@ -115,7 +115,7 @@ class DurableWatermark:
                 written += os.pwrite(self._fd, data[written:], written)
 
     def sync(self) -> None:
-        """Makes the last write durable: that of a new epoch, or of a position that is lower than before."""
+        """Makes the last write durable. Needed for a new epoch, and for a position that is lower than before."""
         with translate_disk_errors(self._directory):
             os.fsync(self._fd)
 
@@ -124,7 +124,7 @@ class DurableWatermark:
         os.close(self._fd)
 
     def _read(self) -> bytes:
-        # Of a file of any length: a newer format may be longer.
+        # One byte more than this format has, because a newer format may be longer.
         return os.pread(self._fd, _BYTES + 1, 0)
 
 

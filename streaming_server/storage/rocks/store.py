@@ -91,8 +91,8 @@ class RocksStore:
     takes no lock on the directory. Every failure is a `ScanKvError` that names `location`: `DataLoss` for damage,
     `DiskFull` when no space is left, `DiskFailed` when the disk is read-only or reports an error, `ServerBusy` when too
     many files are open, `InternalError` for anything else. A store that is opened `point_in_time` drops what
-    comes after damage in its write-ahead log. One that `may_be_cut_short` drops a last write that a power cut has left
-    in part; its owner knows whether a write is missing that was durable.
+    comes after damage in its write-ahead log. A store that `may_be_cut_short` drops a last write of which a power cut
+    has left only a part; the owner of the store checks whether a durable write is missing.
 
     Attributes:
         location: The name of the store in errors.
@@ -140,7 +140,7 @@ class RocksStore:
             except Exception as error:
                 if not (may_be_cut_short and str(error).startswith("Corruption") and ends_cut_short(path)):
                     raise
-                _log.warning("%s: a power cut has left a part of its last write, which is dropped", location)
+                _log.warning("%s: dropped the last write, of which a power cut has left only a part", location)
                 options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
                 self._db = self._open(path, options, families)
         except Exception as error:

@@ -132,9 +132,9 @@ def remove_old_logs(stores: Iterable[Path], before_micros: int) -> None:
 def read_writes(content: bytes | mmap.mmap, location: str) -> Iterator[LoggedWrite]:
     """Yields the writes in the content of a file. A write that a crash has cut short at the end is left out.
 
-    Rule: a write is cut short if the file ends in it, or if one of its records is a beginning, up to the end of a
-    sector, of what was written, and only zeros follow in the file. A power cut leaves zeros where the file system has
-    stored the size of the file before its content.
+    Rule: a write is cut short if the file ends in it, or if the file has only the beginning of one of its records, up
+    to the end of a sector, and nothing but zeros after that. A power cut leaves zeros where the file system has stored
+    the size of the file before its content.
 
     Raises:
         DataLoss: The file is damaged otherwise, or has another format.
@@ -173,7 +173,7 @@ def _checksum(type_: int, record: bytes) -> int:
 
 
 def _is_cut_short(content: bytes | mmap.mmap, start: int, end: int) -> bool:
-    """Whether a damaged record was written in part: see `read_writes`."""
+    """Whether only a part of a damaged record was written: see `read_writes`."""
     kept = start + len(content[start:].rstrip(b"\0"))
     if kept == start:
         return True
@@ -183,7 +183,7 @@ def _is_cut_short(content: bytes | mmap.mmap, start: int, end: int) -> bool:
 
 
 def ends_cut_short(store: Path) -> bool:
-    """Whether the log of a store that is not open is undamaged, except that a crash has cut short its last write."""
+    """Whether the log of a closed store is undamaged, except that a crash has cut short its last write."""
     is_cut = False
     for file in find_log_files(store):
         if file.is_archived:

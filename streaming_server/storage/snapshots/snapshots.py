@@ -155,7 +155,7 @@ class ViewDirectory:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the view is complete and has a lease. The next start removes others, which a crash has left."""
+        """Whether the view is complete and has a lease. Others are left by crashes, and the next start removes them."""
         return (self.path / "manifest.json").exists() and any(self._leases.glob("*.json"))
 
     def complete(self, manifest: ViewManifest) -> None:

@@ -51,8 +51,8 @@ class Catalog:
 
     Attributes:
         has_tablets: Whether a table with tablets has existed since the start.
-        versions: By incarnation, the earlier definitions that the files of tables had at the start, oldest first, and
-            the definition after them. Only those that say when they were changed.
+        versions: By incarnation, all definitions that the file of a table had at the start, oldest first. Lacks tables
+            whose current definition does not say when it was changed.
     """
 
     def __init__(self, directory: DataDirectory, placement: Placement = ALONE) -> None:
@@ -259,7 +259,7 @@ class Catalog:
         return dropped
 
     def _mark_of_earlier(self, name: str) -> Path:
-        """Returns the file, without content, that says that a table of this name was dropped."""
+        """Returns the empty file that shows that a table of this name was dropped."""
         path = self.path(name)
         return path.with_name(f"{path.name}.dropped")
 

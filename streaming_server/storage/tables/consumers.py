@@ -35,7 +35,7 @@ class ConsumerRecord:
         committed_micros: The time of its last commit, in microseconds since 1970 UTC. 0: it has never committed.
         rows_position: How far its reader has read rows elsewhere, as the reader says it. Empty: it does not do that.
         moved_micros: When its position was set last, by its first stream, a commit or a reset, in microseconds since
-            1970 UTC. 0: not known, since an earlier version has stored it.
+            1970 UTC. 0: unknown, because an earlier version has stored the record.
     """
 
     consumer_id: str

@@ -226,7 +226,7 @@ async def test_the_server_alone_is_read_where_the_lake_cannot_be_used(
     await falls_back(table, uri, "too much has changed since the table was published: more than 65,536 times")
     await client.drop_table(name)
     table = await create(client, name)
-    why = "the table was restored, or dropped and created again after it was published"
+    why = "the table was restored, or dropped and created again, after it was published"
     await compare(table, table.scan(), uri, why)
     damage_log(uri)
     await falls_back(table, uri, f"the Delta table in {uri} cannot be read")

@@ -423,7 +423,7 @@ def test_consumers_that_were_created_or_moved_after_the_instant_are_not_beyond_t
 
     at = dt.datetime.fromtimestamp(instant / 1e6, dt.UTC).isoformat()
     said = CommandLine("")("backup", "restore", store.location, "--data", str(tmp_path / "again"), "--at", at).text
-    assert 't.t: the consumer "later": it did not exist at that instant, and is left out\n' in said
+    assert 't.t: the consumer "later" did not exist at that instant, and is left out\n' in said
 
     # An archive of an earlier version does not say when the positions were set.
     source = plan.sources["t.t"]

@@ -379,7 +379,7 @@ async def positions(
 
 REMEDIES: Final[dict[str, str]] = {
     "consumer": "scankv consumers reset",
-    "mirror": "make the mirror again",
+    "mirror": "create the mirror again",
     "writer": "open the writer again",
     "scan token": "start again",
 }

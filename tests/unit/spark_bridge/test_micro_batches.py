@@ -13,7 +13,7 @@ ACCEPT = 'To continue with micro-batch 7 nevertheless, set option("accept_incarn
 @pytest.mark.parametrize(
     ("last", "text"),
     [
-        ("spark:q:t:3", "table a.b lacks micro-batches 4 to 6 of this query, which the checkpoint says are written"),
+        ("spark:q:t:3", "table a.b lacks micro-batches 4 to 6 of this query, which its checkpoint counts as written"),
         ("spark:q:t:5", "table a.b lacks micro-batch 6 of this query"),
         (None, "table a.b lacks micro-batches 0 to 6 of this query"),
         ("spark:q:t:9", "table a.b has the micro-batches of this query up to 9, and its checkpoint continues with 7"),
