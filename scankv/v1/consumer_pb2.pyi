@@ -82,7 +82,7 @@ class Consumer(_message.Message):
     """The last committed `rows_position`, if rows come before the changes. Empty: none."""
     restored: _builtins.bool
     """Whether the position comes from another incarnation of the table, because the table was restored from a backup, or
-    recovered in a way that ended its history. Until ResetConsumer accepts or changes the position, streams of the
+    recovered without knowing where its history ends. Until ResetConsumer accepts or changes the position, streams of the
     consumer are refused with TABLE_RECREATED, because its reader may have read changes that no longer exist.
     """
     @_builtins.property

@@ -71,15 +71,16 @@ class ConsumerServiceServicer:
         """Advances the position of a consumer to a point that its stream has reached. A position that is not later than the
         stored one changes nothing, so the call can be repeated.
         Errors: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION CONSUMER_FENCED (a later stream took the consumer over, or
-        it was reset, deleted, or has expired), TABLE_RECREATED (the consumer is `restored`); INVALID_ARGUMENT INVALID_RESUME_TOKEN (damaged, or of another table).
+        it was reset, deleted, or has expired), TABLE_RECREATED (the consumer is `restored`); INVALID_ARGUMENT
+        INVALID_RESUME_TOKEN (damaged, or of another table).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetConsumer(self, request, context):
-        """Moves a consumer to any position, in all buckets in which it has one, or accepts its restored position. A stream of the consumer ends with
-        CONSUMER_FENCED.
+        """Moves a consumer to any position in all buckets in which it has one, or accepts its restored position. A stream of
+        the consumer ends with CONSUMER_FENCED, unless nothing changes.
         Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; FAILED_PRECONDITION
         TABLE_RECREATED; OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
         """

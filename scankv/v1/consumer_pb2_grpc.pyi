@@ -46,11 +46,12 @@ class ConsumerServiceStub:
     """Advances the position of a consumer to a point that its stream has reached. A position that is not later than the
     stored one changes nothing, so the call can be repeated.
     Errors: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION CONSUMER_FENCED (a later stream took the consumer over, or
-    it was reset, deleted, or has expired), TABLE_RECREATED (the consumer is `restored`); INVALID_ARGUMENT INVALID_RESUME_TOKEN (damaged, or of another table).
+    it was reset, deleted, or has expired), TABLE_RECREATED (the consumer is `restored`); INVALID_ARGUMENT
+    INVALID_RESUME_TOKEN (damaged, or of another table).
     """
     ResetConsumer: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ResetConsumerRequest, _consumer_pb2.ResetConsumerResponse]
-    """Moves a consumer to any position, in all buckets in which it has one, or accepts its restored position. A stream of the consumer ends with
-    CONSUMER_FENCED.
+    """Moves a consumer to any position in all buckets in which it has one, or accepts its restored position. A stream of
+    the consumer ends with CONSUMER_FENCED, unless nothing changes.
     Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; FAILED_PRECONDITION
     TABLE_RECREATED; OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
     """
@@ -70,11 +71,12 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     """Advances the position of a consumer to a point that its stream has reached. A position that is not later than the
     stored one changes nothing, so the call can be repeated.
     Errors: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION CONSUMER_FENCED (a later stream took the consumer over, or
-    it was reset, deleted, or has expired), TABLE_RECREATED (the consumer is `restored`); INVALID_ARGUMENT INVALID_RESUME_TOKEN (damaged, or of another table).
+    it was reset, deleted, or has expired), TABLE_RECREATED (the consumer is `restored`); INVALID_ARGUMENT
+    INVALID_RESUME_TOKEN (damaged, or of another table).
     """
     ResetConsumer: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ResetConsumerRequest, _consumer_pb2.ResetConsumerResponse]  # type: ignore[assignment]
-    """Moves a consumer to any position, in all buckets in which it has one, or accepts its restored position. A stream of the consumer ends with
-    CONSUMER_FENCED.
+    """Moves a consumer to any position in all buckets in which it has one, or accepts its restored position. A stream of
+    the consumer ends with CONSUMER_FENCED, unless nothing changes.
     Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; FAILED_PRECONDITION
     TABLE_RECREATED; OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
     """
@@ -103,7 +105,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Advances the position of a consumer to a point that its stream has reached. A position that is not later than the
         stored one changes nothing, so the call can be repeated.
         Errors: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION CONSUMER_FENCED (a later stream took the consumer over, or
-        it was reset, deleted, or has expired), TABLE_RECREATED (the consumer is `restored`); INVALID_ARGUMENT INVALID_RESUME_TOKEN (damaged, or of another table).
+        it was reset, deleted, or has expired), TABLE_RECREATED (the consumer is `restored`); INVALID_ARGUMENT
+        INVALID_RESUME_TOKEN (damaged, or of another table).
         """
 
     @_abc_1.abstractmethod
@@ -112,8 +115,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.ResetConsumerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.ResetConsumerResponse, _abc.Awaitable[_consumer_pb2.ResetConsumerResponse]]:
-        """Moves a consumer to any position, in all buckets in which it has one, or accepts its restored position. A stream of the consumer ends with
-        CONSUMER_FENCED.
+        """Moves a consumer to any position in all buckets in which it has one, or accepts its restored position. A stream of
+        the consumer ends with CONSUMER_FENCED, unless nothing changes.
         Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; FAILED_PRECONDITION
         TABLE_RECREATED; OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
         """

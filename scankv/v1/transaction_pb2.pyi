@@ -128,15 +128,15 @@ class JobStep(_message.Message):
     FOLLOWS_FIELD_NUMBER: _builtins.int
     ACCEPTED_INCARNATION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
-    """`database.table`. The commit counts as one of this table even if it writes nothing."""
+    """`database.table`. The commit counts as a commit to this table even if it writes nothing."""
     follows: _builtins.str
     """The id of the transaction before this one. The server refuses to begin this one if the table lacks the rows of that
-    one, because the table was restored as of an earlier instant, or dropped and created again. It also refuses an id
+    transaction, because the table was restored as of an earlier instant, or dropped and created again. It also refuses an id
     that was committed to an earlier incarnation of the table. If the server remembers no transaction of the job, a
     table whose name has had one incarnation has lost nothing. Empty: this is the first transaction of the job.
     """
     accepted_incarnation: _builtins.str
-    """An incarnation of the table for which all of that is accepted. Empty: none."""
+    """An incarnation of the table in which the job continues without the missing rows. Empty: none."""
     def __init__(
         self,
         *,

@@ -76,8 +76,8 @@ class WriterIdentity(_message.Message):
     """How long ago the request was first sent. 0: this is the first time."""
     history: _builtins.str
     """The history that OpenWriter returned. If the table has another one now: WRITER_FENCED, because a later writer may
-    have the same epoch. Empty: of a writer that was never opened, or unknown, which is refused unless the table has
-    only had one history.
+    have the same epoch. Empty: the writer was never opened, or its history is unknown. The server refuses an unknown
+    history unless the table has had only one.
     """
     def __init__(
         self,
@@ -576,7 +576,7 @@ class OpenWriterResponse(_message.Message):
     """The sequence to continue with: greater than every sequence of the writer that any bucket has applied."""
     history: _builtins.str
     """Names the history of the table, to be sent with each request of the writer. Changes when the table is created
-    again or restored, and when a recovery loses changes of it.
+    again or restored, and when a recovery loses its changes.
     """
     def __init__(
         self,
