@@ -55,12 +55,15 @@ class ScanKvStreamWriter(DataSourceStreamArrowWriter):
         freeze_worker()
         query, batch, options = _property("sql.streaming.queryId"), int(_property(_BATCH)), self._job.options
         id_ = transaction_id(query, options.table, batch)
-        step = job_step(query, options.table, batch, replaces=self._job.replaces, accepted=options.accept_incarnation)
+        accepted = options.accept_incarnation
+        step = job_step(query, options.table, batch, replaces=self._job.replaces, accepted=accepted)
+        # All tasks have the same attempt. That of a batch that another incarnation has is another one.
+        attempt = sha256(f"{id_}{accepted or ''}".encode()).hexdigest()
         with short_errors():
             # A repeated micro-batch joins the transaction of its first run. The commit names the parts that count, so
             # parts of the first run are ignored.
             try:
-                begun = begin(self._job, id_, sha256(id_.encode()).hexdigest(), step)
+                begun = begin(self._job, id_, attempt, step)
             except TableRecreated as error:
                 raise missing_batches(error, batch) from None
             return TaskMessage(stage(self._job, begun, partition_id(), iterator))

@@ -131,9 +131,9 @@ class JobStep(_message.Message):
     """`database.table`. The commit counts as a commit to this table even if it writes nothing."""
     follows: _builtins.str
     """The id of the transaction before this one. The server refuses to begin this one if the table lacks the rows of that
-    transaction, because the table was restored as of an earlier instant, or dropped and created again. It also refuses an id
-    that was committed to an earlier incarnation of the table. If the server remembers no transaction of the job, a
-    table whose name has had one incarnation has lost nothing. Empty: this is the first transaction of the job.
+    transaction, because the table was restored as of an earlier instant, or dropped and created again. It also refuses
+    an id that was committed to an earlier incarnation of the table. If the ids end in a number, it also refuses a job of
+    which it remembers no transaction, since it does not forget the last one. Empty: this is the first transaction.
     """
     accepted_incarnation: _builtins.str
     """An incarnation of the table in which the job continues without the missing rows. Empty: none."""
@@ -198,6 +198,7 @@ class JobMemory(_message.Message):
     FOLLOWED_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     LAST_INCARNATION_FIELD_NUMBER: _builtins.int
+    KNOWS_JOB_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """The incarnation of the table. Empty: another worker process owns the table."""
     has_predecessor: _builtins.bool
@@ -211,6 +212,8 @@ class JobMemory(_message.Message):
     remembered.
     """
     last_incarnation: _builtins.str
+    knows_job: _builtins.bool
+    """Whether any transaction of the job is remembered."""
     def __init__(
         self,
         *,
@@ -220,10 +223,11 @@ class JobMemory(_message.Message):
         followed: _builtins.str = ...,
         last: _builtins.str = ...,
         last_incarnation: _builtins.str = ...,
+        knows_job: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "followed", b"followed", "has_predecessor", b"has_predecessor", "incarnation", b"incarnation", "last", b"last", "last_incarnation", b"last_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "followed", b"followed", "has_predecessor", b"has_predecessor", "incarnation", b"incarnation", "knows_job", b"knows_job", "last", b"last", "last_incarnation", b"last_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -104,6 +104,7 @@ def _job_error(
             has_predecessor=each.job.has_predecessor,
             committed=each.job.committed,
             followed=each.job.followed,
+            knows_job=each.job.knows_job,
             last=each.job.last,
             last_incarnation=each.job.last_incarnation,
         )

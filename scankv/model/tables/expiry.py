@@ -60,7 +60,7 @@ class Expiry:
     def bound_at(self, now_micros: int) -> int:
         """Returns the greatest value of the column that has expired, as it is stored."""
         micros = tick_of(now_micros) - self.seconds * 1_000_000
-        if micros < self.since_micros:
+        if self.by_write and micros < self.since_micros:
             micros = 0  # No row has expired: all writes count as later, and none was made before 1970.
         type_ = self.column.type
         if pat.is_date(type_):

@@ -94,7 +94,7 @@ class TableDefinition:
         has_predecessor: Whether the name has had an earlier incarnation: a table that was dropped, the table of the
             backup from which this one was restored, or the table before a recovery that could not tell where its
             history ends.
-        losses: How many recoveries have lost acknowledged changes in this incarnation.
+        losses: How many recoveries may have lost acknowledged changes in this incarnation.
     """
 
     name: str

@@ -248,7 +248,9 @@ def complete_states(cut: CutTable, resources: RocksResources) -> CutTable:
     for number in sorted({*cut.states, *cut.durable}):
         location = f"the copy of bucket {number} of {cut.definition.name}"
         path, compression = cut.path / "buckets" / f"{number:04}", cut.definition.options.compression
-        store = RocksStore(path, location, compression=compression, resources=resources, read_only=True)
+        store = RocksStore(
+            path, location, compression=compression, resources=resources, read_only=True, may_be_cut_short=True
+        )
         try:
             state = load_state(store)
         finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import uuid
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,11 +27,13 @@ from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState,
 from streaming_server.storage.changelog.offsets import count_of, epoch_of
 from streaming_server.storage.files.checked_json import make_directory, sync_directory
 from streaming_server.storage.files.durable_watermark import DurableWatermark
+from streaming_server.storage.files.frames import write_at
 from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.transactions.decisions import with_incarnations
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
@@ -119,25 +122,20 @@ class Recovery:
         Raises:
             DataLoss: More is damaged than the write-ahead log.
         """
+        # On a copy, so that the bucket stays as it was if that fails, and its history ends before it loses anything.
+        trial = self._data / "trash" / f"recovered-{uuid.uuid4().hex}"
+        link_files(path, trial)
+        try:
+            self._open_before_damage(trial, path, definition).close()
+        finally:
+            shutil.rmtree(trial)
+        durable = self._end_history(path, definition)
         kept = self._keep(path)
         link_files(path, kept)
         sync_directory(kept)
         sync_directory(kept.parent)
+        store = self._open_before_damage(path, path, definition)
         try:
-            store = RocksStore(
-                path,
-                f"the bucket in {path}",
-                compression=definition.options.compression,
-                resources=self._resources,
-                point_in_time=True,
-            )
-        except DataLoss:
-            # As it was, byte for byte, so that others can try.
-            shutil.rmtree(path)
-            link_files(kept, path)
-            raise
-        try:
-            durable = self._end_history(path, definition)
             state = load_state(store)
         except BaseException:
             store.close()
@@ -152,6 +150,16 @@ class Recovery:
         if not lost:
             return "every acknowledged change is there"
         return f"{_lost(lost)}, the last of the bucket; {kept_in}"
+
+    def _open_before_damage(self, path: Path, bucket: Path, definition: TableDefinition) -> RocksStore:
+        """Opens the files of a bucket with the writes before the damage. Raises DataLoss."""
+        return RocksStore(
+            path,
+            f"the bucket in {bucket}",
+            compression=definition.options.compression,
+            resources=self._resources,
+            point_in_time=True,
+        )
 
     def _end_history(self, path: Path, definition: TableDefinition) -> int | None:
         """Ends the history of the table of a bucket, durably, before the bucket loses changes.
@@ -175,7 +183,11 @@ class Recovery:
                 "new incarnation: start the server, and give the transaction up with `scankv transactions give-up`",
                 table=table.name,
             )
-        self._catalog.replace(replace(table, incarnation=uuid.uuid4().hex, has_predecessor=True, losses=0))
+        incarnation = uuid.uuid4().hex
+        # Before the table has it, so that no repeated transaction is taken for a new one.
+        for each in self._transactions:
+            _rename_commits(each, {table.incarnation: incarnation})
+        self._catalog.replace(replace(table, incarnation=incarnation, has_predecessor=True, losses=0))
         for snapshots in self._catalog.path(table.name).glob("**/snapshots"):
             self.remove(snapshots, "")
         return None
@@ -192,7 +204,9 @@ class Recovery:
             store.close()
         file = path.with_suffix(".durable")
         if file.exists():
-            shutil.copy(file, self._keep(file))
+            kept = self._keep(file)
+            write_at(kept, file.read_bytes(), 0, sync=True)
+            sync_directory(kept.parent)
             if durable is None:
                 file.unlink()
         watermark = DurableWatermark(file)
@@ -251,3 +265,16 @@ def _is_pending(records: Sequence[dict[str, Any]], table: TableDefinition) -> bo
 
 def _lost(count: int) -> str:
     return f"{count:,} acknowledged {'change is' if count == 1 else 'changes are'} lost"
+
+
+def _rename_commits(directory: Path, new: Mapping[str, str]) -> None:
+    """Has a transaction log remember its commits for new incarnations of tables, durably.
+
+    A damaged log is left as it is: no server can commit transactions with it.
+    """
+    with suppress(DataLoss), closing(TransactionLog(directory)) as log:
+        records = [
+            {"done": with_incarnations(record["done"], new)} if "done" in record else record for record in log.records
+        ]
+        if records != log.records:
+            log.rewrite(records)

@@ -131,7 +131,8 @@ class LogReplay:
                         _end_log(file, end, files[number + 1 :])
                         return following - 1
                     following, end, has_begun = write.following, write.end, True
-            _end_log(file, file.size, ())
+            # Without a last write that a power cut has left incomplete: RocksDB would take it for damage.
+            _end_log(file, end, ())
         return following - 1
 
     def _is_later(self, write: LoggedWrite, family: int) -> bool:

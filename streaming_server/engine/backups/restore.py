@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 4
 _CACHE_BYTES: Final = 8 << 20
 # What has become of a consumer, as predicates after its id.
-_LATER: Final = "did not exist at that instant, and is left out"
+_LATER: Final = "has no position as of that instant in the archive, and is left out"
 _BEYOND: Final = "was beyond the restored changes, and is set back to their end"
 _BEYOND_IN_ROWS: Final = "was reading rows as of a later instant, and is left out"
 
@@ -235,7 +235,10 @@ class _Restore:
                         raise
                     left_out[name] = f"{error.message}, and no earlier backup has it"
             tables, keeps_offsets = [restored for _, restored in prepared], buckets is None
-            write_transactions(self._directory, self._catalog, plan, incarnations, tables, keeps_offsets=keeps_offsets)
+            service = self._service_micros
+            write_transactions(
+                self._directory, self._catalog, plan, incarnations, tables, service, keeps_offsets=keeps_offsets
+            )
         except BaseException:
             for definition, _ in prepared:
                 shutil.rmtree(self._catalog.draft(definition), ignore_errors=True)
@@ -324,7 +327,8 @@ class _Restore:
         if number in source.logs:
             replay = LogReplay(path, location, table.definition, source.micros, self._resources)
             sequence = replay.prepare(source.logs[number], expected, self._read_piece)
-        store = RocksStore(path, location, compression=table.definition.options.compression, resources=self._resources)
+        compression = table.definition.options.compression
+        store = RocksStore(path, location, compression=compression, resources=self._resources, may_be_cut_short=True)
         try:
             state = load_state(store)
             if sequence is None and expected is not None:

@@ -14,7 +14,7 @@ from scankv.model.names import table_of
 from scankv.model.tables.schema import incarnation_of
 from streaming_server.engine.transactions.worker_logs import is_remembered_by
 from streaming_server.storage.tables.placement import ALONE, Placement
-from streaming_server.storage.transactions.decisions import CommittedTransaction
+from streaming_server.storage.transactions.decisions import CommittedTransaction, with_incarnations
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def write_transactions(
     plan: RestorePlan,
     incarnations: Mapping[str, str],
     restored: Sequence[RestoredTable],
+    service_micros: int,
     *,
     keeps_offsets: bool = True,
 ) -> None:
@@ -48,13 +49,14 @@ def write_transactions(
         incarnations: The new incarnation of each table, by its name in the backup.
         restored: The restored tables. Those with another name than in the backup have no commits: a transaction that is
             repeated writes to the table of the old name.
+        service_micros: The service time with which the next server on the directory begins. The commits keep their age.
         keeps_offsets: Whether the restored tables have the log offsets of the backup.
 
     Raises:
         DiskFull, DiskFailed, OSError: A log cannot be written. It is unchanged.
     """
     known = {each.name: each.micros for each in restored if each.restored_as == each.name}
-    committed = _commits(catalog, plan, known, incarnations)
+    committed = _commits(catalog, plan, known, incarnations, service_micros)
     if not keeps_offsets:
         committed = [{**each, "log_offsets": {name: {} for name in each["log_offsets"]}} for each in committed]
     logs = {Placement(number, directory.workers): part for number, part in enumerate(directory.parts())}
@@ -65,9 +67,10 @@ def write_transactions(
 
 
 def _commits(
-    catalog: Catalog, plan: RestorePlan, known: Mapping[str, int], incarnations: Mapping[str, str]
+    catalog: Catalog, plan: RestorePlan, known: Mapping[str, int], incarnations: Mapping[str, str], service_micros: int
 ) -> list[dict[str, Any]]:
-    """Returns the commits of the backup whose rows the directory will have, with the new incarnations."""
+    """Returns the commits of the backup whose rows the directory will have, as they are there."""
+    service_shift = service_micros - max((each.service_micros for each in plan.sources.values()), default=0)
     new: dict[str, str] = {}
     # The instant up to which the directory will have the rows of an incarnation.
     reached = dict.fromkeys((each.definition.incarnation for each in plan.manifest.tables), 0)
@@ -82,17 +85,11 @@ def _commits(
         return catalog.has(name, incarnation) or micros <= reached.get(incarnation_of(incarnation), plan.micros)
 
     return [
-        {**each, "tables": {name: _translate(old, new) for name, old in each["tables"].items()}}
+        {**with_incarnations(each, new), "served_micros": max(0, each["served_micros"] + service_shift)}
         for each in plan.manifest.committed
         if each["micros"] <= plan.micros
         and all(has_rows(name, old, each["micros"]) for name, old in each["tables"].items())
     ]
-
-
-def _translate(incarnation: str, new: Mapping[str, str]) -> str:
-    """Returns the new incarnation of a table or a tablet, given those of the tables."""
-    of_table = incarnation_of(incarnation)
-    return new.get(of_table, of_table) + incarnation.removeprefix(of_table)
 
 
 def _extend(log: TransactionLog, epoch: int, names: Collection[str], committed: Sequence[dict[str, Any]]) -> None:

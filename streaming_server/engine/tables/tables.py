@@ -240,7 +240,8 @@ class Tables:
         return BorrowedViews(lender, self._catalog.path, self._resources, self._executor)
 
     def _read_transactions(self, root: Path) -> Transactions:
-        return Transactions(root, self._executor, self.table, self._transaction_limits, self.clock)
+        has_elsewhere = self._catalog.has_elsewhere
+        return Transactions(root, self._executor, self.table, self._transaction_limits, self.clock, has_elsewhere)
 
     def _make_maintenance(self, config: ServerConfig) -> None:
         """Makes the background tasks that maintain the tables."""

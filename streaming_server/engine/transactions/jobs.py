@@ -40,7 +40,8 @@ class JobMemory:
         has_predecessor: Whether the table was restored, or another table of its name was dropped.
         committed: The incarnation of the table to which the id was committed. Empty: it is not known to be committed.
         followed: The same for the transaction before it.
-        last: The id of the last transaction of the job. Empty: none is remembered.
+        knows_job: Whether a transaction of the job is remembered.
+        last: The id of the last transaction of the job that was committed to the table. Empty: none is remembered.
         last_incarnation: The incarnation of the table to which the last transaction was committed.
     """
 
@@ -48,6 +49,7 @@ class JobMemory:
     has_predecessor: bool = False
     committed: str = ""
     followed: str = ""
+    knows_job: bool = False
     last: str = ""
     last_incarnation: str = ""
 
@@ -68,6 +70,7 @@ def recall_job(step: JobRequest, remembered: CommittedTransactions, table: Table
         has_predecessor=table is not None and table.has_predecessor,
         committed="" if committed is None else committed.incarnation_of(step.table),
         followed="" if followed is None else followed.incarnation_of(step.table),
+        knows_job=last is not None,
         last=last.id if last is not None and last_incarnation else "",
         last_incarnation=last_incarnation,
     )
@@ -96,7 +99,9 @@ def check_job(step: JobRequest, memories: Iterable[JobMemory]) -> None:
     if not committed:
         if not step.follows or incarnation in followed:
             return
-        if not followed and not any(each.last or each.has_predecessor for each in memories):
+        # The last transaction of a job with numbered ids is never forgotten while its table exists.
+        is_known = any(each.knows_job for each in memories) or ":" not in step.follows
+        if not followed and is_known and not any(each.last or each.has_predecessor for each in memories):
             return
     last = max((each.last for each in memories if each.last_incarnation == incarnation), key=_order, default="")
     missing = step.id if committed else step.follows

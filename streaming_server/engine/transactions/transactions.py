@@ -96,6 +96,7 @@ class Transactions:
         table: Returns the table of a name, or raises TableNotFound.
         limits: The limits of transactions.
         clock: The server's clock.
+        has_elsewhere: Whether a table of another worker has a name and an incarnation.
 
     Attributes:
         uses: Keeps tables from being altered while a commit uses them.
@@ -113,8 +114,10 @@ class Transactions:
         table: Callable[[str], LiveTable],
         limits: TransactionLimits,
         clock: ServerClock,
+        has_elsewhere: Callable[[str, str], bool] = lambda name, incarnation: True,
     ) -> None:
         self._clock = clock
+        self._has_elsewhere = has_elsewhere
         self.uses = TableUsageLock()
         self._root = root
         self._executor = executor
@@ -638,7 +641,7 @@ class Transactions:
 
     def _table_exists(self, name: str, incarnation: str) -> bool:
         if self._peers is not None and not self._peers.owns(name):
-            return True  # Its owner would know.
+            return self._has_elsewhere(name, incarnation)
         try:
             return self._table(name).definition.incarnation == incarnation
         except ScanKvError:

@@ -103,6 +103,14 @@ class WriteIdentity:
         if not self.epoch:
             return
         is_known = self.history == definition.history if self.history else not definition.has_other_histories
+        if not is_known and not self.history:
+            raise WriterFenced(
+                f'the request of the writer "{self.writer}" does not name the history of table {definition.name} in '
+                "which the writer was opened, and the table was restored, recovered or created again; nothing was "
+                "written: update the client, which is older than the server",
+                writer=self.writer,
+                epoch=self.epoch,
+            )
         if not is_known:
             raise WriterFenced(
                 f'the writer "{self.writer}" was opened before table {definition.name} was restored, recovered or '

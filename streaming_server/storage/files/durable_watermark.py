@@ -16,6 +16,7 @@ import errno
 import os
 import struct
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import google_crc32c
@@ -72,7 +73,7 @@ class DurableWatermark:
             elif self._read() == _encode(0):
                 # A crash may have come before the name was durable. A disk that refuses the sync may still be readable.
                 with suppress(OSError):
-                    sync_directory(path.parent)
+                    _sync_once(path.parent)
         except BaseException:
             os.close(self._fd)
             raise
@@ -126,6 +127,12 @@ class DurableWatermark:
     def _read(self) -> bytes:
         # One byte more than this format has, because a newer format may be longer.
         return os.pread(self._fd, _BYTES + 1, 0)
+
+
+@lru_cache(maxsize=4096)
+def _sync_once(directory: Path) -> None:
+    """Makes the names in a directory that were there before this process durable."""
+    sync_directory(directory)
 
 
 def _encode(offset: int) -> bytes:

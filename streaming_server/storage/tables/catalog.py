@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from scankv.model.errors import DataLoss, NewerFormat, ScanKvError, TableExists, TableNotFound, did_you_mean
 from scankv.model.names import TableName, table_of, tablet_name, tablet_number
-from scankv.model.tables.schema import TableDefinition
+from scankv.model.tables.schema import TableDefinition, incarnation_of
 from streaming_server.storage.files.checked_json import (
     read_checked_json,
     sync_directories,
@@ -176,6 +176,16 @@ class Catalog:
         """Whether a table has a name and an incarnation, and can be used."""
         return name in self._tables and self._tables[name].incarnation == incarnation
 
+    def has_elsewhere(self, name: str, incarnation: str) -> bool:
+        """Whether a table or a tablet of another process has an incarnation. Blocks briefly, like `is_divided`."""
+        file = self.path(table_of(name)) / _FILE
+        try:
+            return _incarnation_in(file, file.stat().st_mtime_ns) == incarnation_of(incarnation)
+        except FileNotFoundError:
+            return False
+        except (OSError, ScanKvError):
+            return True  # Whether it was dropped is unknown.
+
     def check_free(self, name: str) -> None:
         """Raises TableExists if a table has a name, or DataLoss if an unusable one has it."""
         assert self._placement.owns(name), "another worker process owns the table"
@@ -299,6 +309,11 @@ def table_directory(tablet: Path) -> Path:
 @lru_cache(maxsize=1024)
 def _tablets_in(file: Path, _changed: int) -> int:
     return _read(file).tablets
+
+
+@lru_cache(maxsize=1024)
+def _incarnation_in(file: Path, _changed: int) -> str:
+    return _read(file).incarnation
 
 
 def _read(file: Path) -> TableDefinition:

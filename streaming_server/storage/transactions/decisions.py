@@ -188,6 +188,16 @@ class CommittedTransaction:
         return incarnation_of(next(found, ""))
 
 
+def with_incarnations(committed: Mapping[str, Any], new: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the stored form of a commit with new incarnations of its tables, which are given by the earlier ones."""
+
+    def renamed(incarnation: str) -> str:
+        of_table = incarnation_of(incarnation)
+        return new.get(of_table, of_table) + incarnation.removeprefix(of_table)
+
+    return {**committed, "tables": {name: renamed(each) for name, each in committed["tables"].items()}}
+
+
 def _offsets(stored: Mapping[str, Mapping[str, int]]) -> dict[str, dict[int, int]]:
     """Offsets by table and bucket, from JSON."""
     return {table: {int(bucket): at for bucket, at in buckets.items()} for table, buckets in stored.items()}

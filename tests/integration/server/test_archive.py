@@ -416,14 +416,14 @@ def test_consumers_that_were_created_or_moved_after_the_instant_are_not_beyond_t
         assert {each.id: each.lag for each in table.consumers()} == {"commits": 1, "reset": 1}
         table.accept_consumer("commits")
         assert _consume(table, "commits") == [10]
-    assert {consumer: "did not exist" in what for consumer, what in restored.consumers.items()} == {
+    assert {consumer: "no position" in what for consumer, what in restored.consumers.items()} == {
         "later": True,
         "reads-rows": True,
     }
 
     at = dt.datetime.fromtimestamp(instant / 1e6, dt.UTC).isoformat()
     said = CommandLine("")("backup", "restore", store.location, "--data", str(tmp_path / "again"), "--at", at).text
-    assert 't.t: the consumer "later" did not exist at that instant, and is left out\n' in said
+    assert 't.t: the consumer "later" has no position as of that instant in the archive, and is left out\n' in said
 
     # An archive of an earlier version does not say when the positions were set.
     source = plan.sources["t.t"]
@@ -444,6 +444,32 @@ def test_consumers_that_were_created_or_moved_after_the_instant_are_not_beyond_t
         for consumer in ("commits", "later", "reset"):
             table.accept_consumer(consumer)
             assert _consume(table, consumer) == [99]
+
+
+def test_a_write_of_which_a_power_cut_has_left_the_beginning_is_not_restored(tmp_path: Path) -> None:
+    store, schema = BackupStore(str(tmp_path / "backups")), pa.schema([("k", pa.int64()), ("text", pa.string())])
+    bucket = tmp_path / "data" / "tables" / "t" / "t" / "buckets" / "0000"
+    with serving(tmp_path / "data", store) as client:
+        client.create_table("t.t", schema, primary_key=["k"], buckets=1)
+        client.create_backup()
+        wait_followed(store, tmp_path / "data")
+    slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
+    with ServerProcess(tmp_path / "data", *slow) as server, sync.connect(server.url) as client:
+        client.table("t.t").upsert([{"k": 1, "text": "a"}])
+        (log,) = [each for each in bucket.glob("*.log") if each.stat().st_size]
+        size, watermark = log.stat().st_size, bucket.with_suffix(".durable").read_bytes()
+        client.table("t.t").upsert([{"k": 2, "text": "b" * 30_000}])
+        server.kill()
+    # As if the sync of the last write had not finished.
+    kept = log.read_bytes()[: (size // 4096 + 2) * 4096]
+    log.write_bytes(kept.ljust(log.stat().st_size, b"\0"))
+    bucket.with_suffix(".durable").write_bytes(watermark)
+    with serving(tmp_path / "data", store) as client:
+        client.table("t.t").upsert([{"k": 3, "text": "c"}])
+        wait_archived(store)
+    restore_all(store, plan_instant(store, None), tmp_path / "latest")
+    with ServerProcess(tmp_path / "latest") as server, sync.connect(server.url) as client:
+        assert client.table("t.t").scan().ordered().to_pylist() == [{"k": 1, "text": "a"}, {"k": 3, "text": "c"}]
 
 
 def wait_for_indexes(client: sync.Client, table: str) -> None:

@@ -27,7 +27,10 @@ def is_refused(step: JobRequest, *memories: JobMemory) -> bool:
 @pytest.mark.parametrize(
     ("other", "refuses"),
     [
-        (OTHER, False),
+        # No one remembers a transaction of the job, so the table was never written by it, or by another server.
+        (OTHER, True),
+        # An earlier version has committed without naming the table.
+        (JobMemory(knows_job=True), False),
         (JobMemory(followed="now", last="job:6", last_incarnation="now"), False),
         (JobMemory(followed="before", last="job:6"), True),
         (JobMemory(last="job:5"), True),
@@ -45,6 +48,10 @@ def test_a_job_continues_if_no_worker_knows_that_the_table_lacks_rows(other: Job
 
 def test_a_job_of_which_nothing_is_remembered_continues_only_in_the_first_table_of_a_name() -> None:
     recreated = replace(OWNER, has_predecessor=True)
+    # Ids without a number are forgotten after a time.
+    unnumbered = JobRequest(id="later", table="a.b", follows="earlier")
+    assert not is_refused(unnumbered, OWNER, OTHER)
+    assert is_refused(unnumbered, recreated, OTHER)
     assert is_refused(STEP, recreated, OTHER)
     assert not is_refused(replace(STEP, accepted="now"), recreated, OTHER)
     assert not is_refused(replace(STEP, id="job:0", follows=""), recreated, OTHER)
@@ -87,12 +94,16 @@ def test_the_last_commit_of_a_job_is_known_after_its_id_has_expired() -> None:
     for number in (5, 6):
         known.add(commit(number, a_b="now"))
     known.forget(100 * DAY * 1_000_000)
-    assert recall_job(STEP, known, None) == JobMemory(followed="now", last="job:6", last_incarnation="now")
-    assert recall_job(replace(STEP, follows="job:5"), known, None) == JobMemory(last="job:6", last_incarnation="now")
-    assert recall_job(replace(STEP, table="c.d"), known, None) == JobMemory()
+    assert recall_job(STEP, known, None) == JobMemory(
+        followed="now", knows_job=True, last="job:6", last_incarnation="now"
+    )
+    assert recall_job(replace(STEP, follows="job:5"), known, None) == JobMemory(
+        knows_job=True, last="job:6", last_incarnation="now"
+    )
+    assert recall_job(replace(STEP, table="c.d"), known, None) == JobMemory(knows_job=True)
 
 
 def test_a_commit_without_rows_of_an_earlier_version_says_nothing_about_a_table() -> None:
     known = CommittedTransactions(DAY, lambda *_: True)
     known.add(commit(6))
-    assert recall_job(STEP, known, None) == JobMemory()
+    assert recall_job(STEP, known, None) == JobMemory(knows_job=True)
