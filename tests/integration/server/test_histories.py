@@ -16,6 +16,7 @@ import pytest
 
 from aio_client import (
     ConsumerNotFound,
+    DataLoss,
     InvalidResumeToken,
     LogOffsets,
     PositionOutOfRange,
@@ -26,6 +27,7 @@ from aio_client import (
     StopAt,
     TableRecreated,
     WriterFenced,
+    agg,
     connect,
 )
 from aio_client.mirror import mirror
@@ -37,6 +39,7 @@ from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.prepared import flip
 from tests.support.server_process import ServerProcess
 
@@ -434,6 +437,47 @@ async def test_readers_of_other_buckets_continue_after_a_bucket_is_lost(tmp_path
             for scan in (changes, changes.with_buckets(0)):
                 with pytest.raises(PositionOutOfRange, match="bucket 0"):
                     await scan.to_pylist()
+
+
+async def test_a_new_incarnation_remembers_commits_and_waits_for_those_not_applied(
+    tmp_path: Path,
+) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        async with connect(server.url) as client:
+            table = await client.create_table(
+                NAME, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"v": agg.sum()}
+            )
+            await fill(table, 0, ROWS)
+            kept = (await table.scan().with_buckets(1).to_pylist())[0]["k"]
+            for times in (1, 2):
+                async with client.transaction(id="add") as transaction:
+                    assert (transaction.result is None) == (times == 1)
+                    if times == 1:
+                        await transaction.upsert(table, [{"k": kept, "v": 10}])
+            async with table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_consumer_id("evidence").stream() as stream:
+                async for _ in stream:
+                    pass
+                await stream.commit()
+            incarnation = table.incarnation
+            server.kill()
+            file = bucket_of(server).parents[1] / "table.json"
+            before = file.read_bytes()
+            log = TransactionLog(server.data_dir / "transactions")
+            log.append({"decided": {"token": "pending", "tables": {NAME: incarnation}}}, sync=True)
+            log.close()
+            with pytest.raises(DataLoss, match="transactions give-up"):
+                await lose_bucket_and_watermark(server, tmp_path)
+            assert file.read_bytes() == before
+            log = TransactionLog(server.data_dir / "transactions")
+            log.rewrite([record for record in log.records if "decided" not in record])
+            log.close()
+            await recover(server)
+            server.restart()
+            table = await client.table(NAME)
+            assert table.incarnation != incarnation
+            async with client.transaction(id="add") as transaction:
+                assert transaction.result is not None
+            assert await table.get(kept) == {"k": kept, "v": 11}
 
 
 async def test_positions_of_one_restore_are_refused_by_another(tmp_path: Path) -> None:

@@ -227,6 +227,21 @@ def test_a_table_without_a_key_keeps_its_changelog_and_distributes_by_any_column
             table.change_columns(changes)
 
 
+def test_rows_with_times_before_1970_live_as_long_as_all_others() -> None:
+    for type_, a_second in ((pa.timestamp("us"), 1_000_000), (pa.date32(), 1 / 86_400)):
+        table = TableDefinition.create(
+            "a.b",
+            pa.schema([("k", pa.int64()), ("born", type_)]),
+            ["k"],
+            options={"ttl_seconds": str(75 * 365 * 86_400), "ttl_column": "born"},
+            incarnation="i",
+            created_millis=0,
+        )
+        assert table.expiry is not None
+        now = 50 * 365 * 86_400 * 1_000_000
+        assert table.expiry.bound_at(now) == -25 * 365 * 86_400 * a_second
+
+
 def test_write_times_of_a_definition_that_an_earlier_version_has_stored_count_as_before() -> None:
     plain = TableDefinition.create("a.b", pa.schema([("k", pa.int64())]), ["k"], incarnation="i", created_millis=0)
     begun = plain.alter_options({"ttl_seconds": "60"}, now_micros=1_000_000_000)
