@@ -16,7 +16,7 @@ import pytest
 from aio_client import DataLoss, sync
 from tests.support.command_line import CommandLine
 from tests.support.offline import bucket_path
-from tests.support.power_cut import RULES, Disk, Node
+from tests.support.power_cut import RULES, DiskModel, Node
 from tests.support.power_story import PLAIN, SETTINGS, PowerStory
 from tests.support.recording_disk import RecordingDisk, compile_recorder
 from tests.support.server_process import ServerProcess
@@ -133,7 +133,7 @@ def names_that_differ(path: str, node: Node) -> Iterator[tuple[str, bool]]:
             yield from names_that_differ(f"{path}/{name}", each)
 
 
-def check_names(disk: Disk, lines: list[Listed], after: str, *, is_end: bool = False) -> None:
+def check_names(disk: DiskModel, lines: list[Listed], after: str, *, is_end: bool = False) -> None:
     for path, is_there in names_that_differ("", disk.root):
         if (line := find_line(lines, path)) is None or line.name == "not synced":
             continue
@@ -142,7 +142,7 @@ def check_names(disk: Disk, lines: list[Listed], after: str, *, is_end: bool = F
 
 
 def test_files_and_directories_are_synced_as_the_documentation_lists(recorded: Recorded) -> None:
-    lines, disk = listed(), Disk("strict")
+    lines, disk = listed(), DiskModel("strict")
     ends = {step.end: step.name for step in recorded.story.steps} | {recorded.restarted: "the start without archive"}
     for change in recorded.disk.changes():
         disk.apply(change)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.recording_disk import Change
+    from tests.support.recording_disk import DiskChange
 
-__all__ = ["RULES", "Disk", "Node", "Step"]
+__all__ = ["RULES", "DiskModel", "Node", "NameStep"]
 
 RULES: Final = ("strict", "ext4")
 _SECTOR: Final = 512
@@ -60,7 +60,7 @@ class Node:
 
 
 @dataclass(eq=False, slots=True)
-class Step:
+class NameStep:
     """One change of entries, which a cut undoes completely or not at all.
 
     Attributes:
@@ -74,7 +74,7 @@ class Step:
     number: int
 
 
-class Disk:
+class DiskModel:
     """A disk, to which recorded changes are applied.
 
     Args:
@@ -89,13 +89,13 @@ class Disk:
         assert rule in RULES
         self._is_strict = rule == "strict"
         self.root = Node(is_directory=True)
-        self.steps: list[Step] = []
+        self.steps: list[NameStep] = []
         self._count = 0
         self._nodes: dict[int, Node] = {}
         self._directories = [self.root]
         self._syncs: dict[int, tuple[int, int]] = {}
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: DiskChange) -> None:
         """Applies one change."""
         if change.type in ("c", "m"):
             node = self._nodes[change.inode] = Node(is_directory=change.type == "m")
@@ -114,7 +114,7 @@ class Disk:
             # The root was not created by a recorded change.
             self._apply_to(self._nodes.get(change.inode, self.root), change)
 
-    def _apply_to(self, node: Node, change: Change) -> None:
+    def _apply_to(self, node: Node, change: DiskChange) -> None:
         if change.type == "w":
             node.pending.append((change.number, change.first))
             node.journaled = self._count  # It may have changed the size.
@@ -152,7 +152,7 @@ class Disk:
         for path, node in changes:
             above, _, name = path.rpartition("/")
             found.append((self.find(above), name, node))
-        self.steps.append(Step(found, [path for path, _ in changes], self._count))
+        self.steps.append(NameStep(found, [path for path, _ in changes], self._count))
         for directory, name, node in found:
             for each in (directory, node, directory.entries.get(name)):
                 if each is not None:
@@ -206,7 +206,7 @@ class Disk:
 
         fill(self.root, target)
 
-    def _kept_steps(self, chance: random.Random) -> list[Step]:
+    def _kept_steps(self, chance: random.Random) -> list[NameStep]:
         if not self._is_strict:
             return self.steps[: chance.randint(0, len(self.steps))]
         share = chance.choice([0.1, 0.5, 0.9])

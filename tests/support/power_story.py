@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aio_client.sync import Client, Snapshot
     from tests.support.recording_disk import RecordingDisk
 
-__all__ = ["PLAIN", "SETTINGS", "PowerStory", "Step"]
+__all__ = ["PLAIN", "SETTINGS", "PowerStory", "StoryStep"]
 
 SETTINGS: Final = (
     *("--set", "base_min_rows=1", "--set", "base_maintenance_seconds=0.05", "--set", "base_cpu_share=1"),
@@ -65,7 +65,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Step:
+class StoryStep:
     """One acknowledged call.
 
     Attributes:
@@ -95,7 +95,7 @@ class PowerStory:
     def __init__(self, disk: RecordingDisk) -> None:
         self._disk = disk
         self._now = State()
-        self.steps: list[Step] = []
+        self.steps: list[StoryStep] = []
         self._kept: list[Snapshot | AbstractContextManager[Any]] = []
 
     def run(self, url: str, rounds: int = 1) -> None:
@@ -113,7 +113,7 @@ class PowerStory:
     def _step(self, name: str, call: Callable[[], object], *, is_atomic: bool = True, is_long: bool = False) -> None:
         start = self._disk.moment()
         call()
-        self.steps.append(Step(name, start, self._disk.moment(), copy.deepcopy(self._now), is_atomic, is_long))
+        self.steps.append(StoryStep(name, start, self._disk.moment(), copy.deepcopy(self._now), is_atomic, is_long))
 
     def _create(self, client: Client, rounds: int) -> None:
         for name, options in (
@@ -263,7 +263,7 @@ class PowerStory:
         manifests = list(backups.glob("manifests/*.json"))
         assert before.backups <= len(manifests) <= before.backups + 1
 
-    def _check_others(self, client: Client, before: State, pending: Step | None) -> None:
+    def _check_others(self, client: Client, before: State, pending: StoryStep | None) -> None:
         if _LOCKED not in before.rows:
             return
         table = client.table(PLAIN)
@@ -281,7 +281,7 @@ class PowerStory:
             assert bucket.is_consistent, bucket
 
 
-def _states(before: State, pending: Step | None) -> list[State]:
+def _states(before: State, pending: StoryStep | None) -> list[State]:
     return [before] if pending is None else [before, pending.after]
 
 
@@ -292,7 +292,7 @@ def _find(client: Client) -> dict[str, tuple[list[str], dict[int, str]]]:
     return found
 
 
-def _check_rows(name: str, rows: dict[int, str], before: State, pending: Step | None) -> None:
+def _check_rows(name: str, rows: dict[int, str], before: State, pending: StoryStep | None) -> None:
     possible = [state.rows.get(name, {}) for state in _states(before, pending)]
     keys = {k for each in (rows, *possible) for k in each}
     wrong = {k: rows.get(k) for k in keys if rows.get(k) not in [each.get(k) for each in possible]}

@@ -18,18 +18,18 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tests.support.power_cut import Disk
+from tests.support.power_cut import DiskModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Change", "RecordingDisk", "compile_recorder"]
+__all__ = ["DiskChange", "RecordingDisk", "compile_recorder"]
 
 _SOURCE: Final = Path(__file__).with_name("recording_disk.c")
 _HEAD: Final = struct.Struct("<cQQII")
 
 
-class Change(NamedTuple):
+class DiskChange(NamedTuple):
     """One recorded step.
 
     Attributes:
@@ -75,7 +75,7 @@ class RecordingDisk:
         """Returns the moment after everything that was recorded so far."""
         return self._records.stat().st_size
 
-    def changes(self, start: int = 0, end: int | None = None) -> Iterator[Change]:
+    def changes(self, start: int = 0, end: int | None = None) -> Iterator[DiskChange]:
         """Yields what was recorded from one moment to another, or to the end."""
         with self._records.open("rb") as file:
             file.seek(start)
@@ -87,11 +87,11 @@ class RecordingDisk:
                 data = file.read(first + second)
                 if len(data) < first + second:
                     return  # The process was killed while it wrote the record.
-                yield Change(type_.decode(), inode, number, data[:first], data[first:], file.tell())
+                yield DiskChange(type_.decode(), inode, number, data[:first], data[first:], file.tell())
 
-    def replay(self, rule: str, moment: int | None = None) -> Disk:
+    def replay(self, rule: str, moment: int | None = None) -> DiskModel:
         """Returns the disk at a moment, or at the end."""
-        disk = Disk(rule)
+        disk = DiskModel(rule)
         for change in self.changes(0, moment):
             disk.apply(change)
         return disk

@@ -161,7 +161,7 @@ class DeleteAll:
         gathered: list[pa.RecordBatch] = []
         rows = size = visible = 0
         opened = self.held or await _open(_keys_in(self.plan, self.table), self.table)
-        split = _Keys(opened)
+        split = _SelectedKeys(opened)
         chunks = self._chunks(opened)
         async with aclosing(chunks):
             async for batch in chunks:
@@ -206,11 +206,11 @@ def _keys_in(plan: ReadPlan, table: LiveTable) -> ReadPlan:
     keys = replace(plan, columns=table.definition.primary_key, keeps_expired=True)
     if table.definition.expiry is None:
         return keys
-    # Columnar bases have no stored rows, in which `_Keys` finds what has expired.
+    # Columnar bases have no stored rows, in which `_SelectedKeys` finds what has expired.
     return replace(keys, stored_rows=True, read_path=ReadPath.ROCKSDB)
 
 
-class _Keys:
+class _SelectedKeys:
     """Takes the keys from the rows of an open view, and counts the rows that have not expired at its time."""
 
     def __init__(self, opened: OpenedScan) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scankv.model.changes.log_offsets import LogOffsets, check_offsets_of
+from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
 from scankv.model.errors import InvalidRequest, RangeNotTracked, UndoConflict, WriteConflict
 from scankv.model.keys.buckets import bucket_of
 from scankv.model.tables.schema import shown_name
@@ -123,7 +123,7 @@ class UndoOperation:
     def _check(self, offsets: LogOffsets) -> None:
         definition = self._table.definition
         definition.require_key("its rows are only appended, so nothing can be undone")
-        check_offsets_of(definition, offsets.table_incarnation)
+        check_incarnation(offsets.table_incarnation, definition.name, definition.incarnation)
         if definition.options.changelog != "full":
             raise InvalidRequest(
                 f"table {definition.name} has no changelog with before-images, so nothing can be undone: set "

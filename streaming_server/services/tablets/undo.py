@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.changes.log_offsets import check_offsets_of
+from scankv.model.changes.log_offsets import check_incarnation
 from scankv.v1 import write_pb2
 from streaming_server.services.write import check_is_for_tablet, offsets_to_undo
 
@@ -21,7 +21,7 @@ async def undo(request: write_pb2.UndoRequest, calls: TabletCalls) -> write_pb2.
     check_is_for_tablet(request)
     offsets, definition = offsets_to_undo(request), calls.definition
     definition.require_key("its rows are only appended, so nothing can be undone")
-    check_offsets_of(definition, offsets.table_incarnation)
+    check_incarnation(offsets.table_incarnation, definition.name, definition.incarnation)
     requests = _requests_of(request, offsets, calls)
     for each in requests.values():
         each.only_checks = True

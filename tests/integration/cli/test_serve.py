@@ -119,7 +119,7 @@ def test_a_server_that_cannot_use_its_tokens_or_certificates_leaves_the_data_dir
         ("/proc/backups", "backups cannot be written to /proc/backups: ", "1"),
         ("/proc/backups", "backups cannot be written to /proc/backups: ", "2"),
         ("{there}/file", "it is not a directory; give another --backup-location", "1"),
-        ("{there}/file/backups", "Not a directory; give another --backup-location", "1"),
+        ("{there}/file/backups", "it is not a directory; give another --backup-location", "1"),
         ("s3://user:secret@bucket/backups", "contains credentials", "1"),
         ("{there}", "contain one another", "1"),
     ],
