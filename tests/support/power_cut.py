@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.support.recording_disk import DiskChange
 
-__all__ = ["RULES", "DiskModel", "Node", "NameStep"]
+__all__ = ["RULES", "DiskModel", "NameStep", "Node"]
 
 RULES: Final = ("strict", "ext4")
 _SECTOR: Final = 512

@@ -208,4 +208,5 @@ async def test_what_was_read_of_a_table_that_was_dropped_and_made_anew_is_refuse
     # The handle that was opened before the drop reads the new table, and may write based on what it has read there.
     new = await table.lookup([1], with_version=True)
     await table.upsert(rows([1], 5), if_version=new.log_offsets)
-    await again.upsert(rows([2], 5), if_version=dict(read))  # numbers alone do not contain the incarnation
+    with pytest.raises(TableRecreated, match="name no incarnation"):
+        await again.upsert(rows([2], 5), if_version=dict(read))
