@@ -68,7 +68,7 @@ class FollowedLog:
             self.end = stream.log_offsets
         if stop is not None and stop.kind is PositionKind.OFFSETS:
             check_incarnation(stop.table_incarnation, self._table.name, self.incarnation)
-            self.end = _cap_at_stop(self.end, dict(stop.by_bucket))
+            self.end = LogOffsets.of(_cap_at_stop(self.end, dict(stop.by_bucket)), self.incarnation)
         self._refreshed_at = time.monotonic()
         return self.end
 

@@ -133,7 +133,7 @@ class TableView:
 
     def appended(self, bucket: int, since: LogOffsets | None) -> Scan:
         """Returns a scan of the rows that were appended to a bucket since some offsets. None: of all its rows."""
-        stop = {bucket: self.instant.log_offsets[bucket]}
+        stop = self.instant.log_offsets.of_buckets([bucket])
         if since is not None:
             return self._changes({bucket: since[bucket]}, stop)
         return self.table.changes(StartFrom.EARLIEST, StopAt.offsets(stop)).with_buckets(bucket)
@@ -219,8 +219,9 @@ class TableView:
         return [cleared for cleared in found if cleared.offset == offset]
 
     def _changes(self, start: Mapping[int, int], stop: Mapping[int, int], columns: Sequence[str] | None = None) -> Scan:
-        offsets = LogOffsets.of(start, self.instant.log_offsets.table_incarnation)
-        scan = self.table.changes(StartFrom.offsets(offsets), StopAt.offsets(stop), columns=columns)
+        incarnation = self.instant.log_offsets.table_incarnation
+        starts, stops = LogOffsets.of(start, incarnation), LogOffsets.of(stop, incarnation)
+        scan = self.table.changes(StartFrom.offsets(starts), StopAt.offsets(stops), columns=columns)
         return scan.with_buckets(*start)
 
     def encode(self, rows: pa.RecordBatch) -> pa.BinaryArray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import InvalidRequest, PositionExpired, StartFrom, StopAt, UsageError, agg, sync
+from aio_client import InvalidRequest, LogOffsets, PositionExpired, StartFrom, StopAt, UsageError, agg, sync
 from streaming_server.engine.backups.restore import restore_tables
 from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
@@ -73,8 +73,9 @@ def test_rows_are_the_same_in_another_number_of_buckets(tmp_path: Path, kind: st
             assert table.get((row["day"], row["name"])) == row
         wait_until(lambda: all(index.ready for index in table.index_status()), "the indexes are built")
         assert all(bucket.is_consistent for bucket in client.check_table("game.new"))
+        start = LogOffsets.of(dict.fromkeys(range(after), 0), table.incarnation)
         with pytest.raises(InvalidRequest if KINDS[kind].get("changelog") == "none" else PositionExpired):
-            table.changes(StartFrom.offsets(dict.fromkeys(range(after), 0)), StopAt.LATEST).to_arrow()
+            table.changes(StartFrom.offsets(start), StopAt.LATEST).to_arrow()
         if KINDS[kind].get("changelog") != "none":
             with pytest.raises(PositionExpired):
                 table.changes(StartFrom.timestamp(backed_up - timedelta(hours=1)), StopAt.LATEST).to_arrow()

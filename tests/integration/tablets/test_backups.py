@@ -107,6 +107,7 @@ def test_unchanged_tablets_are_not_copied_again_and_consumers_continue(tmp_path:
     restored = restore_tables(store, plan_backup(manifest), tmp_path / "data", names)
     assert [each.rows for each in restored.tables] == [20_001]
     with serve_with_backups(tmp_path, 2) as server, sync.connect(server.url) as client:
+        client.table("divided.copy").accept_consumer("c")
         for name in (NAMES[0], "divided.copy"):
             with client.table(name).changes(stop=StopAt.LATEST, consumer_id="c").stream() as stream:
                 assert [row["k"] for batch in stream for row in batch.to_pylist()] == [-1]
