@@ -235,7 +235,7 @@ class UndoOperation:
         """Writes a plan that was made as of an offset and for a schema. Raises WriteConflict if keys changed since."""
         table, schema = self._table, self._table.definition.schema
         terms = WritePreconditions(
-            unchanged_since=LogOffsets({live.number: end}),
+            unchanged_since=LogOffsets.of({live.number: end}, table.definition.incarnation),
             undo_as=undo_id(self._writer),
             column_locks=self._column_locks,
         )
