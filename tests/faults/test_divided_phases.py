@@ -59,6 +59,25 @@ async def retry(workers: DirectWorkers) -> None:
             await tables.transactions.retry()
 
 
+def copy_at_rest(data: Path, target: Path) -> None:
+    """Copies a data directory once no worker changes it any more: a copy of files that change is of no instant."""
+    while True:
+        before = _times_of(data)
+        with suppress(OSError):  # A file is gone.
+            shutil.copytree(data, target)
+            if _times_of(data) == before:
+                return
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _times_of(data: Path) -> dict[Path, tuple[int, int]]:
+    times = {}
+    for path in data.rglob("*"):
+        with suppress(FileNotFoundError):
+            times[path] = path.stat().st_size, path.stat().st_mtime_ns
+    return times
+
+
 async def scores_of(workers: DirectWorkers) -> list[set[int | None]]:
     """Returns the distinct scores at each worker, none of which has a stuck transaction."""
     await retry(workers)
@@ -111,7 +130,7 @@ async def test_a_deletion_of_a_range_that_a_crash_left_in_doubt_is_whole(
 
     async def crash(method: str, worker: int, *_: object) -> None:
         if (method, worker) == phase:
-            await asyncio.to_thread(shutil.copytree, tmp_path / "data", crashed)
+            await asyncio.to_thread(copy_at_rest, tmp_path / "data", crashed)
 
     async with direct_workers(tmp_path / "data", WORKERS, before=crash) as workers:
         await put_everywhere(workers, 1)
