@@ -128,7 +128,7 @@ class Recovery:
         try:
             self._open_before_damage(trial, path, definition).close()
         finally:
-            shutil.rmtree(trial)
+            shutil.rmtree(trial, ignore_errors=True)
         durable = self._end_history(path, definition)
         kept = self._keep(path)
         link_files(path, kept)
