@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 import pytest
 
+from scankv.model.tables.options import _FIXED, TableOptions
 from tests.support.pages import REPL, ROOT, read_page
 
 
@@ -16,6 +18,21 @@ def test_the_session_is_about_one_table(path: str) -> None:
     assert [block.code.strip() for block in blocks].count(REPL) == 1
     opened = [name for block in blocks for name in re.findall(r'client\.table\("(.+?)"\)', block.code)]
     assert opened == ["game.scores"]
+
+
+def test_the_tour_and_the_quickstart_use_different_directories() -> None:
+    """Their tables have one name and different columns, and a new user runs one after the other."""
+    pages = {path: (ROOT / path).read_text() for path in ("README.md", "docs/quickstart.md")}
+    used = [set(re.findall(r"scankv serve --data (\S+)", text)) for text in pages.values()]
+    assert all(used)
+    assert set.intersection(*used) == set()
+
+
+def test_the_options_that_can_change_are_listed() -> None:
+    page = (ROOT / "docs" / "concepts" / "tables.md").read_text()
+    rows = re.findall(r"^\| (`.+?`) \|", page.partition("| option | what a change does |")[2], re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == {field.name for field in fields(TableOptions)} - set(_FIXED)
 
 
 def test_readme_is_short() -> None:
