@@ -87,7 +87,7 @@ def test_every_option_is_read_in_every_spelling() -> None:
         ({"key_prefix": "a", "key_end": "b"}, "option key_prefix cannot be combined with key_start"),
         ({"pushdown": "yes"}, "option pushdown must be true or false"),
         ({"pushdown": "true"}, 'option pushdown must be false: PySpark 4.3.*option."where"'),
-        ({"timestampAsOf": "2026-01-01"}, 'no option "timestampasof": load.. reads the table as it is now; .* as_of=.* pin it'),
+        ({"timestampAsOf": "2026-01-01"}, 'no option "timestampasof": load.. .* as it is now; .* as_of=.* pin it'),
         ({"isolation": "read_latest"}, "Spark always reads committed rows and changes"),
         ({"versionAsOf": "3"}, r"earlier version of a published table, use scankv.spark.table\(.*as_of="),
         ({"startingOffsets": "earliest"}, "use option start of readStream"),
