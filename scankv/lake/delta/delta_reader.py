@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from scankv.lake.delta.delta_log import escaped_partition_value
+from scankv.lake.delta.delta_table import misread_partition_column
 from scankv.lake.location import require_package
 from scankv.lake.source_rows import SourceRows
 from scankv.model.errors import LakeDamaged, LakeUnavailable
@@ -34,6 +36,8 @@ def read_delta(location: LakeLocation) -> SourceRows:
 
     try:
         table = DeltaTable(location.root_uri, storage_options=location.object_store_options("aws_") or None)
+        if table.metadata().partition_columns:
+            _check_partition_values(table, location)
         # The number of rows that a vector masks would have to be read.
         has_vectors = "deletionVectors" in (table.protocol().reader_features or ())
         schema, count = pa.schema(table.schema()), None if has_vectors else table.count()
@@ -44,6 +48,27 @@ def read_delta(location: LakeLocation) -> SourceRows:
         raise LakeUnavailable(f"the Delta table in {location} cannot be read: {error}") from error
     except (DeltaError, pa.ArrowException) as error:
         raise LakeDamaged(f"the Delta table in {location} cannot be read: {error}") from error
+
+
+def _check_partition_values(table: DeltaTable, location: LakeLocation) -> None:
+    """Raises LakeDamaged if deltalake takes a partition value for another one.
+
+    The values of other columns come from data files alone: a read of all rows does not use the bounds in the log.
+    """
+    column = misread_partition_column(table.metadata().configuration, table.partitions())
+    if column is not None:
+        raise LakeDamaged(
+            f"the Delta table in {location} cannot be read: an earlier release has published values of partition "
+            f'column "{column}" that readers take for others: publish it again with --full'
+        )
+    found = escaped_partition_value(location, table.version())
+    if found is not None:
+        raise LakeDamaged(
+            f'the Delta table in {location} cannot be read: partition column "{found[0]}" has the value "{found[1]}", '
+            "which the log has with escapes that deltalake takes for another character: have the program that wrote "
+            "the table write it again with UTF-8 in the log, or give the rows as a RecordBatchReader of a program "
+            "that can read it"
+        )
 
 
 def _open(table: DeltaTable) -> tuple[pa.RecordBatchReader, bool]:
