@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
     from scankv.lake.location import LakeLocation
 
-_IN_ORDER: Final = {"datafusion.execution.target_partitions": "1"}
+_SETTINGS: Final = {
+    # The rows come in the same order each time.
+    "datafusion.execution.target_partitions": "1",
+    # Timestamps of the type INT96 would wrap before 1677 and after 2262.
+    "datafusion.execution.parquet.coerce_int96": "us",
+}
 
 
 def read_delta(location: LakeLocation) -> SourceRows:
@@ -31,7 +36,7 @@ def read_delta(location: LakeLocation) -> SourceRows:
         UsageError: deltalake is not installed.
     """
     require_package("deltalake")
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, QueryBuilder
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
     try:
@@ -41,9 +46,9 @@ def read_delta(location: LakeLocation) -> SourceRows:
         # The number of rows that a vector masks would have to be read.
         has_vectors = "deletionVectors" in (table.protocol().reader_features or ())
         schema, count = pa.schema(table.schema()), None if has_vectors else table.count()
-        reader, is_in_order = _open(table)
-        state = f"version {table.version()} of the Delta table {table.metadata().id}" if is_in_order else ""
-        return SourceRows(reader=reader.cast(schema), count=count, state=state)
+        query = QueryBuilder(_SETTINGS).register("source", table).execute("SELECT * FROM source")
+        state = f"version {table.version()} of the Delta table {table.metadata().id}"
+        return SourceRows(reader=pa.RecordBatchReader.from_stream(query).cast(schema), count=count, state=state)
     except (TableNotFoundError, OSError) as error:
         raise LakeUnavailable(f"the Delta table in {location} cannot be read: {error}") from error
     except (DeltaError, pa.ArrowException) as error:
@@ -69,15 +74,3 @@ def _check_partition_values(table: DeltaTable, location: LakeLocation) -> None:
             "the table write it again with UTF-8 in the log, or give the rows as a RecordBatchReader of a program "
             "that can read it"
         )
-
-
-def _open(table: DeltaTable) -> tuple[pa.RecordBatchReader, bool]:
-    """Opens the rows of a table, and returns whether they always come in the same order."""
-    from deltalake import QueryBuilder
-
-    try:
-        query = QueryBuilder(_IN_ORDER)
-    except TypeError:
-        # deltalake 1.6.0 has no settings, and reads several files at once.
-        return pa.RecordBatchReader.from_stream(table.scan()), False
-    return pa.RecordBatchReader.from_stream(query.register("source", table).execute("SELECT * FROM source")), True

@@ -52,6 +52,10 @@ def read_iceberg(location: LakeLocation) -> SourceRows:
 
 
 def _read(table: Table, location: LakeLocation) -> SourceRows:
+    # On use, as it imports pyiceberg.
+    from scankv.lake.iceberg.int96_files import ReadsInt96
+
+    table.io = ReadsInt96(table.io)
     snapshot = table.current_snapshot()
     summary = {} if snapshot is None or snapshot.summary is None else snapshot.summary.additional_properties
     has_deletes = int(summary.get("total-delete-files", 1))
