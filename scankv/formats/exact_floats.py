@@ -122,8 +122,11 @@ def has_large_integer(texts: pa.StringArray, values: pa.Array) -> bool:
         texts: Numbers.
         values: The same numbers as int64 or float64.
     """
-    large = pc.greater_equal(pc.abs(values.cast(pa.float64(), safe=False)), _LIMITS[pa.float64()])
-    return bool(pc.any(pc.and_(large, pc.match_substring_regex(texts, _INTEGER))).as_py())
+    floats = values.cast(pa.float64(), safe=False)
+    if not may_have_changed(floats):
+        return False
+    large = pc.greater_equal(pc.abs(floats), _LIMITS[pa.float64()])
+    return bool(pc.any(pc.match_substring_regex(texts.filter(large), _INTEGER)).as_py())
 
 
 def large_numbers(line: bytes) -> Iterator[tuple[FieldPath, str]]:

@@ -95,11 +95,14 @@ def _read_int96(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of files, one after another, in the columns of `_schema_with_nanos`."""
     for file in files.get_fragments():
-        batches = file.to_batches(schema=files.schema, batch_size=_BATCH_ROWS)
-        if (again := fine.get(file.path)) is None:
-            yield from (batch.cast(schema) for batch in batches)
+        again = fine.get(file.path)
+        if again is None:
+            yield from file.to_batches(schema=schema, batch_size=_BATCH_ROWS)
             continue
         names = int96_columns(file.physical_schema, again.physical_schema)
+        # Columns of the type INT96 are read as they are: another file may have the same column in nanoseconds.
+        coarse = pa.schema([file.physical_schema.field(each.name) if each.name in names else each for each in schema])
+        batches = file.to_batches(schema=coarse, batch_size=_BATCH_ROWS)
         first = 0
         for batch, nanos in zip(batches, again.to_batches(columns=names, batch_size=_BATCH_ROWS), strict=True):
             yield exact_int96(batch, nanos, schema, first).cast(schema)

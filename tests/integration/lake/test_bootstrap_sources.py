@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from contextlib import closing
 from glob import glob
+from os import unlink
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,6 +178,10 @@ async def test_int96_timestamps_with_nanoseconds_need_such_a_column(client: Clie
     rows = pa.table({"id": [1, 2, 3], "at": pa.array([0, 1, None], pa.timestamp("ns"))})
     write_int96(rows, tmp_path / "a.parquet")
     parquet.write_table(rows.set_column(0, "id", [pa.array([4, 5, 6])]), tmp_path / "b.parquet")
+    write_int96(TIMES.select(["id", "at"]), tmp_path / "c.parquet")
+    with pytest.raises(SchemaMismatch, match=r'column "at", row 0: 0001-01-01 .* does not fit a timestamp in nanosec'):
+        await client.bootstrap(name, tmp_path, primary_key=["id"])
+    unlink(tmp_path / "c.parquet")
     with pytest.raises(SchemaMismatch, match=r'column "at", row 1: 1970-01-01 00:00:00.000000001 does not fit'):
         await client.bootstrap(name, tmp_path / "a.parquet", primary_key=["id"])
     copy = await client.bootstrap(name, tmp_path, schema=rows.schema, primary_key=["id"])
