@@ -117,7 +117,10 @@ def test_every_float_is_read_as_it_is_printed(number: float) -> None:
     assert str(from_text(pa.array([repr(number)]), F64)[0].as_py()) == str(number)
 
 
-@pytest.mark.parametrize("large", [LARGE, f"-{LARGE}", "9223372036854775808", "18446744073709551616"])
+@pytest.mark.parametrize(
+    "large",
+    [LARGE, "9223372036854775808", *(pytest.param(each, marks=pytest.mark.soak) for each in (f"-{LARGE}", f"{2**64}"))],
+)
 @pytest.mark.parametrize("late", [False, True])
 def test_large_integers_and_fractions_of_one_field_are_refused_before_a_table_is_made(
     tmp_path: Path, large: str, late: bool
