@@ -272,9 +272,14 @@ class OpenBootstrap:
 
 
 def open_source(
-    source: Data | str | PathLike[str], source_format: SourceFormat | None
+    source: Data | str | PathLike[str], source_format: SourceFormat | None, target: pa.Schema | None
 ) -> tuple[pa.RecordBatchReader, int | None, str]:
     """Opens the rows of a location, or of data in one of the forms that callers may use. Blocks.
+
+    Args:
+        source: The location or the data.
+        source_format: The format of the location. None: what it contains.
+        target: The columns of the table. None: those of the source.
 
     Returns:
         The rows, their number, and the state of the source. The number is None if it is not known, and the state is
@@ -288,7 +293,7 @@ def open_source(
         # On use, as it needs packages of an extra.
         from scankv.lake.sources.sources import open_source as open_location
 
-        opened = open_location(os.fspath(source), source_format)
+        opened = open_location(os.fspath(source), source_format, target)
         return opened.reader, opened.count, opened.state
     if source_format is not None:
         raise UsageError("source_format is for a location: leave it out", option="source_format")

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from scankv.formats.columns import check_file_columns, conform_block
+from scankv.formats.columns import bad_row, check_file_columns, conform_block
+from scankv.model.errors import SchemaMismatch
+from scankv.model.types.int96 import COARSE, FINE, exact_int96, has_int96, int96_columns
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _BATCH_ROWS: Final = 65_536
 _ARROW_FILE: Final = b"ARROW1"
@@ -19,11 +21,19 @@ _ARROW_FILE: Final = b"ARROW1"
 
 @dataclass(frozen=True, slots=True)
 class ArrowBlock:
-    """A record batch of a file; see `Block`."""
+    """A record batch of a file; see `Block`.
+
+    Attributes:
+        rows: The rows, with timestamps of the type INT96 in microseconds.
+        schema: The columns of the table.
+        first: The index of the first row in the file.
+        fine: The columns with such timestamps, in nanoseconds. None: the file has none.
+    """
 
     rows: pa.RecordBatch
     schema: pa.Schema
     first: int
+    fine: pa.RecordBatch | None = None
 
     def __len__(self) -> int:
         """Returns how many rows."""
@@ -31,30 +41,52 @@ class ArrowBlock:
 
     def convert(self, start: int, stop: int) -> pa.RecordBatch:
         """See `Block.convert`."""
-        return conform_block(self.rows.slice(start, stop - start), self.schema)
+        rows = self.rows.slice(start, stop - start)
+        if self.fine is not None:
+            try:
+                rows = exact_int96(rows, self.fine.slice(start, stop - start), self.schema)
+            except SchemaMismatch as error:
+                raise bad_row(error) from error
+        return conform_block(rows, self.schema)
 
     def where(self, row: int) -> str:
         """See `Block.where`."""
         return f"row {self.first + row + 1}"
 
 
-def read_typed(batches: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[ArrowBlock]:
+@dataclass(frozen=True, slots=True)
+class TypedFile:
+    """The rows of a file that contains its schema.
+
+    Attributes:
+        schema: Its columns.
+        batches: The rows, with timestamps of the type INT96 in microseconds.
+        fine: The columns with such timestamps once more, in nanoseconds, in the same batches. None: the file has none.
+    """
+
+    schema: pa.Schema
+    batches: Iterable[pa.RecordBatch]
+    fine: Iterable[pa.RecordBatch] | None = None
+
+
+def read_typed(file: TypedFile, schema: pa.Schema) -> Iterator[ArrowBlock]:
     """Reads the batches of a file as blocks of rows of the table's schema.
 
     Raises:
         SchemaMismatch: The columns of the file are not exactly those of the schema.
         ValueError: The file is damaged.
     """
-    check_file_columns(batches.schema.names, schema)
+    check_file_columns(file.schema.names, schema)
     first = 0
-    for rows in batches:
+    without = ((rows, None) for rows in file.batches)
+    for rows, fine in without if file.fine is None else zip(file.batches, file.fine, strict=True):
         # Arrow trusts the offsets and lengths of a file, and would read outside of its memory.
         rows.validate(full=True)
-        yield ArrowBlock(rows, schema, first)
+        yield ArrowBlock(rows, schema, first, fine)
         first += rows.num_rows
 
 
-def open_parquet(stream: io.BufferedReader) -> pa.RecordBatchReader:
+def open_parquet(stream: io.BufferedReader) -> TypedFile:
     """Returns the rows of a Parquet file, in batches of at most 65,536.
 
     Raises:
@@ -62,18 +94,23 @@ def open_parquet(stream: io.BufferedReader) -> pa.RecordBatchReader:
     """
     from pyarrow import parquet  # on use, see `writers`
 
-    file = parquet.ParquetFile(stream)
-    return pa.RecordBatchReader.from_batches(file.schema_arrow, file.iter_batches(_BATCH_ROWS))
+    file = parquet.ParquetFile(stream, **COARSE)
+    batches = file.iter_batches(_BATCH_ROWS)
+    if not has_int96(file.metadata):
+        return TypedFile(file.schema_arrow, batches)
+    fine = parquet.ParquetFile(stream, metadata=file.metadata, **FINE)
+    columns = int96_columns(file.schema_arrow, fine.schema_arrow)
+    return TypedFile(file.schema_arrow, batches, fine.iter_batches(_BATCH_ROWS, columns=columns))
 
 
-def open_arrow(stream: io.BufferedReader) -> pa.RecordBatchReader:
+def open_arrow(stream: io.BufferedReader) -> TypedFile:
     """Returns the rows of an Arrow IPC file or stream, in the batches of the file.
 
     Raises:
         ValueError: The file is neither an Arrow IPC file nor an Arrow IPC stream.
     """
     if not stream.peek(len(_ARROW_FILE)).startswith(_ARROW_FILE):
-        return pa.ipc.open_stream(stream)
+        reader = pa.ipc.open_stream(stream)
+        return TypedFile(reader.schema, reader)
     file = pa.ipc.open_file(stream)
-    batches = (file.get_batch(index) for index in range(file.num_record_batches))
-    return pa.RecordBatchReader.from_batches(file.schema, batches)
+    return TypedFile(file.schema, (file.get_batch(index) for index in range(file.num_record_batches)))

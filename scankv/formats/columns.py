@@ -46,5 +46,10 @@ def conform_block(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     try:
         return conform(rows, schema)
     except SchemaMismatch as error:
-        # The caller names the row by its position in the file, so the row number within the block is removed.
-        raise BadRowError(error.message.replace(f", row {error.details.get('row')}:", ":", 1)) from error
+        raise bad_row(error) from error
+
+
+def bad_row(error: SchemaMismatch) -> BadRowError:
+    """Returns the error for a row that does not fit a schema."""
+    # The caller names the row by its position in the file, so the row number within the block is removed.
+    return BadRowError(error.message.replace(f", row {error.details.get('row')}:", ":", 1))

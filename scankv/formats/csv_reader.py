@@ -12,6 +12,7 @@ import pyarrow.types as pat
 from scankv.formats.blocks import BadRowError
 from scankv.formats.columns import check_file_columns, conform_block
 from scankv.formats.csv_rows import read_header, read_rows
+from scankv.formats.exact_floats import InexactNumberError
 from scankv.formats.text import from_text
 from scankv.model import lazy_compute as pc
 from scankv.model.types.types import format_type
@@ -187,6 +188,8 @@ def csv_values(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
 def _convert(fields: pa.BinaryArray, field: pa.Field) -> pa.Array:
     try:
         return csv_values(fields.cast(pa.string()), field.type)
+    except InexactNumberError as error:
+        raise BadRowError(f'column "{field.name}": {error}') from error
     except ValueError as error:
         text = fields[0].as_py().decode(errors="replace") if fields[0].is_valid else ""
         shown = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.formats.csv_reader import CsvFile, csv_values, report_wrong
-from scankv.formats.json_text import schema_of_json_lines
+from scankv.formats.exact_floats import has_large_integer, has_many_digits, large_numbers, large_paths
+from scankv.formats.json_text import infer_json_lines
 from scankv.formats.jsonl_reader import JsonlBlock, read_lines
 from scankv.model import lazy_compute as pc
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from scankv.formats.blocks import BadRows
     from scankv.formats.csv_dialect import CsvOptions
+    from scankv.formats.exact_floats import FieldPath
     from scankv.formats.jsonl_reader import Lines
 
 _MICROS: Final = pa.timestamp("us")
@@ -28,15 +30,14 @@ _WIDER: Final = {pa.int64(): pa.float64(), pa.date32(): _MICROS, _MICROS: _NANOS
 # 007 is a code, not a number: an int64 column would return it as 7.
 _LEADING_ZERO: Final = r"^[+-]?0[0-9xX]"
 _SAMPLE_ROWS: Final = 100
-_EXACT_IN_DOUBLE: Final = 2**53
 
 
 def infer_csv(stream: io.BufferedReader, options: CsvOptions, bad: BadRows) -> pa.Schema:
     """Returns the schema of a CSV file: for each column the narrowest type that can hold all of its values.
 
     A column is int64, double, bool, date32, time64[us] or timestamp, and string if none of these can hold all of its
-    values. Integers with leading zeros are strings. So is a column that mixes fractions with integers that double
-    cannot represent exactly.
+    values. Integers with leading zeros are strings. So is a column that mixes fractions with integers beyond 2^53, or
+    has numbers that double would change (see `exact_floats`).
 
     Raises:
         ValueError: The file is not CSV.
@@ -58,11 +59,15 @@ def infer_jsonl(stream: io.BufferedReader, bad: BadRows) -> pa.Schema:
 
     Raises:
         BadFile: A line is not an object, or no type can hold all values of a field, and bad rows must not be skipped.
+            This includes integers beyond 2^53 in a field that also has fractions (see `exact_floats`).
     """
-    schema = pa.schema([])
+    schema, large = pa.schema([]), _LargeNumbers()
     for lines in read_lines(stream):
-        schema = _widen_by_lines(schema, lines, bad)
-    return pa.schema([(field.name, _without_nulls(field.type)) for field in schema])
+        schema = _widen_by_lines(schema, lines, bad, large)
+    schema = pa.schema([(field.name, _without_nulls(field.type)) for field in schema])
+    if not bad.skip:
+        large.report(schema, bad)
+    return schema
 
 
 class ColumnGuess:
@@ -107,17 +112,8 @@ class ColumnGuess:
         except ValueError:
             return None
         if number:
-            limits = pc.min_max(values)
-            low, high = limits["min"].as_py(), limits["max"].as_py()
-            if low is not None and not -_EXACT_IN_DOUBLE < low <= high < _EXACT_IN_DOUBLE:
-                self._beyond_double |= candidate == pa.int64() or _has_large_integer(texts)
-            if candidate == pa.float64() and self._beyond_double:
-                return None
-        return values
-
-
-def _has_large_integer(texts: pa.StringArray) -> bool:
-    return bool(pc.any(pc.match_substring_regex(texts, r"^\s*-?[0-9]{16,}\s*$")).as_py())
+            self._beyond_double |= has_large_integer(texts, values)
+        return None if candidate == pa.float64() and self._beyond_double else values
 
 
 def _widening(type_: pa.DataType) -> list[pa.DataType]:
@@ -128,15 +124,61 @@ def _widening(type_: pa.DataType) -> list[pa.DataType]:
     return chain
 
 
-def _widen_by_lines(schema: pa.Schema, lines: Lines, bad: BadRows) -> pa.Schema:
+class _LargeNumbers:
+    """Finds numbers that should not become double: whether their field does is known at the end."""
+
+    def __init__(self) -> None:
+        self._first: dict[FieldPath, tuple[str, str]] = {}
+
+    def add(self, rows: pa.Table, block: JsonlBlock) -> None:
+        """Adds the numbers of a block.
+
+        Args:
+            rows: The block with the types that it has by itself.
+            block: The block.
+        """
+        paths = {
+            path for field in rows.schema for path in large_paths(rows[field.name].combine_chunks(), (field.name,))
+        }
+        # Only the first block in which a field has such a number is searched, line by line.
+        if paths <= self._first.keys():
+            return
+        for row in range(len(block)):
+            if has_many_digits(block.line(row)):
+                for path, text in large_numbers(block.line(row)):
+                    self._first.setdefault(path, (block.where(row), text))
+
+    def report(self, schema: pa.Schema, bad: BadRows) -> None:
+        """Passes to `bad` the first such number of each field that is double."""
+        for path, (where, text) in self._first.items():
+            if _type_at(schema, path) == pa.float64():
+                bad.add(
+                    where,
+                    f'the field "{path[0]}" has {text}, for which double is not exact, and other numbers for which '
+                    "int64 is not enough: create the table first, with a type that holds all of them, such as "
+                    "decimal128(38, 2), and load the file without --create",
+                )
+
+
+def _type_at(schema: pa.Schema, path: FieldPath) -> pa.DataType:
+    type_ = pa.struct(list(schema))
+    for name in path:
+        type_ = type_.value_type if name == "[]" else type_.field(name).type
+    return type_
+
+
+def _widen_by_lines(schema: pa.Schema, lines: Lines, bad: BadRows, large: _LargeNumbers) -> pa.Schema:
     try:
-        return _unify(schema, schema_of_json_lines(lines.data))
+        rows = infer_json_lines(lines.data)
+        widened = _unify(schema, rows.schema)
+        large.add(rows, JsonlBlock(lines, schema))
+        return widened
     except ValueError:
         # At least one line is bad. Reading line by line shows which.
         block = JsonlBlock(lines, schema)
         for row in range(len(block)):
             try:
-                schema = _unify(schema, schema_of_json_lines(block.line(row)))
+                schema = _unify(schema, infer_json_lines(block.line(row)).schema)
             except ValueError as error:
                 bad.add(block.where(row), str(error))
         return schema

@@ -11,15 +11,19 @@ Many readers, such as JavaScript, read every number as a float64. For them there
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json
 import pyarrow.types as pat
 
+from scankv.formats.exact_floats import check_json, has_many_digits, may_have_changed
 from scankv.formats.scalar_text import concatenate, scalars_from_text, scalars_to_text
 from scankv.model import lazy_compute as pc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 _CONTROL: Final = {chr(code): f"\\u{code:04x}" for code in range(0x20)} | {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _READER_WORDS: Final = re.compile(r"^JSON parse error: | in row [0-9]+$")
@@ -83,21 +87,42 @@ def read_json_lines(
         other_fields: Whether fields that the schema does not have are an error or are ignored.
 
     Raises:
-        ValueError: A line is not a JSON object, has another field, or has a value of another type.
+        ValueError: A line is not a JSON object, has another field, or has a value of another type. InexactNumberError
+            if a float would be another number.
     """
     wire = pa.schema([pa.field(field.name, _wire_type(field.type)) for field in schema])
     table = _parse(data, explicit_schema=wire, unexpected_field_behavior=other_fields)
     columns = [_from_wire(table.column(f.name).combine_chunks(), f.type) for f in schema]
+    changed = [field for field, column in zip(schema, columns, strict=True) if may_have_changed(column)]
+    if changed:
+        _check_numbers(data, pa.schema(changed))
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
-def schema_of_json_lines(data: bytes) -> pa.Schema:
-    """Returns the columns that pyarrow finds in lines of JSON objects.
+def infer_json_lines(data: bytes) -> pa.Table:
+    """Returns lines of JSON objects with the columns that pyarrow finds in them.
 
     Raises:
         ValueError: A line is not a JSON object, or no type can hold all values of a field.
     """
-    return _parse(data, unexpected_field_behavior="infer").schema if data.strip() else pa.schema([])
+    return _parse(data, unexpected_field_behavior="infer") if data.strip() else pa.schema([]).empty_table()
+
+
+def _check_numbers(data: bytes | pa.Buffer, schema: pa.Schema) -> None:
+    """Raises InexactNumberError if lines have numbers that the floats of a schema change."""
+    # The parser of Python, which keeps the digits, is slow. Most numbers that float64 changes can be seen beforehand.
+    has_narrow = any(type_ in (pa.float16(), pa.float32()) for type_ in _leaf_types(schema.types))
+    for line in bytes(data).split(b"\n"):
+        if has_many_digits(line) or (has_narrow and line.strip()):
+            check_json(line, schema)
+
+
+def _leaf_types(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
+    for type_ in types:
+        if pat.is_nested(type_):
+            yield from _leaf_types(type_.field(place).type for place in range(type_.num_fields))
+        else:
+            yield type_
 
 
 def _parse(data: bytes | pa.Buffer, **options: object) -> pa.Table:

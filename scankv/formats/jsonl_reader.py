@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from scankv.formats.blocks import BadRowError
 from scankv.formats.columns import check_no_others, conform_block
-from scankv.formats.json_text import read_json_lines, schema_of_json_lines
+from scankv.formats.exact_floats import InexactNumberError
+from scankv.formats.json_text import infer_json_lines, read_json_lines
 from scankv.model.errors import SchemaMismatch
 from scankv.model.types.types import format_type
 
@@ -72,7 +73,7 @@ class JsonlBlock:
     def _reason(self, line: bytes) -> str:
         """Returns why one line cannot be read."""
         try:
-            found = schema_of_json_lines(line)
+            found = infer_json_lines(line).schema
             check_no_others(found.names, self._schema)
         except ValueError as error:
             return str(error)
@@ -81,6 +82,8 @@ class JsonlBlock:
         for field in self._schema:
             try:
                 read_json_lines(line, pa.schema([field]), other_fields="ignore")
+            except InexactNumberError as error:
+                return f'column "{field.name}": {error}'
             except ValueError:
                 return f'column "{field.name}" is {found.field(field.name).type}, not {format_type(field.type)}'
         return "not a row of this table"

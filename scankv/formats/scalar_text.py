@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from scankv.formats.exact_floats import check_texts
 from scankv.model import lazy_compute as pc
 
 
@@ -48,7 +49,10 @@ def scalars_from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
     if pat.is_time(type_):
         # pyarrow parses times of day only as part of timestamps.
         return pc.binary_join_element_wise("1970-01-01T", texts, "").cast(pa.timestamp(type_.unit)).cast(type_)
-    return texts.cast(type_)
+    values = texts.cast(type_)
+    if pat.is_floating(type_):
+        check_texts(texts, values)
+    return values
 
 
 def concatenate(texts: pa.StringArray) -> pa.Buffer:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 
+from scankv.lake.utf8_json import utf8_json
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import LakeDamaged, ScanKvError
 
@@ -169,8 +170,8 @@ class LakeState:
             VIEW_TIME: self.view_time,
             _PREFIX + "schema_id": str(self.schema_id),
             _PREFIX + "expiry": self.expiry,
-            _PREFIX + "partition_by": json.dumps(self.partition_by),
-            _PREFIX + "schemas": json.dumps(schemas),
+            _PREFIX + "partition_by": utf8_json(self.partition_by),
+            _PREFIX + "schemas": utf8_json(schemas),
             _PREFIX + "commit_id": self.commit_id,
         }
 
@@ -222,6 +223,8 @@ class LakeVersion:
         state: Which rows it shows.
         files: Its data files.
         foreign: Whether another program has changed the data files since, so that they do not show what `state` says.
+        misread: Why readers of the format take some of its values wrongly until all rows are written again. None:
+            they do not.
         stored: What the format needs to commit after it; opaque.
     """
 
@@ -229,6 +232,7 @@ class LakeVersion:
     state: LakeState
     files: tuple[DataFile, ...]
     foreign: bool = False
+    misread: str | None = None
     stored: Any = field(default=None, compare=False, repr=False)
 
 

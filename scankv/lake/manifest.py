@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from scankv.lake.lake_table import DataFile
+from scankv.lake.utf8_json import utf8_json
 from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class LakeManifest:
             ],
             "removed": [{"path": each.path, "removed_at_millis": each.removed_at_millis} for each in self.removed],
         }
-        return json.dumps(content, indent=1).encode()
+        return utf8_json(content, indent=1).encode()
 
     @classmethod
     def of_json(cls, content: bytes) -> Self:

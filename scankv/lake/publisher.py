@@ -197,6 +197,8 @@ class _Pass:
             return "the options by which rows expire were changed"
         if base.foreign:
             return "another program has changed the files of the published table"
+        if base.misread is not None:
+            return base.misread
         if base.state.partition_by != tuple(self._partition_by(view)):
             return "the partition columns are others"
         columns = view.columns(schema)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyarrow import parquet
 
+from scankv.lake.utf8_json import has_escaped_surrogates, is_beyond_plane_0
 from scankv.model.errors import LakeDamaged
 
 if TYPE_CHECKING:
@@ -137,6 +138,36 @@ def read_commit(location: LakeLocation, version: int) -> list[Action]:
         return actions
     except ValueError as error:
         raise _damaged(location, f"{path}: {error}") from error
+
+
+def escaped_partition_value(location: LakeLocation, version: int) -> tuple[str, str] | None:
+    """Returns a partition column and a value of it that commits since the latest checkpoint have with escapes.
+
+    See `utf8_json` for such escapes. None: no file of the version has such a value.
+
+    Args:
+        location: The location.
+        version: The last commit to read.
+
+    Raises:
+        LakeDamaged: A commit cannot be read.
+        LakeUnavailable: The location does not answer.
+    """
+    commits, checkpoints = _list_log(location)
+    checkpoint = max((each for each in checkpoints if each <= version), default=-1)
+    found: dict[str, tuple[str, str]] = {}
+    for commit in (each for each in commits if checkpoint < each <= version):
+        has_escapes = has_escaped_surrogates((location.read(commit_path(commit)) or b"").decode(errors="replace"))
+        if not found and not has_escapes:
+            continue
+        for action in read_commit(location, commit):
+            file = action.get("add") or action.get("remove") or {}
+            found.pop(file.get("path", ""), None)
+            if has_escapes and "add" in action:
+                for name, value in file.get("partitionValues", {}).items():
+                    if is_beyond_plane_0(value):
+                        found[file["path"]] = (name, value)
+    return next(iter(found.values()), None)
 
 
 def _read_checkpoint(location: LakeLocation, version: int) -> list[Action]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from scankv.lake.delta.delta_log import escaped_partition_value
+from scankv.lake.delta.delta_table import misread_partition_column
 from scankv.lake.location import require_package
 from scankv.lake.source_rows import SourceRows
 from scankv.model.errors import LakeDamaged, LakeUnavailable
@@ -15,7 +17,12 @@ if TYPE_CHECKING:
 
     from scankv.lake.location import LakeLocation
 
-_IN_ORDER: Final = {"datafusion.execution.target_partitions": "1"}
+_SETTINGS: Final = {
+    # The rows come in the same order each time.
+    "datafusion.execution.target_partitions": "1",
+    # Timestamps of the type INT96 would wrap before 1677 and after 2262.
+    "datafusion.execution.parquet.coerce_int96": "us",
+}
 
 
 def read_delta(location: LakeLocation) -> SourceRows:
@@ -29,30 +36,41 @@ def read_delta(location: LakeLocation) -> SourceRows:
         UsageError: deltalake is not installed.
     """
     require_package("deltalake")
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, QueryBuilder
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
     try:
         table = DeltaTable(location.root_uri, storage_options=location.object_store_options("aws_") or None)
+        if table.metadata().partition_columns:
+            _check_partition_values(table, location)
         # The number of rows that a vector masks would have to be read.
         has_vectors = "deletionVectors" in (table.protocol().reader_features or ())
         schema, count = pa.schema(table.schema()), None if has_vectors else table.count()
-        reader, is_in_order = _open(table)
-        state = f"version {table.version()} of the Delta table {table.metadata().id}" if is_in_order else ""
-        return SourceRows(reader=reader.cast(schema), count=count, state=state)
+        query = QueryBuilder(_SETTINGS).register("source", table).execute("SELECT * FROM source")
+        state = f"version {table.version()} of the Delta table {table.metadata().id}"
+        return SourceRows(reader=pa.RecordBatchReader.from_stream(query).cast(schema), count=count, state=state)
     except (TableNotFoundError, OSError) as error:
         raise LakeUnavailable(f"the Delta table in {location} cannot be read: {error}") from error
     except (DeltaError, pa.ArrowException) as error:
         raise LakeDamaged(f"the Delta table in {location} cannot be read: {error}") from error
 
 
-def _open(table: DeltaTable) -> tuple[pa.RecordBatchReader, bool]:
-    """Opens the rows of a table, and returns whether they always come in the same order."""
-    from deltalake import QueryBuilder
+def _check_partition_values(table: DeltaTable, location: LakeLocation) -> None:
+    """Raises LakeDamaged if deltalake takes a partition value for another one.
 
-    try:
-        query = QueryBuilder(_IN_ORDER)
-    except TypeError:
-        # deltalake 1.6.0 has no settings, and reads several files at once.
-        return pa.RecordBatchReader.from_stream(table.scan()), False
-    return pa.RecordBatchReader.from_stream(query.register("source", table).execute("SELECT * FROM source")), True
+    The values of other columns come from data files alone: a read of all rows does not use the bounds in the log.
+    """
+    column = misread_partition_column(table.metadata().configuration, table.partitions())
+    if column is not None:
+        raise LakeDamaged(
+            f"the Delta table in {location} cannot be read: an earlier release has published values of partition "
+            f'column "{column}" that readers take for others: publish it again with --full'
+        )
+    found = escaped_partition_value(location, table.version())
+    if found is not None:
+        raise LakeDamaged(
+            f'the Delta table in {location} cannot be read: partition column "{found[0]}" has the value "{found[1]}", '
+            "which the log has with escapes that deltalake takes for another character: have the program that wrote "
+            "the table write it again with UTF-8 in the log, or give the rows as a RecordBatchReader of a program "
+            "that can read it"
+        )

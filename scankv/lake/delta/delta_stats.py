@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import math
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.types as pat
 
+from scankv.lake.utf8_json import utf8_json
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def statistics_json(file: DataFile, schema: pa.Schema) -> str:
         bounds = None if name in file.nan_columns else _bounds(groups, schema.field(name).type)
         if bounds is not None:
             lowest[name], highest[name] = bounds
-    return json.dumps({"numRecords": file.rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls})
+    return utf8_json({"numRecords": file.rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls})
 
 
 def partition_values(file: DataFile, partition_by: Sequence[str]) -> dict[str, str | None]:

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote, unquote
 
 from scankv.lake.delta.deletion_vectors import DIRECTORY, read_vector, vector_path, write_vectors
-from scankv.lake.delta.delta_log import LOG, DeltaLog, commit_path, complete_versions, read_commit, read_log
+from scankv.lake.delta.delta_log import LOG, DeltaLog, commit_path, complete_versions, identity, read_commit, read_log
 from scankv.lake.delta.delta_stats import partition_values, statistics_json
 from scankv.lake.delta.delta_types import delta_schema, has_times_without_zone, schema_json
 from scankv.lake.lake_table import VIEW_TIME, DataFile, LakeState, LakeTable, LakeVersion
 from scankv.lake.location import is_temporary, require_package
+from scankv.lake.utf8_json import has_escaped_surrogates, is_beyond_plane_0, utf8_json
 from scankv.lake.writer import DATA_FILE
 from scankv.model.errors import LakeDamaged
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from pyroaring import BitMap
@@ -32,6 +33,10 @@ _OURS: Final = re.compile(rf"{DATA_FILE.pattern}|{DIRECTORY}/deletion_vector_[0-
 _CHECKPOINT_COMMITS: Final = 20
 _VERSION: Final = "scankv.version"
 """The property with the number of our last commit, by which we notice that another program has changed files since."""
+
+_LOG_TEXT: Final = "scankv.log_text"
+_UTF8: Final = "utf-8"
+"""The property that says that no text in the log has escapes which deltalake reads as another character."""
 
 _NO_ZONE_FEATURE: Final = "timestampNtz"
 _VECTORS_FEATURE: Final = "deletionVectors"
@@ -96,14 +101,22 @@ class DeltaLakeTable(LakeTable):
         files = [_data_file(add) for add in log.adds.values()]
         known = tuple(file for file in files if file is not None)
         foreign = len(known) < len(files) or log.files_version > int(properties.get(_VERSION, -1))
-        return LakeVersion(version=log.version, state=state, files=known, foreign=foreign, stored=log)
+        column = misread_partition_column(properties, (add["partitionValues"] for add in log.adds.values()))
+        misread = (
+            None
+            if column is None
+            else (
+                f'an earlier release has published values of partition column "{column}" that readers take for others'
+            )
+        )
+        return LakeVersion(version=log.version, state=state, files=known, foreign=foreign, misread=misread, stored=log)
 
     def commit(self, base: LakeVersion | None, change: LakeChange) -> int:
         """Creates the file of the next commit, unless it exists."""
         log = DeltaLog() if base is None else base.stored
         millis = int(time.time() * 1000)
         version = log.version + 1
-        lines = [json.dumps(action) for action in self._actions(log, change, millis)]
+        lines = [utf8_json(action) for action in self._actions(log, change, millis)]
         self.location.create_if_absent(commit_path(version), "\n".join(lines).encode())
         if version - log.checkpoint >= _CHECKPOINT_COMMITS:
             self._write_checkpoint(version)
@@ -140,7 +153,9 @@ class DeltaLakeTable(LakeTable):
             DeltaTable(self.location.root_uri, version=version, storage_options=options).create_checkpoint()
 
     def _actions(self, log: DeltaLog, change: LakeChange, millis: int) -> list[Action]:
-        removed = log.adds.values() if change.is_full else [file.stored for file in change.removed]
+        removed = list(log.adds.values()) if change.is_full else [file.stored for file in change.removed]
+        gone = {identity(add) for add in (*removed, *(each.file.stored for each in change.masked))}
+        kept = [add for add in log.adds.values() if identity(add) not in gone]
         vectors = write_vectors(self.location, [each.positions for each in change.masked])
         properties = change.state.to_properties()
         protocol = _protocol(log.protocol, change)
@@ -158,6 +173,7 @@ class DeltaLakeTable(LakeTable):
             {"metaData": self._metadata(log, change, properties, millis)},
             *({"remove": _remove(add, millis)} for add in removed),
             *({"remove": _remove(each.file.stored, millis)} for each in change.masked),
+            *({"add": _corrected(add)} for add in kept if has_escaped_surrogates(add.get("stats") or "")),
             *({"add": _mask(each.file.stored, vector)} for each, vector in zip(change.masked, vectors, strict=True)),
             *({"add": _add(file, change, millis)} for file in change.added),
         ]
@@ -170,7 +186,7 @@ class DeltaLakeTable(LakeTable):
             "id": log.metadata.get("id", change.state.commit_id),
             "name": change.state.table,
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": json.dumps(schema_json(change.schema)),
+            "schemaString": utf8_json(schema_json(change.schema)),
             "partitionColumns": list(change.state.partition_by),
             "configuration": {
                 "delta.deletedFileRetentionDuration": kept,
@@ -178,9 +194,24 @@ class DeltaLakeTable(LakeTable):
                 **({"delta.enableDeletionVectors": "true"} if _VECTORS_FEATURE in features else {}),
                 **properties,
                 _VERSION: str(log.version + 1),
+                _LOG_TEXT: _UTF8,
             },
             "createdTime": log.metadata.get("createdTime", millis),
         }
+
+
+def misread_partition_column(
+    properties: Mapping[str, str], partitions: Iterable[Mapping[str, str | None]]
+) -> str | None:
+    """Returns a partition column of a table of ours of which readers take a value for another one. None: none.
+
+    Checkpoints of a log with escaped characters have the wrong values, so the values do not show whether they are
+    right.
+    """
+    if VIEW_TIME not in properties or properties.get(_LOG_TEXT) == _UTF8:
+        return None
+    pairs = (pair for values in partitions for pair in values.items())
+    return next((name for name, value in pairs if is_beyond_plane_0(value)), None)
 
 
 def _protocol(before: Action, change: LakeChange) -> Action:
@@ -225,10 +256,15 @@ def _add(file: DataFile, change: LakeChange, millis: int) -> dict[str, Any]:
     }
 
 
+def _corrected(add: Action) -> dict[str, Any]:
+    """Returns a file that an earlier release has published, with bounds that all readers understand."""
+    return {**add, "dataChange": False, "stats": utf8_json(json.loads(add["stats"]))}
+
+
 def _mask(add: Action, vector: dict[str, Any]) -> dict[str, Any]:
     """Returns a file with another deletion vector. Its bounds may be those of masked rows."""
     statistics = json.loads(add["stats"]) | {"tightBounds": False}
-    return {**add, "stats": json.dumps(statistics), "deletionVector": vector}
+    return {**add, "stats": utf8_json(statistics), "deletionVector": vector}
 
 
 def _paths_of(file: Action) -> list[str]:

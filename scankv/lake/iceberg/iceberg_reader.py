@@ -52,6 +52,16 @@ def read_iceberg(location: LakeLocation) -> SourceRows:
 
 
 def _read(table: Table, location: LakeLocation) -> SourceRows:
+    # On use, as they import pyiceberg.
+    from pyiceberg.schema import index_by_id
+    from pyiceberg.types import TimestampType, TimestamptzType
+
+    from scankv.lake.iceberg.int96_files import ReadsInt96
+
+    if any(
+        isinstance(each.field_type, TimestampType | TimestamptzType) for each in index_by_id(table.schema()).values()
+    ):
+        table.io = ReadsInt96(table.io)
     snapshot = table.current_snapshot()
     summary = {} if snapshot is None or snapshot.summary is None else snapshot.summary.additional_properties
     has_deletes = int(summary.get("total-delete-files", 1))

@@ -21,12 +21,13 @@ SourceFormat: TypeAlias = Literal["delta", "iceberg", "parquet"]
 _METADATA: Final = ".metadata.json"
 
 
-def open_source(uri: str, format_: SourceFormat | None = None) -> SourceRows:
+def open_source(uri: str, format_: SourceFormat | None = None, target: pa.Schema | None = None) -> SourceRows:
     """Opens all rows of a table or of files, as of the newest version. Blocks.
 
     Args:
         uri: A file, a directory, or a URI such as `s3://bucket/tables/scores`.
         format_: The format. None: what the location contains.
+        target: The columns of the table that the rows are for. None: those of the source.
 
     Raises:
         UsageError: The location or the format cannot be used, or a package that reads it is not installed.
@@ -34,7 +35,7 @@ def open_source(uri: str, format_: SourceFormat | None = None) -> SourceRows:
         LakeDamaged: The table is damaged.
     """
     location = LakeLocation(uri)
-    source = _open(location, format_)
+    source = _open(location, format_, pa.schema([]) if target is None else target)
     rows = _translated(source.reader, location)
     return replace(source, reader=pa.RecordBatchReader.from_batches(source.reader.schema, rows))
 
@@ -49,7 +50,7 @@ def _translated(rows: pa.RecordBatchReader, location: LakeLocation) -> Iterator[
         raise LakeUnavailable(f"{location} cannot be read to its end: {error}") from error
 
 
-def _open(location: LakeLocation, format_: SourceFormat | None) -> SourceRows:
+def _open(location: LakeLocation, format_: SourceFormat | None, target: pa.Schema) -> SourceRows:
     match format_ or find_format(location):
         case "delta":
             from scankv.lake.delta.delta_reader import read_delta
@@ -62,7 +63,7 @@ def _open(location: LakeLocation, format_: SourceFormat | None) -> SourceRows:
         case "parquet":
             from scankv.lake.parquet.parquet_reader import read_parquet
 
-            return read_parquet(location)
+            return read_parquet(location, target)
     raise UsageError(f'the format must be "delta", "iceberg" or "parquet", not {format_!r}', option="source_format")
 
 

@@ -282,3 +282,16 @@ def unread(pipe: int) -> int:
     """Returns the number of unread bytes in a pipe."""
     (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
     return int(count)
+
+
+def test_keys_that_double_would_make_equal_stay_apart(scankv: CommandLine, table: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    path.write_text('{"id": 9007199254740992, "v": 0.5}\n{"id": 9007199254740993}\n{"id": 1.5}\n')
+    message = scankv.fails("load", table, str(path), "--create", "--key", "id")
+    assert f'{path}: line 1: the field "id" has 9007199254740992' in message
+    assert "does not exist" in scankv.fails("count", table)
+    scankv("create", table, "--schema", "id decimal(38, 2), v double", "--key", "id")
+    assert scankv("load", table, str(path)).text.startswith("loaded 3 rows")
+    path.write_text('{"id": 1, "v": 1}\n{"id": 2, "v": 9007199254740993}\n')
+    message = scankv.fails("load", table, str(path))
+    assert 'line 2: column "v": 9007199254740993 would become 9007199254740992 as double' in message

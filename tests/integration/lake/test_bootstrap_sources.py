@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from contextlib import closing
+from glob import glob
+from os import unlink
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +15,7 @@ import pytest
 from pyarrow import parquet
 from pyiceberg.catalog.sql import SqlCatalog
 
-from aio_client import LakeDamaged, LakeUnavailable, UsageError
+from aio_client import LakeDamaged, LakeUnavailable, SchemaMismatch, UsageError
 from scankv.lake.formats import open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
 from tests.support.lake_readers import live_rows
@@ -137,3 +140,80 @@ async def test_what_cannot_be_read_is_an_error_that_names_it(client: Client, nam
     with pytest.raises((LakeUnavailable, LakeDamaged), match="cannot be read to its end"):
         await bootstrap(tmp_path / "t")
     assert name not in {table.name for table in await client.tables()}
+
+
+FAR = [dt.datetime(1, 1, 1), dt.datetime(2026, 1, 1, 0, 0, 0, 123456), dt.datetime(9999, 12, 31), None]
+TIMES = pa.table(
+    {
+        "id": range(4),
+        "at": pa.array(FAR, pa.timestamp("us")),
+        "all": pa.array([[at] for at in FAR], pa.list_(pa.timestamp("us"))),
+    }
+)
+
+
+def write_int96(rows: pa.Table, path: Path) -> None:
+    # Other programs do not store Arrow's types, of which deltalake would make use.
+    parquet.write_table(rows, path, use_deprecated_int96_timestamps=True, store_schema=False)
+
+
+async def test_int96_timestamps_of_every_year_come_from_parquet_files(
+    client: Client, name: str, tmp_path: Path, uri: str
+) -> None:
+    for day in (1, 2):
+        (tmp_path / f"source/day={day}").mkdir(parents=True)
+    write_int96(TIMES, tmp_path / "source/day=1/a.parquet")
+    parquet.write_table(TIMES, tmp_path / "source/day=2/a.parquet")
+    copy = await client.bootstrap(name, tmp_path / "source", primary_key=["day", "id"])
+    expected = [{**row, "day": day} for day in (1, 2) for row in TIMES.to_pylist()]
+    assert await live_rows(copy) == expected
+    # Delta Lake has no nanoseconds.
+    await publish(client, name, open_lake_table(uri))
+    nanos = pa.schema([("day", pa.int32()), *TIMES.schema.set(1, TIMES.schema.field(1).with_type(pa.timestamp("ns")))])
+    with pytest.raises(SchemaMismatch, match=r'column "at", row 0: 0001-01-01 .* does not fit a timestamp in nanosec'):
+        await client.bootstrap(f"{name}_2", tmp_path / "source", schema=nanos, primary_key=["day", "id"])
+
+
+async def test_int96_timestamps_with_nanoseconds_need_such_a_column(client: Client, name: str, tmp_path: Path) -> None:
+    rows = pa.table({"id": [1, 2, 3], "at": pa.array([0, 1, None], pa.timestamp("ns"))})
+    write_int96(rows, tmp_path / "a.parquet")
+    parquet.write_table(rows.set_column(0, "id", [pa.array([4, 5, 6])]), tmp_path / "b.parquet")
+    write_int96(TIMES.select(["id", "at"]), tmp_path / "c.parquet")
+    with pytest.raises(SchemaMismatch, match=r'column "at", row 0: 0001-01-01 .* does not fit a timestamp in nanosec'):
+        await client.bootstrap(name, tmp_path, primary_key=["id"])
+    unlink(tmp_path / "c.parquet")
+    with pytest.raises(SchemaMismatch, match=r'column "at", row 1: 1970-01-01 00:00:00.000000001 does not fit'):
+        await client.bootstrap(name, tmp_path / "a.parquet", primary_key=["id"])
+    copy = await client.bootstrap(name, tmp_path, schema=rows.schema, primary_key=["id"])
+    assert (await copy.scan().to_arrow()).sort_by("id")["at"].combine_chunks().cast(pa.int64()).to_pylist() == [
+        *(0, 1, None),
+        *(0, 1, None),
+    ]
+
+
+async def test_int96_timestamps_of_every_year_come_from_delta_tables(client: Client, name: str, tmp_path: Path) -> None:
+    deltalake.write_deltalake(tmp_path / "t", TIMES)
+    (file,) = (tmp_path / "t").glob("*.parquet")
+    size = file.stat().st_size
+    write_int96(TIMES, file)
+    (log,) = (tmp_path / "t/_delta_log").glob("*.json")
+    log.write_text(log.read_text().replace(f'"size":{size}', f'"size":{file.stat().st_size}'))
+    copy = await client.bootstrap(name, tmp_path / "t", primary_key=["id"])
+    assert await live_rows(copy) == TIMES.to_pylist()
+
+
+async def test_int96_timestamps_of_every_year_come_from_iceberg_tables(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    zoned = TIMES.append_column("zoned", TIMES["at"].cast(pa.timestamp("us", "UTC")))
+    times = zoned.append_column("inner", pa.array([{"at": at} for at in FAR], pa.struct([("at", pa.timestamp("us"))])))
+    properties = {"uri": f"sqlite:///{tmp_path}/other.db", "warehouse": str(tmp_path)}
+    with closing(SqlCatalog("other", **properties)) as catalog:
+        catalog.create_namespace("db")
+        source = catalog.create_table("db.t", times.schema)
+        source.append(times)
+        metadata = source.metadata_location
+    (file,) = glob(f"{tmp_path}/**/*.parquet", recursive=True)
+    write_int96(parquet.read_table(file), Path(file))
+    copy = await client.bootstrap(name, metadata, primary_key=["id"])
+    assert await live_rows(copy) == times.to_pylist()

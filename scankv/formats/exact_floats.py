@@ -1,0 +1,215 @@
+"""Which numbers in text a float would silently change to another number, and which it only rounds.
+
+Floats round fractions, as 0.1 shows, and nobody expects otherwise. But from some limit on, floats have gaps that are
+larger than 1, and whoever writes a number of 16 digits may mean each of them: it may be an id. So a number at or beyond
+the limit must be one of the floats, in all of its digits or in the fewest digits that tell it from other floats, as
+JavaScript writes them. Scientific notation, which programs use for floats, is rounded like fractions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from scankv.model import lazy_compute as pc
+from scankv.model.types.types import format_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_LIMITS: Final = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
+"""All integers up to here are floats of a type."""
+
+_OF_TYPE: Final[dict[pa.DataType, Callable[[float], np.floating]]] = {
+    pa.float16(): np.float16,
+    pa.float32(): np.float32,
+    pa.float64(): np.float64,
+}
+_INFINITY: Final = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
+_SCIENTIFIC: Final = re.compile(r"[+-]?[0-9](\.[0-9]*)?[eE][+-]?[0-9]+")
+_MANY_DIGITS: Final = re.compile(rb"(?<![0-9.])[0-9]{2}[0-9.]{14,}")
+"""How each number begins that float64 would change: no number that is scientific or below 10 is among them."""
+
+_INTEGER: Final = r"^\s*[+-]?[0-9]+\s*$"
+_MOST_DIGITS: Final = 38
+_LONGEST_SHOWN: Final = 40
+_LONGEST_INTEGER: Final = 1e21
+
+FieldPath = tuple[str, ...]
+"""The names of the fields around a number; `[]` stands for a list."""
+
+
+class InexactNumberError(ValueError):
+    """A float would change a number. The message says what to do."""
+
+    def __init__(self, text: str, type_: pa.DataType) -> None:
+        shown = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+        rounded = float(_rounded(text, type_))
+        changed = int(rounded) if abs(rounded) < _LONGEST_INTEGER else rounded
+        super().__init__(
+            f"{shown} would become {changed} as {format_type(type_)}: use a column type that holds it, such as "
+            f"{_exact_type(text)}"
+        )
+
+
+class _Number(str):
+    """The text of a number in JSON."""
+
+    __slots__ = ()
+
+
+def check_texts(texts: pa.StringArray, values: pa.Array) -> None:
+    """Checks that floats are the numbers that they were parsed from.
+
+    Args:
+        texts: The numbers.
+        values: The floats.
+
+    Raises:
+        InexactNumberError: A float is another number.
+    """
+    if not may_have_changed(values):
+        return
+    large = pc.greater_equal(pc.abs(values.cast(pa.float64())), _LIMITS[values.type])
+    # A loop, but only over numbers beyond the limit.
+    for text in texts.filter(large).unique().to_pylist():
+        if _is_changed(text, values.type):
+            raise InexactNumberError(text, values.type)
+
+
+def may_have_changed(column: pa.Array) -> bool:
+    """Returns whether a column has a float, at any depth, that may have been another number in text."""
+    type_ = column.type
+    if pat.is_floating(type_):
+        largest = pc.max(pc.abs(column.cast(pa.float64()))).as_py()
+        return largest is not None and largest >= _LIMITS[type_]
+    if pat.is_map(type_):
+        return may_have_changed(column.keys) or may_have_changed(column.items)
+    if pat.is_struct(type_):
+        return any(may_have_changed(each) for each in column.flatten())
+    return pat.is_nested(type_) and may_have_changed(column.flatten())
+
+
+def check_json(line: bytes, schema: pa.Schema) -> None:
+    """Checks that the floats of a schema can be the numbers that a JSON object has.
+
+    Raises:
+        InexactNumberError: A float would be another number.
+        ValueError: The line is not JSON.
+    """
+    values = _parse(line)
+    for field in schema:
+        if field.name in values:
+            _check(values[field.name], field.type)
+
+
+def has_many_digits(text: bytes) -> bool:
+    """Returns whether JSON may have a number that float64 would change."""
+    return _MANY_DIGITS.search(text) is not None
+
+
+def has_large_integer(texts: pa.StringArray, values: pa.Array) -> bool:
+    """Returns whether a text is an integer beyond the limit of float64, for which no column should become float64.
+
+    Args:
+        texts: Numbers.
+        values: The same numbers as int64 or float64.
+    """
+    floats = values.cast(pa.float64(), safe=False)
+    if not may_have_changed(floats):
+        return False
+    large = pc.greater_equal(pc.abs(floats), _LIMITS[pa.float64()])
+    return bool(pc.any(pc.match_substring_regex(texts.filter(large), _INTEGER)).as_py())
+
+
+def large_numbers(line: bytes) -> Iterator[tuple[FieldPath, str]]:
+    """Yields such integers of a JSON object, and what else float64 would change.
+
+    Raises:
+        ValueError: The line is not JSON.
+    """
+    for path, text in _numbers(_parse(line), ()):
+        is_large = re.match(_INTEGER, text) and abs(float(text)) >= _LIMITS[pa.float64()]
+        if is_large or _is_changed(text, pa.float64()):
+            yield path, text
+
+
+def large_paths(column: pa.Array, path: FieldPath) -> Iterator[FieldPath]:
+    """Yields the paths of the numbers in a column of JSON that may be such numbers."""
+    type_ = column.type
+    if pat.is_struct(type_):
+        for field, child in zip(type_.fields, column.flatten(), strict=True):
+            yield from large_paths(child, (*path, field.name))
+    elif pat.is_list(type_):
+        yield from large_paths(column.flatten(), (*path, "[]"))
+    elif pat.is_floating(type_) and may_have_changed(column):
+        yield path
+    elif pat.is_integer(type_):
+        limits = pc.min_max(column)
+        if any(abs(each.as_py() or 0) >= _LIMITS[pa.float64()] for each in limits.values()):
+            yield path
+
+
+def _parse(line: bytes) -> dict[str, object]:
+    values = json.loads(line, parse_int=_Number, parse_float=_Number, strict=False)
+    if not isinstance(values, dict):
+        raise ValueError("the line is not an object")
+    return values
+
+
+def _check(value: object, type_: pa.DataType) -> None:
+    if isinstance(value, _Number):
+        if pat.is_floating(type_) and _is_changed(value, type_):
+            raise InexactNumberError(value, type_)
+    elif isinstance(value, list):
+        items = pa.struct([("key", type_.key_type), ("value", type_.item_type)]) if pat.is_map(type_) else None
+        for item in value:
+            _check(item, type_.value_type if items is None else items)
+    elif isinstance(value, dict):
+        for field in type_.fields:
+            _check(value.get(field.name), field.type)
+
+
+def _numbers(value: object, path: FieldPath) -> Iterator[tuple[FieldPath, str]]:
+    if isinstance(value, _Number):
+        yield path, value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _numbers(item, (*path, "[]"))
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _numbers(item, (*path, name))
+
+
+def _is_changed(text: str, type_: pa.DataType) -> bool:
+    """Returns whether a float would be another number than a text."""
+    text = text.strip()
+    rounded = _rounded(text, type_)
+    if math.isinf(rounded):
+        return _INFINITY.fullmatch(text) is None
+    if abs(rounded) < _LIMITS[type_] or _SCIENTIFIC.fullmatch(text):
+        return False
+    return Decimal(text) not in (Decimal(float(rounded)), Decimal(str(rounded)))
+
+
+def _rounded(text: str, type_: pa.DataType) -> np.floating:
+    with np.errstate(over="ignore"):
+        return _OF_TYPE[type_](float(text))
+
+
+def _exact_type(text: str) -> str:
+    """Returns a type that holds a number exactly."""
+    number = Decimal(text)
+    _, digits, exponent = number.as_tuple()
+    if not isinstance(exponent, int) or len(digits) + max(exponent, 0) > _MOST_DIGITS:
+        return format_type(pa.string())
+    if number == number.to_integral_value() and -(2**63) <= number < 2**63:
+        return format_type(pa.int64())
+    return format_type(pa.decimal128(_MOST_DIGITS, max(-exponent, 0)))

@@ -1,0 +1,30 @@
+"""JSON that every reader of published tables understands: in UTF-8, without escapes for characters that need none."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+_SURROGATES: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}")
+_LARGEST_OF_PLANE_0: Final = 0xFFFF
+
+
+def utf8_json(value: object, *, indent: int | None = None) -> str:
+    r"""Returns a value as JSON.
+
+    Python's default writes a character beyond plane 0 as two escapes, such as `\ud842\udfb7`. The reader of JSON in
+    Arrow for Rust, which deltalake has, joins such escapes to another character if they stand for one of plane 2 or
+    of a higher one.
+    """
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def has_escaped_surrogates(text: str) -> bool:
+    """Returns whether a JSON text has such escapes."""
+    return _SURROGATES.search(text) is not None
+
+
+def is_beyond_plane_0(text: str | None) -> bool:
+    """Returns whether a text has a character that such escapes stand for."""
+    return max(map(ord, text or ""), default=0) > _LARGEST_OF_PLANE_0

@@ -1,0 +1,168 @@
+"""Numbers in files never become others: the type holds them, or they are refused with their line and a remedy."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scankv.formats.exact_floats import InexactNumberError
+from scankv.formats.files import BadFile
+from scankv.formats.text import from_text, to_text
+from tests.unit.cli.reading import infer, read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+FAR = 3_000
+"""Lines that fill more than one block."""
+
+LARGE = "9007199254740993"
+F16, F32, F64 = pa.float16(), pa.float32(), pa.float64()
+CHANGED = [
+    (F64, LARGE, "9007199254740992", "int64"),
+    (F64, f"-{LARGE}", "-9007199254740992", "int64"),
+    (F64, f"{LARGE}.0", "9007199254740992", "int64"),
+    (F64, "9007199254740994.25", "9007199254740994", "decimal128(38, 2)"),
+    (F64, "90071992547409930e-1", "9007199254740992", "int64"),
+    (F64, "9223372036854775809", "9223372036854775808", "decimal128(38, 0)"),
+    (F64, "18446744073709551615", "18446744073709551616", "decimal128(38, 0)"),
+    (F64, "1" * 39, "1.111111111111111e+38", "string"),
+    (F64, "1" * 400, "inf", "string"),
+    (F32, "16777217", "16777216", "int64"),
+    (F32, "1e39", "inf", "string"),
+    (F16, "2049", "2048", "int64"),
+    (F16, "70000", "inf", "int64"),
+]
+KEPT = [
+    *((F64, each) for each in ("9007199254740994", "9223372036854775808", "12345678901234567000", "1e300", "0.1")),
+    *(
+        (F64, each)
+        for each in (
+            "1.2345678901234568e+19",
+            "9.007199254740993e15",
+            "1.234567890123456717e+19",
+            "0.12345678901234567890",
+            "-0.0",
+        )
+    ),
+    *((F32, each) for each in ("16777218", "0.1", "1e30")),
+    *((F16, each) for each in ("2050", "0.1")),
+]
+
+
+def nested(type_: pa.DataType, value: str) -> list[tuple[pa.DataType, str]]:
+    """Returns a value at different depths of JSON, with the types."""
+    struct = pa.struct([("n", pa.int64()), ("f", type_)])
+    return [
+        (type_, value),
+        (pa.list_(type_), f"[1, null, {value}]"),
+        (struct, f'{{"n": {LARGE}, "f": {value}}}'),
+        (pa.map_(pa.string(), type_), f'[{{"key": "{LARGE}", "value": {value}}}]'),
+        (pa.list_(pa.struct([("s", struct)])), f'[{{"s": {{"f": {value}}}}}, null, {{"s": null}}]'),
+    ]
+
+
+def write_json(path: Path, values: Sequence[str]) -> None:
+    filler = "x" * 1500
+    lines = (f'{{"id": {number}, "v": {value}, "filler": "{filler}"}}' for number, value in enumerate(values))
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(("type_", "text", "changed", "remedy"), CHANGED)
+def test_a_number_that_a_float_changes_is_refused_in_every_format(
+    tmp_path: Path, type_: pa.DataType, text: str, changed: str, remedy: str
+) -> None:
+    message = re.escape(f"would become {changed} as ") + f".*{re.escape(f'such as {remedy}')}$"
+    path = tmp_path / "file"
+    for column, value in nested(type_, text):
+        path.write_text(f'{{"v": null}}\n{{"v": {value}}}\n')
+        with pytest.raises(BadFile, match=f'^file: line 2: column "v": .*{message}'):
+            read(path, pa.schema([("v", column)]))
+        quoted = '"' + value.replace('"', '""') + '"'
+        path.write_text(f"v\nNA\n{quoted}\n")
+        with pytest.raises(BadFile, match=f'^file: row 3: column "v": .*{message}'):
+            read(path, pa.schema([("v", column)]))
+    with pytest.raises(InexactNumberError):
+        from_text(pa.array(["1", f" {text} "]), type_)
+
+
+@pytest.mark.parametrize(("type_", "text"), KEPT)
+def test_a_number_that_a_float_is_or_rounds_is_read(tmp_path: Path, type_: pa.DataType, text: str) -> None:
+    expected = pa.array([float(text)]).cast(type_)
+    for column, value in nested(type_, text):
+        path = tmp_path / "kept.jsonl"
+        path.write_text(f'{{"v": {value}}}\n')
+        assert text in value
+        read(path, pa.schema([("v", column)]))
+    assert from_text(pa.array([text]), type_) == expected
+
+
+@pytest.mark.parametrize("type_", [F16, F32, F64])
+@pytest.mark.parametrize("text", ["inf", "-Infinity", "NaN"])
+def test_infinity_is_a_float_where_it_is_meant(type_: pa.DataType, text: str) -> None:
+    assert str(from_text(pa.array([text]), type_)[0].as_py()) == str(float(text))
+
+
+@given(st.floats())
+def test_every_float_is_read_as_it_is_printed(number: float) -> None:
+    for type_ in (F32, F64):
+        value = pa.array([number]).cast(type_, safe=False)
+        assert to_text(from_text(to_text(value), type_)) == to_text(value)
+    assert str(from_text(pa.array([repr(number)]), F64)[0].as_py()) == str(number)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [LARGE, "9223372036854775808", *(pytest.param(each, marks=pytest.mark.soak) for each in (f"-{LARGE}", f"{2**64}"))],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_large_integers_and_fractions_of_one_field_are_refused_before_a_table_is_made(
+    tmp_path: Path, large: str, late: bool
+) -> None:
+    path = tmp_path / "mixed.jsonl"
+    for (_, first), (_, last) in zip(nested(F64, large)[:3], nested(F64, "0.5")[:3], strict=True):
+        values = ["null", *[first, last][:: -1 if late else 1]]
+        # The others are nested.
+        values[2:2] = ["null"] * (FAR if first == large else 1)
+        write_json(path, values)
+        line = len(values) if late else 2
+        message = rf'^file: line {line}: the field "v" has {large}, .* such as decimal128\(38, 2\)'
+        with pytest.raises(BadFile, match=message):
+            infer(path)
+        reported = read(path, infer(path, skip=True), skip=True).reported
+        # Powers of 2 are doubles.
+        assert len(reported) == (LARGE in large)
+        assert all(each.startswith(f'line {line}: column "v": {large} would become') for each in reported)
+
+
+@pytest.mark.parametrize("text", ["9223372036854775808", "18446744073709551615", "1" * 400])
+def test_integers_beyond_int64_are_refused_without_fractions_too(tmp_path: Path, text: str) -> None:
+    write_json(tmp_path / "wide.jsonl", ["1", text])
+    with pytest.raises(BadFile, match=f'line 2: the field "v" has {text}'):
+        infer(tmp_path / "wide.jsonl")
+
+
+def test_integers_that_a_type_holds_are_inferred_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "held.jsonl"
+    write_json(path, [LARGE, "1", str(-(2**63))])
+    assert infer(path).field("v").type == pa.int64()
+    write_json(path, ["1700000000000000", "0.5", "1.2345678901234567e+20", "12.345678901234567890"])
+    assert infer(path).field("v").type == pa.float64()
+    assert read(path, infer(path)).bad_rows == 0
+
+
+@pytest.mark.parametrize("large", [f"+{LARGE}", f"{LARGE}.0", f"{LARGE}.5", "1e400"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_csv_column_with_a_number_that_double_changes_is_text(tmp_path: Path, large: str, late: bool) -> None:
+    path = tmp_path / "mixed.csv"
+    filler = "x" * 1500
+    values = ["0.5", large] if late else [large, "0.5"]
+    values[1:1] = [""] * FAR
+    path.write_text("v,filler\n" + "".join(f"{value},{filler}\n" for value in values))
+    assert infer(path).field("v").type == pa.string()
