@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -13,15 +12,12 @@ from aio_client._input.python_values import NotAValueError, column_of
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import SchemaMismatch, UsageError, did_you_mean
 from scankv.model.types.conform import conform
+from scankv.model.types.default_values import NO_DEFAULTS, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     import pandas as pd
-
-
-NO_DEFAULTS: Final[Mapping[str, pa.Scalar]] = MappingProxyType({})
-"""No column has a default."""
 
 
 class SupportsArrowStream(Protocol):
@@ -128,7 +124,7 @@ class _ArrowRows:
         wanted = [index for index, name in enumerate(self.schema.names) if name in schema.names]
         first_row = 0
         for batch in self.source:
-            rows = _with_defaults(_with_ones(batch.select(wanted), schema, counted), defaults)
+            rows = with_defaults(_with_ones(batch.select(wanted), schema, counted), defaults)
             yield conform(rows, schema, first_row=first_row)
             first_row += batch.num_rows
 
@@ -218,13 +214,6 @@ def _with_ones(batch: pa.RecordBatch, schema: pa.Schema, counted: Collection[str
     for index, name in enumerate(batch.schema.names):
         if name in counted:
             batch = batch.set_column(index, name, _ones(batch.column(index).is_valid(), schema.field(name).type))
-    return batch
-
-
-def _with_defaults(batch: pa.RecordBatch, defaults: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
-    for name, default in defaults.items():
-        if name not in batch.schema.names:
-            batch = batch.append_column(pa.field(name, default.type), pa.repeat(default, batch.num_rows))
     return batch
 
 

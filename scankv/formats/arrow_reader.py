@@ -11,7 +11,7 @@ from scankv.formats.columns import check_file_columns, conform_block
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _BATCH_ROWS: Final = 65_536
 _ARROW_FILE: Final = b"ARROW1"
@@ -23,6 +23,7 @@ class ArrowBlock:
 
     rows: pa.RecordBatch
     schema: pa.Schema
+    defaults: Mapping[str, pa.Scalar]
     first: int
 
     def __len__(self) -> int:
@@ -31,26 +32,28 @@ class ArrowBlock:
 
     def convert(self, start: int, stop: int) -> pa.RecordBatch:
         """See `Block.convert`."""
-        return conform_block(self.rows.slice(start, stop - start), self.schema)
+        return conform_block(self.rows.slice(start, stop - start), self.schema, self.defaults)
 
     def where(self, row: int) -> str:
         """See `Block.where`."""
         return f"row {self.first + row + 1}"
 
 
-def read_typed(batches: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[ArrowBlock]:
+def read_typed(
+    batches: pa.RecordBatchReader, schema: pa.Schema, defaults: Mapping[str, pa.Scalar]
+) -> Iterator[ArrowBlock]:
     """Reads the batches of a file as blocks of rows of the table's schema.
 
     Raises:
-        SchemaMismatch: The columns of the file are not exactly those of the schema.
+        SchemaMismatch: The columns of the file are not those of the schema, apart from those with a default.
         ValueError: The file is damaged.
     """
-    check_file_columns(batches.schema.names, schema)
+    check_file_columns(batches.schema.names, schema, defaults)
     first = 0
     for rows in batches:
         # Arrow trusts the offsets and lengths of a file, and would read outside of its memory.
         rows.validate(full=True)
-        yield ArrowBlock(rows, schema, first)
+        yield ArrowBlock(rows, schema, defaults, first)
         first += rows.num_rows
 
 
