@@ -1,0 +1,212 @@
+"""Columns with defaults, which every way to write gives to rows that lack them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from aio_client import sync
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.command_line import CommandLine
+
+OLD = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False)])
+ADDED = pa.schema([("level", pa.int32()), ("tags", pa.list_(pa.string())), ("plain", pa.string())])
+DEFAULTS = {"level": 7, "tags": ["new"]}
+ROWS = [{"k": 1, "n": 10}, {"k": 2, "n": 20}]
+FORMATS = ["csv", "jsonl", "parquet", "arrow"]
+
+
+@pytest.fixture
+def client(scankv: CommandLine) -> Iterator[sync.Client]:
+    with sync.connect(scankv.url) as client:
+        yield client
+
+
+def make(client: sync.Client, name: str, added: pa.Schema = ADDED, **options: Any) -> sync.Table:
+    """Creates a table with a row 1, and adds columns, of which some have defaults."""
+    key = [] if options.pop("no_key", False) else ["k"]
+    table = client.create_table(name, OLD, primary_key=key, buckets=2, **options)
+    if key:
+        table.upsert(ROWS[:1])
+    else:
+        table.append(ROWS[:1])
+    defaults = {column: DEFAULTS[column] for column in added.names if column in DEFAULTS}
+    return client.alter_table(name, add_columns=added, column_defaults=defaults)
+
+
+def rows_of(table: sync.Table) -> list[dict[str, Any]]:
+    return sorted(table.scan().to_arrow().to_pylist(), key=lambda row: json.dumps(row["k"]))
+
+
+def write_file(path: Path, rows: list[dict[str, Any]], schema: pa.Schema = OLD) -> Path:
+    match path.suffix:
+        case ".csv":
+            lines = [",".join(schema.names), *(",".join(str(row[name]) for name in schema.names) for row in rows)]
+            path.write_text("\n".join(lines))
+        case ".jsonl":
+            path.write_text("\n".join(map(json.dumps, rows)))
+        case ".parquet":
+            pyarrow.parquet.write_table(pa.Table.from_pylist(rows, schema), path)
+        case _:
+            table = pa.Table.from_pylist(rows, schema)
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+                writer.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("no_key", [False, True], ids=["keyed", "log"])
+@pytest.mark.parametrize("format_", FORMATS)
+def test_load_gives_a_column_that_the_file_lacks_its_default(
+    scankv: CommandLine, client: sync.Client, table: str, tmp_path: Path, format_: str, no_key: bool
+) -> None:
+    added = pa.schema([field for field in ADDED if field.name != "plain"])
+    found = make(client, table, added, no_key=no_key)
+    file = write_file(tmp_path / f"rows.{format_}", [{"k": 2, "n": 20}, {"k": 3, "n": 30}])
+    scankv("load", table, str(file))
+    assert rows_of(found) == [{"k": k, "n": 10 * k, **DEFAULTS} for k in (1, 2, 3)]
+    if not no_key:
+        scankv("replace", table, str(file))
+        assert rows_of(found) == [{"k": k, "n": 10 * k, **DEFAULTS} for k in (2, 3)]
+        scankv("load", table, str(file), "--mode", "overwrite", "--no-track-changes")
+        assert rows_of(found) == [{"k": k, "n": 10 * k, **DEFAULTS} for k in (2, 3)]
+
+
+def test_files_of_a_directory_may_lack_different_columns(
+    scankv: CommandLine, client: sync.Client, table: str, tmp_path: Path
+) -> None:
+    found = make(client, table, pa.schema([ADDED.field("level")]))
+    (tmp_path / "files").mkdir()
+    write_file(tmp_path / "files" / "a.parquet", [{"k": 2, "n": 20}])
+    with_level = pa.schema([*OLD, ADDED.field("level")])
+    write_file(tmp_path / "files" / "b.parquet", [{"k": 3, "n": 30, "level": None}], with_level)
+    for command in ("load", "replace"):
+        scankv(command, table, str(tmp_path / "files"))
+        assert [row["level"] for row in rows_of(found)][-2:] == [7, None]
+
+
+def test_each_json_line_has_the_defaults_of_what_it_lacks(scankv: CommandLine, client: sync.Client, table: str) -> None:
+    found = make(client, table)
+    lines = ['{"k": 2, "n": 1}', '{"k": 3, "n": 1, "level": null}', '{"k": 4, "n": 1, "tags": null, "level": 9}']
+    for command in ("load", "replace"):
+        scankv(command, table, "-", "--format", "jsonl", stdin="\n".join(lines))
+        assert [(row["level"], row["tags"], row["plain"]) for row in rows_of(found)[-3:]] == [
+            (7, ["new"], None),
+            (None, ["new"], None),
+            (9, None, None),
+        ]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_column_without_a_default_is_missing_as_in_an_upsert(
+    scankv: CommandLine, client: sync.Client, table: str, tmp_path: Path, format_: str
+) -> None:
+    found = make(client, table)
+    file = write_file(tmp_path / f"rows.{format_}", ROWS)
+    if format_ == "jsonl":  # a field of an object that is missing is null, as in a dictionary
+        scankv("load", table, str(file))
+        assert [row["plain"] for row in rows_of(found)] == [None, None]
+        file.write_text('{"k": 5}')
+        assert 'column "n": n is null, but it is NOT NULL' in scankv.fails("load", table, str(file))
+        return
+    for command in ("load", "replace"):
+        assert 'the file has no column "plain"' in scankv.fails(command, table, str(file))
+    assert len(rows_of(found)) == 1
+
+
+@pytest.mark.parametrize("form", ["dict", "arrow", "reader", "pandas", "polars"])
+def test_every_call_gives_complete_rows_the_defaults_of_columns_that_they_lack(
+    client: sync.Client, table: str, form: str
+) -> None:
+    arrow = pa.Table.from_pylist([{"k": 2, "n": 20}], OLD)
+    data: Any = {
+        "dict": [{"k": 2, "n": 20}],
+        "arrow": arrow,
+        "reader": arrow.to_batches()[0],
+        "pandas": pd.DataFrame({"k": [2], "n": [20]}),
+        "polars": pl.DataFrame({"k": [2], "n": [20]}),
+    }[form]
+    added = pa.schema([field for field in ADDED if field.name != "plain"])
+    found, log = make(client, table, added), make(client, table + "_log", added, no_key=True)
+    expected = {"k": 2, "n": 20, **DEFAULTS}
+
+    def check() -> None:
+        assert rows_of(found)[-1] == expected
+        found.delete([2])
+
+    found.upsert(data)
+    check()
+    with found.writer() as writer:
+        writer.upsert(data)
+    check()
+    with client.transaction() as transaction:
+        transaction.upsert(found, data)
+    check()
+    found.replace(data)
+    assert rows_of(found) == [expected]
+    log.append(data)
+    assert rows_of(log)[-1] == expected
+
+
+def test_no_rows_without_a_column_of_lists_are_written(client: sync.Client, table: str) -> None:
+    found = make(client, table, pa.schema([ADDED.field("tags")]))
+    assert found.upsert(pa.RecordBatch.from_pylist([], OLD)).rows == 0
+    assert found.scan(where="k = 99").to_arrow().num_rows == 0
+
+
+def test_a_write_of_named_columns_leaves_the_others_and_null_in_new_rows(client: sync.Client, table: str) -> None:
+    created = client.create_table(table, pa.schema([("k", pa.int64()), ("n", pa.int64())]), primary_key=["k"])
+    created.upsert(ROWS[:1])
+    found = client.alter_table(table, add_columns=ADDED, column_defaults=DEFAULTS)
+    found.upsert([{"k": 1, "n": 11, "level": 8}])
+    found.upsert([{"k": 1, "n": 12}, {"k": 2, "n": 20}], ["k", "n"])
+    assert rows_of(found) == [
+        {"k": 1, "n": 12, "level": 8, "tags": ["new"], "plain": None},
+        {"k": 2, "n": 20, "level": None, "tags": None, "plain": None},
+    ]
+
+
+PUT: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "last_row": ({}, [12, 8]),
+    "no changelog": ({"changelog": "none"}, [12, 8]),
+    "first_row": ({"merge_engine": "first_row"}, [10, 7]),
+    "versioned": ({"merge_engine": "versioned", "version_column": "n"}, [12, 8]),
+}
+
+
+@pytest.mark.parametrize("nullable", [False, True], ids=["not null", "nullable"])
+@pytest.mark.parametrize("kind", PUT)
+def test_put_leaves_columns_of_a_row_and_gives_a_new_row_their_defaults(
+    scankv: CommandLine, client: sync.Client, table: str, kind: str, nullable: bool
+) -> None:
+    options, first = PUT[kind]
+    schema = pa.schema([field.with_nullable(nullable and field.name == "n") for field in OLD])
+    created = client.create_table(table, schema, primary_key=["k"], buckets=2, **options)
+    created.upsert(ROWS[:1])
+    found = client.alter_table(table, add_columns=ADDED, column_defaults=DEFAULTS)
+    scankv("put", table, "k=1", "n=11", "level=8", "tags=", "plain=p")
+    assert scankv("put", table, '{"k": 1, "n": 12}', '{"k": 2, "n": 20}', '{"k": 2, "n": 21}').text == "wrote 3 rows\n"
+    row, new = rows_of(found)
+    assert [row["n"], row["level"]] == first
+    assert new == {"k": 2, "n": 20 if kind == "first_row" else 21, **DEFAULTS, "plain": None}
+    scankv("put", table, "k=2", "n=22", "level=")
+    assert rows_of(found)[1]["level"] == (7 if kind == "first_row" else None)
+    assert rows_of(found)[1]["tags"] == ["new"]
+    assert "takes only complete rows" in (message := scankv.fails("put", table, "n=5")) or '"k"' in message
+
+
+def test_put_gives_the_rows_of_a_log_table_their_defaults(scankv: CommandLine, client: sync.Client, table: str) -> None:
+    found = make(client, table, no_key=True)
+    scankv("put", table, '{"k": 2, "n": 20}')
+    scankv("put", table, '{"k": 3, "n": 30, "level": null}')
+    assert [(row["level"], row["tags"]) for row in rows_of(found)[1:]] == [(7, ["new"]), (None, ["new"])]
+    assert '"n"' in scankv.fails("put", table, "k=4")
