@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from aio_client._input.python_values import NotAValueError, column_of
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import SchemaMismatch, UsageError, did_you_mean
 from scankv.model.types.conform import conform
-from scankv.model.types.default_values import NO_DEFAULTS, with_defaults
+from scankv.model.types.default_values import NO_DEFAULTS, fill_absent, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -161,12 +162,16 @@ class _DictRows:
         defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
     ) -> Iterator[pa.RecordBatch]:
         if self._rows:
-            plain = {name: default.as_py() for name, default in defaults.items()}
-            values = {name: [row.get(name, plain.get(name)) for row in self._rows] for name in schema.names}
+            values = {name: [row.get(name) for row in self._rows] for name in schema.names}
             values |= {
                 name: [None if each is None else 1 for each in values[name]] for name in counted if name in values
             }
             columns = [_column(values[field.name], field) for field in schema]
+            for place, field in enumerate(schema):
+                if field.name in defaults:
+                    absent = np.array([field.name not in row for row in self._rows])
+                    # Not as Python values, which cannot hold every time.
+                    columns[place] = fill_absent(columns[place], absent, defaults[field.name])
             yield conform(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
 
 

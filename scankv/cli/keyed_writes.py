@@ -12,7 +12,7 @@ from scankv.formats.key_text import key_texts
 from scankv.model.errors import PositionExpired, WriteConflict
 from scankv.model.tables.merge_spec import PARTIAL_ENGINES
 from scankv.model.tables.options import TableOptions
-from scankv.model.types.default_values import repeat_default
+from scankv.model.types.default_values import fill_absent, repeat_default
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -121,12 +121,11 @@ def _complete(
     """
     for name, default in (_nulls(table.schema) | dict(defaults_of(table))).items():
         if name not in rows.schema.names:
-            value = repeat_default(default, rows.num_rows)
-            if current is not None:
-                places = np.arange(len(exists)) + np.where(exists, 0, len(exists))
-                both = pa.concat_arrays([current.column(name).combine_chunks(), value])
-                value = both.take(pa.array(places))
-            rows = rows.append_column(name, value)
+            if current is None:
+                values = repeat_default(default, rows.num_rows)
+            else:
+                values = fill_absent(current.column(name).combine_chunks(), ~exists, default)
+            rows = rows.append_column(name, values)
     return rows
 
 

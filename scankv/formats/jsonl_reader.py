@@ -12,7 +12,7 @@ from scankv.formats.blocks import BadRowError
 from scankv.formats.columns import conform_block
 from scankv.formats.json_reasons import reason_of
 from scankv.formats.json_text import absent_in_json_lines, read_json_lines
-from scankv.model.types.default_values import NO_DEFAULTS
+from scankv.model.types.default_values import NO_DEFAULTS, fill_absent
 
 if TYPE_CHECKING:
     import io
@@ -80,10 +80,7 @@ class JsonlBlock:
                 continue
             values = rows.column(place)
             absent = absent_in_json_lines(data, field, values)
-            if absent.any():
-                default = pa.array([self._defaults[field.name]], field.type)
-                places = np.where(absent, len(values), np.arange(len(values)))
-                rows = rows.set_column(place, field.name, pa.concat_arrays([values, default]).take(pa.array(places)))
+            rows = rows.set_column(place, field.name, fill_absent(values, absent, self._defaults[field.name]))
         return rows
 
     def _slice(self, start: int, stop: int) -> bytes:

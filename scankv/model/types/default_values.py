@@ -5,10 +5,13 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
+import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy.typing as npt
 
 NO_DEFAULTS: Final[Mapping[str, pa.Scalar]] = MappingProxyType({})
 """No column has a default."""
@@ -20,6 +23,14 @@ def with_defaults(rows: pa.RecordBatch, defaults: Mapping[str, pa.Scalar]) -> pa
         if name not in rows.schema.names:
             rows = rows.append_column(pa.field(name, default.type), repeat_default(default, rows.num_rows))
     return rows
+
+
+def fill_absent(values: pa.Array, absent: npt.NDArray[np.bool_], default: pa.Scalar) -> pa.Array:
+    """Returns the values of a column with its default in the rows that are `absent`, whose values count for nothing."""
+    if not absent.any():
+        return values
+    places = np.where(absent, len(values), np.arange(len(values)))
+    return pa.concat_arrays([values, pa.array([default], default.type)]).take(pa.array(places))
 
 
 def repeat_default(default: pa.Scalar, count: int) -> pa.Array:

@@ -210,3 +210,25 @@ def test_put_gives_the_rows_of_a_log_table_their_defaults(scankv: CommandLine, c
     scankv("put", table, '{"k": 3, "n": 30, "level": null}')
     assert [(row["level"], row["tags"]) for row in rows_of(found)[1:]] == [(7, ["new"]), (None, ["new"])]
     assert '"n"' in scankv.fails("put", table, "k=4")
+
+
+def test_a_default_may_be_a_time_that_python_does_not_have(
+    scankv: CommandLine, client: sync.Client, table: str
+) -> None:
+    scankv("create", table, "--schema", "k int64", "--key", "k")
+    defaults = {"day": "+10000-01-01", "nanos": "2020-01-01T00:00:00.000000001", "tags": '["a"]'}
+    added = "day date32, nanos timestamp[ns], tags list<string>"
+    scankv("alter", table, "--add-columns", added, *(f"--default={name}={text}" for name, text in defaults.items()))
+    described = {each["name"]: each.get("default") for each in scankv("describe", table, "--json").json["columns"]}
+    assert described == {"k": None, **defaults}
+    assert "default +10000-01-01" in scankv("describe", table).text
+    found = client.table(table)
+    found.upsert([{"k": 1}])
+    found.upsert([{"k": k, **({"tags": None} if k % 2 else {})} for k in range(2, 300)])
+    found.upsert(pa.table({"k": [300]}))
+    scankv("put", table, "k=301")
+    scankv("load", table, "-", stdin="k\n302\n")
+    scankv("load", table, "-", "--format", "jsonl", stdin='{"k": 303}')
+    lines = scankv("scan", table, "--ordered", "--format", "jsonl").text.splitlines()
+    expected = [{"k": k, **defaults, "tags": None if 2 <= k < 300 and k % 2 else ["a"]} for k in range(1, 304)]
+    assert [json.loads(line) for line in lines] == expected
