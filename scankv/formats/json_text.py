@@ -159,7 +159,10 @@ def schema_of_json_lines(data: bytes) -> pa.Schema:
     Raises:
         ValueError: A line is not a JSON object, or no type can hold all values of a field.
     """
-    return _parse(data, unexpected_field_behavior="infer").schema if data.strip() else pa.schema([])
+    try:
+        return _parse(data, unexpected_field_behavior="infer").schema if data.strip() else pa.schema([])
+    except BeyondRangeError as error:
+        raise ValueError("a number is beyond the range of double") from error
 
 
 def _parse(data: bytes | pa.Buffer, **options: object) -> pa.Table:
