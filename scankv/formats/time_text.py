@@ -35,10 +35,15 @@ def times_to_text(column: pa.Array) -> pa.StringArray:
     texts = column.cast(pa.string())
     if pat.is_timestamp(column.type):
         texts = pc.replace_substring(texts, " ", "T")
-    days, rest = _split_days(column)
-    is_far = (days < _FIRST_DAY) | (days > _LAST_DAY)
-    if not is_far.any():
+    integers = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64()).cast(pa.int64())
+    units = _units_of_day(column.type)
+    limits = pc.min_max(integers)
+    least, greatest = limits["min"].as_py(), limits["max"].as_py()
+    if least is None or _FIRST_DAY * units <= least <= greatest < (_LAST_DAY + 1) * units:
         return texts
+    values = pc.fill_null(integers, 0).to_numpy(zero_copy_only=False)
+    days, rest = np.floor_divide(values, units), np.remainder(values, units)
+    is_far = (days < _FIRST_DAY) | (days > _LAST_DAY)
     days, rest = days[is_far], rest[is_far]
     dates = np.datetime_as_string(days.view("datetime64[D]"))
     # NumPy pads negative years to three digits, and gives other years no sign.
@@ -56,23 +61,18 @@ def times_from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
     Raises:
         ValueError: A text is not a value of the type, or the type cannot hold it exactly.
     """
-    is_signed = pc.fill_null(pc.match_substring_regex(texts, _SIGNED), False)
-    if not pc.any(is_signed, min_count=0).as_py():
+    try:
         return texts.cast(type_)
+    except pa.ArrowInvalid:
+        is_signed = pc.fill_null(pc.match_substring_regex(texts, _SIGNED), False)
+        if not pc.any(is_signed, min_count=0).as_py():
+            raise
     # Not if_else, which pyarrow 20 to 23 gets wrong for a slice and a null.
     others = pc.replace_with_mask(texts, is_signed, pa.scalar(None, pa.string())).cast(type_)
     signed = _parse_signed(texts.filter(is_signed), type_)
     mask = is_signed.to_numpy(zero_copy_only=False)
     places = np.where(mask, len(texts) + np.cumsum(mask) - 1, np.arange(len(texts)))
     return pa.concat_arrays([others, signed]).take(pa.array(places))
-
-
-def _split_days(column: pa.Array) -> tuple[Integers, Integers]:
-    """Returns the day of each value, counted from 1970, and how far into that day it is; 0 for nulls."""
-    integers = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64()).cast(pa.int64())
-    values = pc.fill_null(integers, 0).to_numpy(zero_copy_only=False)
-    units = _units_of_day(column.type)
-    return np.floor_divide(values, units), np.remainder(values, units)
 
 
 def _units_of_day(type_: pa.DataType) -> int:
