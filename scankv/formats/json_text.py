@@ -131,13 +131,15 @@ def _null_pattern(name: str, *, escaped: bool) -> re.Pattern[bytes]:
 
     It also matches in other fields and their names, where it does not matter.
     """
-    characters = [json.dumps(character, ensure_ascii=False)[1:-1] for character in name]
+    texts = [json.dumps(character, ensure_ascii=False)[1:-1] for character in name]
+    # A slash may have a backslash before it.
+    characters = [r"\\?/" if text == "/" else re.escape(text) for text in texts]
     if escaped:
         units = [character.encode("utf-16-be").hex() for character in name]
         escapes = ["".join(f"\\\\u{each[i : i + 4]}" for i in range(0, len(each), 4)) for each in units]
-        text = "".join(f"(?:{re.escape(c)}|(?i:{e}))" for c, e in zip(characters, escapes, strict=True))
+        text = "".join(f"(?:{c}|(?i:{e}))" for c, e in zip(characters, escapes, strict=True))
     else:
-        text = re.escape("".join(characters))
+        text = "".join(characters)
     return re.compile(rf'("{text}"\s*:\s*)null'.encode())
 
 

@@ -125,6 +125,7 @@ def test_a_field_that_is_not_there_has_its_default_and_null_stays_null(jsonl: Pa
         "list": pa.scalar([{"größe": None, "b": "x"}], pa.list_(inner)),
         "map": pa.scalar([("a", 1)], pa.map_(pa.string(), pa.int64())),
         "bool": pa.scalar(True),
+        "a/b.c": pa.scalar(b"x"),
         'text "\\\n': pa.scalar("d"),
     }
     schema = pa.schema([("k", pa.int64()), *((name, each.type) for name, each in defaults.items())])
@@ -134,7 +135,8 @@ def test_a_field_that_is_not_there_has_its_default_and_null_stays_null(jsonl: Pa
         {"k": 2, "inner": {"größe": None}, "list": [{"größe": None}, None], "größe": 5},
         {"k": 3, "map": [{"key": '"größe": null', "value": None}], 'text "\\\n': '"größe": null, '},
     ]
-    jsonl.write_text("\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows), "utf-8")
+    lines = [json.dumps(row, ensure_ascii=ascii_only) for row in rows]
+    jsonl.write_text("\n".join(lines).replace("/", "\\/" if ascii_only else "/"), "utf-8")
     full = pa.RecordBatch.from_pylist(rows, schema).to_pylist()
     expected = [
         {name: value if name in row else defaults[name].as_py() for name, value in complete.items()}
