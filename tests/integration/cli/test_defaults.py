@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -12,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from aio_client import sync
+from scankv.cli.keyed_writes import put_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +27,11 @@ ADDED = pa.schema([("level", pa.int32()), ("tags", pa.list_(pa.string())), ("pla
 DEFAULTS = {"level": 7, "tags": ["new"]}
 ROWS = [{"k": 1, "n": 10}, {"k": 2, "n": 20}]
 FORMATS = ["csv", "jsonl", "parquet", "arrow"]
+
+
+def further(*values: Any) -> Any:
+    """Returns a parameter for `make soak`."""
+    return pytest.param(*values, marks=pytest.mark.soak)
 
 
 @pytest.fixture
@@ -64,8 +72,10 @@ def write_file(path: Path, rows: list[dict[str, Any]], schema: pa.Schema = OLD) 
     return path
 
 
-@pytest.mark.parametrize("no_key", [False, True], ids=["keyed", "log"])
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize(
+    ("format_", "no_key"),
+    [*((format_, False) for format_ in FORMATS), ("csv", True), *(further(format_, True) for format_ in FORMATS[1:])],
+)
 def test_load_gives_a_column_that_the_file_lacks_its_default(
     scankv: CommandLine, client: sync.Client, table: str, tmp_path: Path, format_: str, no_key: bool
 ) -> None:
@@ -106,7 +116,7 @@ def test_each_json_line_has_the_defaults_of_what_it_lacks(scankv: CommandLine, c
         ]
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", ["csv", "jsonl", *map(further, FORMATS[2:])])
 def test_a_column_without_a_default_is_missing_as_in_an_upsert(
     scankv: CommandLine, client: sync.Client, table: str, tmp_path: Path, format_: str
 ) -> None:
@@ -123,7 +133,7 @@ def test_a_column_without_a_default_is_missing_as_in_an_upsert(
     assert len(rows_of(found)) == 1
 
 
-@pytest.mark.parametrize("form", ["dict", "arrow", "reader", "pandas", "polars"])
+@pytest.mark.parametrize("form", ["dict", "arrow", "pandas", further("batch"), further("polars")])
 def test_every_call_gives_complete_rows_the_defaults_of_columns_that_they_lack(
     client: sync.Client, table: str, form: str
 ) -> None:
@@ -131,7 +141,7 @@ def test_every_call_gives_complete_rows_the_defaults_of_columns_that_they_lack(
     data: Any = {
         "dict": [{"k": 2, "n": 20}],
         "arrow": arrow,
-        "reader": arrow.to_batches()[0],
+        "batch": arrow.to_batches()[0],
         "pandas": pd.DataFrame({"k": [2], "n": [20]}),
         "polars": pl.DataFrame({"k": [2], "n": [20]}),
     }[form]
@@ -183,8 +193,10 @@ PUT: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("nullable", [False, True], ids=["not null", "nullable"])
-@pytest.mark.parametrize("kind", PUT)
+@pytest.mark.parametrize(
+    ("kind", "nullable"),
+    [*((kind, True) for kind in PUT), ("last_row", False), *(further(kind, False) for kind in list(PUT)[1:])],
+)
 def test_put_leaves_columns_of_a_row_and_gives_a_new_row_their_defaults(
     scankv: CommandLine, client: sync.Client, table: str, kind: str, nullable: bool
 ) -> None:
@@ -232,3 +244,21 @@ def test_a_default_may_be_a_time_that_python_does_not_have(
     lines = scankv("scan", table, "--ordered", "--format", "jsonl").text.splitlines()
     expected = [{"k": k, **defaults, "tags": None if 2 <= k < 300 and k % 2 else ["a"]} for k in range(1, 304)]
     assert [json.loads(line) for line in lines] == expected
+
+
+def test_puts_of_a_new_row_by_several_lose_no_column(client: sync.Client, table: str) -> None:
+    columns = ("a", "b", "c")
+    schema = pa.schema([("k", pa.int64()), *((name, pa.int64()) for name in columns)])
+    client.create_table(table, schema, primary_key=["k"], buckets=1)
+    found = client.alter_table(table, column_defaults=dict.fromkeys(columns, 0))
+    together = threading.Barrier(len(columns))
+
+    def put(name: str) -> None:
+        for k in range(30):
+            together.wait()
+            put_rows(found, pa.record_batch({"k": [k], name: [1]}))
+
+    with ThreadPoolExecutor(len(columns)) as pool:
+        for done in [pool.submit(put, name) for name in columns]:
+            done.result()
+    assert rows_of(found) == [{"k": k, "a": 1, "b": 1, "c": 1} for k in sorted(range(30), key=str)]
