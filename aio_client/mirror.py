@@ -42,6 +42,7 @@ from scankv.model.public_names import set_public_module
 from scankv.model.tables.columns import CHANGE_COLUMNS, ColumnDefinition
 from scankv.model.tables.expiry import Expiry
 from scankv.model.tables.log_tables import require_key
+from scankv.model.types.default_values import repeat_default
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -432,7 +433,7 @@ class _ColumnsById:
             if id_ in known:
                 arrays.append(rows.column(known.index(id_)).cast(field.type))
             elif field.name in defaults:
-                arrays.append(pa.repeat(defaults[field.name], rows.num_rows))
+                arrays.append(repeat_default(defaults[field.name], rows.num_rows))
             else:
                 arrays.append(pa.nulls(rows.num_rows, field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from aio_client._input.python_values import NotAValueError, column_of
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import SchemaMismatch, UsageError, did_you_mean
 from scankv.model.types.conform import conform
+from scankv.model.types.default_values import NO_DEFAULTS, fill_absent, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     import pandas as pd
-
-
-NO_DEFAULTS: Final[Mapping[str, pa.Scalar]] = MappingProxyType({})
-"""No column has a default."""
 
 
 class SupportsArrowStream(Protocol):
@@ -128,7 +125,7 @@ class _ArrowRows:
         wanted = [index for index, name in enumerate(self.schema.names) if name in schema.names]
         first_row = 0
         for batch in self.source:
-            rows = _with_defaults(_with_ones(batch.select(wanted), schema, counted), defaults)
+            rows = with_defaults(_with_ones(batch.select(wanted), schema, counted), defaults)
             yield conform(rows, schema, first_row=first_row)
             first_row += batch.num_rows
 
@@ -165,12 +162,16 @@ class _DictRows:
         defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
     ) -> Iterator[pa.RecordBatch]:
         if self._rows:
-            plain = {name: default.as_py() for name, default in defaults.items()}
-            values = {name: [row.get(name, plain.get(name)) for row in self._rows] for name in schema.names}
+            values = {name: [row.get(name) for row in self._rows] for name in schema.names}
             values |= {
                 name: [None if each is None else 1 for each in values[name]] for name in counted if name in values
             }
             columns = [_column(values[field.name], field) for field in schema]
+            for place, field in enumerate(schema):
+                if field.name in defaults:
+                    absent = np.array([field.name not in row for row in self._rows])
+                    # Not as Python values, which cannot hold every time.
+                    columns[place] = fill_absent(columns[place], absent, defaults[field.name])
             yield conform(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
 
 
@@ -218,13 +219,6 @@ def _with_ones(batch: pa.RecordBatch, schema: pa.Schema, counted: Collection[str
     for index, name in enumerate(batch.schema.names):
         if name in counted:
             batch = batch.set_column(index, name, _ones(batch.column(index).is_valid(), schema.field(name).type))
-    return batch
-
-
-def _with_defaults(batch: pa.RecordBatch, defaults: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
-    for name, default in defaults.items():
-        if name not in batch.schema.names:
-            batch = batch.append_column(pa.field(name, default.type), pa.repeat(default, batch.num_rows))
     return batch
 
 

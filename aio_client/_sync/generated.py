@@ -1418,7 +1418,8 @@ class Table(Blocking):
         booleans, text, bytes, dates and timestamps in microseconds, or floats or decimals in its key.
 
         Columns are matched by name. Values are cast if nothing is lost: numbers of other widths, all layouts of text
-        and lists, dates to timestamps. NaN in pandas is null, and so is a column that a dictionary does not have.
+        and lists, dates to timestamps. NaN in pandas is null. A column that the data lacks gets its default. Without
+        one, it is null if the data are dictionaries, and an error otherwise.
 
         Rows in memory are all checked before the first is sent, so invalid rows write nothing. A reader, or another
         object that streams, is checked batch by batch: rows before an invalid one may have been written. The rows are
@@ -1435,7 +1436,8 @@ class Table(Blocking):
                 are retracted if the table supports it (see `retract`); in other tables "-U" does nothing, and "-D"
                 deletes, as the table's `delete_behavior` says.
             columns: The columns to write, including all key columns; the data may have more. Other columns keep their
-                values, and are null in new rows, so all columns outside the key must be nullable. Default: all.
+                values, and are null in new rows even if they have defaults, so all columns outside the key must be
+                nullable. Default: all.
             mode: "merge" merges as the merge engine says, "overwrite" replaces existing rows in any table.
             if_version: Write only if none of these keys has changed since they were read: the `log_offsets` of a
                 scan's stream, of `lookup(with_version=True)`, or of a write, by bucket. The server checks all buckets

@@ -42,10 +42,7 @@ class PythonRows:
         self._rows = RowValues(shape.description.schema_id, types) if has_row_values(types) else None
         self._columns = frozenset(self._names)
         self._required = [place for place, field in enumerate(shape.schema) if not field.nullable]
-        # Each name with what a row has that lacks the column.
-        self._defaults = [
-            (name, shape.defaults[name].as_py() if name in shape.defaults else None) for name in self._names
-        ]
+        self._defaults = _python_defaults(shape)
         self._row_type = pa.struct(list(shape.schema))
         self.is_exact: Final = has_key_values(shape.key_schema.types) and None not in map(exact_class, types)
         # As the server decides it for `encoded_keys`.
@@ -73,7 +70,7 @@ class PythonRows:
 
     def encode_rows(self, rows: object) -> list[bytes] | None:
         """Encodes few rows, as `upsert` takes them. None: they take the path through Arrow, which may refuse them."""
-        if not self.is_exact or type(rows) is not list or not 0 < len(rows) <= MAX_FEW_ROWS:
+        if not self.is_exact or self._defaults is None or type(rows) is not list or not 0 < len(rows) <= MAX_FEW_ROWS:
             return None
         assert self._rows is not None
         encoded, encode, defaults = [], self._rows.encode, self._defaults
@@ -98,6 +95,7 @@ class PythonRows:
         if self.encode_rows(rows) is None:
             return None
         assert isinstance(rows, list)
+        assert self._defaults is not None
         values = [tuple([row.get(name, default) for name, default in self._defaults]) for row in rows]
         return pa.RecordBatch.from_struct_array(pa.array(values, self._row_type))
 
@@ -139,3 +137,12 @@ class PythonRows:
         if None in rows:
             return None
         return pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array(rows, type_))])
+
+
+def _python_defaults(shape: TableShape) -> list[tuple[str, Any]] | None:
+    """Returns each column with what a row has that lacks it. None: Python has no such value, as of a year over 9999."""
+    try:
+        defaults = {name: default.as_py() for name, default in shape.defaults.items()}
+    except (ValueError, OverflowError):
+        return None
+    return [(name, defaults.get(name)) for name in shape.schema.names]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aio_client._input.arguments import names_of
-from aio_client._input.data import NO_DEFAULTS
 from aio_client._input.keys import check_key_sizes, keys_of
 from aio_client._input.requests import cut, to_ipc
 from aio_client._scan.protocol import log_offsets_message
@@ -20,6 +19,7 @@ from scankv.model.errors import UsageError
 from scankv.model.tables.columns import CHANGE_TYPE
 from scankv.model.tables.log_tables import require_no_key
 from scankv.model.tables.merge_spec import check_retraction
+from scankv.model.types.default_values import NO_DEFAULTS
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:

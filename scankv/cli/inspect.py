@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Annotated, Final
 
 import pyarrow as pa
+import pyarrow.types as pat
 import typer
 from rich.filesize import decimal
 
@@ -20,6 +21,7 @@ from aio_client import (
     sync,
 )
 from scankv.cli.connecting import open_client
+from scankv.cli.defaults import default_texts, defaults_of
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import complain
 from scankv.cli.show import duration, show_json, show_pairs, show_table
@@ -115,7 +117,7 @@ def describe(
             "on disk": _disk(disk),
         }
     )
-    defaults = {name: f"default {value}" for name, value in found.column_defaults.items()}
+    defaults = {name: f"default {value}" for name, value in default_texts(found).items()}
     further = {"merge": _merges(found), "default": defaults, "comment": found.column_comments}
     given = {title: texts for title, texts in further.items() if texts}
     show_table(
@@ -233,9 +235,10 @@ def _base_cells(base: BaseStatistics | TableBases) -> list[object]:
 
 def _column(table: sync.Table, field: pa.Field) -> dict[str, object]:
     column: dict[str, object] = {"name": field.name, "type": format_type(field.type), "nullable": field.nullable}
-    if field.name in table.column_defaults:
-        default = table.column_defaults[field.name]
-        column["default"] = default if isinstance(default, bool | int | float | str) else str(default)
+    defaults = default_texts(table)
+    if field.name in defaults:
+        is_plain = pat.is_boolean(field.type) or pat.is_integer(field.type) or pat.is_floating(field.type)
+        column["default"] = defaults_of(table)[field.name].as_py() if is_plain else defaults[field.name]
     if field.name in table.column_comments:
         column["comment"] = table.column_comments[field.name]
     return column

@@ -12,6 +12,7 @@ import typer
 from aio_client import sync
 from scankv.cli.bootstrapping import bootstrap_table
 from scankv.cli.connecting import open_client
+from scankv.cli.defaults import defaults_of
 from scankv.cli.loading import Loading
 from scankv.cli.new_table import NEEDS_KEY, NewTable, plan_new_table
 from scankv.cli.options import (
@@ -177,7 +178,8 @@ def load(
 ) -> None:
     """Write the rows of a file to a table. They are merged with existing rows as the table's merge engine defines.
 
-    Rows are appended to a table without a primary key.
+    Rows are appended to a table without a primary key. A column that the file does not have gets its default, as does
+    each row of a JSON lines file whose object does not have it; a null that the file has stays null.
 
     With --create, options that you give override the definition in an exported file, and every difference is reported.
 
@@ -317,17 +319,19 @@ def _load(
     table = client.table(name)
     if mode is Mode.OVERWRITE or not track_changes:
         require_key(name, table.primary_key, "rows are appended: leave out --mode overwrite and --no-track-changes")
+    defaults = defaults_of(table)
     if len(sources) > 1:
         # Checked before the first write, so that nothing is written if a later file has other columns.
         for source in sources:
             with convert_errors(source.name):
-                check_file_columns(infer_schema(source, BadRows(source.name, skip=skip)).names, table.schema)
+                names = infer_schema(source, BadRows(source.name, skip=skip)).names
+                check_file_columns(names, table.schema, defaults)
     started, bad_rows = time.monotonic(), 0
     loading = Loading(client, table, mode.value, track_changes=track_changes)
     with _report_rows_of_a_part(loading, name), _progress(sources) as (report, show):
         for source in sources:
             bad = BadRows(source.name, skip=skip, report=report)
-            blocks = read_blocks(source, table.schema, bad, csv)
+            blocks = read_blocks(source, table.schema, bad, csv, defaults)
             loading.run(blocks, bad, lambda: show(loading.rows, loading.rows / (time.monotonic() - started)))
             bad_rows += bad.count
     seconds = time.monotonic() - started

@@ -8,11 +8,12 @@ import typer
 from aio_client import sync
 from scankv.cli.arguments import parse_rows
 from scankv.cli.connecting import open_client
+from scankv.cli.keyed_writes import delete_rows, put_rows
 from scankv.cli.options import Json, TableName, Url, Where
 from scankv.cli.show import counted, output, show_json, show_rows
 from scankv.formats.json_text import json_lines
-from scankv.formats.key_text import parse_keys
-from scankv.formats.text import to_text
+from scankv.formats.key_text import key_texts, parse_keys
+from scankv.formats.printable import printable
 from scankv.model.errors import UsageError
 from scankv.model.tables.log_tables import require_key
 
@@ -50,8 +51,8 @@ def get(table: TableName, keys: Keys, json: Json = False, url: Url = None) -> No
             output().write(json_lines(batch).to_pybytes())
     elif rows.num_rows:
         show_rows(rows)
-    present = set(_key_texts(rows.select(wanted.schema.names)))
-    missing = [key for key, text in zip(keys, _key_texts(wanted), strict=True) if text not in present]
+    present = set(key_texts(rows.select(wanted.schema.names)))
+    missing = [key for key, text in zip(keys, key_texts(wanted), strict=True) if text not in present]
     if missing:
         raise UsageError(f"{table} has no row with the key {' or '.join(missing)}")
 
@@ -70,17 +71,14 @@ def put(
 ) -> None:
     """Insert a row, or change the row with the same key. Columns that are not given stay as they are.
 
-    In a new row they are null. Give all columns if the other columns must not be null or the table's merge engine
-    needs them. In a table without a primary key, each row is a new one.
+    In a new row they have their default, or are null. Give all columns without a default if the other columns must not
+    be null or the table's merge engine needs them. In a table without a primary key, each row is a new one.
     """
     with open_client(url) as client:
         found = client.table(table)
         rows = parse_rows(values, found.schema)
-        if found.primary_key:
-            written = found.upsert(rows, None if len(rows.schema) == len(found.schema) else rows.schema.names)
-        else:
-            written = found.append(rows.to_pylist())
-    typer.echo(f"wrote {counted(written.rows, 'row')}")
+        written = put_rows(found, rows)
+    typer.echo(f"wrote {counted(written, 'row')}")
 
 
 def delete(
@@ -99,8 +97,8 @@ def delete(
 ) -> None:
     """Delete the rows with these keys, or all rows that match a predicate.
 
-    A key without a row is ignored. With --where, all rows are deleted at one instant; `scankv count --where` shows how
-    many there are.
+    A key without a row is reported, but is not an error. With --where, all rows are deleted at one instant;
+    `scankv count --where` shows how many there are.
     """
     if bool(keys) is (where is not None):
         raise UsageError("name the keys of the rows to delete, or select the rows with --where; not both")
@@ -112,8 +110,12 @@ def delete(
             written = found.delete(where=where, track_changes=track_changes)
             typer.echo(_deleted(written.rows))
             return
-        written = found.delete(parse_keys(keys or [], _key_schema(found, "rows are not deleted")))
-    typer.echo(f"deleted {written.rows:,} {'key' if written.rows == 1 else 'keys'}")
+        given = keys or []
+        deleted, missing = delete_rows(found, parse_keys(given, _key_schema(found, "rows are not deleted")))
+    typer.echo(_deleted(deleted))
+    if missing:
+        note = f"{table} has no row with the key {' or '.join(given[place] for place in missing)}"
+        typer.echo(printable(f"scankv: {note}"), err=True)
 
 
 def truncate(table: TableName, track_changes: TrackChanges = True, url: Url = None) -> None:
@@ -140,8 +142,3 @@ def _key_schema(table: sync.Table, consequence: str) -> pa.Schema:
     """Returns the key columns. Raises NoPrimaryKey, which states the consequence, if the table has none."""
     require_key(table.name, table.primary_key, consequence)
     return pa.schema([table.schema.field(name) for name in table.primary_key])
-
-
-def _key_texts(keys: pa.RecordBatch | pa.Table) -> list[tuple[str, ...]]:
-    columns = [pa.chunked_array([column]) if isinstance(column, pa.Array) else column for column in keys.columns]
-    return list(zip(*(to_text(column.combine_chunks()).to_pylist() for column in columns), strict=True))

@@ -13,7 +13,7 @@ from scankv.model.types.int96 import COARSE, FINE, exact_int96, has_int96, int96
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _BATCH_ROWS: Final = 65_536
 _ARROW_FILE: Final = b"ARROW1"
@@ -32,6 +32,7 @@ class ArrowBlock:
 
     rows: pa.RecordBatch
     schema: pa.Schema
+    defaults: Mapping[str, pa.Scalar]
     first: int
     fine: pa.RecordBatch | None = None
 
@@ -47,7 +48,7 @@ class ArrowBlock:
                 rows = exact_int96(rows, self.fine.slice(start, stop - start), self.schema)
             except SchemaMismatch as error:
                 raise bad_row(error) from error
-        return conform_block(rows, self.schema)
+        return conform_block(rows, self.schema, self.defaults)
 
     def where(self, row: int) -> str:
         """See `Block.where`."""
@@ -69,20 +70,20 @@ class TypedFile:
     fine: Iterable[pa.RecordBatch] | None = None
 
 
-def read_typed(file: TypedFile, schema: pa.Schema) -> Iterator[ArrowBlock]:
+def read_typed(file: TypedFile, schema: pa.Schema, defaults: Mapping[str, pa.Scalar]) -> Iterator[ArrowBlock]:
     """Reads the batches of a file as blocks of rows of the table's schema.
 
     Raises:
-        SchemaMismatch: The columns of the file are not exactly those of the schema.
+        SchemaMismatch: The columns of the file are not those of the schema, apart from those with a default.
         ValueError: The file is damaged.
     """
-    check_file_columns(file.schema.names, schema)
+    check_file_columns(file.schema.names, schema, defaults)
     first = 0
     without = ((rows, None) for rows in file.batches)
     for rows, fine in without if file.fine is None else zip(file.batches, file.fine, strict=True):
         # Arrow trusts the offsets and lengths of a file, and would read outside of its memory.
         rows.validate(full=True)
-        yield ArrowBlock(rows, schema, first, fine)
+        yield ArrowBlock(rows, schema, defaults, first, fine)
         first += rows.num_rows
 
 

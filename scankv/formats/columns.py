@@ -7,22 +7,25 @@ from typing import TYPE_CHECKING
 from scankv.formats.blocks import BadRowError
 from scankv.model.errors import SchemaMismatch, did_you_mean
 from scankv.model.types.conform import conform
+from scankv.model.types.default_values import NO_DEFAULTS, with_defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
 
-def check_file_columns(names: Sequence[str], schema: pa.Schema) -> None:
-    """Checks, before any row is read, that a file has exactly the columns of the table.
+def check_file_columns(
+    names: Sequence[str], schema: pa.Schema, defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS
+) -> None:
+    """Checks, before any row is read, that a file has the columns of the table, apart from those with a default.
 
     Raises:
         SchemaMismatch: The file has a column that the table does not have, or lacks one.
     """
     check_no_others(names, schema)
     for name in schema.names:
-        if name not in names:
+        if name not in names and name not in defaults:
             raise SchemaMismatch(f'the file has no column "{name}"{did_you_mean(name, names)}', column=name)
 
 
@@ -37,14 +40,16 @@ def check_no_others(names: Sequence[str], schema: pa.Schema) -> None:
             raise SchemaMismatch(f'the table has no column "{name}"{did_you_mean(name, schema.names)}', column=name)
 
 
-def conform_block(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Casts rows to a schema.
+def conform_block(
+    rows: pa.RecordBatch, schema: pa.Schema, defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS
+) -> pa.RecordBatch:
+    """Casts rows to a schema. Columns that the rows lack get their defaults.
 
     Raises:
         BadRowError: A row does not fit the schema.
     """
     try:
-        return conform(rows, schema)
+        return conform(with_defaults(rows, defaults), schema)
     except SchemaMismatch as error:
         raise bad_row(error) from error
 

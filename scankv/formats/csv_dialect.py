@@ -62,7 +62,7 @@ def sniff_delimiter(header: str, rows: Callable[[], str]) -> str:
         return candidates[0] if candidates else DELIMITERS[0]
     text = rows()
     lines = text.splitlines(keepends=True)
-    if not text.endswith("\n"):
+    if not text.endswith(("\n", "\r")):
         del lines[-1:]
 
     def fit(delimiter: str) -> tuple[int, int]:

@@ -12,14 +12,13 @@ import pyarrow.types as pat
 from scankv.formats.blocks import BadRowError
 from scankv.formats.columns import check_file_columns, conform_block
 from scankv.formats.csv_rows import read_header, read_rows
-from scankv.formats.exact_floats import InexactNumberError
-from scankv.formats.text import from_text
+from scankv.formats.text import from_text, not_a_value
 from scankv.model import lazy_compute as pc
-from scankv.model.types.types import format_type
+from scankv.model.types.default_values import NO_DEFAULTS
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from scankv.formats.blocks import BadRows
     from scankv.formats.csv_dialect import CsvOptions
@@ -125,6 +124,7 @@ class CsvBlock:
 
     fields: Fields
     schema: pa.Schema
+    defaults: Mapping[str, pa.Scalar]
     rows: int
 
     def __len__(self) -> int:
@@ -134,20 +134,28 @@ class CsvBlock:
     def convert(self, start: int, stop: int) -> pa.RecordBatch:
         """See `Block.convert`."""
         rows = self.fields.rows.slice(start, stop - start)
-        columns = [_convert(rows.column(field.name), field) for field in self.schema]
-        return conform_block(pa.RecordBatch.from_arrays(columns, names=self.schema.names), self.schema)
+        fields = [field for field in self.schema if field.name in rows.schema.names]
+        columns = [_convert(rows.column(field.name), field) for field in fields]
+        given = pa.RecordBatch.from_arrays(columns, names=[field.name for field in fields])
+        return conform_block(given, self.schema, self.defaults)
 
     def where(self, row: int) -> str:
         """See `Block.where`."""
         return _where(self.fields.number(row))
 
 
-def read_csv(stream: io.BufferedReader, schema: pa.Schema, options: CsvOptions, bad: BadRows) -> Iterator[CsvBlock]:
+def read_csv(
+    stream: io.BufferedReader,
+    schema: pa.Schema,
+    options: CsvOptions,
+    bad: BadRows,
+    defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
+) -> Iterator[CsvBlock]:
     """Reads a CSV file as blocks of rows of a schema.
 
     Raises:
         ValueError: The file is not CSV.
-        SchemaMismatch: The columns in the header are not exactly those of the schema.
+        SchemaMismatch: The columns in the header are not those of the schema, apart from those with a default.
         BadFile: A row has a wrong number of fields, and bad rows must not be skipped. The rows before it were yielded.
     """
     file = CsvFile(stream, options)
@@ -156,12 +164,12 @@ def read_csv(stream: io.BufferedReader, schema: pa.Schema, options: CsvOptions, 
             f'the header has the single column "{file.names[0]}", which is not a column of the table: if the fields '
             "are not separated by commas, give --delimiter"
         )
-    check_file_columns(file.names, schema)
+    check_file_columns(file.names, schema, defaults)
     for fields in file.fields():
         if fields.wrong and not bad.skip:
-            yield CsvBlock(fields, schema, fields.wrong[0][0] - fields.first_number)
+            yield CsvBlock(fields, schema, defaults, fields.wrong[0][0] - fields.first_number)
         report_wrong(fields, bad)
-        yield CsvBlock(fields, schema, fields.rows.num_rows)
+        yield CsvBlock(fields, schema, defaults, fields.rows.num_rows)
 
 
 def report_wrong(fields: Fields, bad: BadRows) -> None:
@@ -188,12 +196,10 @@ def csv_values(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
 def _convert(fields: pa.BinaryArray, field: pa.Field) -> pa.Array:
     try:
         return csv_values(fields.cast(pa.string()), field.type)
-    except InexactNumberError as error:
-        raise BadRowError(f'column "{field.name}": {error}') from error
     except ValueError as error:
         text = fields[0].as_py().decode(errors="replace") if fields[0].is_valid else ""
         shown = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
-        raise BadRowError(f'column "{field.name}": "{shown}" is not {format_type(field.type)}') from error
+        raise BadRowError(f'column "{field.name}": "{shown}" {not_a_value(error, field.type)}') from error
 
 
 def _where(number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _BLOCK_BYTES: Final = 4 << 20
 _SAMPLE_BYTES: Final = 16 << 10
 _QUOTE: Final = ord('"')
+_LINE_END: Final = re.compile(rb"[\r\n]")
 
 
 def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tuple[list[str], str]:
@@ -30,7 +32,7 @@ def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tupl
     """
     header = b""
     # A quoted name may hold a line break.
-    while len(header) < _BLOCK_BYTES and (line := stream.readline(_BLOCK_BYTES)):
+    while len(header) < _BLOCK_BYTES and (line := _read_line(stream)):
         header += line
         if header.strip() and header.count(b'"') % 2 == 0:
             break
@@ -48,6 +50,18 @@ def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tupl
     return names, found
 
 
+def _read_line(stream: io.BufferedReader) -> bytes:
+    """Reads a line that ends in a line feed, a carriage return, or both; at most 4 MiB."""
+    line = b""
+    while len(line) < _BLOCK_BYTES and (data := stream.peek(1)):
+        found = _LINE_END.search(data)
+        line += stream.read(found.end() if found else len(data))
+        if found:
+            # More bytes follow a carriage return, unless it is the last byte of the file.
+            return line + stream.read(1) if line.endswith(b"\r") and stream.peek(1)[:1] == b"\n" else line
+    return line
+
+
 def _peek(stream: io.BufferedReader) -> str:
     """Returns the next bytes that can be read without blocking."""
     return stream.peek(1)[:_SAMPLE_BYTES].decode(errors="replace")
@@ -61,6 +75,9 @@ def read_rows(stream: io.BufferedReader, delimiter: str = ",") -> Iterator[bytes
     pending = b""
     while data := stream.read(_BLOCK_BYTES):
         pending += data
+        if pending.endswith(b"\r"):
+            # A line feed may follow, which belongs to the same row end.
+            pending += stream.read(1)
         end = length_of_complete_rows(pending, delimiter)
         if end:
             yield pending[:end]
@@ -70,9 +87,12 @@ def read_rows(stream: io.BufferedReader, delimiter: str = ",") -> Iterator[bytes
 
 
 def length_of_complete_rows(data: bytes, delimiter: str = ",") -> int:
-    """Returns how many bytes at the start of the data are complete rows. Rows may contain quoted line breaks."""
+    """Returns how many bytes at the start of the data are complete rows. Rows may contain quoted line breaks.
+
+    A row ends in a line feed, a carriage return, or both; the data does not end between the two.
+    """
     if b'"' not in data:
-        return data.rfind(b"\n") + 1
+        return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
     bytes_ = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(bytes_ == _QUOTE)
     openings = quotes[::2]
@@ -80,14 +100,14 @@ def length_of_complete_rows(data: bytes, delimiter: str = ",") -> int:
     before = np.frombuffer(f'{delimiter}\n\r"'.encode(), np.uint8)
     if not np.isin(bytes_[openings[openings > 0] - 1], before).all():
         return _length_by_lines(data, delimiter)
-    ends = np.flatnonzero(bytes_ == ord("\n"))
+    ends = np.flatnonzero((bytes_ == ord("\n")) | (bytes_ == ord("\r")))
     outside_quotes = ends[np.searchsorted(quotes, ends) % 2 == 0]
     return int(outside_quotes[-1]) + 1 if len(outside_quotes) else 0
 
 
 def _length_by_lines(data: bytes, delimiter: str) -> int:
     """Like `length_of_complete_rows`, for data with literal quotes in the middle of fields, as in `5" nails`."""
-    lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+    lines = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1].splitlines(keepends=True)
     # In latin-1 every byte is one character.
     reader = csv.reader((line.decode("latin-1") for line in lines), delimiter=delimiter)
     whole = before = 0

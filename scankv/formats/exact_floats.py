@@ -47,16 +47,22 @@ FieldPath = tuple[str, ...]
 
 
 class InexactNumberError(ValueError):
-    """A float would change a number. The message says what to do."""
+    """A float would change a number. The message continues a sentence that begins with the number, `shown`."""
 
     def __init__(self, text: str, type_: pa.DataType) -> None:
-        shown = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+        self.shown = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+        self._number = text, type_
         rounded = float(_rounded(text, type_))
         changed = int(rounded) if abs(rounded) < _LONGEST_INTEGER else rounded
-        super().__init__(
-            f"{shown} would become {changed} as {format_type(type_)}: use a column type that holds it, such as "
-            f"{_exact_type(text)}"
-        )
+        is_beyond = math.isinf(rounded)
+        what = "is beyond the range of" if is_beyond else f"would become {changed} as"
+        super().__init__(f"{what} {format_type(type_)}: use a column type that holds it, such as {_exact_type(text)}")
+
+    def within(self) -> InexactNumberError:
+        """Returns the error for a sentence that begins with a text that has the number in it."""
+        error = InexactNumberError(*self._number)
+        error.args = (f"has {self.shown}, which {self}",)
+        return error
 
 
 class _Number(str):
@@ -86,15 +92,28 @@ def check_texts(texts: pa.StringArray, values: pa.Array) -> None:
 
 def may_have_changed(column: pa.Array) -> bool:
     """Returns whether a column has a float, at any depth, that may have been another number in text."""
+    return any(largest >= _LIMITS[type_] for type_, largest in _largest_floats(column))
+
+
+def has_infinity(column: pa.Array) -> bool:
+    """Returns whether a column has a float, at any depth, that is infinite."""
+    return any(math.isinf(largest) for _, largest in _largest_floats(column))
+
+
+def _largest_floats(column: pa.Array) -> Iterator[tuple[pa.DataType, float]]:
+    """Yields the type and the largest absolute value of the floats in a column, at any depth."""
     type_ = column.type
     if pat.is_floating(type_):
         largest = pc.max(pc.abs(column.cast(pa.float64()))).as_py()
-        return largest is not None and largest >= _LIMITS[type_]
-    if pat.is_map(type_):
-        return may_have_changed(column.keys) or may_have_changed(column.items)
-    if pat.is_struct(type_):
-        return any(may_have_changed(each) for each in column.flatten())
-    return pat.is_nested(type_) and may_have_changed(column.flatten())
+        yield type_, largest or 0.0
+    elif pat.is_map(type_):
+        yield from _largest_floats(column.keys)
+        yield from _largest_floats(column.items)
+    elif pat.is_struct(type_):
+        for each in column.flatten():
+            yield from _largest_floats(each)
+    elif pat.is_nested(type_):
+        yield from _largest_floats(column.flatten())
 
 
 def check_json(line: bytes, schema: pa.Schema) -> None:

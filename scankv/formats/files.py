@@ -222,7 +222,9 @@ def format_of_name(name: str) -> Format | None:
 
 
 def _detect_format(name: str, start: bytes) -> Format:
-    by_content = Format.JSONL if start.lstrip().startswith(b"{") else Format.CSV
+    # A JSON array cannot be loaded, but the message about it helps more than one about a header.
+    shown = start.split()
+    by_content = Format.JSONL if b"".join(shown).startswith((b"{", b"[{")) or shown == [b"["] else Format.CSV
     return _OF_MAGIC.get(start) or format_of_name(name) or by_content
 
 

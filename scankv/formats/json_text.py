@@ -10,6 +10,7 @@ Many readers, such as JavaScript, read every number as a float64. For them there
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -18,15 +19,19 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.types as pat
 
-from scankv.formats.exact_floats import check_json, has_many_digits, may_have_changed
+from scankv.formats.exact_floats import InexactNumberError, check_json, has_infinity, has_many_digits, may_have_changed
 from scankv.formats.scalar_text import concatenate, scalars_from_text, scalars_to_text
 from scankv.model import lazy_compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import numpy.typing as npt
+
 _CONTROL: Final = {chr(code): f"\\u{code:04x}" for code in range(0x20)} | {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _READER_WORDS: Final = re.compile(r"^JSON parse error: | in row [0-9]+$")
+_TOO_BIG: Final = "Number too big"
+_NOT_AN_OBJECT: Final = re.compile(r"Column\(\) changed from object to (\w+)")
 _LARGEST_EXACT: Final = 2**53 - 1
 _NON_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -70,7 +75,10 @@ def from_json(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
     if len(texts) == 0:
         return pa.nulls(0, type_)
     lines = pc.binary_join_element_wise('{"value":', pc.fill_null(texts, "null"), "}\n", "")
-    values = read_json_lines(concatenate(lines), pa.schema([("value", type_)])).column(0)
+    try:
+        values = read_json_lines(concatenate(lines), pa.schema([("value", type_)])).column(0)
+    except InexactNumberError as error:
+        raise error.within() from error
     if len(values) != len(texts):
         raise ValueError("a text has more than one JSON value")
     return values
@@ -87,16 +95,70 @@ def read_json_lines(
         other_fields: Whether fields that the schema does not have are an error or are ignored.
 
     Raises:
-        ValueError: A line is not a JSON object, has another field, or has a value of another type. InexactNumberError
-            if a float would be another number.
+        ValueError: A line is not a JSON object, has another field, or has a value of another type.
+        InexactNumberError: A float would be another number.
     """
-    wire = pa.schema([pa.field(field.name, _wire_type(field.type)) for field in schema])
-    table = _parse(data, explicit_schema=wire, unexpected_field_behavior=other_fields)
+    wire = pa.schema([pa.field(field.name, wire_type(field.type)) for field in schema])
+    try:
+        table = _parse(data, explicit_schema=wire, unexpected_field_behavior=other_fields)
+    except _TooBigError:
+        _check_numbers(data, schema, all_lines=True)
+        raise
     columns = [_from_wire(table.column(f.name).combine_chunks(), f.type) for f in schema]
     changed = [field for field, column in zip(schema, columns, strict=True) if may_have_changed(column)]
     if changed:
-        _check_numbers(data, pa.schema(changed))
+        _check_numbers(data, pa.schema(changed), all_lines=any(map(has_infinity, columns)))
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def absent_in_json_lines(data: bytes, field: pa.Field, values: pa.Array) -> npt.NDArray[np.bool_]:
+    """Returns which objects do not have a field, rather than null in it.
+
+    Args:
+        data: The lines.
+        field: The field.
+        values: What `read_json_lines` has read in the field.
+    """
+    is_null: npt.NDArray[np.bool_] = values.is_null().to_numpy(zero_copy_only=False)
+    if not is_null.any():
+        return is_null
+    # pyarrow reads null for both. With another value in place of each null, it reads that.
+    type_, value = _stand_in(field.type)
+    given, count = _null_pattern(field.name, escaped=b"\\u" in data).subn(rb"\g<1>" + value, data)
+    if not count:
+        return is_null
+    table = _parse(given, explicit_schema=pa.schema([(field.name, type_)]), unexpected_field_behavior="ignore")
+    absent: npt.NDArray[np.bool_] = table.column(0).is_null().to_numpy(zero_copy_only=False)
+    return absent
+
+
+def _null_pattern(name: str, *, escaped: bool) -> re.Pattern[bytes]:
+    """Returns a pattern of a name and a null after it, with the name in its first group.
+
+    It also matches in other fields and their names, where it does not matter.
+    """
+    texts = [json.dumps(character, ensure_ascii=False)[1:-1] for character in name]
+    # A slash may have a backslash before it.
+    characters = [r"\\?/" if text == "/" else re.escape(text) for text in texts]
+    if escaped:
+        units = [character.encode("utf-16-be").hex() for character in name]
+        escapes = ["".join(f"\\\\u{each[i : i + 4]}" for i in range(0, len(each), 4)) for each in units]
+        text = "".join(f"(?:{c}|(?i:{e}))" for c, e in zip(characters, escapes, strict=True))
+    else:
+        text = "".join(characters)
+    return re.compile(rf'("{text}"\s*:\s*)null'.encode())
+
+
+def _stand_in(type_: pa.DataType) -> tuple[pa.DataType, bytes]:
+    """Returns a type as which the values of a field are read, apart from what is inside of them, and such a value."""
+    if pat.is_struct(type_):
+        return pa.struct([]), b"{}"
+    if pat.is_map(type_):
+        return pa.list_(pa.struct([])), b"[]"
+    if pat.is_nested(type_):
+        return pa.list_(_stand_in(type_.value_type)[0]), b"[]"
+    wire = wire_type(type_)
+    return wire, b'"x"' if pat.is_string(wire) else b"true" if pat.is_boolean(wire) else b"0"
 
 
 def infer_json_lines(data: bytes) -> pa.Table:
@@ -108,12 +170,16 @@ def infer_json_lines(data: bytes) -> pa.Table:
     return _parse(data, unexpected_field_behavior="infer") if data.strip() else pa.schema([]).empty_table()
 
 
-def _check_numbers(data: bytes | pa.Buffer, schema: pa.Schema) -> None:
+class _TooBigError(ValueError):
+    """The reader refuses a number, which it does not name."""
+
+
+def _check_numbers(data: bytes | pa.Buffer, schema: pa.Schema, *, all_lines: bool = False) -> None:
     """Raises InexactNumberError if lines have numbers that the floats of a schema change."""
     # The parser of Python, which keeps the digits, is slow. Most numbers that float64 changes can be seen beforehand.
-    has_narrow = any(type_ in (pa.float16(), pa.float32()) for type_ in _leaf_types(schema.types))
+    all_lines |= any(type_ in (pa.float16(), pa.float32()) for type_ in _leaf_types(schema.types))
     for line in bytes(data).split(b"\n"):
-        if has_many_digits(line) or (has_narrow and line.strip()):
+        if has_many_digits(line) or (all_lines and line.strip()):
             check_json(line, schema)
 
 
@@ -131,7 +197,12 @@ def _parse(data: bytes | pa.Buffer, **options: object) -> pa.Table:
     try:
         return pyarrow.json.read_json(pa.BufferReader(data), read_options, pyarrow.json.ParseOptions(**options))
     except pa.ArrowInvalid as error:
-        raise ValueError(_READER_WORDS.sub("", str(error))) from error
+        reason = _READER_WORDS.sub("", str(error))
+        if reason.startswith(_TOO_BIG):
+            raise _TooBigError("has a number beyond the range of double") from error
+        if found := _NOT_AN_OBJECT.fullmatch(reason):
+            raise ValueError(f"the line is a JSON {found[1]}, not an object") from error
+        raise ValueError(reason) from error
 
 
 def _objects(names: list[str], columns: list[pa.Array], rows: int, *, portable: bool) -> pa.StringArray:
@@ -176,14 +247,14 @@ def _strings(texts: pa.StringArray) -> pa.StringArray:
     return pc.binary_join_element_wise('"', texts, '"', "")
 
 
-def _wire_type(type_: pa.DataType) -> pa.DataType:
+def wire_type(type_: pa.DataType) -> pa.DataType:
     """Returns the type that pyarrow's JSON reader reads, and that `_from_wire` converts to this type."""
     if pat.is_map(type_):
-        return pa.list_(pa.struct([("key", _wire_type(type_.key_type)), ("value", _wire_type(type_.item_type))]))
+        return pa.list_(pa.struct([("key", wire_type(type_.key_type)), ("value", wire_type(type_.item_type))]))
     if pat.is_struct(type_):
-        return pa.struct([(field.name, _wire_type(field.type)) for field in type_.fields])
+        return pa.struct([(field.name, wire_type(field.type)) for field in type_.fields])
     if pat.is_nested(type_):
-        return pa.list_(_wire_type(type_.value_type))
+        return pa.list_(wire_type(type_.value_type))
     if pat.is_float16(type_):
         return pa.float64()
     if pat.is_decimal(type_) and type_.scale < 0:

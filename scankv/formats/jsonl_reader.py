@@ -9,18 +9,20 @@ import numpy as np
 import pyarrow as pa
 
 from scankv.formats.blocks import BadRowError
-from scankv.formats.columns import check_no_others, conform_block
-from scankv.formats.exact_floats import InexactNumberError
-from scankv.formats.json_text import infer_json_lines, read_json_lines
-from scankv.model.errors import SchemaMismatch
-from scankv.model.types.types import format_type
+from scankv.formats.columns import conform_block
+from scankv.formats.json_reasons import reason_of
+from scankv.formats.json_text import absent_in_json_lines, read_json_lines
+from scankv.model.types.default_values import NO_DEFAULTS, fill_absent
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _BLOCK_BYTES: Final = 4 << 20
 _NEWLINE: Final = ord("\n")
+_ARRAY: Final = (
+    "the file is a JSON array, not one object per line: convert it, for example with `jq -c '.[]'`, and load the result"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,10 @@ class Lines:
 class JsonlBlock:
     """A block of a JSON lines file; see `Block`. Empty lines are not rows."""
 
-    def __init__(self, lines: Lines, schema: pa.Schema) -> None:
+    def __init__(self, lines: Lines, schema: pa.Schema, defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS) -> None:
         self._lines = lines
         self._schema = schema
+        self._defaults = defaults
         data = np.frombuffer(lines.data, np.uint8)
         ends = np.flatnonzero(data == _NEWLINE) + 1
         if len(ends) == 0 or ends[-1] != len(data):
@@ -63,30 +66,22 @@ class JsonlBlock:
         try:
             rows = read_json_lines(data, self._schema)
         except ValueError as error:
-            raise BadRowError(self._reason(data) if stop - start == 1 else "") from error
-        return conform_block(rows, self._schema)
+            raise BadRowError(reason_of(data, self._schema) if stop - start == 1 else "") from error
+        return conform_block(self._with_defaults(rows, data), self._schema)
 
     def line(self, row: int) -> bytes:
         """Returns one line, unparsed."""
         return self._slice(row, row + 1)
 
-    def _reason(self, line: bytes) -> str:
-        """Returns why one line cannot be read."""
-        try:
-            found = infer_json_lines(line).schema
-            check_no_others(found.names, self._schema)
-        except ValueError as error:
-            return str(error)
-        except SchemaMismatch as error:
-            return error.message
-        for field in self._schema:
-            try:
-                read_json_lines(line, pa.schema([field]), other_fields="ignore")
-            except InexactNumberError as error:
-                return f'column "{field.name}": {error}'
-            except ValueError:
-                return f'column "{field.name}" is {found.field(field.name).type}, not {format_type(field.type)}'
-        return "not a row of this table"
+    def _with_defaults(self, rows: pa.RecordBatch, data: bytes) -> pa.RecordBatch:
+        """Returns rows with the defaults of fields that their objects do not have."""
+        for place, field in enumerate(self._schema):
+            if field.name not in self._defaults:
+                continue
+            values = rows.column(place)
+            absent = absent_in_json_lines(data, field, values)
+            rows = rows.set_column(place, field.name, fill_absent(values, absent, self._defaults[field.name]))
+        return rows
 
     def _slice(self, start: int, stop: int) -> bytes:
         return self._lines.data[self._starts[start] : self._starts[stop]]
@@ -96,16 +91,37 @@ class JsonlBlock:
         return f"line {self._lines.first_line + self._rows[row]}"
 
 
-def read_jsonl(stream: io.BufferedReader, schema: pa.Schema) -> Iterator[JsonlBlock]:
-    """Reads a JSON lines file as blocks of rows of a schema. A field that an object does not have is null."""
-    return (JsonlBlock(lines, schema) for lines in read_lines(stream))
+def read_jsonl(
+    stream: io.BufferedReader, schema: pa.Schema, defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS
+) -> Iterator[JsonlBlock]:
+    """Reads a JSON lines file as blocks of rows of a schema.
+
+    A field that an object does not have has its default, or is null without one.
+    """
+    return (JsonlBlock(lines, schema, defaults) for lines in read_lines(stream))
 
 
 def read_lines(stream: io.BufferedReader) -> Iterator[Lines]:
-    """Yields a file in blocks of complete lines, each about 4 MiB, or one line if that line is longer."""
-    first_line = 1
+    """Yields a file in blocks of complete lines, each about 4 MiB, or one line if that line is longer.
+
+    Lines end in a line feed, a carriage return, or both.
+
+    Raises:
+        ValueError: The file is one JSON array.
+    """
+    pending, first_line = b"", 1
     # `read` waits for a full block or the end of the file. `read1` could return nothing from a pipe that is slow.
     while data := stream.read(_BLOCK_BYTES):
-        data += stream.readline()
-        yield Lines(data, first_line)
-        first_line += data.count(b"\n")
+        if first_line == 1 and not pending and data.lstrip().startswith(b"["):
+            raise ValueError(_ARRAY)
+        if data.endswith(b"\r"):
+            data += stream.read(1)
+        # JSON text has no carriage return in a string.
+        data = pending + data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        end = data.rfind(b"\n") + 1
+        data, pending = data[:end], data[end:]
+        if data:
+            yield Lines(data, first_line)
+            first_line += data.count(b"\n")
+    if pending:
+        yield Lines(pending, first_line)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scankv.formats.text import from_text
+from scankv.formats.text import from_text, not_a_value, to_text
 from scankv.model.errors import UsageError
-from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +29,13 @@ def parse_keys(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def key_texts(keys: pa.RecordBatch | pa.Table) -> list[tuple[str, ...]]:
+    """Returns the texts of the columns of each key. Keys are equal if their texts are."""
+    columns = pa.table(keys) if isinstance(keys, pa.RecordBatch) else keys
+    texts = [to_text(column.combine_chunks()).to_pylist() for column in columns.columns]
+    return list(zip(*texts, strict=True))
+
+
 def parse_values(
     texts: list[str | None] | list[str], field: pa.Field, convert: Callable[[pa.Array, pa.DataType], pa.Array]
 ) -> pa.Array:
@@ -38,7 +44,7 @@ def parse_values(
         return convert(pa.array(texts, pa.string()), field.type)
     except ValueError as error:
         shown = " or ".join(f'"{text}"' for text in texts)
-        raise UsageError(f'column "{field.name}": {shown} is not {format_type(field.type)}') from error
+        raise UsageError(f'column "{field.name}": {shown} {not_a_value(error, field.type)}') from error
 
 
 def _parts(text: str, names: Sequence[str]) -> list[str]:

@@ -10,9 +10,10 @@ from scankv.formats.csv_reader import read_csv
 from scankv.formats.files import Format, convert_errors
 from scankv.formats.inference import infer_csv, infer_jsonl
 from scankv.formats.jsonl_reader import read_jsonl
+from scankv.model.types.default_values import NO_DEFAULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import pyarrow as pa
 
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
 _AS_USUAL: Final = CsvOptions()
 
 
-def read_blocks(source: Input, schema: pa.Schema, bad: BadRows, csv: CsvOptions = _AS_USUAL) -> Iterator[Block]:
+def read_blocks(
+    source: Input,
+    schema: pa.Schema,
+    bad: BadRows,
+    csv: CsvOptions = _AS_USUAL,
+    defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
+) -> Iterator[Block]:
     """Yields the rows of a file, as they arrive, in blocks for a schema.
 
     Args:
@@ -31,22 +38,23 @@ def read_blocks(source: Input, schema: pa.Schema, bad: BadRows, csv: CsvOptions 
         schema: The columns of the table.
         bad: Handles rows that the format itself does not allow, such as CSV rows with a wrong number of fields.
         csv: The dialect of the file, if it is CSV.
+        defaults: What rows get in columns that the file, or the object of a row, does not have.
 
     Raises:
         BadFile: The file is damaged or not of its format.
-        SchemaMismatch: The columns of the file are not exactly those of the schema.
+        SchemaMismatch: The columns of the file are not those of the schema, apart from those with a default.
     """
     with convert_errors(source.name):
         stream = source.open()
         match source.format:
             case Format.CSV:
-                yield from read_csv(stream, schema, csv, bad)
+                yield from read_csv(stream, schema, csv, bad, defaults)
             case Format.JSONL:
-                yield from read_jsonl(stream, schema)
+                yield from read_jsonl(stream, schema, defaults)
             case Format.PARQUET:
-                yield from read_typed(open_parquet(stream), schema)
+                yield from read_typed(open_parquet(stream), schema, defaults)
             case Format.ARROW:
-                yield from read_typed(open_arrow(stream), schema)
+                yield from read_typed(open_arrow(stream), schema, defaults)
 
 
 def infer_schema(source: Input, bad: BadRows, csv: CsvOptions = _AS_USUAL) -> pa.Schema:

@@ -1,7 +1,7 @@
 """Converts scalars to text and back, a complete array at a time.
 
-Binary values become hexadecimal digits, and times ISO 8601 (instants in UTC, ending in `Z`). Other values become the
-text that pyarrow prints. A null value corresponds to a null text.
+Binary values become hexadecimal digits, and times ISO 8601 (instants in UTC, ending in `Z`; see `time_text`). Other
+values become the text that pyarrow prints. A null value corresponds to a null text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.formats.exact_floats import check_texts
+from scankv.formats.time_text import times_from_text, times_to_text
 from scankv.model import lazy_compute as pc
 
 
@@ -27,9 +28,10 @@ def scalars_to_text(column: pa.Array) -> pa.StringArray:
         return column
     if pat.is_binary(type_):
         return _to_hex(column)
+    if pat.is_date32(type_):
+        return times_to_text(column)
     if pat.is_timestamp(type_):
-        instant = column if type_.tz is None else column.cast(pa.timestamp(type_.unit, "UTC"))
-        return pc.replace_substring(instant.cast(pa.string()), " ", "T")
+        return times_to_text(column if type_.tz is None else column.cast(pa.timestamp(type_.unit, "UTC")))
     return column.cast(pa.string())
 
 
@@ -39,7 +41,8 @@ def scalars_from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
     White space around a value is ignored, except in strings.
 
     Raises:
-        ValueError: A text is not a value of the type, or the type cannot hold it exactly.
+        ValueError: A text is not a value of the type, or the type cannot hold it exactly; a float may be rounded.
+        BeyondRangeError: A text is a number that is too large for a float type.
     """
     if pat.is_string(type_):
         return texts
@@ -49,6 +52,8 @@ def scalars_from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
     if pat.is_time(type_):
         # pyarrow parses times of day only as part of timestamps.
         return pc.binary_join_element_wise("1970-01-01T", texts, "").cast(pa.timestamp(type_.unit)).cast(type_)
+    if pat.is_date32(type_) or pat.is_timestamp(type_):
+        return times_from_text(texts, type_)
     values = texts.cast(type_)
     if pat.is_floating(type_):
         check_texts(texts, values)

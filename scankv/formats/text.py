@@ -8,9 +8,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.types as pat
 
+from scankv.formats.exact_floats import InexactNumberError
 from scankv.formats.json_text import from_json, to_json
 from scankv.formats.scalar_text import scalars_from_text, scalars_to_text
 from scankv.model import lazy_compute as pc
+from scankv.model.types.types import format_type
 
 
 def to_text(column: pa.Array) -> pa.StringArray:
@@ -26,8 +28,14 @@ def from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
     White space around a value is ignored, except in strings.
 
     Raises:
-        ValueError: A text is not a value of the type, or the type cannot hold it exactly.
+        ValueError: A text is not a value of the type, or the type cannot hold it exactly; a float may be rounded.
+        InexactNumberError: A number is too large for its float type, or has many digits of which the float loses some.
     """
     if pat.is_nested(type_):
         return from_json(texts, type_)
     return scalars_from_text(texts, type_)
+
+
+def not_a_value(error: ValueError, type_: pa.DataType) -> str:
+    """Returns what is wrong with a text for which `from_text` raised an error, to follow the text in a message."""
+    return str(error) if isinstance(error, InexactNumberError) else f"is not {format_type(type_)}"

@@ -15,6 +15,7 @@ from scankv.model.changes.change_columns import CHANGE_FIELDS
 from scankv.model.errors import InvalidRequest, UsageError
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.tables.columns import CHANGE_COLUMNS
+from scankv.model.types.default_values import repeat_default
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -151,7 +152,7 @@ class TableView:
             if id_ in stream.column_ids:
                 arrays.append(rows.column(len(CHANGE_COLUMNS) + stream.column_ids.index(id_)).cast(field.type))
             elif field.name in stream.initial_defaults:
-                arrays.append(pa.repeat(stream.initial_defaults[field.name], rows.num_rows))
+                arrays.append(repeat_default(stream.initial_defaults[field.name], rows.num_rows))
             else:
                 arrays.append(pa.nulls(rows.num_rows, field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

@@ -86,6 +86,17 @@ def test_no_value_is_changed_by_a_reader_that_has_only_float64(gateway: GatewayP
     assert rows(gateway, f"/v1/tables/{table.name}/rows", key=str(2**53 - 1))[0]["k"] == 2**53 - 1
 
 
+def test_times_of_any_year_are_text_and_keys(gateway: GatewayProcess, client: Client) -> None:
+    schema = pa.schema([("day", pa.date32()), ("at", pa.timestamp("us"))])
+    table = client.create_table(f"http.t{uuid.uuid4().hex}", schema, primary_key=["day"])
+    columns = [pa.array([2_932_897], pa.int32()).view(pa.date32()), pa.array([2**63 - 1]).view(pa.timestamp("us"))]
+    table.upsert(pa.table(columns, names=schema.names))
+    expected = {"day": "+10000-01-01", "at": "+294247-01-10T04:00:54.775807"}
+    assert rows(gateway, f"/v1/tables/{table.name}/rows", key=expected["day"]) == [expected]
+    downloaded = gateway.get(f"/v1/tables/{table.name}/scan", format="csv").body.decode()
+    assert downloaded.splitlines()[1] == ",".join(expected.values())
+
+
 @pytest.mark.parametrize(
     ("path", "query", "message"),
     [

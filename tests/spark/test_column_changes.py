@@ -46,6 +46,27 @@ def test_rows_of_older_columns_are_read_and_written(
     assert load(own.name).agg(F.sum("text")).first() == (45 + 3 * 2**40,)
 
 
+def test_a_dataframe_without_columns_writes_their_defaults_and_named_columns_leave_null(
+    spark: SparkSession, client: sync.Client, own: sync.Table, shared_server: ServerProcess
+) -> None:
+    added = pa.schema([("level", pa.int32()), ("tags", pa.list_(pa.string()))])
+    table = client.alter_table(own.name, add_columns=added, column_defaults={"level": 7, "tags": ["a"]})
+    options = {"url": shared_server.url, "table": own.name}
+
+    def write(k: int, mode: str = "append", **more: str) -> tuple[Any, Any]:
+        rows = spark.createDataFrame([(k, 1, "x")], "k long not null, n int, text string")
+        rows.write.format("scankv").mode(mode).options(**options, **more).save()
+        row = table.get(k)
+        assert row is not None
+        return row["level"], row["tags"]
+
+    assert write(100) == (7, ["a"])
+    assert write(101, columns="k,n,text") == (None, None)
+    table.upsert([{"k": 102, "level": 1, "tags": []}])
+    assert write(102, columns="k,n,text") == (1, [])
+    assert write(103, "overwrite") == (7, ["a"])
+
+
 def test_a_dataframe_of_a_column_that_was_renamed_says_to_load_it_again(
     load: Callable[..., DataFrame], client: sync.Client, own: sync.Table
 ) -> None:

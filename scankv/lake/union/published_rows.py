@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from scankv.lake.data_files import damaged_error, open_data_file
 from scankv.lake.union.fresh_rows import encode_keys
 from scankv.model.errors import LakeUnavailable
+from scankv.model.types.default_values import repeat_default
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -140,7 +141,7 @@ class PublishedRows:
             source, type_ = sources[name], column.field.type
             if source is None:
                 value = pa.scalar(None, type_) if column.default is None else column.default.cast(type_)
-                arrays.append(pa.repeat(value, file.rows))
+                arrays.append(repeat_default(value, file.rows))
             else:
                 arrays.append(_only_chunk(found[source].cast(type_)))
         fields = [column.field.with_nullable(True) for column in columns.values()]

@@ -1,17 +1,46 @@
-"""Values of some columns, such as their defaults, as an Arrow IPC stream of one row: the form of the wire."""
+"""The defaults of columns: how they go over the wire, and how complete rows get them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, cast
 
+import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy.typing as npt
+
+NO_DEFAULTS: Final[Mapping[str, pa.Scalar]] = MappingProxyType({})
+"""No column has a default."""
+
+
+def with_defaults(rows: pa.RecordBatch, defaults: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
+    """Returns rows with the columns that they lack and that have a default. A null in a column that they have stays."""
+    for name, default in defaults.items():
+        if name not in rows.schema.names:
+            rows = rows.append_column(pa.field(name, default.type), repeat_default(default, rows.num_rows))
+    return rows
+
+
+def fill_absent(values: pa.Array, absent: npt.NDArray[np.bool_], default: pa.Scalar) -> pa.Array:
+    """Returns the values of a column with its default in the rows that are `absent`, whose values count for nothing."""
+    if not absent.any():
+        return values
+    places = np.where(absent, len(values), np.arange(len(values)))
+    return pa.concat_arrays([values, pa.array([default], default.type)]).take(pa.array(places))
+
+
+def repeat_default(default: pa.Scalar, count: int) -> pa.Array:
+    """Returns an array with one value `count` times."""
+    # pyarrow cannot repeat a list or a map no times.
+    return pa.repeat(default, count) if count else pa.nulls(0, default.type)
+
 
 def values_to_ipc(values: Mapping[str, pa.Scalar]) -> bytes:
-    """Returns values by column as an Arrow IPC stream of one row; empty without values."""
+    """Returns values by column as an Arrow IPC stream of one row, the form of the wire; empty without values."""
     if not values:
         return b""
     arrays = [pa.array([value], value.type) for value in values.values()]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss
+from scankv.model.types.default_values import repeat_default
 from scankv.model.types.widening import widen_values
 
 if TYPE_CHECKING:
@@ -101,4 +102,4 @@ def converted_names(names: Sequence[str], definition: TableDefinition, schema_id
 
 
 def _constant(value: pa.Scalar | None, type_: pa.DataType, count: int) -> pa.Array:
-    return pa.nulls(count, type_) if value is None else pa.repeat(value, count)
+    return pa.nulls(count, type_) if value is None else repeat_default(value, count)

@@ -295,3 +295,47 @@ def test_keys_that_double_would_make_equal_stay_apart(scankv: CommandLine, table
     path.write_text('{"id": 1, "v": 1}\n{"id": 2, "v": 9007199254740993}\n')
     message = scankv.fails("load", table, str(path))
     assert 'line 2: column "v": 9007199254740993 would become 9007199254740992 as double' in message
+
+
+@pytest.mark.parametrize("format_", ["csv", "jsonl"])
+def test_times_of_any_year_survive_scan_and_load(scankv: CommandLine, table: str, format_: str) -> None:
+    columns: dict[str, tuple[pa.DataType, list[str | None]]] = {
+        "day": (pa.date32(), ["+10000-01-01", "-0001-12-31", "0000-01-01"]),
+        "at": (pa.timestamp("us"), ["+294247-01-10T04:00:54.775807", "-0044-03-15T12:00:00.000000", None]),
+        "instant": (pa.timestamp("s", "UTC"), ["+36812-02-20T00:36:16Z", "9999-12-31T23:59:59Z", None]),
+    }
+    schema = ", ".join(f'"{name}" {type_}' for name, (type_, _) in columns.items())
+    for name in (table, table + "_copy"):
+        scankv("create", name, "--schema", "id int64, " + schema, "--key", "id", "--buckets", "1")
+    for row in range(3):
+        texts = {name: texts[row] for name, (_, texts) in columns.items()}
+        scankv("put", table, f"id={row}", *(f"{name}={text or ''}" for name, text in texts.items()))
+    written = scankv("scan", table, "--format", format_).stdout
+    assert b"range" not in written
+    scankv("load", table + "_copy", "-", "--format", format_, stdin=written)
+    arrow = [scankv("scan", name, "--format", "arrow").stdout for name in (table, table + "_copy")]
+    first, second = (pa.ipc.open_stream(data).read_all() for data in arrow)
+    assert first.equals(second)
+    assert "+294247-01-10T04:00:54.775807" in scankv("get", table, "0").text
+
+
+def test_a_number_beyond_its_float_column_is_refused_with_column_and_value(scankv: CommandLine, table: str) -> None:
+    scankv("create", table, "--schema", "k int64, f float, d double", "--key", "k")
+    for column, number in (("d", "1e400"), ("d", "-1e400"), ("f", "1e39")):
+        shown = f"{number} is beyond the range of {'double' if column == 'd' else 'float'}"
+        assert f'column "{column}": "{shown.replace(" ", chr(34) + " ", 1)}' in scankv.fails(
+            "put", table, "k=1", f"{column}={number}"
+        )
+        for text in (f'{{"k": 1, "{column}": {number}}}', f'{{"k": 1, "f": 1.5}}\n{{"k": 2, "{column}": {number}}}'):
+            assert f'column "{column}": {shown}' in scankv.fails("load", table, "-", "--format", "jsonl", stdin=text)
+        csv = f"k,{column},{'f' if column == 'd' else 'd'}\n3,{number},\n"
+        assert f'column "{column}": "{number}" is beyond' in scankv.fails("load", table, "-", stdin=csv)
+    scankv("load", table, "-", stdin="k,f,d\n4,inf,-Infinity\n5,nan,1e-400\n")
+    assert scankv("get", table, "4", "--json").text == '{"k":4,"f":Infinity,"d":-Infinity}\n'
+    assert scankv("count", table, "--where", "k = 2 or k = 3").text == "0\n"
+
+
+def test_files_with_carriage_returns_alone_are_loaded(scankv: CommandLine, scores: str) -> None:
+    scankv("load", scores, "-", stdin='player,score\rdan,1\r"e\rve",2\r')
+    scankv("load", scores, "-", stdin='{"player": "fay", "score": 3}\r{"player": "gus"}\r')
+    assert scankv("get", scores, "dan", "e\rve", "fay", "gus", "--json").text.count("\n") == 4

@@ -37,7 +37,7 @@ def test_a_key_of_several_columns_is_written_with_commas(scankv: CommandLine, ta
     assert scankv("get", table, '2013-01-01,"a,b"', "--json").json == {"day": "2013-01-01", "name": "a,b", "n": 1}
     assert "must have 2 parts, not 1: day,name" in scankv.fails("get", table, "2013-01-01")
     assert '"today" is not date32' in scankv.fails("get", table, "today,x")
-    assert scankv("delete", table, '2013-01-01,"a,b"').text == "deleted 1 key\n"
+    assert scankv("delete", table, '2013-01-01,"a,b"').text == "deleted 1 row\n"
     assert scankv("count", table).text == "0\n"
 
 
@@ -68,6 +68,11 @@ def test_rows_are_replaced_by_those_of_a_file(scankv: CommandLine, scores: str, 
     low.write_text("player;score\nbob;seven\n")
     assert "seven" in scankv.fails(*given)
     assert scankv("count", scores).text == "4\n"
+    for format_, text in (("csv", "player,score\nann,1\n"), ("jsonl", '{"player": "ann"}')):
+        finished = scankv("replace", scores, "-", "--format", format_, stdin=text)
+        assert finished.text == f"replaced the rows of {scores} by 1 row\n"
+    assert "truncate" in scankv.fails("replace", scores, "-", "--format", "jsonl", stdin="\n")
+    assert scankv("count", scores).text == "1\n"
     (tmp_path / "none.csv").write_text("player,score\n")
     assert scankv("replace", scores, str(tmp_path / "none.csv")).text == f"replaced the rows of {scores} by 0 rows\n"
     assert scankv("count", scores).text == "0\n"
@@ -121,6 +126,7 @@ def test_put_of_some_columns_is_refused_where_a_table_takes_whole_rows(scankv: C
         (["player=dan", "score=five"], '"five" is not int64'),
         (["score=5"], '"player"'),
         (['{"player":"dan","score":"5"}'], '"score" is string, not int64'),
+        (["player=dan", "score=1e400"], '"1e400" is not int64'),
     ],
 )
 def test_a_bad_row_is_refused_and_changes_nothing(
@@ -131,8 +137,24 @@ def test_a_bad_row_is_refused_and_changes_nothing(
 
 
 def test_rows_are_deleted_by_key_and_counted(scankv: CommandLine, scores: str) -> None:
-    assert scankv("delete", scores, "ann", "zoe").text == "deleted 2 keys\n"
+    finished = scankv("delete", scores, "ann", "zoe", "ann", "yan")
+    assert finished.text == "deleted 1 row\n"
+    assert finished.stderr == f"scankv: {scores} has no row with the key zoe or yan\n"
     assert scankv("count", scores, "--json").json == {"table": scores, "rows": 2}
+    assert scankv("delete", scores, "ann").text == "deleted 0 rows\n"
+    finished = scankv("delete", scores, "bob", "cem")
+    assert (finished.text, finished.stderr) == ("deleted 2 rows\n", "")
+
+
+def test_a_delete_says_how_many_rows_it_has_deleted_in_tables_of_any_kind(scankv: CommandLine, table: str) -> None:
+    for number, options in enumerate(["changelog=none", "delete_behavior=ignore", "merge_engine=first_row"]):
+        name = f"{table}_{number}"
+        scankv("create", name, "--schema", "k int64, n int64", "--key", "k", "--set", options)
+        scankv("put", name, '{"k": 1, "n": 1}', '{"k": 2, "n": 1}')
+        finished = scankv("delete", name, "1", "3")
+        left = int(scankv("count", name).text)
+        assert finished.text == f"deleted {'1 row' if left == 1 else '0 rows'}\n"
+        assert finished.stderr == f"scankv: {name} has no row with the key 3\n"
 
 
 def test_a_server_that_is_not_there_is_named(scankv: CommandLine) -> None:

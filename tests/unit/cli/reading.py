@@ -11,9 +11,10 @@ from scankv.formats.blocks import BadRows, good_rows
 from scankv.formats.csv_dialect import CsvOptions
 from scankv.formats.files import open_input
 from scankv.formats.reader import infer_schema, read_blocks
+from scankv.model.types.default_values import NO_DEFAULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
@@ -25,14 +26,21 @@ class Reading:
 
 
 def read(
-    path: Path, schema: pa.Schema, *, skip: bool = False, null: Sequence[str] = (), delimiter: str | None = None
+    path: Path,
+    schema: pa.Schema,
+    *,
+    skip: bool = False,
+    null: Sequence[str] = (),
+    delimiter: str | None = None,
+    defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
 ) -> Reading:
     """Reads a complete file. The file's name is removed from the reported messages."""
     reported: list[str] = []
     bad = BadRows("file", skip=skip, report=lambda message: reported.append(message.removeprefix("file: ")))
     csv = CsvOptions(tuple(null), delimiter)
     with open_input(str(path)) as source:
-        batches = [good.rows for block in read_blocks(source, schema, bad, csv) for good in good_rows(block, bad)]
+        blocks = read_blocks(source, schema, bad, csv, defaults)
+        batches = [good.rows for block in blocks for good in good_rows(block, bad)]
     return Reading(pa.Table.from_batches(batches, schema), reported, bad.count)
 
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from scankv.formats import csv_rows
 from scankv.formats.csv_dialect import parse_delimiter
 from scankv.formats.csv_text import csv_header, csv_lines
 from scankv.formats.files import BadFile
@@ -82,6 +84,33 @@ def test_further_null_texts_hold_in_every_column_unless_quoted(csv: Path) -> Non
 def test_line_breaks_quotes_byte_order_mark_and_carriage_returns_are_read(csv: Path) -> None:
     csv.write_bytes(b'\xef\xbb\xbf"player" , score\r\n"a\r\n""b""",1\r\n\r\nc,2')
     assert read(csv, SCORES).rows.to_pylist() == [{"player": 'a\r\n"b"', "score": 1}, {"player": "c", "score": 2}]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_rows_end_as_on_any_system(csv: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    rows = ["player;score", '"a\r\nb\rc\nd";1', "bob;2", "", "cem;3"]
+    expected = ["a\r\nb\rc\nd", "bob", "cem"]
+    csv.write_bytes(end.join(rows).encode())
+    for block_bytes in (csv_rows._BLOCK_BYTES, *range(1, 12)):
+        monkeypatch.setattr(csv_rows, "_BLOCK_BYTES", block_bytes)
+        if block_bytes > 11:
+            assert read(csv, SCORES).rows.column("player").to_pylist() == expected
+        stream: io.BufferedReader = io.BufferedReader(io.BytesIO(csv.read_bytes().split(end.encode(), 1)[1]))
+        assert b"".join(csv_rows.read_rows(stream, ";")) == end.join(rows[1:]).encode()
+    csv.write_bytes(b"player,score\rann,1\nbob,2\r\ncem,3\rdan,x\r")
+    with pytest.raises(BadFile, match=r'row 5: column "score": "x" is not int64'):
+        read(csv, SCORES)
+
+
+def test_columns_that_are_not_in_the_header_have_their_defaults(csv: Path) -> None:
+    schema = parse_schema("player string not null, score int64, tags list<string>")
+    defaults = {"score": pa.scalar(7), "tags": pa.scalar(["new"], pa.list_(pa.string()))}
+    csv.write_text("score,player\n,ann\n1,bob\n")
+    rows = read(csv, schema, defaults=defaults).rows.to_pylist()
+    assert [(row["score"], row["tags"]) for row in rows] == [(None, ["new"]), (1, ["new"])]
+    csv.write_text("score\n1\n")
+    with pytest.raises(BadFile, match='the file has no column "player"'):
+        read(csv, schema, defaults=defaults)
 
 
 def test_a_header_alone_is_no_rows(csv: Path) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from scankv.formats.csv_text import csv_header, csv_lines
+from scankv.formats.exact_floats import InexactNumberError
 from scankv.formats.json_text import json_lines, read_json_lines
 from scankv.formats.text import from_text, to_text
 
@@ -120,3 +121,74 @@ def test_a_text_of_another_type_is_refused(text: str, type_: pa.DataType) -> Non
 def test_white_space_around_a_value_is_passed_over_except_in_strings() -> None:
     assert from_text(pa.array([" 7 "]), pa.int64()).to_pylist() == [7]
     assert from_text(pa.array([" 7 "]), pa.string()).to_pylist() == [" 7 "]
+
+
+FAR = {
+    "date": (pa.date32(), {2_932_897: "+10000-01-01", -719_529: "-0001-12-31", 2**31 - 1: "+5881580-07-11"}),
+    "seconds": (
+        pa.timestamp("s"),
+        {
+            253_402_300_800: "+10000-01-01T00:00:00",
+            2**40: "+36812-02-20T00:36:16",
+            -62_167_219_201: "-0001-12-31T23:59:59",
+            2**63 - 1: "+292277026596-12-04T15:30:07",
+            -(2**63): "-292277022657-01-27T08:29:52",
+        },
+    ),
+    "millis": (pa.timestamp("ms"), {-(2**63): "-292275055-05-16T16:47:04.192"}),
+    "micros": (pa.timestamp("us"), {2**63 - 1: "+294247-01-10T04:00:54.775807"}),
+    "nanos": (pa.timestamp("ns"), {2**63 - 1: "2262-04-11T23:47:16.854775807"}),
+    "instant": (pa.timestamp("us", "UTC"), {2**60: "+38504-08-17T21:30:06.846976Z"}),
+    "berlin": (pa.timestamp("ms", "Europe/Berlin"), {2**50: "+37648-05-06T22:07:22.624Z"}),
+}
+"""Values outside the years that pyarrow prints and parses, with their texts."""
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_times_of_any_year_have_a_text_and_come_back_from_it(name: str) -> None:
+    type_, texts = FAR[name]
+    integers = pa.int32() if type_ == pa.date32() else pa.int64()
+    values = pa.array([None, *texts, 0], integers).view(type_)
+    found = to_text(values)
+    assert found.to_pylist()[:-1] == [None, *texts.values()]
+    assert from_text(found, type_).equals(values)
+    rows = pa.record_batch({"v": values, "in": pa.array([[value] for value in values], pa.list_(type_))})
+    assert read_json_lines(json_lines(rows), rows.schema).equals(rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "type_"),
+    [
+        ("+10000-02-30", pa.date32()),
+        ("+10000-01-01T00:00:00", pa.date32()),
+        ("+6000000-01-01", pa.date32()),
+        ("+10000-01-01T24:00:00", pa.timestamp("s")),
+        ("+10000-01-01T00:00:00.5", pa.timestamp("s")),
+        ("+10000-01-01T00:00:00Z", pa.timestamp("s")),
+        ("+10000-01-01T00:00:00", pa.timestamp("s", "UTC")),
+        ("+292278-01-01T00:00:00", pa.timestamp("ns")),
+        ("+294247-01-10T04:00:54.775808", pa.timestamp("us")),
+        ("+1-01-01", pa.date32()),
+    ],
+)
+def test_a_text_that_is_no_time_of_a_far_year_is_refused(text: str, type_: pa.DataType) -> None:
+    with pytest.raises(ValueError, match=r"^\w"):
+        from_text(pa.array([text]), type_)
+
+
+@pytest.mark.parametrize(
+    ("text", "type_"),
+    [("1e400", pa.float64()), ("-1e400", pa.float64()), ("1e39", pa.float32()), ("70000", pa.float16())],
+)
+def test_a_number_beyond_a_float_type_is_refused_and_infinity_is_not(text: str, type_: pa.DataType) -> None:
+    words = ["inf", "-Infinity", "+INF"]
+    assert from_text(pa.array([*words, None, "1"]), type_).to_pylist()[:3] == [np.inf, -np.inf, np.inf]
+    with pytest.raises(InexactNumberError, match="is beyond the range of"):
+        from_text(pa.array(["1", text, "inf"]), type_)
+    lines = b'{"f":Infinity,"s":"Inf -Infinity"}\n{"f":-Infinity}\n{"f":null}\n'
+    schema = pa.schema([("f", type_), ("s", pa.string())])
+    assert read_json_lines(lines, schema).column("s").to_pylist() == ["Inf -Infinity", None, None]
+    with pytest.raises(InexactNumberError, match="beyond the range of"):
+        read_json_lines(lines + f'{{"f":{text}}}\n'.encode(), schema)
+    with pytest.raises(InexactNumberError, match="beyond the range of"):
+        from_text(pa.array([f'[{{"a":{text}}}]']), pa.list_(pa.struct([("a", type_)])))

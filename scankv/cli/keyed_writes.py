@@ -1,0 +1,134 @@
+"""Rows that `put` and `delete` write by their keys, after they have read which of them exist."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from scankv.cli.defaults import defaults_of
+from scankv.formats.key_text import key_texts
+from scankv.model.errors import PositionExpired, WriteConflict
+from scankv.model.tables.merge_spec import PARTIAL_ENGINES
+from scankv.model.tables.options import TableOptions
+from scankv.model.types.default_values import fill_absent, repeat_default
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+    from aio_client.sync import Table
+
+    Mask = npt.NDArray[np.bool_]
+
+T = TypeVar("T")
+
+_TRIES: Final = 5
+_NONE: Final[Mask] = np.zeros(0, np.bool_)
+
+
+def put_rows(table: Table, rows: pa.RecordBatch) -> int:
+    """Writes rows that all have the same columns. Columns that they lack stay as they are.
+
+    In a new row, a column that is not given has its default, or is null.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        WriteConflict: Others have changed the rows during each of several attempts.
+        ScanKvError: As for `Table.upsert` and `Table.append`.
+    """
+    names, defaults = rows.schema.names, defaults_of(table)
+    omitted = [name for name in table.schema.names if name not in names]
+    if not table.primary_key:
+        return table.append(_complete(rows, table)).rows
+    if not omitted:
+        return table.upsert(rows).rows
+    # The server leaves columns that are not named as they are, but in new rows they are null. It names a missing key.
+    if not any(name in defaults for name in omitted) or not set(table.primary_key).issubset(names):
+        return table.upsert(rows, names).rows
+    _retry(lambda: _put_as_read(table, rows))
+    return int(rows.num_rows)
+
+
+def delete_rows(table: Table, keys: pa.RecordBatch) -> tuple[int, list[int]]:
+    """Deletes the rows with some keys.
+
+    Returns:
+        How many rows were deleted, and the positions of the keys that had no row.
+
+    Raises:
+        WriteConflict: Others have changed the rows during each of several attempts.
+        ScanKvError: As for `Table.delete`.
+    """
+
+    def delete() -> tuple[int, list[int]]:
+        read = table.lookup(keys, with_version=True)
+        table.delete(keys, if_version=_version(table, read.log_offsets))
+        existing = set(key_texts(read.rows.select(table.primary_key)))
+        missing = [place for place, text in enumerate(key_texts(keys)) if text not in existing]
+        ignores = TableOptions.from_strings(table.options).deletes == "ignore"
+        return 0 if ignores else len(existing), missing
+
+    return _retry(delete)
+
+
+def _retry(write: Callable[[], T]) -> T:
+    for _ in range(_TRIES - 1):
+        try:
+            return write()
+        except (WriteConflict, PositionExpired):
+            continue
+    return write()
+
+
+def _version(table: Table, log_offsets: Mapping[int, int]) -> Mapping[int, int] | None:
+    """Returns the precondition that rows are as they were read. None: the table has no changelog to check it in."""
+    return None if table.options.get("changelog") == "none" else log_offsets
+
+
+def _put_as_read(table: Table, rows: pa.RecordBatch) -> None:
+    """Reads which rows exist, and writes all rows unless that has changed since. Raises WriteConflict."""
+    read = table.lookup(rows.select(table.primary_key), with_version=True)
+    version = _version(table, read.log_offsets)
+    places = {text: place for place, text in enumerate(key_texts(read.rows.select(table.primary_key)))}
+    found = [places.get(text) for text in key_texts(rows.select(table.primary_key))]
+    exists = np.array([place is not None for place in found])
+    others = [field for field in table.schema if field.name not in table.primary_key]
+    takes_columns = table.merge_engine in PARTIAL_ENGINES and all(field.nullable for field in others)
+    completed = ~exists if takes_columns else np.ones(len(exists), np.bool_)
+    if completed.any():
+        current = read.rows.take(pa.array(found, pa.int64())).filter(pa.array(completed))
+        given = rows.filter(pa.array(completed))
+        table.upsert(_complete(given, table, current, exists[completed]), if_version=version)
+    if not completed.all():
+        table.upsert(rows.filter(pa.array(~completed)), rows.schema.names, if_version=version)
+
+
+def _complete(
+    rows: pa.RecordBatch, table: Table, current: pa.Table | None = None, exists: Mask = _NONE
+) -> pa.RecordBatch:
+    """Returns rows with all columns of the table: those not given as they are, in new rows their default or null.
+
+    Args:
+        rows: The rows.
+        table: The table.
+        current: A row for each of the rows, arbitrary where none exists. None: all rows are new.
+        exists: Which rows exist.
+    """
+    for name, default in (_nulls(table.schema) | dict(defaults_of(table))).items():
+        if name not in rows.schema.names:
+            if current is None:
+                values = repeat_default(default, rows.num_rows)
+            else:
+                values = fill_absent(current.column(name).combine_chunks(), ~exists, default)
+            rows = rows.append_column(name, values)
+    return rows
+
+
+def _nulls(schema: pa.Schema) -> dict[str, pa.Scalar]:
+    """Returns a null for each column that may be null. Other columns have to be given, so the write names them."""
+    return {field.name: pa.scalar(None, field.type) for field in schema if field.nullable}
