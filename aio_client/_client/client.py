@@ -267,7 +267,7 @@ class Client:
             UsageError: An argument has the wrong type, the location has no known format, or a package that reads it is
                 not installed.
         """
-        rows, total_rows, state = await asyncio.to_thread(open_source, source, source_format)
+        rows, total_rows, state = await asyncio.to_thread(open_source, source, source_format, schema)
         definition = definition_message(
             name,
             rows.schema if schema is None else schema,
