@@ -51,13 +51,13 @@ def array_of_series(series: pd.Series[Any], field: pa.Field) -> pa.Array:
     Raises:
         SchemaMismatch: Arrow does not have the column's type, or pandas may have rounded an integer to a float.
     """
+    refusal = f'column "{field.name}" is {series.dtype} in pandas, which Arrow does not have: convert it with astype()'
     try:
         column = pa.array(series, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise SchemaMismatch(
-            f'column "{field.name}" is {series.dtype} in pandas, which Arrow does not have: convert it with astype()',
-            column=field.name,
-        ) from error
+        raise SchemaMismatch(refusal, column=field.name) from error
+    if str(getattr(column.type, "extension_name", "")).startswith("pandas."):
+        raise SchemaMismatch(refusal, column=field.name)  # It would be stored as the numbers of its periods.
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(series.dtype, np.dtype) and pat.is_integer(field.type) and pat.is_floating(column.type):

@@ -47,7 +47,7 @@ class _Steps:
     greatest: int
 
 
-class _Place(NamedTuple):
+class _Multiple(NamedTuple):
     """Where a value is on the scale of a column.
 
     Attributes:
@@ -59,7 +59,7 @@ class _Place(NamedTuple):
     rest: int
 
 
-_NAN: Final = _Place(0, 1)
+_NAN: Final = _Multiple(0, 1)
 
 
 def fit_comparison(path: FieldPath, operator: Operator, value: Literal, type_: pa.DataType) -> Comparison | None:
@@ -75,10 +75,10 @@ def fit_comparison(path: FieldPath, operator: Operator, value: Literal, type_: p
         A comparison with a value of the column's type. None if values of these types cannot be compared.
     """
     steps = _steps_of(type_)
-    places = None if steps is None else _places(value.as_array(), type_, steps)
-    if steps is None or places is None:
+    multiples = None if steps is None else _multiples(value.as_array(), type_, steps)
+    if steps is None or multiples is None:
         return None
-    fitted, step = _nearest(operator, places[0], steps)
+    fitted, step = _nearest(operator, multiples[0], steps)
     return Comparison(path, fitted, Literal(_array([step], type_)[0]))
 
 
@@ -89,10 +89,10 @@ def fit_list(predicate: IsIn, type_: pa.DataType) -> Predicate | None:
         The predicate with values of the column's type. None if values of these types cannot be compared.
     """
     steps, values = _steps_of(type_), predicate.values
-    places = None if steps is None else _places(values.array.drop_null(), type_, steps)
-    if steps is None or places is None:
+    multiples = None if steps is None else _multiples(values.array.drop_null(), type_, steps)
+    if steps is None or multiples is None:
         return None
-    found: list[int | None] = [place.step for place in places if _is_value(place, steps)]
+    found: list[int | None] = [multiple.step for multiple in multiples if _is_value(multiple, steps)]
     if values.has_null:
         found.append(None)
     if not found:
@@ -121,26 +121,26 @@ def _steps_of(type_: pa.DataType) -> _Steps | None:
     return None
 
 
-def _places(values: pa.Array, type_: pa.DataType, steps: _Steps) -> list[_Place] | None:
+def _multiples(values: pa.Array, type_: pa.DataType, steps: _Steps) -> list[_Multiple] | None:
     """Returns where values without null are on the scale of the column; None if they cannot be compared with it."""
     if pat.is_floating(values.type) and steps.kind == "number":
-        return [_place_of_float(value, type_, steps) for value in values.to_pylist()]
+        return [_multiple_of_float(value, type_, steps) for value in values.to_pylist()]
     own = _steps_of(values.type)
     if own is None or own.kind != steps.kind:
         return None
     numerator, denominator = (own.step / steps.step).as_integer_ratio()
-    return [_Place(*divmod(value * numerator, denominator)) for value in _in_steps(values)]
+    return [_Multiple(*divmod(value * numerator, denominator)) for value in _in_steps(values)]
 
 
-def _place_of_float(value: float, type_: pa.DataType, steps: _Steps) -> _Place:
+def _multiple_of_float(value: float, type_: pa.DataType, steps: _Steps) -> _Multiple:
     if math.isnan(value):
         return _NAN
     if math.isinf(value):
-        return _Place(steps.greatest + 1 if value > 0 else steps.least - 1, 1)
+        return _Multiple(steps.greatest + 1 if value > 0 else steps.least - 1, 1)
     # A float beside a decimal is the decimal of the same text: 0.1 is not 0.1000000000000000055.
     exact = Decimal(repr(value)) if pat.is_decimal(type_) else value
     above, below = exact.as_integer_ratio()
-    return _Place(*divmod(above * steps.step.denominator, below * steps.step.numerator))
+    return _Multiple(*divmod(above * steps.step.denominator, below * steps.step.numerator))
 
 
 def _in_steps(values: pa.Array) -> list[int]:
@@ -163,21 +163,21 @@ def _array(found: Sequence[int | None], type_: pa.DataType) -> pa.Array:
     return pa.array(found, type_)
 
 
-def _is_value(place: _Place, steps: _Steps) -> bool:
-    return not place.rest and steps.least <= place.step <= steps.greatest
+def _is_value(multiple: _Multiple, steps: _Steps) -> bool:
+    return not multiple.rest and steps.least <= multiple.step <= steps.greatest
 
 
-def _nearest(operator: Operator, place: _Place, steps: _Steps) -> tuple[Operator, int]:
+def _nearest(operator: Operator, multiple: _Multiple, steps: _Steps) -> tuple[Operator, int]:
     """Returns an equivalent comparison with a value of the column, in steps."""
-    if _is_value(place, steps):
-        return operator, place.step
+    if _is_value(multiple, steps):
+        return operator, multiple.step
     always, never = (Operator.GREATER_EQUAL, steps.least), (Operator.LESS, steps.least)
     if operator is Operator.NOT_EQUAL:
         return always
-    if operator is Operator.EQUAL or place is _NAN:
+    if operator is Operator.EQUAL or multiple is _NAN:
         return never
-    if place.step < steps.least:
+    if multiple.step < steps.least:
         return always if operator in _ABOVE else never
-    if place.step >= steps.greatest:
+    if multiple.step >= steps.greatest:
         return never if operator in _ABOVE else always
-    return (Operator.GREATER if operator in _ABOVE else Operator.LESS_EQUAL), place.step
+    return (Operator.GREATER if operator in _ABOVE else Operator.LESS_EQUAL), multiple.step

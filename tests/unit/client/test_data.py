@@ -213,6 +213,8 @@ def test_a_pandas_column_keeps_its_values(series: pd.Series[Any], text: str, val
         (pd.Series([2.0**24], dtype="float32"), "int32", "rounds integers from 16,777,216 on"),
         (pd.Series([1.5]), "int64", r'column "c", row 0: 1\.5 cannot be cast'),
         (pd.Series([1j]), "double", 'column "c" is complex128 in pandas, which Arrow does not have'),
+        (pd.Series(pd.period_range("2020", periods=2, freq="D")), "int64", r'column "c" is period\[D\] in pandas'),
+        (pd.Series(pd.interval_range(0, 2)), "struct<left: int64, right: int64>", 'column "c" is interval'),
         (pd.Series([1.0, np.nan]), "decimal(6, 2)", "different kinds"),
     ],
     ids=str,
