@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias, cast, get_args
 
 import anyio
 import pyarrow as pa
 
-from aio_client._input.data import is_frame_of, rows_of
+from aio_client._input.data import rows_of
 from aio_client._input.digests import digest_of
+from aio_client._input.frames import is_frame_of, table_of_polars
 from aio_client._input.requests import divide, to_ipc
 from aio_client._table.shape import TableShape
 from aio_client._transport.lease import ttl_millis
@@ -35,10 +36,13 @@ from scankv.model.errors import (
     TableExists,
     UsageError,
 )
+from scankv.model.types.types import storable_type
 from scankv.v1 import bootstrap_pb2, transaction_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+
+    import polars as pl
 
     from aio_client._input.data import Data
     from aio_client._transport.transport import Transport
@@ -272,14 +276,14 @@ class OpenBootstrap:
 
 
 def open_source(
-    source: Data | str | PathLike[str], source_format: SourceFormat | None, target: pa.Schema | None
+    source: Data | str | PathLike[str], source_format: SourceFormat | None, schema: pa.Schema | None
 ) -> tuple[pa.RecordBatchReader, int | None, str]:
     """Opens the rows of a location, or of data in one of the forms that callers may use. Blocks.
 
     Args:
         source: The location or the data.
         source_format: The format of the location. None: what it contains.
-        target: The columns of the table. None: those of the source.
+        schema: The columns of the table. None: those of the source.
 
     Returns:
         The rows, their number, and the state of the source. The number is None if it is not known, and the state is
@@ -287,20 +291,29 @@ def open_source(
 
     Raises:
         UsageError: The source has no known form.
+        SchemaMismatch: A column of the data has a type that Arrow does not have, or does not fit the schema.
         LakeUnavailable, LakeDamaged: The location cannot be read.
     """
     if isinstance(source, str | PathLike):
         # On use, as it needs packages of an extra.
         from scankv.lake.sources.sources import open_source as open_location
 
-        opened = open_location(os.fspath(source), source_format, target)
+        opened = open_location(os.fspath(source), source_format, schema)
         return opened.reader, opened.count, opened.state
     if source_format is not None:
         raise UsageError("source_format is for a location: leave it out", option="source_format")
     if isinstance(source, pa.RecordBatch):
         source = pa.Table.from_batches([source])
+    elif schema is not None and (is_frame_of("pandas", source) or isinstance(source, list)):
+        # Without the schema, pyarrow would guess the types of Python objects.
+        columns = pa.schema([field.with_type(storable_type(field.type, field.name)) for field in schema])
+        rows = rows_of(source)
+        rows.check_names(columns)
+        source = pa.Table.from_batches(rows.batches(columns), schema=columns)
     elif is_frame_of("pandas", source):
         source = pa.Table.from_pandas(source, preserve_index=False)
+    elif is_frame_of("polars", source):
+        source = table_of_polars(cast("pl.DataFrame", source))
     elif isinstance(source, list):
         source = pa.Table.from_pylist(source)
     if isinstance(source, pa.Table):

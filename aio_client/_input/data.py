@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
 
+from aio_client._input.frames import array_of_series, is_frame_of, table_of_polars
 from aio_client._input.python_values import NotAValueError, column_of
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import SchemaMismatch, UsageError, did_you_mean
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     import pandas as pd
+    import polars as pl
 
 
 class SupportsArrowStream(Protocol):
@@ -81,11 +83,11 @@ def rows_of(data: object) -> InputRows:
         return _ArrowRows(data.schema, data, in_memory=False)
     if is_frame_of("pandas", data):
         return _PandasRows(data)
+    if is_frame_of("polars", data):
+        return _PolarsRows(cast("pl.DataFrame", data))
     if isinstance(data, list | tuple):
         return _DictRows(data)
     try:
-        if is_frame_of("polars", data):
-            return rows_of(pa.table(data))
         if hasattr(data, "__arrow_c_array__"):
             return rows_of(pa.record_batch(data))
         if hasattr(data, "__arrow_c_stream__"):
@@ -97,11 +99,6 @@ def rows_of(data: object) -> InputRows:
         "rows must be a RecordBatch, Table, RecordBatchReader, pandas or Polars DataFrame, list of dictionaries, or an "
         f"object with __arrow_c_stream__, not {type(data).__name__}{hint}"
     )
-
-
-def is_frame_of(library: str, data: object) -> bool:
-    """Returns whether the object is a DataFrame of that library, which is not imported for the check."""
-    return type(data).__name__ == "DataFrame" and type(data).__module__.partition(".")[0] == library
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +207,34 @@ class _PandasRows:
     def _column(self, index: int, field: pa.Field) -> pa.Array:
         series = self._frame.iloc[:, index]
         if series.dtype != object:
-            return pa.array(series, from_pandas=True)
+            return array_of_series(series, field)
         # pyarrow would guess one type for objects of any type.
         return _column(series.where(series.notna(), None).tolist(), field)
+
+
+class _PolarsRows:
+    """Rows of a Polars DataFrame. Columns that are left out are not converted."""
+
+    in_memory = True
+
+    def __init__(self, frame: pl.DataFrame) -> None:
+        self._frame = frame
+
+    def has(self, name: str) -> bool:
+        return name in self._frame.columns
+
+    def check_names(self, schema: pa.Schema) -> None:
+        _check_names(self._frame.columns, schema)
+
+    def batches(
+        self,
+        schema: pa.Schema,
+        counted: Collection[str] = (),
+        defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
+    ) -> Iterator[pa.RecordBatch]:
+        wanted = [name for name in self._frame.columns if name in schema.names]
+        table = table_of_polars(self._frame.select(wanted))
+        yield from _ArrowRows(table.schema, table.to_batches(), in_memory=True).batches(schema, counted, defaults)
 
 
 def _with_ones(batch: pa.RecordBatch, schema: pa.Schema, counted: Collection[str]) -> pa.RecordBatch:

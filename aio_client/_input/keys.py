@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from aio_client._input.data import is_frame_of, rows_of
+from aio_client._input.data import rows_of
+from aio_client._input.frames import is_frame_of
 from aio_client._input.python_values import NotAValueError, column_of
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import InvalidKey, SchemaMismatch, did_you_mean

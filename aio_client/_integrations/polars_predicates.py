@@ -130,6 +130,8 @@ def _text_match(name: str, function: Any, text: pa.Scalar) -> Predicate:  # noqa
     match function:
         case "StartsWith":
             return col(name).starts_with(text.as_py())
+        case "EndsWith":
+            return col(name).ends_with(text.as_py())
         case {"Contains": {"literal": True}}:
             return col(name).contains(text.as_py())
     raise _NotTheSameError

@@ -12,6 +12,7 @@ from aio_client._input.arguments import flag_of
 from aio_client._input.optional import import_optional, to_pylist
 from aio_client._integrations.blocking_stream import open_blocking_stream
 from aio_client._integrations.duckdb import check_connection, create_table_of_stream
+from aio_client._integrations.pandas_frames import check_dtype_backend, frame_of
 from aio_client._integrations.polars_frames import lazy_frame
 from aio_client._scan.explanation import explain
 from aio_client._scan.protocol import scan_request
@@ -142,16 +143,25 @@ class Scan(ScanBuilder):
             batches.sort(key=itemgetter(0))  # The rows of each bucket have come in order.
         return pa.Table.from_batches([rows for _, rows in batches], schema=stream.schema)
 
-    async def to_pandas(self) -> pd.DataFrame:
+    async def to_pandas(self, *, dtype_backend: Literal["pyarrow", "numpy"] = "pyarrow") -> pd.DataFrame:
         """Returns all rows as a pandas DataFrame in memory. Needs pandas.
 
+        By default, the dtypes are those of Arrow: they follow from the types of the columns, and every value comes back
+        unchanged when the DataFrame is written. For other Arrow data, such as the result of `top_n`, the same is
+        `rows.to_pandas(types_mapper=pandas.ArrowDtype)`.
+
+        Args:
+            dtype_backend: "pyarrow" for the dtypes of Arrow. "numpy" for those of NumPy, as pyarrow's `to_pandas`
+                chooses them, which loses values: integers with a null become floats, which are rounded from 2^53 on,
+                also within lists, and null becomes NaN. The dtypes then depend on the rows.
+
         Raises:
-            UsageError: pandas is not installed, or as for `to_arrow`.
+            UsageError: pandas is not installed, `dtype_backend` is neither, or as for `to_arrow`.
             ScanKvError: As for the stream of the scan.
         """
-        import_optional("pandas")
+        check_dtype_backend(dtype_backend)
         self._check_ends("to_pandas")
-        return (await self.to_arrow()).to_pandas()
+        return frame_of(await self.to_arrow(), dtype_backend)
 
     @overload
     async def to_polars(self, *, lazy: Literal[False] = False) -> pl.DataFrame: ...

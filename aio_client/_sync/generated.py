@@ -1899,14 +1899,23 @@ class Scan(BlockingScan):
         """
         return self._runner.call(self._aio.to_arrow)
 
-    def to_pandas(self) -> pd.DataFrame:
+    def to_pandas(self, *, dtype_backend: Literal["pyarrow", "numpy"] = "pyarrow") -> pd.DataFrame:
         """Returns all rows as a pandas DataFrame in memory. Needs pandas.
 
+        By default, the dtypes are those of Arrow: they follow from the types of the columns, and every value comes back
+        unchanged when the DataFrame is written. For other Arrow data, such as the result of `top_n`, the same is
+        `rows.to_pandas(types_mapper=pandas.ArrowDtype)`.
+
+        Args:
+            dtype_backend: "pyarrow" for the dtypes of Arrow. "numpy" for those of NumPy, as pyarrow's `to_pandas`
+                chooses them, which loses values: integers with a null become floats, which are rounded from 2^53 on,
+                also within lists, and null becomes NaN. The dtypes then depend on the rows.
+
         Raises:
-            UsageError: pandas is not installed, or as for `to_arrow`.
+            UsageError: pandas is not installed, `dtype_backend` is neither, or as for `to_arrow`.
             ScanKvError: As for the stream of the scan.
         """
-        return self._runner.call(self._aio.to_pandas)
+        return self._runner.call(lambda: self._aio.to_pandas(dtype_backend=dtype_backend))
 
     @overload
     def to_polars(self, *, lazy: Literal[False] = False) -> pl.DataFrame: ...

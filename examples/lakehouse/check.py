@@ -24,7 +24,11 @@ def check(client: Client, answer: ReaderAnswer) -> None:
 def routes_at(client: Client, log_offsets: LogOffsets) -> list[Route]:
     """Returns the routes at a position in the changelog, from the last change of each flight before it."""
     stop = StopAt.offsets(log_offsets)
-    changes = client.table(FLIGHTS).changes(StartFrom.EARLIEST, stop, columns=[*KEY, "dest", "dep_delay"]).to_pandas()
+    changes = (
+        client.table(FLIGHTS)
+        .changes(StartFrom.EARLIEST, stop, columns=[*KEY, "dest", "dep_delay"])
+        .to_pandas(dtype_backend="numpy")
+    )
     last = changes.drop_duplicates(list(KEY), keep="last")
     flights = last[last["_change_type"] != "-D"]
     routes = flights.groupby(["origin", "dest"])["dep_delay"].agg(["size", "sum", "max"])

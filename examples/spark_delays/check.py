@@ -20,8 +20,8 @@ ROUTE: Final = ["origin", "dest"]
 
 def check_report(client: Client, snapshot: Snapshot, airports: Path) -> pd.DataFrame:
     """Compares the report with the flights of a snapshot, and returns it. Raises AssertionError if they differ."""
-    found = client.table(REPORT).scan().ordered().to_pandas()
-    flights = client.table(FLIGHTS).scan().at(snapshot).to_pandas()
+    found = client.table(REPORT).scan().ordered().to_pandas(dtype_backend="numpy")
+    flights = client.table(FLIGHTS).scan().at(snapshot).to_pandas(dtype_backend="numpy")
     wanted = flights.groupby(ROUTE).agg(
         flights=("dep_delay", "count"),
         mean_departure_delay=("dep_delay", "mean"),
@@ -35,8 +35,8 @@ def check_report(client: Client, snapshot: Snapshot, airports: Path) -> pd.DataF
 
 def check_totals(client: Client) -> pd.DataFrame:
     """Compares the totals with the current flights, and returns them. Raises AssertionError if they differ."""
-    found = client.table(TOTALS).scan().ordered().to_pandas()
-    flights = client.table(FLIGHTS).scan().to_pandas()
+    found = client.table(TOTALS).scan().ordered().to_pandas(dtype_backend="numpy")
+    flights = client.table(FLIGHTS).scan().to_pandas(dtype_backend="numpy")
     wanted = flights.groupby(ROUTE).agg(
         flights=("dep_delay", "count"),
         departure_delay=("dep_delay", "sum"),

@@ -10,7 +10,7 @@ NaN only NOT_EQUAL is true.
 
 A server refuses with INVALID_ARGUMENT: INVALID_REQUEST a tree that is incomplete, or has over 1,000 predicates, over
 90 nested ones, over 100,000 values in its lists, or over 65,536 bytes in all texts that it searches for;
-SCHEMA_MISMATCH a column that does not exist, and a value that is not exactly a value of the type of the column.
+SCHEMA_MISMATCH a column that does not exist, and a value that cannot be compared with the type of the column.
 """
 
 from collections import abc as _abc
@@ -82,12 +82,24 @@ class _MatchKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MatchKind.V
     MATCH_KIND_UNSPECIFIED: _MatchKind.ValueType  # 0
     MATCH_KIND_STARTS_WITH: _MatchKind.ValueType  # 1
     MATCH_KIND_CONTAINS: _MatchKind.ValueType  # 2
+    MATCH_KIND_ENDS_WITH: _MatchKind.ValueType  # 3
+    MATCH_KIND_LIKE: _MatchKind.ValueType  # 4
+    """As SQL's LIKE, for a string column: in `text`, % stands for any characters, also none, and _ for one character,
+    line breaks included. The character after a backslash stands for itself. At most 1,000 characters. INVALID_REQUEST
+    if the pattern ends with a backslash that precedes no character. An older server refuses it with INVALID_REQUEST.
+    """
 
 class MatchKind(_MatchKind, metaclass=_MatchKindEnumTypeWrapper): ...
 
 MATCH_KIND_UNSPECIFIED: MatchKind.ValueType  # 0
 MATCH_KIND_STARTS_WITH: MatchKind.ValueType  # 1
 MATCH_KIND_CONTAINS: MatchKind.ValueType  # 2
+MATCH_KIND_ENDS_WITH: MatchKind.ValueType  # 3
+MATCH_KIND_LIKE: MatchKind.ValueType  # 4
+"""As SQL's LIKE, for a string column: in `text`, % stands for any characters, also none, and _ for one character,
+line breaks included. The character after a backslash stands for itself. At most 1,000 characters. INVALID_REQUEST
+if the pattern ends with a backslash that precedes no character. An older server refuses it with INVALID_REQUEST.
+"""
 Global___MatchKind: _TypeAlias = MatchKind  # noqa: Y015
 
 @_typing.final
@@ -203,7 +215,11 @@ Global___Comparison: _TypeAlias = Comparison  # noqa: Y015
 
 @_typing.final
 class Literal(_message.Message):
-    """One value. A number compares exactly with columns of every number type."""
+    """One value. A number compares exactly with columns of every number type, also if no value of the column can be equal
+    to it: 1.5 is greater than the integer 1. With a float column, integers and decimals are the nearest 64-bit float. A
+    timestamp without a time zone compares exactly with a date column. An older server refuses values that the column
+    cannot have.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -10,7 +10,7 @@ NaN only NOT_EQUAL is true.
 
 A server refuses with INVALID_ARGUMENT: INVALID_REQUEST a tree that is incomplete, or has over 1,000 predicates, over
 90 nested ones, over 100,000 values in its lists, or over 65,536 bytes in all texts that it searches for;
-SCHEMA_MISMATCH a column that does not exist, and a value that is not exactly a value of the type of the column.
+SCHEMA_MISMATCH a column that does not exist, and a value that cannot be compared with the type of the column.
 """
 
 from collections import abc as _abc

@@ -53,6 +53,11 @@ def test_an_answer_of_another_instant_is_found(server: ServerProcess) -> None:
         check(client, ReaderAnswer("old", "table", "then", offsets, before))
         with pytest.raises(AssertionError, match="old differs from the table as of now"):
             check(client, ReaderAnswer("old", "table", "now", table.log_offsets(), before))
-        wanted = table.scan().to_pandas().groupby(["origin", "dest"])["dep_delay"].agg(["size", "sum", "max"])
+        wanted = (
+            table.scan()
+            .to_pandas(dtype_backend="numpy")
+            .groupby(["origin", "dest"])["dep_delay"]
+            .agg(["size", "sum", "max"])
+        )
         found = list(wanted.reset_index().itertuples(index=False, name=None))
         check(client, ReaderAnswer("live", "table", "now", table.log_offsets(), found))

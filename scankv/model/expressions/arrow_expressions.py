@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import UsageError
+from scankv.model.expressions.like_patterns import STORED_ESCAPE, like
 from scankv.model.expressions.literals import Literal, literal_of, values_of
 from scankv.model.expressions.nodes import (
     Comparison,
@@ -38,7 +39,7 @@ _COMPARISONS: Final = {
     "greater": Operator.GREATER,
     "greater_equal": Operator.GREATER_EQUAL,
 }
-_MATCHES: Final = {"starts_with": Match.STARTS_WITH, "match_substring": Match.CONTAINS}
+_MATCHES: Final = {"starts_with": Match.STARTS_WITH, "match_substring": Match.CONTAINS, "ends_with": Match.ENDS_WITH}
 _SHOWN_OPTIONS: Final = ("ignore_case", "nan_is_null", "null_matching_behavior")
 _NULLS_MATCH, _NULLS_SKIPPED = 0, 1  # arrow::compute::SetLookupOptions::NullMatchingBehavior
 
@@ -47,8 +48,8 @@ def from_pyarrow(expression: pc.Expression) -> Predicate:
     """Converts an Arrow expression to a predicate with exactly the same meaning, including nulls.
 
     Supported are comparisons of columns with values or other columns, `&`, `|`, `~`, `isin`, `is_null`, `is_valid`,
-    `starts_with` and `match_substring`. Arrow's `isin` is false for a null, for which SQL's `IN` is unknown; the
-    predicate returned contains a null check for that.
+    `starts_with`, `ends_with`, `match_substring` and `match_like`. Arrow's `isin` is false for a null, for which SQL's
+    `IN` is unknown; the predicate returned contains a null check for that.
 
     Raises:
         UsageError: The expression contains anything else, such as a cast, arithmetic, or `isin` with a NaN, or is not
@@ -166,6 +167,8 @@ def _build_predicate(call: _Call) -> Predicate:
             return _is_in(path, call)
         case name, [FieldPath() as path] if name in _MATCHES and not _option(call, "ignore_case"):
             return TextMatch(path, _MATCHES[name], literal_of(_option(call, "pattern")))
+        case "match_like", [FieldPath() as path] if not _option(call, "ignore_case"):
+            return like(path, _option(call, "pattern"), STORED_ESCAPE)
         case _:
             raise UsageError(_refusal(call))
 
@@ -194,5 +197,5 @@ def _refusal(call: _Call) -> str:
     options = ", ".join(f"{name}={value}" for name, value in call.options.items() if name in _SHOWN_OPTIONS)
     return (
         f"Arrow's {call.function}({options}) is not supported: use comparisons of columns with values, &, |, ~, isin "
-        "without NaN and zero floats, is_null, is_valid, starts_with and match_substring"
+        "without NaN and zero floats, is_null, is_valid, starts_with, ends_with, match_substring and match_like"
     )

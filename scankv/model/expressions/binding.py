@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.model.errors import SchemaMismatch, did_you_mean
+from scankv.model.expressions.fitting import fit_comparison, fit_list
 from scankv.model.expressions.literals import Literal, ValueList
 from scankv.model.expressions.nodes import (
     Comparison,
     FieldPath,
     IsIn,
     IsNull,
+    Match,
     Not,
     Predicate,
     TextMatch,
@@ -23,9 +24,6 @@ from scankv.model.expressions.nodes import (
 )
 from scankv.model.types.casts import cast_exactly
 from scankv.model.types.types import format_type
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _EXACT_INTEGER_BITS: Final = {16: 16, 32: 16, 64: 32}
 """For the bits of a float column: the bits of the widest integer column that compares with it without rounding."""
@@ -45,19 +43,19 @@ class BoundPredicate:
 
 
 def bind(predicate: Predicate, schema: pa.Schema) -> BoundPredicate:
-    """Checks a predicate against the columns of a table, and casts its values to the types of the columns.
+    """Checks a predicate against the columns of a table, and gives its values the types of the columns.
 
-    Values are cast without loss, by `casts.cast_exactly`, with two additions: a column of float16 or float32 is
-    compared as float64, so any float64 value is allowed; and for a float column, a decimal becomes the float64 with the
-    same text, because that is what 0.1 in a text means.
+    Numbers of all types can be compared, and so can dates and timestamps without a time zone. A comparison with a value
+    that the column cannot have, such as 1.5 in a column of integers, is replaced by an equivalent one. A column of
+    float16 or float32 is compared as float64; with a float column, integers and decimals are the nearest float64.
 
     Args:
         predicate: Any predicate, bound or not.
         schema: Columns of storable types with unique names, as in `Schema.arrow`.
 
     Raises:
-        SchemaMismatch: A column or field does not exist, cannot be compared with a value of this type, or cannot have
-            exactly this value. The message does not contain the value, because the server sends it to the client.
+        SchemaMismatch: A column or field does not exist, or cannot be compared with a value of this type. The message
+            does not contain the value, because the server sends it to the client.
     """
     bound = _bind_node(predicate, schema)
     return BoundPredicate(bound, columns_of(bound, schema))
@@ -75,11 +73,9 @@ def _bind_node(predicate: Predicate, schema: pa.Schema) -> Predicate:
             _check_comparable(left, _scalar_type(left, schema), right, _scalar_type(right, schema))
             return predicate
         case Comparison(left=left, right=Literal() as value):
-            array = _exact(value.as_array(), _scalar_type(left, schema), left)
-            return replace(predicate, right=Literal(array[0]))
-        case IsIn(path=path, values=values):
-            array = _exact(values.array, _scalar_type(path, schema), path)
-            return predicate if array is values.array else replace(predicate, values=ValueList(array))
+            return _bind_comparison(predicate, value, _scalar_type(left, schema))
+        case IsIn(path=path):
+            return _bind_list(predicate, _scalar_type(path, schema))
         case IsNull(path=path):
             _type_of(path, schema)
             return predicate
@@ -144,31 +140,57 @@ def _check_text(predicate: TextMatch, type_: pa.DataType) -> None:
     given, method = predicate.text.scalar.type, predicate.match.value
     if given != type_ or not (pat.is_string(type_) or pat.is_binary(type_)):
         takes = {pa.string(): "text", pa.binary(): "bytes"}.get(type_)
-        reason = f"{method} must be given {takes}" if takes else f"{method} needs a string or binary column"
+        if predicate.match is Match.LIKE:
+            takes, method = None, "like with % or _ inside"
+        reason = f"{method} must be given {takes}" if takes else f"{method} needs a string column"
         message = f"{predicate.path} is {format_type(type_)}: {reason}"
         raise SchemaMismatch(message, column=predicate.path.names[0])
 
 
-def _exact(values: pa.Array, type_: pa.DataType, path: FieldPath) -> pa.Array:
-    cast: Callable[[pa.Array, pa.DataType], pa.Array] = _exact_floats if pat.is_floating(type_) else cast_exactly
-    where = f"{path} is {format_type(type_)}"
+def _bind_comparison(predicate: Comparison, value: Literal, type_: pa.DataType) -> Predicate:
     try:
-        return cast(values, type_)
-    except TypeError as error:
-        hint = _hint(values.type, type_)
-        message = f"{where}: it cannot be compared with a value of type {values.type}{hint}"
-        raise SchemaMismatch(message, column=path.names[0]) from error
-    except (ValueError, pa.ArrowException) as error:
-        message = f"{where}: it cannot have exactly the {values.type} value that it is compared with"
-        raise SchemaMismatch(f"{message}; use a value of the column's type", column=path.names[0]) from error
+        return replace(predicate, right=Literal(_exact(value.as_array(), type_)[0]))
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        fitted = fit_comparison(predicate.left, predicate.operator, value, type_)
+        if fitted is None:
+            raise _does_not_fit(predicate.left, type_, value.scalar.type, error) from error
+        return fitted
 
 
-def _exact_floats(values: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Returns values in the column's type if they are exact in it and Arrow can compare it, otherwise as float64."""
+def _bind_list(predicate: IsIn, type_: pa.DataType) -> Predicate:
+    values = predicate.values.array
+    try:
+        array = _exact(values, type_)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        fitted = fit_list(predicate, type_)
+        if fitted is None:
+            raise _does_not_fit(predicate.path, type_, values.type, error) from error
+        return fitted
+    return predicate if array is values else replace(predicate, values=ValueList(array))
+
+
+def _does_not_fit(path: FieldPath, type_: pa.DataType, given: pa.DataType, error: Exception) -> SchemaMismatch:
+    where = f"{path} is {format_type(type_)}"
+    if isinstance(error, TypeError):
+        message = f"{where}: it cannot be compared with a value of type {given}{_hint(given, type_)}"
+    else:
+        message = f"{where}: it cannot be compared with this value of type {given}; use a value of the column's type"
+    return SchemaMismatch(message, column=path.names[0])
+
+
+def _exact(values: pa.Array, type_: pa.DataType) -> pa.Array:
+    return _floats(values, type_) if pat.is_floating(type_) else cast_exactly(values, type_)
+
+
+def _floats(values: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Returns values in the column's type if they are exact in it and Arrow can compare it, otherwise as float64.
+
+    Integers and decimals become the nearest float64, as number literals do in SQL.
+    """
     if pat.is_decimal(values.type):
-        floats = pa.array(
-            [None if value is None else _float_of_same_text(value) for value in values.to_pylist()], pa.float64()
-        )
+        floats = pa.array([None if value is None else float(value) for value in values.to_pylist()], pa.float64())
+    elif pat.is_integer(values.type):
+        floats = values.cast(pa.float64(), safe=False)
     else:
         floats = cast_exactly(values, pa.float64())
     if pat.is_float16(type_):
@@ -179,17 +201,7 @@ def _exact_floats(values: pa.Array, type_: pa.DataType) -> pa.Array:
         return floats
 
 
-def _float_of_same_text(value: Decimal) -> float:
-    """Returns the float whose shortest text is this decimal, such as 0.1 for the decimal 0.1."""
-    number = float(value)
-    if Decimal(repr(number)) != value:
-        raise ValueError("no 64-bit float has this text")
-    return number
-
-
 def _hint(given: pa.DataType, type_: pa.DataType) -> str:
-    if pat.is_decimal(type_) and pat.is_floating(given):
-        return "; give a decimal.Decimal"
     if pat.is_timestamp(type_) and pat.is_timestamp(given):
         return "; give one with a time zone" if type_.tz is not None else "; give one without a time zone"
     if pat.is_timestamp(type_) and pat.is_date(given):
@@ -197,7 +209,7 @@ def _hint(given: pa.DataType, type_: pa.DataType) -> str:
     if pat.is_temporal(type_) and pat.is_string(given):
         return "; give a date, time or datetime, or in SQL text DATE '...' or TIMESTAMP '...'"
     if pat.is_date(type_) and pat.is_timestamp(given):
-        return "; give a date"
+        return "; give a date, or a timestamp without a time zone"
     if pat.is_binary(type_) and pat.is_string(given):
         return "; give bytes"
     return ""

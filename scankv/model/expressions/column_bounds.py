@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import InvalidKey
+from scankv.model.expressions.like_patterns import prefix_of
 from scankv.model.expressions.literals import Literal, ValueList
 from scankv.model.expressions.nodes import (
     Comparison,
@@ -108,7 +109,8 @@ class ColumnBounds:
                     return None
                 # No encoding precedes the first value, so the first range begins at the start of the column.
                 start = b"" if bounds.start in (None, NOT_NULL_MARK[: self.codec.nullable[position]]) else bounds.start
-                return Truth(() if bounds.is_empty else ((start or b"", bounds.end),))
+                exact = not (isinstance(atom, TextMatch) and atom.match is Match.LIKE)
+                return Truth(() if bounds.is_empty else ((start or b"", bounds.end),), exact=exact)
         return None
 
     def _truth_of_list(self, position: int, values: ValueList, longest: int) -> Truth:
@@ -157,7 +159,10 @@ class ColumnBounds:
         return (part for part in self.left if isinstance(part, IsIn) and part.path == path)
 
     def _bounds(self, position: int, part: Predicate) -> KeyRange | None:
-        """Returns the range in which a comparison with the column is true; None if the part does not have one."""
+        """Returns the range in which a comparison with the column is true; None if the part does not have one.
+
+        LIKE may be true in the range of its prefix.
+        """
         path = self._path(position)
         match part:
             case Comparison(left=left, operator=operator, right=Literal() as value) if left == path:
@@ -168,6 +173,11 @@ class ColumnBounds:
             case TextMatch(path=left, match=Match.STARTS_WITH, text=text) if left == path:
                 operator = Operator.EQUAL
                 encoded = self._encode(position, text.as_array())
+                encoded = encoded and encoded[:-TEXT_END_BYTES]
+            case TextMatch(path=left, match=Match.LIKE, text=text) if left == path:
+                prefix = prefix_of(text.scalar.as_py())
+                operator = Operator.EQUAL
+                encoded = self._encode(position, pa.array([prefix])) if prefix else None
                 encoded = encoded and encoded[:-TEXT_END_BYTES]
             case _:
                 return None
@@ -180,6 +190,11 @@ class ColumnBounds:
         if operator not in _LOWER + _UPPER:
             return None
         within = self._comparable(position)
+        if not any(encoded[self.codec.nullable[position] :]):  # No encoding precedes one of zeros only.
+            if operator is Operator.GREATER_EQUAL:
+                return within
+            if operator is Operator.LESS:
+                return NO_KEYS
         if operator in _LOWER:
             start = same.start if operator is Operator.GREATER_EQUAL else same.end
             return within & KeyRange(start, None) if start is not None else NO_KEYS

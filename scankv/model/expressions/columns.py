@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from scankv.model.errors import UsageError
+from scankv.model.expressions.like_patterns import like
 from scankv.model.expressions.literals import Literal, literal_of, values_of
 from scankv.model.expressions.nodes import (
     NO_TRUTH,
@@ -111,6 +112,27 @@ class Column:
     def contains(self, text: str | bytes) -> Predicate:
         """Tests whether this string or binary column contains a text or bytes of up to 64 KiB. Case-sensitive."""
         return self._match(Match.CONTAINS, text)
+
+    def ends_with(self, text: str | bytes) -> Predicate:
+        """Tests whether this string or binary column ends with a text or bytes of up to 64 KiB. Case-sensitive."""
+        return self._match(Match.ENDS_WITH, text)
+
+    def like(self, pattern: str, escape: str | None = None) -> Predicate:
+        """Tests whether this string column is like a pattern, as SQL's LIKE does. Case-sensitive.
+
+        `%` stands for any characters, also none, and `_` for one character; both match line breaks, too.
+
+        Args:
+            pattern: The pattern, of up to 1,000 characters if it is more than a prefix, a suffix or a part.
+            escape: A character after which the next one stands for itself; empty: no such character exists. It is
+                needed if the pattern has a backslash, which is an escape character in some databases.
+
+        Raises:
+            UsageError: The pattern is no text or too long, ends with `escape`, or needs `escape`.
+        """
+        if not isinstance(pattern, str) or not isinstance(escape, str | None):
+            raise UsageError(f"the arguments of like must be text, not {type(pattern).__name__}")
+        return like(self.path, pattern, escape)
 
     def __and__(self, other: object) -> Predicate:
         return all_of([self._as_predicate(), other_predicate(other, "&")])

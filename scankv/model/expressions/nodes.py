@@ -4,7 +4,7 @@
     ├── Comparison      column == != < <= > >= value or column
     ├── IsIn            column is one of a list of values
     ├── IsNull          column is null
-    ├── TextMatch       column starts with, or contains, a text or bytes
+    ├── TextMatch       column starts or ends with, or contains, a text or bytes, or is like a pattern
     ├── And, Or         of at least two predicates
     ├── Not
     └── Constant        true, false or unknown for every row
@@ -69,10 +69,15 @@ _FLIPPED: Final = {
 
 
 class Match(Enum):
-    """How a text is matched. The value is the method of a column."""
+    """How a text is matched. The value is the method of a column.
+
+    The pattern of LIKE has `%`, `_`, and a backslash before each of these three characters that stands for itself.
+    """
 
     STARTS_WITH = "starts_with"
     CONTAINS = "contains"
+    ENDS_WITH = "ends_with"
+    LIKE = "like"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -243,7 +248,10 @@ class IsNull(Predicate):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TextMatch(Predicate):
-    """Whether a string or binary column starts with, or contains, a text or bytes. Unknown if the column is null."""
+    """Whether a string or binary column starts or ends with, or contains, a text or bytes, or is like a pattern.
+
+    Unknown if the column is null.
+    """
 
     path: FieldPath
     match: Match
@@ -258,7 +266,8 @@ class TextMatch(Predicate):
         return int(self.text.scalar.as_buffer().size)
 
     def __repr__(self) -> str:
-        return f"{self.path!r}.{self.match.value}({self.text!r})"
+        escape = r', escape="\\"' if self.match is Match.LIKE and "\\" in self.text.scalar.as_py() else ""
+        return f"{self.path!r}.{self.match.value}({self.text!r}{escape})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

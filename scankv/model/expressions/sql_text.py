@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from scankv.model.errors import SchemaMismatch, UsageError
 from scankv.model.expressions.binding import bind
+from scankv.model.expressions.like_patterns import like
 from scankv.model.expressions.literals import MAX_LIST_VALUES, Literal, literal_of, values_of
 from scankv.model.expressions.nodes import (
     MAX_DEPTH,
@@ -21,11 +22,9 @@ from scankv.model.expressions.nodes import (
     FieldPath,
     IsIn,
     IsNull,
-    Match,
     Not,
     Operator,
     Predicate,
-    TextMatch,
     all_of,
     any_of,
 )
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
     Operand = FieldPath | Literal
 
 SUPPORTED: Final = (
-    "= <> != < <= > >=, AND, OR, NOT, parentheses, IN (...), BETWEEN ... AND ..., IS [NOT] NULL, LIKE 'x%', '%x%' or "
-    "'x', columns, fields of structs as a.b, \"quoted names\", numbers, 'text', DATE '...', TIMESTAMP '...', TRUE, "
-    "FALSE, NULL"
+    "= <> != < <= > >=, AND, OR, NOT, parentheses, IN (...), BETWEEN ... AND ..., IS [NOT] NULL, LIKE '...' "
+    "[ESCAPE '...'], columns, fields of structs as a.b, \"quoted names\", numbers, 'text', DATE '...', "
+    "TIMESTAMP '...', TRUE, FALSE, NULL"
 )
 MAX_TEXT_LENGTH: Final = 4 * 1024 * 1024
 """The most characters of the text of a predicate."""
@@ -219,19 +218,11 @@ class _PredicateParser:
 
     def _like(self, column: FieldPath) -> Predicate:
         start = self._offset()
-        pattern = re.sub("%+", "%", self._string("expected a pattern in single quotes after LIKE"))
-        inner = pattern.strip("%")
-        wrong = re.search(r"[%_\\]", inner)
-        if wrong:
-            message = f"LIKE with {wrong.group()} inside is not supported; % can be at the end, or at both ends"
-            self._fail(message, self._offset(-1))
-        kind = pattern.replace(inner, "x", 1) if inner else "x%" if pattern else "x"
-        if kind == "x":
-            return Comparison(column, Operator.EQUAL, literal_of(pattern))
-        matches = {"x%": Match.STARTS_WITH, "%x%": Match.CONTAINS}
-        if kind not in matches:
-            self._fail("LIKE '%x' is not supported; % can be at the end, or at both ends", self._offset(-1))
-        return self._within_limits(start, partial(TextMatch, column, matches[kind], literal_of(inner)))
+        if self._skip("NULL"):
+            return Comparison(column, Operator.EQUAL, literal_of(None))
+        pattern = self._string("expected a pattern in single quotes after LIKE")
+        escape = self._string("expected a character in single quotes after ESCAPE") if self._skip("ESCAPE") else None
+        return self._within_limits(start, partial(like, column, pattern, escape))
 
     def _operand(self) -> Operand:
         if not self._is_name():

@@ -9,6 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, UsageError
+from scankv.model.expressions.like_patterns import STORED_ESCAPE, like
 from scankv.model.expressions.literals import MAX_LIST_VALUES, Literal, ValueList, literal_of
 from scankv.model.expressions.nodes import (
     MAX_NODES,
@@ -37,7 +38,12 @@ _OPERATORS: Final = {
     Operator.GREATER_EQUAL: pb.COMPARISON_OPERATOR_GREATER_EQUAL,
 }
 _OPERATOR_OF: Final = {number: operator for operator, number in _OPERATORS.items()}
-_MATCHES: Final = {Match.STARTS_WITH: pb.MATCH_KIND_STARTS_WITH, Match.CONTAINS: pb.MATCH_KIND_CONTAINS}
+_MATCHES: Final = {
+    Match.STARTS_WITH: pb.MATCH_KIND_STARTS_WITH,
+    Match.CONTAINS: pb.MATCH_KIND_CONTAINS,
+    Match.ENDS_WITH: pb.MATCH_KIND_ENDS_WITH,
+    Match.LIKE: pb.MATCH_KIND_LIKE,
+}
 _MATCH_OF: Final = {number: match for match, number in _MATCHES.items()}
 _DECIMAL: Final = re.compile(r"-?[0-9]{1,38}(\.[0-9]{1,38})?")
 _INT64: Final = range(-(2**63), 2**63)
@@ -189,11 +195,15 @@ def _comparison_of(message: pb.Comparison) -> Comparison:
             raise InvalidRequest(f"the comparison of {left} has no value and no column on its right side")
 
 
-def _text_match_of(message: pb.TextMatch) -> TextMatch:
+def _text_match_of(message: pb.TextMatch) -> Predicate:
     path, match = _path_of(message.column), _MATCH_OF.get(message.kind)
     pattern = message.WhichOneof("pattern")
     if match is None or pattern is None:
         raise InvalidRequest(f"the text match of {path} has no pattern, or is of the unknown kind {message.kind}")
+    if match is Match.LIKE:
+        if pattern != "text":
+            raise InvalidRequest(f"the pattern of LIKE for {path} must be text")
+        return like(path, message.text, STORED_ESCAPE)
     return TextMatch(path, match, literal_of(message.text if pattern == "text" else message.binary))
 
 

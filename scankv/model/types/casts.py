@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from scankv.model import lazy_compute as pc
+from scankv.model.types.layouts import has_plain_layout, plain_layout
 from scankv.model.types.nested import item_offsets, map_as_list
 
 if TYPE_CHECKING:
@@ -43,12 +43,8 @@ def cast_exactly(column: pa.Array, target: pa.DataType) -> pa.Array:
     source = column.type
     if pat.is_null(source):
         return pa.nulls(len(column), target)
-    if pat.is_dictionary(source):
-        return cast_exactly(column.dictionary_decode(), target)
-    if pat.is_run_end_encoded(source):
-        return cast_exactly(pc.run_end_decode(column), target)
-    if isinstance(source, pa.BaseExtensionType):
-        return cast_exactly(column.storage, target)
+    if not has_plain_layout(source):
+        return cast_exactly(plain_layout(column), target)
     if source == target:
         _validate(column)
         return column
@@ -87,9 +83,9 @@ def _plain_cast_is_exact(source: pa.DataType, target: pa.DataType) -> bool:
     if pat.is_integer(target):
         exact = pat.is_integer(source)
     elif pat.is_string(target):
-        exact = pat.is_large_string(source) or pat.is_string_view(source)
+        exact = pat.is_large_string(source)
     elif pat.is_binary(target):
-        exact = pat.is_large_binary(source) or pat.is_binary_view(source) or pat.is_fixed_size_binary(source)
+        exact = pat.is_large_binary(source) or pat.is_fixed_size_binary(source)
     elif pat.is_timestamp(target) and pat.is_timestamp(source):
         exact = (source.tz is None) == (target.tz is None)
     elif pat.is_timestamp(target):

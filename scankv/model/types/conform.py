@@ -9,6 +9,7 @@ import pyarrow as pa
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import SchemaMismatch, did_you_mean
 from scankv.model.types.casts import cast_exactly
+from scankv.model.types.layouts import plain_layout
 from scankv.model.types.required import first_forbidden_null
 from scankv.model.types.types import find_duplicate, format_type, names_must_be_text
 
@@ -101,6 +102,7 @@ def _check_names(names: Sequence[str], schema: pa.Schema) -> None:
 
 def _cast(column: pa.Array, field: pa.Field, first_row: int) -> pa.Array:
     try:
+        column = plain_layout(column)
         return cast_exactly(column, field.type)
     except (TypeError, NotImplementedError) as error:
         cause: Exception = error

@@ -94,6 +94,7 @@ def test_the_consistency_is_chosen(scankv: CommandLine, scores: str) -> None:
 
 def test_a_predicate_chooses_the_rows_and_a_wrong_one_says_where_it_is_wrong(scankv: CommandLine, scores: str) -> None:
     assert scankv("scan", scores, "--where", "score > 30 AND player LIKE 'a%'").text == "player,score\nann,31\n"
+    assert scankv("scan", scores, "--where", "score > 30.5 AND player LIKE '%n_'").text == "player,score\nann,31\n"
     assert scankv("scan", scores, "--where", "score IS NULL", "--columns", "player").text == "player\ncem\n"
     said = scankv.fails("scan", scores, "--where", "scroe > 30")
     assert '"scroe"' in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +18,8 @@ from aio_client import (
     Client,
     InvalidResumeToken,
     SchemaMismatch,
+    StartFrom,
+    StopAt,
     Table,
     TableNotFound,
     UsageError,
@@ -97,6 +100,11 @@ PREDICATES: list[tuple[str, Predicate]] = [
     ("at.x > 4990", col("at")["x"] > 4990),
     ("k > 5 AND k < 5", (col("k") > 5) & (col("k") < 5)),
     ("score IN (1.5, 100)", col("score").is_in([1.5, 100.0])),
+    ("k > 489.5 AND k <= 491.25", col("k").is_in([490, 491])),
+    ("k < 99999999999 AND k <> 0.5 AND at.x > 4990.5", col("at")["x"] > 4990),
+    ("k IN (3, 99999999999, 7.5)", col("k") == 3),
+    ("k = 17 AND name LIKE '_4'", (col("k") == 17) & (col("name") == "n4")),
+    ("\"group\" LIKE '%b' AND NOT \"group\" LIKE '_'", col("group").is_in(["bb", "bbb"])),
 ]
 
 
@@ -174,6 +182,9 @@ async def test_what_is_said_of_the_key_bounds_what_is_read(table: Table) -> None
     assert await scanned(table, "k = 17") == (10, 10)
     assert await scanned(table, "k = 17 AND name >= 'n8'") == (2, 2)
     assert await scanned(table, "k > 5 AND k < 5") == (0, 0)
+    assert await scanned(table, "k = 17.5") == (0, 0)
+    assert await scanned(table, "k > 16.5 AND k < 17.5 AND name LIKE 'n_'") == (10, 10)
+    assert await scanned(table, "k = 17 AND name LIKE 'n4%_'") == (1, 0)
     read, returned = await scanned(table, "k >= 490 AND score > 1")
     assert returned < read == 100
 
@@ -196,6 +207,39 @@ async def test_a_column_or_type_that_does_not_fit_is_refused_before_a_scan_start
     with pytest.raises(UsageError, match="int"):
         table.scan(where=5)
     assert (await client.server_stats()).scans_started == before
+
+
+@pytest.mark.asyncio
+async def test_every_call_with_a_predicate_answers_it_as_sql_does(client: Client, name: str) -> None:
+    schema = pa.schema([pa.field("k", pa.string(), nullable=False), ("u", pa.uint8()), ("m", pa.decimal128(6, 2))])
+    table = await client.create_table(name, schema, primary_key=["k"], buckets=2, indexes=["u"])
+    await table.upsert(
+        [
+            {"k": "a_1", "u": 1, "m": Decimal("1.00")},
+            {"k": "ab\n2", "u": 255, "m": Decimal("1.01")},
+            {"k": "b%3", "u": None, "m": None},
+        ]
+    )
+    everyone = "u < 300 AND m > -99999.5 AND k LIKE 'a_%'"
+    for where, keys in (
+        (everyone, ["a_1", "ab\n2"]),
+        ("m > 1.005", ["ab\n2"]),
+        ("u > 0.5 AND u < 254.5", ["a_1"]),
+        ("NOT u = 1.5", ["a_1", "ab\n2"]),
+        ("k LIKE '_b%2'", ["ab\n2"]),
+        ("k LIKE '%!%_' ESCAPE '!' OR k LIKE 'a!_1' ESCAPE '!'", ["a_1", "b%3"]),
+        (pc.match_like(pc.field("k"), "%\\%_") | (pc.field("u") > 254.5), ["ab\n2", "b%3"]),
+    ):
+        assert [row["k"] for row in await table.scan(where=where).ordered().to_pylist()] == keys
+        assert await table.count(where) == len(keys)
+        assert (await table.aggregate({"k": "count"}, where))["k_count"].to_pylist() == [len(keys)]
+        assert sorted((await table.top_n(9, by="u", where=where))["k"].to_pylist()) == keys
+        changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST, columns=["k"], where=where)
+        assert sorted((await changes.to_arrow())["k"].to_pylist()) == keys
+    async with table.watch_top_n(9, by="u", where=everyone, every=30) as watch:
+        assert (await anext(watch)).rows.num_rows == 2
+    await table.delete(where="u >= 254.5 AND k NOT LIKE 'a_'")
+    assert [row["k"] for row in await table.scan().ordered().to_pylist()] == ["a_1", "b%3"]
 
 
 @pytest.mark.asyncio

@@ -65,7 +65,7 @@ def by_pandas(flights: pa.Table, key: list[str]) -> pd.DataFrame:
 def assert_totals_are_exact(client: Client, flights: pa.Table) -> None:
     for name, key in KEYS.items():
         table = client.table(name)
-        found = table.scan().ordered().to_pandas().set_index(key)
+        found = table.scan().ordered().to_pandas(dtype_backend="numpy").set_index(key)
         pd.testing.assert_frame_equal(found, by_pandas(flights, key), check_dtype=False, check_exact=True)
 
 

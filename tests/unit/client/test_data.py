@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -137,6 +139,91 @@ def test_a_pandas_column_of_objects_is_taken_value_by_value() -> None:
     frame = pd.DataFrame({"m": [{"k": 1}, [("k", 2)], None]}, dtype=object)
     expected = [{"m": [("k", 1)]}, {"m": [("k", 2)]}, {"m": None}]
     assert read(frame, parse_schema("m map<string, int64>")).to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "values"),
+    [
+        (pl.Categorical, "string", ["b", None, "a"]),
+        (pl.Enum(["a", "b"]), "string", ["b", None, "a"]),
+        (pl.List(pl.Categorical), "list<string>", [["b", None], None, []]),
+        (pl.Array(pl.Enum(["a", "b"]), 2), "list<string>", [["b", "a"], None, ["a", None]]),
+        (pl.Struct({"x": pl.Categorical}), "struct<x: string>", [{"x": "b"}, {"x": None}]),
+        (pl.Null, "int8", [None, None]),
+        (pl.Time, "time64[us]", [dt.time(1, 2, 3, 4), None]),
+        (pl.Decimal(38, 2), "decimal(6, 2)", [Decimal("1.50"), None]),
+        (pl.UInt64, "uint64", [2**64 - 1, None]),
+        (pl.Date, "date", [dt.date(1, 1, 1), None]),
+        (pl.Float16, "float16", [0.5, None]),
+    ],
+    ids=str,
+)
+def test_a_polars_column_keeps_its_values(dtype: Any, text: str, values: list[Any]) -> None:
+    frame = pl.DataFrame({"c": values}, schema={"c": dtype})
+    assert read(frame, parse_schema(f"c {text}"))["c"].to_pylist() == values
+    assert read(frame.tail(1), parse_schema(f"c {text}"))["c"].to_pylist() == values[-1:]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "text"),
+    [
+        (pl.Int128, 1, "int64"),
+        (pl.UInt128, 1, "uint64"),
+        (pl.Object, object(), "binary"),
+        (pl.List(pl.Int128), [1], "list<int64>"),
+        (pl.Struct({"x": pl.Int128}), {"x": 1}, "struct<x: int64>"),
+        (pl.Duration, dt.timedelta(1), "int64"),
+    ],
+    ids=["int128", "uint128", "object", "list", "struct", "duration"],
+)
+def test_a_polars_column_without_an_arrow_type_is_refused_by_name(dtype: Any, value: Any, text: str) -> None:
+    frame = pl.DataFrame({"k": [1], "c": [value]}, schema={"k": pl.Int64, "c": dtype})
+    with pytest.raises(SchemaMismatch, match='column "c"') as caught:
+        read(frame, parse_schema(f"k int64, c {text}"))
+    assert caught.value.details["column"] == "c"
+    assert [batch.to_pylist() for batch in rows_of(frame).batches(parse_schema("k int64"))] == [[{"k": 1}]]
+
+
+@pytest.mark.parametrize(
+    ("series", "text", "values"),
+    [
+        (pd.Series([2**53 + 1, None], dtype="Int64"), "int64", [2**53 + 1, None]),
+        (pd.Series([2**64 - 1, None], dtype="UInt64"), "uint64", [2**64 - 1, None]),
+        (pd.Series([True, None], dtype="boolean"), "bool", [True, None]),
+        (pd.Series(["a", None], dtype="string"), "string", ["a", None]),
+        (pd.Series(pd.Categorical(["b", None, "a"])), "string", ["b", None, "a"]),
+        (pd.Series(pd.Categorical([2**53 + 1, 3])), "int64", [2**53 + 1, 3]),
+        (pd.Series([2**64 - 1, None], dtype=object), "uint64", [2**64 - 1, None]),
+        (pd.Series([[2**53 + 1, None]], dtype=object), "list<int64>", [[2**53 + 1, None]]),
+        (pd.Series([2.0**53 - 1, np.nan]), "int64", [2**53 - 1, None]),
+        (pd.Series([2.0**60, np.nan]), "double", [2.0**60, None]),
+    ],
+    ids=str,
+)
+def test_a_pandas_column_keeps_its_values(series: pd.Series[Any], text: str, values: list[Any]) -> None:
+    assert read(pd.DataFrame({"c": series}), parse_schema(f"c {text}"))["c"].to_pylist() == values
+
+
+@pytest.mark.parametrize(
+    ("series", "text", "message"),
+    [
+        (pd.Series([1.0, np.nan, 2.0**53]), "int64", r'column "c", row 2: 9007199254740992\.0 is a float in pandas'),
+        (pd.Series([-(2.0**60)]), "int64", "row 0: .* give an integer dtype that has nulls, such as Int64"),
+        (pd.Series([2.0**63]), "uint64", "is a float in pandas"),
+        (pd.Series([2.0**24], dtype="float32"), "int32", "rounds integers from 16,777,216 on"),
+        (pd.Series([1.5]), "int64", r'column "c", row 0: 1\.5 cannot be cast'),
+        (pd.Series([1j]), "double", 'column "c" is complex128 in pandas, which Arrow does not have'),
+        (pd.Series(pd.period_range("2020", periods=2, freq="D")), "int64", r'column "c" is period\[D\] in pandas'),
+        (pd.Series(pd.interval_range(0, 2)), "struct<left: int64, right: int64>", 'column "c" is interval'),
+        (pd.Series([1.0, np.nan]), "decimal(6, 2)", "different kinds"),
+    ],
+    ids=str,
+)
+def test_a_pandas_column_that_may_have_lost_values_is_refused_by_name(
+    series: pd.Series[Any], text: str, message: str
+) -> None:
+    with pytest.raises(SchemaMismatch, match=message):
+        read(pd.DataFrame({"c": series}), parse_schema(f"c {text}"))
 
 
 @pytest.mark.parametrize("data", [[], pa.table({"player": []}).slice(0, 0), pd.DataFrame({"player": []})])

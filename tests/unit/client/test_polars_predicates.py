@@ -141,6 +141,7 @@ EXACT = [
     pl.col("z") == VALUES["z"][1],
     pl.col("b") | pl.col("s").is_null(),
     pl.col("s").str.starts_with("a") & ~pl.col("s").str.contains("b", literal=True),
+    pl.col("s").str.ends_with("b"),
 ]
 
 

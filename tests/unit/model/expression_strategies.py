@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from scankv.model.expressions.like_patterns import like
 from scankv.model.expressions.literals import Literal, literal_of, values_of
 from scankv.model.expressions.nodes import (
     And,
@@ -39,7 +41,7 @@ _COMPARE = {
     Operator.GREATER_EQUAL: operator.ge,
 }
 _OPERATORS = st.sampled_from(list(Operator))
-_MATCHES = st.sampled_from(list(Match))
+_MATCHES = st.sampled_from([Match.STARTS_WITH, Match.CONTAINS, Match.ENDS_WITH])
 _CONSTANTS = st.sampled_from([True, False, None]).map(Constant)
 
 
@@ -141,6 +143,10 @@ def leaves_of(path: FieldPath, batch: pa.RecordBatch) -> st.SearchStrategy[Predi
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
         texts = st.tuples(values, st.integers(0, 3)).map(lambda found: literal_of(found[0].as_py()[: found[1]]))
         kinds.append(st.builds(TextMatch, st.just(path), _MATCHES, texts))
+    if pa.types.is_string(type_):
+        pieces = texts.map(lambda text: text.scalar.as_py()) | st.sampled_from(["%", "_", "\\%", "\\_"])
+        patterns = st.lists(pieces, max_size=3).map("".join).map(lambda pattern: pattern.removesuffix("\\"))
+        kinds.append(patterns.map(lambda pattern: like(path, pattern, "" if pattern.endswith("\\") else "\\")))
     return st.one_of(kinds)
 
 
@@ -189,9 +195,8 @@ def _answer(predicate: Predicate, row: dict[FieldPath, Any]) -> bool | None:
         case IsNull(path=path):
             return row[path] is None
         case TextMatch(path=path, match=match, text=text):
-            value, part = row[path], _plain(text.scalar)
-            found = value is not None and (value.startswith(part) if match is Match.STARTS_WITH else part in value)
-            return None if value is None else found
+            value = row[path]
+            return None if value is None else _matches(value, match, _plain(text.scalar))
         case And(parts=parts):
             return _not(_any([_not(_answer(part, row)) for part in parts]))
         case Or(parts=parts):
@@ -201,6 +206,21 @@ def _answer(predicate: Predicate, row: dict[FieldPath, Any]) -> bool | None:
         case Constant(value=constant):
             return constant
     raise AssertionError(predicate)
+
+
+def _matches(value: bytes, match: Match, text: bytes) -> bool:
+    match match:
+        case Match.STARTS_WITH:
+            return value.startswith(text)
+        case Match.ENDS_WITH:
+            return value.endswith(text)
+        case Match.CONTAINS:
+            return text in value
+        case Match.LIKE:
+            parts = re.findall(r"\\.|.", text.decode(), re.DOTALL)
+            wild = {"%": ".*", "_": "."}
+            regex = "".join(wild.get(part) or re.escape(part[-1]) for part in parts)
+            return re.fullmatch(regex, value.decode(), re.DOTALL) is not None
 
 
 def _any(values: list[bool | None]) -> bool | None:

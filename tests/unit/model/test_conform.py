@@ -30,6 +30,11 @@ def cast(column: pa.Array, text: str, first_row: int = 0) -> pa.Array:
     return batch.column(0)
 
 
+def _views(values: list[Any], indices: list[int | None], type_: pa.DataType = pa.string_view()) -> pa.Array:  # noqa: B008
+    """Returns a dictionary of views, as Polars sends a Categorical."""
+    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.uint32()), pa.array(values, type_))
+
+
 @pytest.mark.parametrize(
     ("column", "text", "values"),
     [
@@ -55,6 +60,30 @@ def cast(column: pa.Array, text: str, first_row: int = 0) -> pa.Array:
         (pa.array(["a", None, "a"]).dictionary_encode(), "string", ["a", None, "a"]),
         (pa.array([300, 300]).dictionary_encode(), "int16", [300, 300]),
         (pa.RunEndEncodedArray.from_arrays([2, 3], ["a", "b"]), "string", ["a", "a", "b"]),
+        (_views(["a", "b"], [1, None, 0]), "string", ["b", None, "a"]),
+        (_views(["a", "b"], [1, None, 0]).slice(1), "string", [None, "a"]),
+        (_views(["unused", "\u00e9", None], [2, 1]), "string", [None, "\u00e9"]),
+        (_views([b"\xff", b""], [0, None], pa.binary_view()), "binary", [b"\xff", None]),
+        (pa.StructArray.from_arrays([_views(["a"], [0, None])], ["x"]), "struct<x: string>", [{"x": "a"}, {"x": None}]),
+        (pa.ListArray.from_arrays([0, 2, 2], _views(["a"], [0, None])), "list<item: string>", [["a", None], []]),
+        (pa.ListViewArray.from_arrays([1, 0], [1, 2], _views(["a"], [0, None])), "list<string>", [[None], ["a", None]]),
+        (pa.FixedSizeListArray.from_arrays(_views(["a"], [0, None]), 1).slice(1), "list<string>", [[None]]),
+        (
+            pa.MapArray.from_arrays([0, 1, 2], _views(["k", "l"], [0, 1]), _views(["a"], [0, None])),
+            "map<string, string>",
+            [[("k", "a")], [("l", None)]],
+        ),
+        (
+            pa.DictionaryArray.from_arrays([1, 0, None], pa.array([["a"], None], pa.list_(pa.string_view()))),
+            "list<string>",
+            [None, ["a"], None],
+        ),
+        (pa.RunEndEncodedArray.from_arrays([2, 3], _views(["a"], [0, None])).slice(1), "string", ["a", None]),
+        (
+            pa.RunEndEncodedArray.from_arrays([1, 4], pa.array([None, "a"], pa.string_view())).slice(0, 2),
+            "string",
+            [None, "a"],
+        ),
         (pa.array(["a"], pa.large_string()), "string", ["a"]),
         (pa.array(["a", None], pa.string_view()), "string", ["a", None]),
         (pa.array([b"ab"], pa.binary(2)), "binary", [b"ab"]),
@@ -112,6 +141,8 @@ def test_value_is_kept_through_the_cast(column: pa.Array, text: str, values: lis
         (pa.array([[1], [2, 300]]), "list<int8>", r"row 101: \[2, 300\] cannot be cast to list<item: int8>: Integer"),
         (pa.array([{"a": 1}, {"a": 300}]), "struct<a: int8>", "row 101: {'a': 300} cannot be cast"),
         (pa.array([None, 300, 301]).dictionary_encode(), "int8", "row 101: 300 cannot be cast"),
+        (pa.RunEndEncodedArray.from_arrays([2, 3], [1, 300]), "int8", "row 102: 300 cannot be cast"),
+        (pa.array([None, ["a"]], pa.list_(pa.string_view())), "list<int8>", "row 101: .* cannot be cast"),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else None,
 )

@@ -42,6 +42,9 @@ LEAVES = [
     pc.is_in(FIELD["t"], options=pc.SetLookupOptions(pa.array(["a", None]), skip_nulls=True)),
     pc.starts_with(FIELD["t"], "a"),
     pc.match_substring(FIELD["t"], '"'),
+    pc.ends_with(FIELD["t"], "a"),
+    pc.match_like(FIELD["t"], "%\\%_"),
+    pc.match_like(FIELD["t"], "_%a"),
     FIELD["b"],
     FIELD["b"] == True,  # noqa: E712
     FIELD["i"].is_null(),

@@ -240,6 +240,15 @@ def test_the_prefix_of_a_text_key_is_one_range() -> None:
     assert plan(col("player").starts_with("an"), "player") == KeyPlan(KeyRanges.of(KeyRange(b"an", b"ao")), None)
 
 
+def test_the_prefix_of_a_like_pattern_is_one_range_with_the_pattern_as_residual() -> None:
+    pattern = col("player").like("an_%x")
+    planned = plan(pattern & (col("round") == 3), "player", "round")
+    assert planned.ranges == KeyRanges.of(KeyRange(b"an", b"ao"))
+    assert planned.residual == bind(pattern & (col("round") == 3), SCHEMA)
+    assert plan(col("player").like("%n_"), "player") == KeyPlan(ALL_KEY_RANGES, bind(col("player").like("%n_"), SCHEMA))
+    assert plan(col("player").like("an%"), "player") == plan(col("player").starts_with("an"), "player")
+
+
 def test_a_range_of_floats_leaves_out_nan() -> None:
     planned = plan(col("level") >= 1.5, "level")
     assert planned.residual is None

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from scankv.model.errors import SchemaMismatch, UsageError
 from scankv.model.expressions import Predicate, bind, col, evaluate, parse_where
-from scankv.model.expressions.nodes import MAX_DEPTH, Constant, all_of
+from scankv.model.expressions.literals import literal_of
+from scankv.model.expressions.nodes import MAX_DEPTH, Comparison, Constant, FieldPath, Operator, all_of
 from tests.support.examples import examples
 
 UTC_NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
@@ -22,25 +23,28 @@ UTC_NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 # Columns for the comparison with DuckDB. No NaN: in DuckDB it is greater than all numbers.
 VALUES: dict[str, list[Any]] = {
     "i": [-(2**63), -1, 0, 1, 2**63 - 1, None],
+    "u": [0, 1, 254, 255, None],
     "f": [-1.5, -0.0, 0.0, 0.1, 1e300, float("inf"), None],
-    "t": ["", "a", "ab", "b%", "it's", "\u00e9", None],
+    "t": ["", "a", "ab", "b%", "it's", "\u00e9", "a\nb", "a_b", "\U00020bb7b", "a.b\\", "ba(b", None],
     "m": [Decimal("-1.50"), Decimal("0.10"), Decimal("2.00"), None],
     "d": [dt.date(1970, 1, 1), dt.date(2026, 1, 31), None],
     "w": [dt.datetime(2026, 1, 31, 12), dt.datetime(2026, 1, 31, 12, 0, 0, 1), None],
     "b": [True, False, None],
 }
 LITERALS = {
-    "i": ["-9223372036854775808", "-1", "0", "1.0", "9223372036854775807"],
+    "i": ["-9223372036854775808", "-1", "0", "1.0", "9223372036854775807", "0.5", "-1.25", "9223372036854775808"],
+    "u": ["255", "300", "-1", "0.5", "254.9999", "18446744073709551616", "1.0"],
     "f": ["-1.5", "0", "0.1", "-0.0", "1e300", "1"],
     "t": ["''", "'a'", "'ab'", "'it''s'", "'\u00e9'"],
-    "m": ["-1.5", "0.1", "2", "2.00"],
-    "d": ["DATE '1970-01-01'", "date '2026-01-31'"],
+    "m": ["-1.5", "0.1", "2", "2.00", "0.105", "-1.4999", "10000", "-99999.999"],
+    "d": ["DATE '1970-01-01'", "date '2026-01-31'", "TIMESTAMP '2026-01-31 00:00:00.000001'"],
     "w": ["TIMESTAMP '2026-01-31 12:00:00'", "timestamp '2026-01-31 12:00:00.000001'", "DATE '2026-01-31'"],
     "b": ["TRUE", "false"],
 }
 SCHEMA = pa.schema(
     [
         ("i", pa.int64()),
+        ("u", pa.uint8()),
         ("f", pa.float64()),
         ("t", pa.string()),
         ("m", pa.decimal128(6, 2)),
@@ -56,6 +60,12 @@ rows = st.fixed_dictionaries(
 )
 
 
+_PATTERNS = st.lists(
+    st.sampled_from(["%", "_", "a", "b", "!%", "!_", "!!", "\n", "\u00e9", "\U00020bb7", ".", "(", "it''s", "[a]"]),
+    max_size=4,
+).map("".join)
+
+
 @st.composite
 def leaves(draw: st.DrawFn) -> str:
     name = draw(st.sampled_from([*VALUES, "s.i", "s.t"]))
@@ -65,6 +75,7 @@ def leaves(draw: st.DrawFn) -> str:
             ["{n} {o} {x}", "{x} {o} {n}", "{n} {not}IN ({x}, {y})", "{n} {not}BETWEEN {x} AND {y}", "{n} IS {not}NULL"]
             + (["b"] if name == "b" else [])
             + (["{n} {not}LIKE '{p}'", "{n} {not}like '{p}%'", "{n} LIKE '%{p}%'"] if name[-1] == "t" else [])
+            + (["{n} {not}LIKE '{q}'", "{n} {not}LIKE '{q}' ESCAPE '!'"] * 2 if name[-1] == "t" else [])
         )
     )
     return shape.format_map(
@@ -74,6 +85,7 @@ def leaves(draw: st.DrawFn) -> str:
             "x": draw(literal),
             "y": draw(literal),
             "not": draw(st.sampled_from(["", "NOT "])),
+            "q": draw(_PATTERNS),
             "p": draw(st.sampled_from(["a", "b", "it''s", "\u00e9"])),
         }
     )
@@ -126,6 +138,15 @@ def test_text_is_answered_as_duckdb_answers_it(table: list[dict[str, Any]], text
         ("t like 'ab'", col("t") == "ab"),
         ("t like ''", col("t") == ""),
         ("t like '%'", col("t").starts_with("")),
+        ("t like '%ab'", col("t").ends_with("ab")),
+        ("t like 'a_b'", col("t").like("a_b")),
+        ("t like '%a%b'", col("t").like("%a%b")),
+        ("t like 'a!%!_!!' escape '!'", col("t") == "a%_!"),
+        ("t like 'a!_%' escape '!'", col("t").starts_with("a_")),
+        ("t not like '!%_%' escape '!'", ~col("t").like("\\%_%", "\\")),
+        ("t like 'a\\%' escape ''", col("t").starts_with("a\\")),
+        ("t like 'a\\%' escape '\\'", col("t") == "a%"),
+        ("t like null", Comparison(FieldPath(("t",)), Operator.EQUAL, literal_of(None))),
         ("t like 'a%%' or t like '%%a%%'", col("t").starts_with("a") | col("t").contains("a")),
         ("d = DATE '2026-01-31'", col("d") == dt.date(2026, 1, 31)),
         ("timestamp > TIMESTAMP '2026-01-31T12:00:00Z'", col("timestamp") > UTC_NOON),
@@ -162,10 +183,12 @@ def test_nanoseconds_of_a_timestamp_are_kept() -> None:
         ("a in (select b)", 1, 7, "expected a value"),
         ("a between 1 or 2", 1, 13, "expected AND"),
         ("a is true", 1, 6, "expected NULL"),
-        ("a like 'a_b'", 1, 8, "LIKE with _ inside"),
-        ("a like 'a%b'", 1, 8, "LIKE with % inside"),
-        ("a like '%b'", 1, 8, "'%x' is not supported"),
-        ("a like 'b' escape 'x'", 1, 12, 'found "escape"'),
+        ("a like b", 1, 8, "expected a pattern in single quotes"),
+        ("a like 'a\\_b'", 1, 8, "a LIKE pattern with a backslash needs ESCAPE"),
+        ("a like 'a!' escape '!'", 1, 8, "ends with its escape character"),
+        ("a like 'a' escape 'xx'", 1, 8, "ESCAPE must be one character, or none, not 2"),
+        ("a like 'a' escape b", 1, 19, "expected a character in single quotes after ESCAPE"),
+        ("a like 'a' 'b'", 1, 12, "expected AND, OR or the end"),
         ("a not = 1", 1, 7, "expected IN, BETWEEN or LIKE"),
         ("d = DATE '2026-13-01'", 1, 10, "write DATE '2026-01-31'"),
         ("d = TIMESTAMP 'noon'", 1, 15, "write TIMESTAMP"),
@@ -208,6 +231,8 @@ def test_a_day_is_no_instant_of_a_column_with_a_time_zone() -> None:
 
 
 def test_a_pattern_that_is_too_long_has_its_place() -> None:
+    with pytest.raises(UsageError, match=r"line 1, column 8: the LIKE pattern has 1,002 characters; .* 1,000"):
+        parse_where("a like '" + "%_" * 501 + "'")
     with pytest.raises(UsageError, match=r"line 2, column 1: .*65,536 bytes of searched text"):
         parse_where("a like\n'%" + "x" * 2**16 + "x%'")
 

@@ -106,6 +106,10 @@ def comparison(value: pb.Literal) -> pb.Predicate:
     return pb.Predicate(comparison=pb.Comparison(left=A, operator=EQUAL, value=value))
 
 
+def like(pattern: str) -> pb.Predicate:
+    return pb.Predicate(text_match=pb.TextMatch(column=A, kind=pb.MATCH_KIND_LIKE, text=pattern))
+
+
 def in_list(type_: str, length: int, *buffers: bytes) -> pb.Predicate:
     return pb.Predicate(in_list=pb.InList(column=A, values=pb.ValueArray(type=type_, length=length, buffers=buffers)))
 
@@ -155,6 +159,13 @@ def nested(levels: int) -> pb.Predicate:
             lambda: pb.Predicate(text_match=pb.TextMatch(column=A, kind=pb.MATCH_KIND_CONTAINS, text="x" * 70_000)),
             "more than 65,536 bytes of searched text",
         ),
+        (lambda: like("x\\"), "ends with its escape character"),
+        (lambda: like("_" * 1_001), "the LIKE pattern has 1,001 characters"),
+        (
+            lambda: pb.Predicate(text_match=pb.TextMatch(column=A, kind=pb.MATCH_KIND_LIKE, binary=b"_")),
+            'the pattern of LIKE for column "a" must be text',
+        ),
+        (lambda: pb.Predicate(text_match=pb.TextMatch(column=A, kind=9, text="x")), "unknown kind"),  # type: ignore[arg-type]
         (lambda: in_list("int64", 2, b"", ONE), "not a valid Arrow array"),
         (lambda: in_list("int64", 1, b"", b""), "not a valid Arrow array"),
         (lambda: in_list("int64", 2**32 - 1, b"", ONE), "more than 100,000 values"),

@@ -1,0 +1,87 @@
+"""Converts the patterns of SQL's LIKE to predicates: an equality, a prefix, a suffix, a part, or any other pattern."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import UsageError
+from scankv.model.expressions.literals import literal_of
+from scankv.model.expressions.nodes import Comparison, Match, Operator, TextMatch
+
+if TYPE_CHECKING:
+    from scankv.model.expressions.nodes import FieldPath, Predicate
+
+MAX_PATTERN_LENGTH: Final = 1_000
+"""The most characters of a pattern that is more than a prefix, a suffix or a part."""
+
+STORED_ESCAPE: Final = "\\"
+"""The escape character of the patterns of `Match.LIKE`."""
+
+_SPECIAL: Final = frozenset("%_" + STORED_ESCAPE)
+
+
+def like(path: FieldPath, pattern: str, escape: str | None) -> Predicate:
+    """Returns the predicate that a text matches a pattern: `%` is any characters, and `_` one character.
+
+    Args:
+        path: A string column.
+        pattern: The pattern.
+        escape: The character after which any character stands for itself; empty: no such character exists.
+            None: none exists either, but a backslash is refused, as it is an escape character in some databases.
+
+    Raises:
+        UsageError: The pattern ends with the escape character, has a backslash without `escape`, or is too long; or
+            `escape` is longer than a character.
+    """
+    if escape is None and STORED_ESCAPE in pattern:
+        raise UsageError(
+            "a LIKE pattern with a backslash needs ESCAPE: with ESCAPE '\\', the backslash quotes the next character; "
+            "with ESCAPE '', it is a character like any other"
+        )
+    if escape is not None and len(escape) > 1:
+        raise UsageError(f"ESCAPE must be one character, or none, not {len(escape):,}")
+    parts = _parts(pattern, escape or "")
+    wild = [number for number, part in enumerate(parts) if part in ("%", "_")]
+    text = "".join(part[-1] for part in parts if part != "%")
+    if not wild:
+        return Comparison(path, Operator.EQUAL, literal_of(text))
+    if all(parts[number] == "%" for number in wild):
+        last = len(parts) - 1
+        match = {(last,): Match.STARTS_WITH, (0,): Match.ENDS_WITH, (0, last): Match.CONTAINS}.get(tuple(wild))
+        if match is not None:
+            return TextMatch(path, Match.STARTS_WITH if not text else match, literal_of(text))
+    if len(pattern) > MAX_PATTERN_LENGTH:
+        raise UsageError(f"the LIKE pattern has {len(pattern):,} characters; the limit is {MAX_PATTERN_LENGTH:,}")
+    return TextMatch(path, Match.LIKE, literal_of("".join(parts)))
+
+
+def prefix_of(pattern: str) -> str:
+    """Returns the text with which every match of a pattern of `Match.LIKE` starts."""
+    found = []
+    for part in _parts(pattern, STORED_ESCAPE):
+        if part in ("%", "_"):
+            break
+        found.append(part[-1])
+    return "".join(found)
+
+
+def _parts(pattern: str, escape: str) -> list[str]:
+    """Returns the parts of a pattern: `%`, `_`, and single characters, escaped as in a pattern of `Match.LIKE`."""
+    parts: list[str] = []
+    characters = iter(pattern)
+    for character in characters:
+        if escape and character == escape:
+            quoted = next(characters, None)
+            if quoted is None:
+                raise UsageError("the LIKE pattern ends with its escape character: write a character after it")
+            parts.append(_quote(quoted))
+        elif character == "%":
+            if parts[-1:] != ["%"]:
+                parts.append("%")
+        else:
+            parts.append("_" if character == "_" else _quote(character))
+    return parts
+
+
+def _quote(character: str) -> str:
+    return STORED_ESCAPE + character if character in _SPECIAL else character
