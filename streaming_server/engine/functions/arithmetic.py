@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from scankv.model.rows.decimal_arrays import decimal_array
 from scankv.model.types.types import format_type
 from streaming_server.arrays.arrow_buffers import validity_buffer
-from streaming_server.arrays.decimals import decimal_array
 from streaming_server.arrays.exact_sums import limb, limb_count
 from streaming_server.engine.functions.function import RefusedValueError, not_null_mask, refuse_where
 

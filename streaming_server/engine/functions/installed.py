@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.model.errors import UsageError, did_you_mean
-from streaming_server.arrays.decimals import decimal_array
+from scankv.model.rows.decimal_arrays import decimal_array
 from streaming_server.engine.functions.function import Inputs, RefusedValueError
 
 if TYPE_CHECKING:
