@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from scankv.model.errors import (
@@ -20,6 +21,7 @@ from scankv.model.errors import (
     TransactionLost,
     Unavailable,
 )
+from scankv.model.tables.evolution import ColumnChanges
 from streaming_server.config import ServerConfig
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.tables.tables import Tables
@@ -443,6 +445,29 @@ async def test_a_commit_that_fails_unexpectedly_names_the_way_out_which_works_wh
         assert await scores_of(table) == {8}
     async with started(tmp_path / "data") as tables:
         assert await scores_of(tables.table(ONE)) == {8}
+
+
+async def test_the_schema_of_a_table_stays_until_a_stuck_transaction_is_applied_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ColumnChanges(add=pa.schema([("more", pa.string())]))
+    async with started(tmp_path / "data") as tables:
+        await new_table(tables, ONE)
+        await new_table(tables, OTHER)
+        full = failing(lambda: DiskFull("the disk is full"), when=lambda *_: True, then=apply_rows)
+        monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.apply_rows", full)
+        with pytest.raises(DiskFull):
+            await commit(tables, 2, ONE)
+        # A row that was checked may have no form in another schema.
+        with pytest.raises(DiskFull, match="is committed, but could not be written"):
+            await tables.alter(ONE, columns=more)
+        await tables.alter(ONE, set_options={"log_retention_seconds": "60"})
+        await tables.alter(OTHER, columns=more)
+        monkeypatch.undo()
+        ((decision, _),) = tables.transactions.stuck
+        assert (await tables.transactions.give_up(decision.token))[1] == []
+        await tables.alter(ONE, columns=more)
+        assert await scores_of(tables.table(ONE)) == {2}
 
 
 async def test_a_commit_that_fails_unexpectedly_is_applied_once_the_cause_is_gone(
