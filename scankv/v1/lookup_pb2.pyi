@@ -49,9 +49,9 @@ class _AggregateFunctionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Agg
     AGGREGATE_FUNCTION_MAX: _AggregateFunction.ValueType  # 4
     AGGREGATE_FUNCTION_MEAN: _AggregateFunction.ValueType  # 5
     """The sum divided by the count; null if there is no value. For all types that have a sum; cannot overflow. Of
-    integers, the float64 nearest to the exact quotient; of floats, a float64. Of decimals with precision p and scale s, a
-    decimal128(p - s + t, t), to which the exact quotient is rounded, ties away from zero: t is s + 4, or less if
-    p - s + t would exceed 38, but at least s.
+    integers, the float64 nearest to the exact quotient; of floats, a float64. Of decimals with scale s and w digits
+    before the point, a decimal128(w + t, t), to which the exact quotient is rounded, ties away from zero: t is s + 4, or
+    less if w + t would exceed 38, but at least s.
     """
 
 class AggregateFunction(_AggregateFunction, metaclass=_AggregateFunctionEnumTypeWrapper):
@@ -70,9 +70,9 @@ AGGREGATE_FUNCTION_MIN: AggregateFunction.ValueType  # 3
 AGGREGATE_FUNCTION_MAX: AggregateFunction.ValueType  # 4
 AGGREGATE_FUNCTION_MEAN: AggregateFunction.ValueType  # 5
 """The sum divided by the count; null if there is no value. For all types that have a sum; cannot overflow. Of
-integers, the float64 nearest to the exact quotient; of floats, a float64. Of decimals with precision p and scale s, a
-decimal128(p - s + t, t), to which the exact quotient is rounded, ties away from zero: t is s + 4, or less if
-p - s + t would exceed 38, but at least s.
+integers, the float64 nearest to the exact quotient; of floats, a float64. Of decimals with scale s and w digits
+before the point, a decimal128(w + t, t), to which the exact quotient is rounded, ties away from zero: t is s + 4, or
+less if w + t would exceed 38, but at least s.
 """
 Global___AggregateFunction: _TypeAlias = AggregateFunction  # noqa: Y015
 

@@ -109,6 +109,6 @@ def mean_type(type_: pa.DataType) -> pa.DataType:
     """
     if not pat.is_decimal(type_):
         return pa.float64()
-    whole = type_.precision - type_.scale
+    whole = max(type_.precision - type_.scale, 0)
     scale = max(type_.scale, min(type_.scale + 4, _MOST_DIGITS - whole, _MOST_DIGITS))
     return pa.decimal128(whole + scale, scale)

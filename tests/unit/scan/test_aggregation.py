@@ -248,8 +248,8 @@ def test_decimal_sums_are_exact_to_the_last_of_their_38_digits() -> None:
         (pa.decimal128(38, 38), pa.decimal128(38, 38)),
         (pa.decimal128(5, -2), pa.decimal128(9, 2)),
         (pa.decimal128(38, -38), pa.decimal128(38, -38)),
-        (pa.decimal128(3, 5), pa.decimal128(7, 9)),
-        (pa.decimal128(1, 38), pa.decimal128(1, 38)),
+        (pa.decimal128(3, 5), pa.decimal128(9, 9)),
+        (pa.decimal128(1, 38), pa.decimal128(38, 38)),
         (pa.decimal128(1, 0), pa.decimal128(5, 4)),
     ],
 )
