@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.model.errors import did_you_mean
+from scankv.model.rows.decimal_arrays import decimal_array
+from scankv.model.rows.row_values import NotExactError, exact_class
 from scankv.model.types.casts import cast_exactly
 from scankv.model.types.types import format_type
 
@@ -54,11 +56,28 @@ def column_of(values: Sequence[object], type_: pa.DataType) -> pa.Array:
     """
     if not set(map(type, values)) <= _exact_classes(type_):
         values = [_exact_or_error(value, type_, row) for row, value in enumerate(values)]
+    if pat.is_decimal(type_) and exact_class(type_) is None:
+        return _decimals(values, type_)
     try:
         return pa.array(values, type_)
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
         for row, value in enumerate(values):
             _check_alone(value, type_, row)
+        raise
+
+
+def _decimals(values: Sequence[Any], type_: pa.Decimal128Type) -> pa.Array:
+    """Makes a column of decimals that Arrow does not convert, as `column_of`."""
+    numbers = [None if value is None else Decimal(value) for value in values]
+    try:
+        return decimal_array(numbers, type_)
+    except NotExactError:
+        for row, number in enumerate(numbers):
+            try:
+                decimal_array([number], type_)
+            except NotExactError as error:
+                reason = ValueError("the column has no value that is exactly this number")
+                raise NotAValueError(row, _reason(values[row], type_, reason)) from error
         raise
 
 

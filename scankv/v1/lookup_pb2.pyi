@@ -40,16 +40,18 @@ class _AggregateFunctionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Agg
     AGGREGATE_FUNCTION_COUNT: _AggregateFunction.ValueType  # 1
     """The number of values: int64, for any column."""
     AGGREGATE_FUNCTION_SUM: _AggregateFunction.ValueType  # 2
-    """An int64 for integers, a float64 for floats, a decimal128(38, s) for decimals; null if there is no value. Integers
-    and decimals are exact, and an overflow is an error. Floats are added in float64, always in the same order for one
-    view.
+    """A uint64 for uint64, an int64 for other integers, a float64 for floats, a decimal128(38, s) for decimals; null if
+    there is no value. Integers and decimals are exact, and an overflow is an error. Floats are added in float64, always
+    in the same order for one view.
     """
     AGGREGATE_FUNCTION_MIN: _AggregateFunction.ValueType  # 3
     """For every column except structs, lists and maps; null if there is no value. In key order: NaN is above infinity."""
     AGGREGATE_FUNCTION_MAX: _AggregateFunction.ValueType  # 4
     AGGREGATE_FUNCTION_MEAN: _AggregateFunction.ValueType  # 5
-    """The sum divided by the count, as float64; null if there is no value. For all types that have a sum; cannot
-    overflow.
+    """The sum divided by the count; null if there is no value. For all types that have a sum; cannot overflow. Of
+    integers, the float64 nearest to the exact quotient; of floats, a float64. Of decimals with scale s and w digits
+    before the point, a decimal128(w + t, t), to which the exact quotient is rounded, ties away from zero: t is s + 4, or
+    less if w + t would exceed 38, but at least s.
     """
 
 class AggregateFunction(_AggregateFunction, metaclass=_AggregateFunctionEnumTypeWrapper):
@@ -59,16 +61,18 @@ AGGREGATE_FUNCTION_UNSPECIFIED: AggregateFunction.ValueType  # 0
 AGGREGATE_FUNCTION_COUNT: AggregateFunction.ValueType  # 1
 """The number of values: int64, for any column."""
 AGGREGATE_FUNCTION_SUM: AggregateFunction.ValueType  # 2
-"""An int64 for integers, a float64 for floats, a decimal128(38, s) for decimals; null if there is no value. Integers
-and decimals are exact, and an overflow is an error. Floats are added in float64, always in the same order for one
-view.
+"""A uint64 for uint64, an int64 for other integers, a float64 for floats, a decimal128(38, s) for decimals; null if
+there is no value. Integers and decimals are exact, and an overflow is an error. Floats are added in float64, always
+in the same order for one view.
 """
 AGGREGATE_FUNCTION_MIN: AggregateFunction.ValueType  # 3
 """For every column except structs, lists and maps; null if there is no value. In key order: NaN is above infinity."""
 AGGREGATE_FUNCTION_MAX: AggregateFunction.ValueType  # 4
 AGGREGATE_FUNCTION_MEAN: AggregateFunction.ValueType  # 5
-"""The sum divided by the count, as float64; null if there is no value. For all types that have a sum; cannot
-overflow.
+"""The sum divided by the count; null if there is no value. For all types that have a sum; cannot overflow. Of
+integers, the float64 nearest to the exact quotient; of floats, a float64. Of decimals with scale s and w digits
+before the point, a decimal128(w + t, t), to which the exact quotient is rounded, ties away from zero: t is s + 4, or
+less if w + t would exceed 38, but at least s.
 """
 Global___AggregateFunction: _TypeAlias = AggregateFunction  # noqa: Y015
 

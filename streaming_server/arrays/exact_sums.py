@@ -1,4 +1,4 @@
-"""Sums of integers and decimals without overflow: each value is split into limbs of 32 bits.
+"""Sums and means of integers and decimals without overflow: each value is split into limbs of 32 bits.
 
 A value is the sum of its limbs times 2**0, 2**32, 2**64, ... All limbs but the last are below 2**32; the last one has
 the sign. So int64 columns of limbs can add up 2**31 rows, and as many again after `propagate_carries`.
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from scankv.model.rows.decimal_arrays import unscaled_array
 from streaming_server.arrays.arrow_buffers import validity_buffer
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ def propagate_carries(limbs: Sequence[pa.Array]) -> list[pa.Array]:
     return [*result, pa.array(_numbers(limbs[-1]) + carry, mask=nulls)]
 
 
-def as_integers(limbs: Sequence[pa.Array]) -> pa.Array | None:
-    """Sums in normal form as int64. None: a sum is out of range."""
+def as_integers(limbs: Sequence[pa.Array], type_: pa.DataType) -> pa.Array | None:
+    """Sums in normal form as int64 or uint64. None: a sum is out of range."""
     low, high = map(_numbers, limbs)
-    if _is_over(high):
+    if ((high < 0) | (high > _LOW)).any() if pat.is_uint64(type_) else _is_over(high):
         return None
-    return pa.array(high << _BITS | low, mask=_nulls(limbs[0]))
+    return pa.array((high << _BITS | low).astype(type_.to_pandas_dtype()), type_, mask=_nulls(limbs[0]))
 
 
 def as_decimals(limbs: Sequence[pa.Array], type_: pa.DataType) -> pa.Array | None:
@@ -74,12 +75,40 @@ def as_decimals(limbs: Sequence[pa.Array], type_: pa.DataType) -> pa.Array | Non
     return sums
 
 
-def as_floats(limbs: Sequence[pa.Array], scale: int) -> pa.Array:
-    """Sums in normal form, of any size, as float64, divided by ten to the power of `scale`."""
-    total = np.zeros(len(limbs[0]))
-    for number, each in reversed(list(enumerate(limbs))):
-        total += _numbers(each) * 2.0 ** (_BITS * number)
-    return pa.array(total / 10.0**scale if scale >= 0 else total * 10.0**-scale, mask=_nulls(limbs[0]))
+def as_float_means(limbs: Sequence[pa.Array], counts: pa.Array) -> pa.Array:
+    """Sums in normal form, of any size, divided by counts, as the nearest float64. Null where the count is zero."""
+    pairs = zip(_totals(limbs), counts.fill_null(0).to_pylist(), strict=True)
+    # Python rounds the quotient of two integers only once.
+    return pa.array([total / count if count else None for total, count in pairs], pa.float64())
+
+
+def as_decimal_means(limbs: Sequence[pa.Array], counts: pa.Array, scale: int, type_: pa.DataType) -> pa.Array:
+    """Sums in normal form, of any size, divided by counts. Null where the count is zero.
+
+    Args:
+        limbs: The sums of decimals.
+        counts: The counts.
+        scale: The scale of the decimals.
+        type_: A decimal type of at least this scale, which has all means. They are rounded to it, ties away from zero.
+    """
+    factor = 10 ** (type_.scale - scale)
+    pairs = zip(_totals(limbs), counts.fill_null(0).to_pylist(), strict=True)
+    means = [_round_half_up(total * factor, count) if count else None for total, count in pairs]
+    return unscaled_array(means, type_)
+
+
+def _totals(limbs: Sequence[pa.Array]) -> list[int]:
+    total = _numbers(limbs[-1]).astype(object)
+    for each in reversed(limbs[:-1]):
+        total = total * 2**_BITS + _numbers(each).astype(object)
+    totals: list[int] = total.tolist()
+    return totals
+
+
+def _round_half_up(total: int, count: int) -> int:
+    mean, rest = divmod(abs(total), count)
+    mean += 2 * rest >= count
+    return mean if total >= 0 else -mean
 
 
 def _numbers(array: pa.Array) -> npt.NDArray[np.int64]:

@@ -9,9 +9,19 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
-from scankv.model.errors import DataLoss, DiskFull, ScanKvError, TransactionCommitted, TransactionLost, Unavailable
+from scankv.model.errors import (
+    DataLoss,
+    DiskFull,
+    InternalError,
+    ScanKvError,
+    TransactionCommitted,
+    TransactionLost,
+    Unavailable,
+)
+from scankv.model.tables.evolution import ColumnChanges
 from streaming_server.config import ServerConfig
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.tables.tables import Tables
@@ -400,6 +410,82 @@ async def test_a_transaction_that_can_still_be_applied_cannot_be_given_up(
         # Everything can be applied now.
         assert (await tables.transactions.give_up(decision.token))[1] == []
         assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(TWO)) == {2}
+
+
+async def test_a_commit_that_fails_unexpectedly_names_the_way_out_which_works_while_the_server_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "streaming_server.engine.transactions"
+    async with started(tmp_path / "data") as tables:
+        table = await new_table(tables, ONE)
+        await commit(tables, 1, ONE)
+        broken = failing(
+            lambda: ValueError("an error of code"), when=lambda live, *_: live.number == 1, then=apply_rows
+        )
+        monkeypatch.setattr(f"{module}.roll_forward.apply_rows", broken)
+        with pytest.raises(
+            InternalError, match=r"the transaction is committed, but .* transactions give-up"
+        ) as refused:
+            await commit(tables, 2, ONE, id_="job:2")
+        ((decision, _),) = tables.transactions.stuck
+        assert f"scankv transactions give-up {decision.token}" in str(refused.value)
+        for bucket, score in ((0, 2), (2, 2)):
+            assert await scores_of(table, bucket) == {score}
+        with pytest.raises(InternalError, match=rf"bucket 1 of .* scankv transactions give-up {decision.token}"):
+            await scores_of(table, 1)
+        # What cannot be written may not even be read.
+        monkeypatch.setattr(f"{module}.give_up.read_staged_rows", failing(ValueError, when=lambda *_: True, then=len))
+        _, (lost,) = await tables.transactions.give_up(decision.token)
+        assert (lost.table, lost.bucket, lost.rows, lost.applied) == (ONE, 1, None, 0)
+        monkeypatch.undo()
+        assert not tables.transactions.stuck
+        assert await scores_of(table, 1) == {1}
+        await table.writes.upsert(ipc_stream(SCORES, scores(PLAYERS[:6], [7] * 6)), 0)
+        await commit(tables, 8, ONE)
+        assert await scores_of(table) == {8}
+    async with started(tmp_path / "data") as tables:
+        assert await scores_of(tables.table(ONE)) == {8}
+
+
+async def test_the_schema_of_a_table_stays_until_a_stuck_transaction_is_applied_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ColumnChanges(add=pa.schema([("more", pa.string())]))
+    async with started(tmp_path / "data") as tables:
+        await new_table(tables, ONE)
+        await new_table(tables, OTHER)
+        full = failing(lambda: DiskFull("the disk is full"), when=lambda *_: True, then=apply_rows)
+        monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.apply_rows", full)
+        with pytest.raises(DiskFull):
+            await commit(tables, 2, ONE)
+        # A row that was checked may have no form in another schema.
+        with pytest.raises(DiskFull, match="is committed, but could not be written"):
+            await tables.alter(ONE, columns=more)
+        await tables.alter(ONE, set_options={"log_retention_seconds": "60"})
+        await tables.alter(OTHER, columns=more)
+        monkeypatch.undo()
+        ((decision, _),) = tables.transactions.stuck
+        assert (await tables.transactions.give_up(decision.token))[1] == []
+        await tables.alter(ONE, columns=more)
+        assert await scores_of(tables.table(ONE)) == {2}
+
+
+async def test_a_commit_that_fails_unexpectedly_is_applied_once_the_cause_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(tmp_path / "data") as tables:
+        await new_table(tables, ONE)
+        await commit(tables, 1, ONE)
+        broken = failing(
+            lambda: ValueError("an error of code"), when=lambda live, *_: live.number == 1, then=apply_rows
+        )
+        monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.apply_rows", broken)
+        with pytest.raises(InternalError):
+            await commit(tables, 2, ONE)
+    monkeypatch.undo()
+    async with started(tmp_path / "data") as tables:
+        assert await scores_of(tables.table(ONE)) == {2}
+        assert not tables.transactions.stuck
 
 
 async def test_giving_up_changes_nothing_unless_it_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,8 +223,8 @@ def exact_class(type_: pa.DataType) -> type | None:
     if pat.is_binary(type_):
         return bytes
     if pat.is_decimal(type_):
-        # Arrow converts not all decimals of a negative scale from Python.
-        return decimal.Decimal if type_.scale >= 0 else None
+        # Arrow converts not all decimals of a negative scale, or of a scale above the precision, from Python.
+        return decimal.Decimal if 0 <= type_.scale <= type_.precision else None
     if pat.is_date32(type_):
         return dt.date
     return dt.datetime if pat.is_timestamp(type_) and type_.unit == "us" else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scankv.model.tables.columns import ColumnDefinition, Schema
+
+
+_MOST_DIGITS: Final = 38
 
 
 class AggregateFunction(StrEnum):
@@ -86,6 +89,26 @@ def _result_type(aggregate: Aggregate, column: ColumnDefinition) -> pa.DataType:
             "only integers, floats and decimals have it",
             column=column.name,
         )
-    if aggregate.function is AggregateFunction.MEAN or pat.is_floating(column.type):
+    return mean_type(column.type) if aggregate.function is AggregateFunction.MEAN else sum_type(column.type)
+
+
+def sum_type(type_: pa.DataType) -> pa.DataType:
+    """Returns the type of the sums of numbers of a type."""
+    if pat.is_floating(type_):
         return pa.float64()
-    return pa.int64() if pat.is_integer(column.type) else pa.decimal128(38, column.type.scale)
+    if pat.is_decimal(type_):
+        return pa.decimal128(_MOST_DIGITS, type_.scale)
+    return pa.uint64() if pat.is_uint64(type_) else pa.int64()
+
+
+def mean_type(type_: pa.DataType) -> pa.DataType:
+    """Returns the type of the means of numbers of a type.
+
+    A mean of decimals has four more digits after the point, as in SQL, but only as many as fit beside the digits before
+    the point, so that each mean fits.
+    """
+    if not pat.is_decimal(type_):
+        return pa.float64()
+    whole = max(type_.precision - type_.scale, 0)
+    scale = max(type_.scale, min(type_.scale + 4, _MOST_DIGITS - whole, _MOST_DIGITS))
+    return pa.decimal128(whole + scale, scale)

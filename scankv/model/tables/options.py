@@ -10,8 +10,11 @@ from scankv.model.errors import InvalidOption, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+MERGE_ENGINES: Final = ("last_row", "first_row", "versioned", "partial_update", "aggregate")
+"""The merge engines."""
+
 _VALUES: Final[dict[str, tuple[str, ...]]] = {
-    "merge_engine": ("last_row", "first_row", "versioned", "partial_update", "aggregate"),
+    "merge_engine": MERGE_ENGINES,
     "delete_behavior": ("default", "allow", "ignore", "disable", "retract"),
     "changelog": ("full", "upsert", "input", "none"),
     "row_deduplicate": ("true", "false"),

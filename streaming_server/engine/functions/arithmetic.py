@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from scankv.model.rows.decimal_arrays import decimal_array
 from scankv.model.types.types import format_type
 from streaming_server.arrays.arrow_buffers import validity_buffer
 from streaming_server.arrays.exact_sums import limb, limb_count
@@ -187,7 +188,7 @@ def _fold_product(old: pa.Array, inputs: Inputs) -> pa.Array:
     for key, value, divide in zip(inputs.keys.tolist(), inputs.values.to_pylist(), retracted.tolist(), strict=True):
         before = results[key]
         results[key] = step(key, 1 if before is None else before, value, divide, type_)
-    return pa.array(results, type_)
+    return decimal_array(results, type_) if pat.is_decimal(type_) else pa.array(results, type_)
 
 
 def _integer_step(key: int, before: int, factor: int, divide: bool, type_: pa.DataType) -> int:

@@ -11,13 +11,16 @@ new value. Each call is for one key. Both methods must be pure.
 
 from __future__ import annotations
 
+from decimal import Decimal
 from importlib.metadata import entry_points
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from scankv.model.errors import UsageError, did_you_mean
+from scankv.model.rows.decimal_arrays import decimal_array
 from streaming_server.engine.functions.function import Inputs, RefusedValueError
 
 if TYPE_CHECKING:
@@ -77,7 +80,12 @@ class InstalledFunction:
             values = [value for _, _, value in group]
             call = self._function.retract if retract else self._function.merge
             try:
-                results[key] = pa.scalar(call(results[key], values), self._type).as_py()
+                results[key] = self._to_array([call(results[key], values)])[0].as_py()
             except Exception as error:  # code of another package may raise anything
                 raise RefusedValueError(key, f"{self._name} failed with {type(error).__name__}") from error
-        return [pa.array(results, self._type)]
+        return [self._to_array(results)]
+
+    def _to_array(self, values: Sequence[Any]) -> pa.Array:
+        if not pat.is_decimal(self._type):
+            return pa.array(values, self._type)
+        return decimal_array([None if value is None else Decimal(value) for value in values], self._type)

@@ -520,7 +520,8 @@ class Tables:
             UpgradeNotConfirmed: The data directory has a format without changes of the option `changelog`.
             ColumnLocked: A column to drop or rename is locked.
             DataLoss: The option `changelog` was to change, and a bucket is damaged.
-            ScanKvError: An index was to be added, and a committed transaction cannot be applied to the table.
+            ScanKvError: An index was to be added, or columns were to change, and a committed transaction cannot be
+                applied to the table.
         """
         return await self._to_its_end(self._alter(name, changes))
 
@@ -530,7 +531,7 @@ class Tables:
             definition = self.rules.change(before, **changes)
             if columns := changes.get("columns"):
                 self.locks.of(name).check_unlocked((*columns.drop, *columns.rename))
-            if changes.get("add_indexes"):
+            if changes.get("add_indexes") or definition.schema.id != before.schema.id:
                 self.transactions.check_applied(name, before.incarnation)
             # Fails unless all owners of tablets answer, because none of them may miss what follows.
             micros = await self.tablets.notify(before)

@@ -5,9 +5,10 @@ Rule: only an operator gives up rows, never the server. First, everything that c
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DiskFailed, DiskFull, ScanKvError, TransactionCommitted, Unavailable
 from streaming_server.engine.transactions.staged_rows import read_staged_rows
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.roll_forward import RollForward
     from streaming_server.storage.transactions.decisions import Decision
+
+
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,9 @@ async def _rows_of_buckets(
             async for staged in requests:
                 for part in staged.parts:
                     counts[staged.table.definition.name, part.bucket] += len(part.keys)
-    except ScanKvError:
+    except Exception as error:
+        # Whatever keeps them from being written may keep them from being counted.
+        if not isinstance(error, ScanKvError):
+            _log.exception("the rows of a transaction that is given up cannot be counted")
         return None
     return counts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import DataLoss, DiskFailed, DiskFull, ScanKvError, Unavailable
+from scankv.model.errors import DataLoss, DiskFailed, DiskFull, InternalError, ScanKvError, Unavailable
 from streaming_server.storage.files.disk_space import details_of_cause
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS: Final = 5.0
 """The pause between two attempts to apply a stuck transaction."""
+
+_PASSING: Final = (DiskFull, DiskFailed, Unavailable)
+"""What may pass without anyone doing anything about the rows of the transaction."""
 
 OUTCOME_UNKNOWN: Final = "whether the transaction is committed is not known yet"
 
@@ -40,7 +43,7 @@ def why_blocked(live: LiveBucket, error: Exception, token: str) -> ScanKvError:
             table=live.table,
             bucket=live.number,
         )
-    return retried_error(Unavailable, what, error)
+    return retried_error(Unavailable, what, error) if isinstance(error, _PASSING) else _unexpected(what, error, token)
 
 
 def why_stuck(token: str, failed: Mapping[LiveBucket, Exception], unreadable: Mapping[str, ScanKvError]) -> ScanKvError:
@@ -54,9 +57,29 @@ def why_stuck(token: str, failed: Mapping[LiveBucket, Exception], unreadable: Ma
     places = ", ".join(sorted([*(live.location for live in failed), *(f"table {name}" for name in unreadable)]))
     what = f"the transaction is committed, but could not be written to {places}"
     for error in failed.values():
-        if not isinstance(error, DataLoss):
+        if isinstance(error, _PASSING):
             return retried_error(retried_kind(error), what, error)
+    for error in failed.values():
+        if not isinstance(error, DataLoss):
+            return _unexpected(what, error, token)
     return DataLoss(f"{what}, because stored data is damaged: {_remedy(token)}")
+
+
+def _unexpected(what: str, error: BaseException, token: str) -> ScanKvError:
+    """Returns the error for a failure that was not expected once the transaction had been checked.
+
+    Clients retry it only if the operating system has failed. Otherwise it most likely needs another version of the
+    server, or an operator.
+    """
+    message = (
+        f"{what}: {_cause_of(error)}; the server retries it every {RETRY_SECONDS:g} s, and another version of it may "
+        f"succeed; or give up the rows that cannot be written: scankv transactions give-up {token}"
+    )
+    return Unavailable(message, retry_after=RETRY_SECONDS) if isinstance(error, OSError) else InternalError(message)
+
+
+def _cause_of(error: BaseException) -> str:
+    return error.message if isinstance(error, ScanKvError) else "see the server's log"
 
 
 def why_unacknowledged(failures: Mapping[int, ScanKvError]) -> ScanKvError:
@@ -98,7 +121,7 @@ def retried_kind(error: BaseException) -> type[DiskFull | DiskFailed | Unavailab
 
 def retried_error(kind: type[DiskFull | DiskFailed | Unavailable], what: str, error: BaseException) -> ScanKvError:
     """Returns the error for a failure that the server retries."""
-    cause = error.message if isinstance(error, ScanKvError) else "see the server's log"
+    cause = _cause_of(error)
     return kind(
         f"{what}: {cause}; the server retries it every {RETRY_SECONDS:g} s",
         retry_after=RETRY_SECONDS,

@@ -584,8 +584,8 @@ class Transactions:
     def check_applied(self, table: str, incarnation: str) -> None:
         """Raises the reason if a table lacks rows of a transaction that is committed, or in doubt.
 
-        Rule: rows are checked against the indexes of their table before they are committed. So it gets no other index
-        before they are applied.
+        Rule: rows are checked against the schema and the indexes of their table before they are committed. So it gets
+        no other schema and no other index before they are applied.
         """
         for decision, error in self.stuck:
             if any(decision.is_pending(table, incarnation, bucket) for bucket in decision.buckets.get(table, ())):

@@ -87,9 +87,14 @@ class Verification:
         return {number for number, state in states.items() if state is None or state.log_offset != since[number]}
 
     def _is_stale(self, name: str) -> bool:
-        """Whether writes to a table need another check, because its indexes have changed or its rows are merged."""
-        touched, indexes = self.touched[name], tuple(self.tables[name].state.codec.indexes)
-        return touched.merges or any(each != indexes for each in touched.indexes)
+        """Whether writes to a table need another check: its schema or indexes have changed, or its rows are merged.
+
+        Another schema may have no form of a row: a date may be beyond its timestamps, a row too large with a default.
+        """
+        touched, codec = self.touched[name], self.tables[name].state.codec
+        if touched.merges or any(each != tuple(codec.indexes) for each in touched.indexes):
+            return True
+        return any(schema_id != codec.definition.schema.id for schema_id, _, _ in touched.access)
 
     def _collect_keys(self, rows: StagedRows, keys: dict[_Since, list[pa.Array]]) -> None:
         request = rows.request

@@ -13,8 +13,16 @@ import pyarrow.types as pat
 
 from scankv.model.errors import InvalidRequest
 from scankv.model.limits import MAX_CHUNK_ROWS
-from scankv.model.tables.aggregates import Aggregate, AggregateFunction, check_aggregates
-from streaming_server.arrays.exact_sums import as_decimals, as_floats, as_integers, limb, limb_count, propagate_carries
+from scankv.model.tables.aggregates import Aggregate, AggregateFunction, check_aggregates, mean_type, sum_type
+from streaming_server.arrays.exact_sums import (
+    as_decimal_means,
+    as_decimals,
+    as_float_means,
+    as_integers,
+    limb,
+    limb_count,
+    propagate_carries,
+)
 from streaming_server.arrays.sort_codes import decode_sort_codes, sort_codes
 
 if TYPE_CHECKING:
@@ -232,18 +240,23 @@ def _result(aggregate: Aggregate, type_: pa.DataType, known: dict[str, pa.Array]
             return decode_sort_codes(known[f"{function} {name}"], type_)
     if pat.is_floating(type_):
         total = known[f"sum {name}"]
-    else:
-        limbs = propagate_carries([known[limb] for limb in _limb_names(name, known)])
-        if function is AggregateFunction.SUM:
-            return _exact_sum(aggregate, type_, limbs)
-        total = as_floats(limbs, type_.scale if pat.is_decimal(type_) else 0)
-    return total if function is AggregateFunction.SUM else pc.divide(total, known[f"count {name}"].cast(pa.float64()))
+        return (
+            total if function is AggregateFunction.SUM else pc.divide(total, known[f"count {name}"].cast(pa.float64()))
+        )
+    limbs = propagate_carries([known[limb] for limb in _limb_names(name, known)])
+    if function is AggregateFunction.SUM:
+        return _exact_sum(aggregate, type_, limbs)
+    counts = known[f"count {name}"]
+    if pat.is_decimal(type_):
+        return as_decimal_means(limbs, counts, type_.scale, mean_type(type_))
+    return as_float_means(limbs, counts)
 
 
 def _exact_sum(aggregate: Aggregate, type_: pa.DataType, limbs: Sequence[pa.Array]) -> pa.Array:
-    sums = as_decimals(limbs, pa.decimal128(38, type_.scale)) if pat.is_decimal(type_) else as_integers(limbs)
+    wide = sum_type(type_)
+    sums = as_decimals(limbs, wide) if pat.is_decimal(type_) else as_integers(limbs, wide)
     if sums is None:
-        fits = "decimal128 of 38 digits" if pat.is_decimal(type_) else "int64"
+        fits = "decimal128 of 38 digits" if pat.is_decimal(type_) else str(wide)
         raise InvalidRequest(
             f'the sum of column "{aggregate.column}" does not fit into {fits}: ask for its mean, or for smaller groups',
             column=aggregate.column,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scankv.model.errors import DataLoss
+from scankv.model.errors import DataLoss, SchemaMismatch
 from scankv.model.types.default_values import repeat_default
 from scankv.model.types.widening import widen_values
 
@@ -65,12 +65,15 @@ def convert_written(rows: pa.RecordBatch, old: Schema, new: Schema) -> pa.Record
         rows: All columns of `old`, in its order.
         old: Their schema version.
         new: The current version.
+
+    Raises:
+        SchemaMismatch: A column has another type since, which does not have a value.
     """
     if old.id == new.id:
         return rows
     places = {column.id: place for place, column in enumerate(old.columns)}
     arrays = [
-        widened(rows.column(places[column.id]), column)
+        _widened_row(rows.column(places[column.id]), column)
         if column.id in places
         else _constant(column.write_default, column.type, rows.num_rows)
         for column in new.columns
@@ -81,13 +84,14 @@ def convert_written(rows: pa.RecordBatch, old: Schema, new: Schema) -> pa.Record
 def convert_columns(rows: pa.RecordBatch, old: Schema, new: Schema) -> pa.RecordBatch:
     """Returns some columns of rows of a schema version, found by name, as columns of another version.
 
-    Those that the other version lacks are dropped. The others are in its order.
+    Those that the other version lacks are dropped. The others are in its order. Raises SchemaMismatch, as
+    `convert_written`.
     """
     if old.id == new.id:
         return rows
     given = {old.column(name).id: place for place, name in enumerate(rows.schema.names)}
     columns = [column for column in new.columns if column.id in given]
-    arrays = [widened(rows.column(given[column.id]), column) for column in columns]
+    arrays = [_widened_row(rows.column(given[column.id]), column) for column in columns]
     fields = [pa.field(column.name, column.type, rows.schema.field(given[column.id]).nullable) for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
@@ -99,6 +103,17 @@ def converted_names(names: Sequence[str], definition: TableDefinition, schema_id
         return tuple(names)
     ids = [old.column(name).id for name in names]
     return tuple(new.by_id[id_].name for id_ in ids if id_ in new.by_id)
+
+
+def _widened_row(written: pa.Array, column: ColumnDefinition) -> pa.Array:
+    try:
+        return widen_values(written, column.type)
+    except pa.ArrowInvalid as error:
+        raise SchemaMismatch(
+            f'column "{column.name}": a value is out of the range of {column.type}, which is the type of the column by '
+            f"now: {error}; write another value",
+            column=column.name,
+        ) from error
 
 
 def _constant(value: pa.Scalar | None, type_: pa.DataType, count: int) -> pa.Array:

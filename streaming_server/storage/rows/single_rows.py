@@ -144,8 +144,15 @@ class SingleRowCodec:
         return _to_batch(rows, self._row_type)
 
     def to_changes(self, rows: Sequence[Values]) -> pa.RecordBatch:
-        """Returns rows as a batch of the columns that the changelog records, without hidden columns."""
-        return _to_batch(rows, self._change_type)
+        """Returns rows as a batch of the columns that the changelog records, without hidden columns.
+
+        Raises:
+            NotExactError: Arrow does not convert a value.
+        """
+        try:
+            return _to_batch(rows, self._change_type)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise NotExactError from error
 
     def to_key_batch(self, rows: Sequence[Values]) -> pa.RecordBatch:
         """Returns the key columns of rows as a batch."""

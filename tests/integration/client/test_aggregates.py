@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -179,6 +180,24 @@ async def test_rows_without_a_match_give_zero_nulls_and_no_groups(table: Table) 
     assert answer.to_pylist() == [{"amount_count": 0, "amount_sum": None, "amount_min": None, "amount_mean": None}]
     assert (await table.aggregate({"amount": "sum"}, "k < 0", group_by=["name"])).num_rows == 0
     assert (await table.top_n(5, "score", "k < 0")).schema.equals(SCHEMA)
+
+
+@pytest.mark.asyncio
+async def test_means_of_decimals_and_sums_of_unsigned_integers_are_exact(client: Client, name: str) -> None:
+    schema = pa.schema([("k", pa.int64()), ("g", pa.int64()), ("d", pa.decimal128(38, 2)), ("u", pa.uint64())])
+    table = await client.create_table(name, schema, primary_key=["k"], buckets=3)
+    most = Decimal("9" * 36 + ".99")
+    numbers = [most, most, Decimal("9" * 35 + "8.99"), Decimal("0.01"), Decimal("0.02"), None]
+    rows = [{"k": k, "g": k // 3, "d": number, "u": 2**62} for k, number in enumerate(numbers)]
+    await table.upsert(pa.Table.from_pylist(rows, schema))
+    answer = await table.aggregate({"d": "mean", "u": "sum"}, group_by=["g"])
+    assert answer.to_pylist() == [
+        {"g": 0, "d_mean": Decimal("9" * 36 + ".66"), "u_sum": 3 * 2**62},
+        {"g": 1, "d_mean": Decimal("0.02"), "u_sum": 3 * 2**62},
+    ]
+    assert answer.schema.types[1:] == [pa.decimal128(38, 2), pa.uint64()]
+    with pytest.raises(InvalidRequest, match=r'"u" does not fit into uint64: ask for its mean'):
+        await table.aggregate({"u": "sum"})
 
 
 @pytest.mark.asyncio

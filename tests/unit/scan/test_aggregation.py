@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidRequest, SchemaMismatch
-from scankv.model.tables.aggregates import Aggregate, AggregateFunction
+from scankv.model.tables.aggregates import Aggregate, AggregateFunction, mean_type
 from streaming_server.scan.chunk_source import Chunk
 from streaming_server.scan.queries.aggregation import Aggregation
 from tests.support.examples import examples
 from tests.support.tables import define
+from tests.support.type_samples import decimals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ SCHEMA = pa.schema(
         ("real", pa.float64()),
         ("money", pa.decimal128(38, 2)),
         ("dozens", pa.decimal128(5, -2)),
+        ("price", pa.decimal128(7, 2)),
         ("flag", pa.bool_()),
         ("name", pa.string()),
         ("raw", pa.binary()),
@@ -42,7 +44,7 @@ SCHEMA = pa.schema(
     ]
 )
 TABLE = define(SCHEMA).schema
-NUMBERS = ["k", "small", "large", "unsigned", "half", "real", "money", "dozens"]
+NUMBERS = ["k", "small", "large", "unsigned", "half", "real", "money", "dozens", "price"]
 ORDERED = [name for name in SCHEMA.names if name != "list"]
 FLOATS = [0.0, -0.0, 1.5, -2.25, math.inf, -math.inf, math.nan, -math.nan, 100.0]
 
@@ -55,6 +57,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "real": st.sampled_from(FLOATS),
     "money": st.integers(-(10**38) + 1, 10**38 - 1).map(lambda cents: Decimal(f"{cents}e-2")),
     "dozens": st.integers(-99999, 99999).map(lambda hundreds: Decimal(hundreds).scaleb(2)),
+    "price": st.integers(-(10**7) + 1, 10**7 - 1).map(lambda cents: Decimal(cents).scaleb(-2)),
     "flag": st.booleans(),
     "name": st.sampled_from(["", "a", "ab", "b", "ü", "a\0"]),
     "raw": st.binary(max_size=2),
@@ -109,19 +112,29 @@ def python(function: AggregateFunction, values: Sequence[Any], type_: pa.DataTyp
         total: Any = sum(values)
         return total if function is AggregateFunction.SUM else total / len(values)
     exact = sum(Fraction(value) for value in values)
+    if function is AggregateFunction.MEAN and pa.types.is_decimal(type_):
+        scale = mean_type(type_).scale
+        units = abs(exact / len(values)) * Fraction(10) ** scale
+        return Fraction(math.floor(units + Fraction(1, 2)), 1) * Fraction(10) ** -scale * (1 if exact >= 0 else -1)
     if function is AggregateFunction.MEAN:
-        return float(exact / len(values))
+        return Nearest(exact / len(values))
     if pa.types.is_decimal(type_):
         if abs(exact * Fraction(10) ** type_.scale) >= 10**38:
             raise ArithmeticError
-    elif not -(2**63) <= exact < 2**63:
+    elif not 0 <= exact < 2**64 if pa.types.is_uint64(type_) else not -(2**63) <= exact < 2**63:
         raise ArithmeticError
     return exact
+
+
+class Nearest(float):
+    """A float that a result must equal to the last bit."""
 
 
 def same(one: Any, other: Any) -> bool:
     if one is None or other is None:
         return one is other
+    if isinstance(other, Nearest):
+        return bool(one == other)
     if isinstance(one, float):
         return math.isclose(one, other, rel_tol=1e-14) or key_order(one) == key_order(float(other))
     return (
@@ -224,6 +237,49 @@ def test_decimal_sums_are_exact_to_the_last_of_their_38_digits() -> None:
         aggregation.result()
     aggregation.add(Chunk(0, pa.RecordBatch.from_pydict({"money": [-least]}, schema=schema)))
     assert aggregation.result().to_pylist() == [{"money_sum": most}]
+
+
+@pytest.mark.parametrize(
+    ("type_", "mean"),
+    [
+        (pa.decimal128(7, 2), pa.decimal128(11, 6)),
+        (pa.decimal128(38, 2), pa.decimal128(38, 2)),
+        (pa.decimal128(36, 2), pa.decimal128(38, 4)),
+        (pa.decimal128(38, 38), pa.decimal128(38, 38)),
+        (pa.decimal128(5, -2), pa.decimal128(9, 2)),
+        (pa.decimal128(38, -38), pa.decimal128(38, -38)),
+        (pa.decimal128(3, 5), pa.decimal128(9, 9)),
+        (pa.decimal128(1, 38), pa.decimal128(38, 38)),
+        (pa.decimal128(1, 0), pa.decimal128(5, 4)),
+    ],
+)
+def test_means_of_decimals_are_exact_up_to_the_limits_of_their_type(type_: pa.DataType, mean: pa.DataType) -> None:
+    most = 10**type_.precision - 1
+    factor = 10 ** (mean.scale - type_.scale)
+    for numbers in ([most] * 3, [-most] * 3, [most, most - 1], [-1, 0], [1, 1, 0], [1, 0, 0], [-1, -1, 0], [None, 1]):
+        table = define(pa.schema([pa.field("k", pa.int64(), nullable=False), ("d", type_)])).schema
+        aggregation = Aggregation([Aggregate("d", AggregateFunction.MEAN)], [], table)
+        for number in numbers:
+            batch = pa.RecordBatch.from_arrays([decimals(type_, [number])], names=["d"])
+            aggregation.add(Chunk(0, batch))
+        known = [number for number in numbers if number is not None]
+        exact = Fraction(sum(known) * factor, len(known))
+        rounded = math.floor(abs(exact) + Fraction(1, 2)) * (1 if exact >= 0 else -1)
+        (column,) = aggregation.result().columns
+        assert column.type == mean
+        column.validate(full=True)
+        assert column.equals(decimals(mean, [rounded])), (numbers, column)
+
+
+def test_sums_of_unsigned_integers_are_exact_up_to_their_limit() -> None:
+    aggregation = Aggregation([Aggregate("unsigned", AggregateFunction.SUM)], [], TABLE)
+    schema = TABLE.select(["unsigned"])
+    aggregation.add(Chunk(0, pa.RecordBatch.from_pydict({"unsigned": [2**64 - 2, None, 1]}, schema=schema)))
+    assert aggregation.result().to_pylist() == [{"unsigned_sum": 2**64 - 1}]
+    assert aggregation.result().schema.field("unsigned_sum").type == pa.uint64()
+    aggregation.add(Chunk(0, pa.RecordBatch.from_pydict({"unsigned": [1]}, schema=schema)))
+    with pytest.raises(InvalidRequest, match=r'"unsigned" does not fit into uint64'):
+        aggregation.result()
 
 
 def test_groups_over_the_limit_are_refused_and_as_many_as_it_are_not() -> None:
