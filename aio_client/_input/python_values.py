@@ -15,6 +15,7 @@ import pyarrow.types as pat
 
 from scankv.model.errors import did_you_mean
 from scankv.model.types.casts import cast_exactly
+from scankv.model.types.nested import map_scalar_types
 from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
@@ -55,11 +56,26 @@ def column_of(values: Sequence[object], type_: pa.DataType) -> pa.Array:
     if not set(map(type, values)) <= _exact_classes(type_):
         values = [_exact_or_error(value, type_, row) for row, value in enumerate(values)]
     try:
-        return pa.array(values, type_)
+        return _array(values, type_)
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
         for row, value in enumerate(values):
             _check_alone(value, type_, row)
         raise
+
+
+def _array(values: Sequence[object], type_: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, type_)
+    except pa.ArrowInvalid:
+        # pyarrow counts the zeros that a negative scale leaves out, and then refuses decimals of 38 digits.
+        wide = map_scalar_types(type_, _with_zeros)
+        if wide == type_:
+            raise
+        return cast_exactly(pa.array(values, wide), type_)
+
+
+def _with_zeros(type_: pa.DataType) -> pa.DataType:
+    return pa.decimal256(76, 0) if pat.is_decimal(type_) and type_.scale < 0 else type_
 
 
 def _exact_classes(type_: pa.DataType) -> set[type]:
@@ -91,7 +107,7 @@ def _exact_or_error(value: object, type_: pa.DataType, row: int) -> object:
 
 def _check_alone(value: object, type_: pa.DataType, row: int) -> None:
     try:
-        pa.array([value], type_)
+        _array([value], type_)
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
         raise NotAValueError(row, _reason(value, type_, error)) from error
 

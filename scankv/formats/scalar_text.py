@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.model import lazy_compute as pc
+from scankv.model.types.casts import cast_exactly
 
 
 def scalars_to_text(column: pa.Array) -> pa.StringArray:
@@ -48,6 +49,9 @@ def scalars_from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
     if pat.is_time(type_):
         # pyarrow parses times of day only as part of timestamps.
         return pc.binary_join_element_wise("1970-01-01T", texts, "").cast(pa.timestamp(type_.unit)).cast(type_)
+    if pat.is_decimal(type_) and type_.scale < 0:
+        # pyarrow counts the zeros that a negative scale leaves out, and then refuses decimals of 38 digits.
+        return cast_exactly(texts.cast(pa.decimal256(76, 0)), type_)
     return texts.cast(type_)
 
 
