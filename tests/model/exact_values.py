@@ -225,6 +225,8 @@ def type_traits(type_: pa.DataType) -> set[str]:
         return {"decimal"} | ({"negative scale"} if type_.scale < 0 else set())
     if pat.is_timestamp(type_):
         return {f"timestamp[{type_.unit}]", f"zone {type_.tz}"}
+    if pat.is_time(type_):
+        return {"time", str(type_)}
     return {str(type_)}
 
 
@@ -255,7 +257,7 @@ def _time_traits(value: int, type_: pa.DataType) -> set[str]:
         "year after 9999": year > 9999,
         "year of five digits": abs(year) > 32_000,
         "more seconds than milliseconds": unit == "s" and value * 1000 not in _INT64,
-        "more than microseconds": seconds * 10**6 not in _INT64,
+        "more than microseconds": unit in ("s", "ms") and value * 10**6 // PER_SECOND[unit] not in _INT64,
         "first second of nanoseconds": unit == "ns" and value < -9_223_372_036 * 10**9,
         "NaT": unit != "" and value == _MIN64,
         "NaT of nanoseconds": unit == "ns" and value == _MIN64,
@@ -338,6 +340,8 @@ def from_arrow(column: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> list[P
         return _times(column, type_)
     if pat.is_floating(type_):
         return [None if each is None else float(each) for each in column.to_pylist()]
+    if pat.is_integer(type_) and pat.is_decimal(source):
+        return [None if each is None else int(each) if each == int(each) else each for each in column.to_pylist()]
     return list(column.to_pylist())
 
 
@@ -368,6 +372,13 @@ def _per_day(type_: pa.DataType) -> int:
 def _scaled(value: int, source: int, target: int) -> Plain:
     result, lost = divmod(value * target, source)
     return Mismatch(f"{value} of {source} a day") if lost else result
+
+
+def without_null_items(value: Plain, type_: pa.DataType) -> Plain:
+    """Returns an empty list in the place of a null list or map of structs."""
+    is_of_structs = pat.is_map(type_) and pat.is_struct(type_.item_type)
+    is_of_structs = is_of_structs or (pat.is_list(type_) and pat.is_struct(type_.value_type))
+    return [] if value is None and is_of_structs else value
 
 
 def same(found: Plain, wanted: Plain) -> bool:

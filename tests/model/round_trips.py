@@ -182,7 +182,11 @@ def read_all(world: World, written: Written, way_in: str, way: WayOut) -> list[s
     # Of the many columns, a slow way reads some of the rows, others of each way in.
     step = way.step if written.layout.name == "types" else 1
     ids = {row["id"] for row in rows[zlib.crc32(way_in.encode()) % step :: step]}
-    expected = {row["id"]: row for row in written.rows if row["id"] in ids}
+    expected = {
+        row["id"]: {f.name: way.returned(row[f.name], f.type) for f in written.schema}
+        for row in written.rows
+        if row["id"] in ids
+    }
     pair = f"{way_in} > {way.name}"
     found = way.attempt(world, written.wanted(names, list(expected)))
     if not isinstance(found, str):

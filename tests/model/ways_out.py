@@ -19,6 +19,7 @@ from tests.model.ways_in import RefusedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tests.model.exact_values import Plain
     from tests.model.ways_in import Row, World
 
 
@@ -57,6 +58,7 @@ class WayOut:
         refused_values: Values that it refuses, in the same form.
         needs_all_columns: Whether it always reads complete rows.
         is_examined: Whether the columns are read one by one if they cannot be read together, to find those at fault.
+        returned: What the reader makes of a value that it cannot tell from another, as documented.
         step: It reads every so many rows of a large table.
     """
 
@@ -66,6 +68,7 @@ class WayOut:
     refused_values: Mapping[str, str] = field(default_factory=dict)
     needs_all_columns: bool = False
     step: int = 1
+    returned: Callable[[Plain, pa.DataType], Plain] = lambda value, _: value
     is_examined: bool = True
 
     def attempt(self, world: World, wanted: Wanted) -> list[Row] | str:
