@@ -218,7 +218,8 @@ def type_traits(type_: pa.DataType) -> set[str]:
     if pat.is_map(type_):
         return {"map"} | type_traits(type_.key_type) | type_traits(type_.item_type)
     if pat.is_struct(type_):
-        return {"struct"}.union(*(type_traits(field.type) for field in type_.fields))
+        own = {"struct"} if all(field.nullable for field in type_.fields) else {"struct", "NOT NULL field"}
+        return own.union(*(type_traits(field.type) for field in type_.fields))
     if pat.is_nested(type_):
         return {"list"} | type_traits(type_.value_type)
     if pat.is_decimal(type_):
@@ -259,6 +260,7 @@ def _time_traits(value: int, type_: pa.DataType) -> set[str]:
         "more seconds than milliseconds": unit == "s" and value * 1000 not in _INT64,
         "more than microseconds": unit in ("s", "ms") and value * 10**6 // PER_SECOND[unit] not in _INT64,
         "first second of nanoseconds": unit == "ns" and value < -9_223_372_036 * 10**9,
+        "nanoseconds": unit == "ns" and value % 1000 != 0,
         "NaT": unit != "" and value == _MIN64,
         "NaT of nanoseconds": unit == "ns" and value == _MIN64,
     }

@@ -86,11 +86,16 @@ def http_ways(caller: HttpCaller) -> list[WayOut]:
     ]
 
 
-def _published(world: World, wanted: Wanted, format_: str) -> list[Row]:
-    """Publishes a table that has only what is wanted, because a table is published as a whole."""
+def copy_of(world: World, wanted: Wanted) -> str:
+    """Makes a table that has only what is wanted, for ways that take a table as a whole. Returns its name."""
     rows = world.client.table(wanted.table).scan(columns=wanted.schema.names, where=wanted.where).to_arrow()
-    name = f"trips.published{next(_numbers)}"
+    name = f"trips.copy{next(_numbers)}"
     world.client.create_table(name, wanted.schema, primary_key=["id"], buckets=1).upsert(rows)
+    return name
+
+
+def _published(world: World, wanted: Wanted, format_: str) -> list[Row]:
+    name = copy_of(world, wanted)
     with TemporaryDirectory() as directory:
         world.run("publish", name, directory, "--once", "--format", format_)
         found = read_delta(directory) if format_ == "delta" else IcebergReader(directory).read()
