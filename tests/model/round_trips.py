@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Set
 
     from tests.model.exact_values import Plain
-    from tests.model.ways_in import Row, WayIn, World
+    from tests.model.ways_in import Row, Surroundings, WayIn
     from tests.model.ways_out import WayOut
 
 _ID: Final = pa.field("id", pa.int32(), nullable=False)
@@ -43,7 +43,7 @@ _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
-class Layout:
+class TypesLayout:
     """The columns of a table, and its rows.
 
     Attributes:
@@ -102,13 +102,13 @@ class Layout:
         return [row for row in rows if not any(refused & value_traits(row[f.name], f.type) for f in schema)]
 
 
-def layouts() -> list[Layout]:
+def layouts() -> list[TypesLayout]:
     """Returns the tables that are tried: of all types, of types that the client encodes by itself, and of keys."""
     encoded = [t for t in scalar_types() if not (pat.is_time(t) or (pat.is_timestamp(t) and t.unit != "us"))]
     return [
-        Layout("types", (*scalar_types(), *nested_types(every=FACTOR > 1))),
-        Layout("encoded", tuple(t for t in encoded if "negative scale" not in type_traits(t))),
-        Layout("keys", tuple(key_types()), is_key=True),
+        TypesLayout("types", (*scalar_types(), *nested_types(every=FACTOR > 1))),
+        TypesLayout("encoded", tuple(t for t in encoded if "negative scale" not in type_traits(t))),
+        TypesLayout("keys", tuple(key_types()), is_key=True),
     ]
 
 
@@ -117,7 +117,7 @@ class Written:
     """A table with the rows that should be in it."""
 
     table: str
-    layout: Layout
+    layout: TypesLayout
     schema: pa.Schema
     rows: Sequence[Row]
 
@@ -134,14 +134,14 @@ class Written:
         )
 
 
-def create(world: World, layout: Layout, schema: pa.Schema) -> str:
+def create(world: Surroundings, layout: TypesLayout, schema: pa.Schema) -> str:
     """Creates a table of a layout, and returns its name."""
     name = f"trips.t{next(_numbers)}"
     world.client.create_table(name, schema, primary_key=schema.names if layout.is_key else ["id"], buckets=1)
     return name
 
 
-def write(world: World, way: WayIn, layout: Layout) -> tuple[Written, list[str]]:
+def write(world: Surroundings, way: WayIn, layout: TypesLayout) -> tuple[Written, list[str]]:
     """Writes all rows that a way takes. Returns the table and what went wrong."""
     schema = layout.schema({*way.refused_types, *way.lacks})
     rows = layout.rows_without(schema, {*way.refused_values, *way.lacks})
@@ -157,14 +157,14 @@ def write(world: World, way: WayIn, layout: Layout) -> tuple[Written, list[str]]
     return Written(table, layout, schema, stored), failures
 
 
-def stored_value(way: WayIn, value: Plain, type_: pa.DataType, layout: Layout) -> Plain:
+def stored_value(way: WayIn, value: Plain, type_: pa.DataType, layout: TypesLayout) -> Plain:
     """Returns what the table has of a value: keys have one zero."""
     stored = way.stored(value, type_)
     return 0.0 if layout.is_key and isinstance(stored, float) and stored == 0 else stored
 
 
 def _refusals_by_column(
-    world: World, way: WayIn, layout: Layout, schema: pa.Schema, rows: Sequence[Row]
+    world: Surroundings, way: WayIn, layout: TypesLayout, schema: pa.Schema, rows: Sequence[Row]
 ) -> Iterator[str]:
     for field in list(schema)[1:]:
         alone = pa.schema([_ID, field])
@@ -174,7 +174,7 @@ def _refusals_by_column(
             yield f"{way.name}: {field.type}: {message}"
 
 
-def read_all(world: World, written: Written, way_in: str, way: WayOut) -> list[str]:
+def read_all(world: Surroundings, written: Written, way_in: str, way: WayOut) -> list[str]:
     """Reads all that a way gives of a table. Returns what differs."""
     refused = [f.name for f in written.schema if way.refused_types.keys() & type_traits(f.type)]
     names = [name for name in written.schema.names[1:] if name not in refused]
@@ -219,7 +219,7 @@ def _shown(value: Plain) -> str:
     return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
 
 
-def check_refusals_in(world: World, way: WayIn, layout: Layout, *, every: bool) -> list[str]:
+def check_refusals_in(world: Surroundings, way: WayIn, layout: TypesLayout, *, every: bool) -> list[str]:
     """Writes, each alone, columns and values that a way refuses. Returns those that it takes, or does not name."""
     failures = []
     for field, row, reason in _refused(layout, way.refused_types, way.refused_values, every=every):
@@ -230,13 +230,13 @@ def check_refusals_in(world: World, way: WayIn, layout: Layout, *, every: bool) 
     return failures
 
 
-def check_refusals_out(world: World, written: Written, way: WayOut, arrow: WayIn, *, every: bool) -> list[str]:
+def check_refusals_out(world: Surroundings, written: Written, way: WayOut, arrow: WayIn, *, every: bool) -> list[str]:
     """Reads, each alone, the columns and values that a way refuses. Returns those that it gives, or does not name."""
     failures = []
     for field, row, reason in _refused(written.layout, way.refused_types, way.refused_values, every=every):
         source = written
         if way.needs_all_columns:
-            alone = Layout("alone", (field.type,))
+            alone = TypesLayout("alone", (field.type,))
             only = {"id": row["id"], "c0": row[field.name]}
             source = Written(create(world, alone, alone.schema(set())), alone, alone.schema(set()), [only])
             arrow.write(world, source.table, source.schema, [only])
@@ -249,7 +249,7 @@ def check_refusals_out(world: World, written: Written, way: WayOut, arrow: WayIn
 
 
 def _refused(
-    layout: Layout, types: Mapping[str, str], values: Mapping[str, str], *, every: bool
+    layout: TypesLayout, types: Mapping[str, str], values: Mapping[str, str], *, every: bool
 ) -> Iterator[tuple[pa.Field, Row, str]]:
     """Yields columns with a row and the pattern of the reason for which it is refused, once for each set of traits."""
     seen = set()

@@ -9,7 +9,7 @@ import pytest
 
 from aio_client import sync
 from tests.model.round_trips import check_refusals_in, check_refusals_out, layouts, read_all, write
-from tests.model.ways_in import ARROW, WAYS_IN, WayIn, World
+from tests.model.ways_in import ARROW, WAYS_IN, Surroundings, WayIn
 from tests.model.ways_out import WAYS_OUT
 from tests.support.command_line import CommandLine
 from tests.support.examples import FACTOR
@@ -29,14 +29,14 @@ _EVERY: Final = FACTOR > 1
 
 
 @pytest.fixture(scope="module")
-def world(shared_server: ServerProcess) -> Iterator[World]:
+def world(shared_server: ServerProcess) -> Iterator[Surroundings]:
     """The server, its client and its command line."""
     with sync.connect(shared_server.url) as client:
-        yield World(client, CommandLine(shared_server.url))
+        yield Surroundings(client, CommandLine(shared_server.url))
 
 
 @pytest.mark.parametrize("way", WAYS_IN, ids=lambda way: way.name)
-def test_every_value_comes_back_by_every_way_out(world: World, way: WayIn) -> None:
+def test_every_value_comes_back_by_every_way_out(world: Surroundings, way: WayIn) -> None:
     failures = []
     for layout in layouts():
         if layout.name == "encoded" and not way.encodes:
@@ -48,12 +48,12 @@ def test_every_value_comes_back_by_every_way_out(world: World, way: WayIn) -> No
     _check(failures)
 
 
-def test_a_way_in_names_the_column_and_the_reason_of_what_it_refuses(world: World) -> None:
+def test_a_way_in_names_the_column_and_the_reason_of_what_it_refuses(world: Surroundings) -> None:
     tried = [(way, layout) for way in WAYS_IN if way.refuses for layout in layouts()]
     _check([text for way, layout in tried for text in check_refusals_in(world, way, layout, every=_EVERY)])
 
 
-def test_a_way_out_names_the_column_and_the_reason_of_what_it_refuses(world: World) -> None:
+def test_a_way_out_names_the_column_and_the_reason_of_what_it_refuses(world: Surroundings) -> None:
     failures = []
     for layout in layouts():
         if not layout.is_key:

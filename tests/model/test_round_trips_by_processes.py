@@ -9,7 +9,7 @@ import pytest
 
 from aio_client import sync
 from tests.model.round_trips import check_refusals_out, layouts, read_all, write
-from tests.model.ways_in import ARROW, WayIn, World
+from tests.model.ways_in import ARROW, Surroundings, WayIn
 from tests.model.ways_out import ARROW as ARROW_OUT
 from tests.model.ways_that_take_processes import BOOTSTRAPS, PUBLISHED, http_ways
 from tests.support.command_line import CommandLine
@@ -28,24 +28,24 @@ EXPECTED_UNTIL_MERGED: Final[tuple[str, ...]] = ("> http (csv|json|jsonl): ",)
 
 
 @pytest.fixture(scope="module")
-def world(shared_server: ServerProcess) -> Iterator[World]:
+def world(shared_server: ServerProcess) -> Iterator[Surroundings]:
     """The server, its client and its command line."""
     with sync.connect(shared_server.url) as client:
-        yield World(client, CommandLine(shared_server.url))
+        yield Surroundings(client, CommandLine(shared_server.url))
 
 
-def test_every_value_comes_back_over_http(world: World, shared_server: ServerProcess) -> None:
+def test_every_value_comes_back_over_http(world: Surroundings, shared_server: ServerProcess) -> None:
     with GatewayProcess(shared_server.url) as gateway:
         _check(_differences(world, http_ways(gateway)))
 
 
 @pytest.mark.parametrize("way", PUBLISHED, ids=lambda way: way.name)
-def test_every_value_comes_back_from_a_published_table(world: World, way: WayOut) -> None:
+def test_every_value_comes_back_from_a_published_table(world: Surroundings, way: WayOut) -> None:
     _check(_differences(world, [way]))
 
 
 @pytest.mark.parametrize("way", BOOTSTRAPS, ids=lambda way: way.name)
-def test_every_value_of_a_bootstrap_comes_back(world: World, way: WayIn) -> None:
+def test_every_value_of_a_bootstrap_comes_back(world: Surroundings, way: WayIn) -> None:
     failures = []
     for layout in layouts():
         written, wrong = write(world, way, layout)
@@ -53,7 +53,7 @@ def test_every_value_of_a_bootstrap_comes_back(world: World, way: WayIn) -> None
     _check(failures)
 
 
-def _differences(world: World, ways: Sequence[WayOut]) -> list[str]:
+def _differences(world: Surroundings, ways: Sequence[WayOut]) -> list[str]:
     failures = []
     for layout in layouts():
         written, wrong = write(world, ARROW, layout)

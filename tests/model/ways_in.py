@@ -28,23 +28,23 @@ Row = dict[str, "Plain"]
 _IS_NOT: Final = r"is (.+, )?not (date32|timestamp|list|map|struct)"
 
 
-class RefusedError(Exception):
+class WayRefusedError(Exception):
     """A way has refused rows, with this message."""
 
 
 @dataclass(frozen=True)
-class World:
+class Surroundings:
     """A server, its client and its command line."""
 
     client: sync.Client
     scankv: CommandLine
 
     def run(self, *arguments: str, stdin: bytes | str | None = None) -> bytes:
-        """Runs a command and returns what it prints. Raises RefusedError if it fails with one error."""
+        """Runs a command and returns what it prints. Raises WayRefusedError if it fails with one error."""
         try:
             return self.scankv(*arguments, stdin=stdin).stdout
         except AssertionError:
-            raise RefusedError(self.scankv.fails(*arguments, stdin=stdin)) from None
+            raise WayRefusedError(self.scankv.fails(*arguments, stdin=stdin)) from None
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,18 @@ class WayIn:
     """
 
     name: str
-    write: Callable[[World, str, pa.Schema, Sequence[Row]], None]
+    write: Callable[[Surroundings, str, pa.Schema, Sequence[Row]], None]
     refused_types: Mapping[str, str] = field(default_factory=dict)
     refused_values: Mapping[str, str] = field(default_factory=dict)
     lacks: frozenset[str] = frozenset()
     encodes: bool = False
     stored: Callable[[Plain, pa.DataType], Plain] = lambda value, _: value
 
-    def attempt(self, world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> str | None:
+    def attempt(self, world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> str | None:
         """Writes rows. Returns the message if they are refused."""
         try:
             self.write(world, table, schema, rows)
-        except (ScanKvError, RefusedError) as error:
+        except (ScanKvError, WayRefusedError) as error:
             return str(error)
         except Exception as error:
             return f"{type(error).__name__} instead of a typed error: {error}"
@@ -90,22 +90,22 @@ def arrow_table(schema: pa.Schema, rows: Sequence[Row]) -> pa.Table:
     return pa.table([to_arrow([row[f.name] for row in rows], f.type) for f in schema], schema=schema)
 
 
-def _dicts(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _dicts(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     plain = [{f.name: to_python(row[f.name], f.type) for f in schema} for row in rows]
     world.client.table(table).upsert(plain)
 
 
-def _single_dicts(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _single_dicts(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     handle = world.client.table(table)
     for row in rows:
         handle.upsert([{f.name: to_python(row[f.name], f.type) for f in schema}])
 
 
-def _arrow(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _arrow(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     world.client.table(table).upsert(arrow_table(schema, rows))
 
 
-def _other_layouts(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _other_layouts(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     exact = arrow_table(schema, rows)
     columns = [_in_other_layout(column.combine_chunks(), index) for index, column in enumerate(exact.columns)]
     world.client.table(table).upsert(pa.table(columns, names=schema.names))
@@ -123,25 +123,25 @@ def _in_other_layout(column: pa.Array, index: int) -> pa.Array:
     return column if pat.is_nested(type_) or pat.is_float16(type_) else column.dictionary_encode()
 
 
-def _writer(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _writer(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     with world.client.table(table).writer() as writer:
         writer.upsert(arrow_table(schema, rows))
 
 
-def _replace(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _replace(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     world.client.table(table).replace(arrow_table(schema, rows))
 
 
-def _transaction(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _transaction(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     with world.client.transaction() as transaction:
         transaction.upsert(world.client.table(table), arrow_table(schema, rows))
 
 
-def _pandas_arrow(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _pandas_arrow(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     world.client.table(table).upsert(arrow_table(schema, rows).to_pandas(types_mapper=pd.ArrowDtype))
 
 
-def _pandas_objects(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _pandas_objects(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     columns = {f.name: pd.Series([to_python(row[f.name], f.type) for row in rows], dtype=object) for f in schema}
     world.client.table(table).upsert(pd.DataFrame(columns))
 
@@ -150,11 +150,11 @@ def _nan_is_null(value: Plain, type_: pa.DataType) -> Plain:
     return None if isinstance(value, float) and value != value else value  # NaN
 
 
-def _polars(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _polars(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     world.client.table(table).upsert(pl.from_arrow(arrow_table(schema, rows)))
 
 
-def _csv(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _csv(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     world.run("load", table, "-", "--format", "csv", stdin=csv_text(schema, rows))
 
 
@@ -164,11 +164,11 @@ def json_objects(schema: pa.Schema, rows: Sequence[Row]) -> list[str]:
     return [json_text(row, struct) for row in rows]
 
 
-def _json_lines(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _json_lines(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     world.run("load", table, "-", "--format", "jsonl", stdin="\n".join(json_objects(schema, rows)))
 
 
-def _parquet(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _parquet(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     world.run("load", table, "-", stdin=parquet_bytes(arrow_table(schema, rows)))
 
 
@@ -179,7 +179,7 @@ def parquet_bytes(rows: pa.Table) -> bytes:
     return file.getvalue()
 
 
-def _arrow_file(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _arrow_file(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     rows_ = arrow_table(schema, rows)
     file = io.BytesIO()
     with pa.ipc.new_file(file, rows_.schema) as writer:
@@ -187,13 +187,13 @@ def _arrow_file(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]
     world.run("load", table, "-", stdin=file.getvalue())
 
 
-def _put(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _put(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     for row in rows:
         texts = {f.name: field_text(row[f.name], f.type) for f in schema}
         world.run("put", table, *(f"{name}={text}" for name, text in texts.items() if text is not None))
 
 
-def _put_json(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _put_json(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     world.run("put", table, *json_objects(schema, rows))
 
 

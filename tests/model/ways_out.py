@@ -14,13 +14,13 @@ from aio_client import ScanKvError
 from tests.model.exact_python import of_python, to_python
 from tests.model.exact_text import of_field, of_json, parse_csv, parse_json
 from tests.model.exact_values import from_arrow
-from tests.model.ways_in import RefusedError
+from tests.model.ways_in import WayRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tests.model.exact_values import Plain
-    from tests.model.ways_in import Row, World
+    from tests.model.ways_in import Row, Surroundings
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class WayOut:
     """
 
     name: str
-    read: Callable[[World, Wanted], list[Row]]
+    read: Callable[[Surroundings, Wanted], list[Row]]
     refused_types: Mapping[str, str] = field(default_factory=dict)
     refused_values: Mapping[str, str] = field(default_factory=dict)
     needs_all_columns: bool = False
@@ -71,11 +71,11 @@ class WayOut:
     returned: Callable[[Plain, pa.DataType], Plain] = lambda value, _: value
     is_examined: bool = True
 
-    def attempt(self, world: World, wanted: Wanted) -> list[Row] | str:
+    def attempt(self, world: Surroundings, wanted: Wanted) -> list[Row] | str:
         """Reads rows. Returns the message if they are refused."""
         try:
             return self.read(world, wanted)
-        except (ScanKvError, RefusedError) as error:
+        except (ScanKvError, WayRefusedError) as error:
             return str(error)
         except Exception as error:
             return f"{type(error).__name__} instead of a typed error: {error}"
@@ -87,7 +87,7 @@ def rows_of_arrow(rows: pa.Table, schema: pa.Schema) -> list[Row]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _scan(world: World, wanted: Wanted) -> Any:  # a blocking scan
+def _scan(world: Surroundings, wanted: Wanted) -> Any:  # a blocking scan
     return world.client.table(wanted.table).scan(columns=wanted.schema.names, where=wanted.where)
 
 
@@ -95,15 +95,15 @@ def _rows_of_python(found: Sequence[Mapping[str, Any]], schema: pa.Schema) -> li
     return [{f.name: of_python(row[f.name], f.type) for f in schema} for row in found]
 
 
-def _arrow(world: World, wanted: Wanted) -> list[Row]:
+def _arrow(world: Surroundings, wanted: Wanted) -> list[Row]:
     return rows_of_arrow(_scan(world, wanted).to_arrow(), wanted.schema)
 
 
-def _dicts(world: World, wanted: Wanted) -> list[Row]:
+def _dicts(world: Surroundings, wanted: Wanted) -> list[Row]:
     return _rows_of_python(_scan(world, wanted).to_pylist(), wanted.schema)
 
 
-def _pandas(world: World, wanted: Wanted) -> list[Row]:
+def _pandas(world: Surroundings, wanted: Wanted) -> list[Row]:
     frame = _scan(world, wanted).to_pandas()
     columns = {f.name: _of_series(frame[f.name], f.type) for f in wanted.schema}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -117,11 +117,11 @@ def _of_series(series: pd.Series, type_: pa.DataType) -> list[Any]:
     return [of_python(value, type_) for value in values]
 
 
-def _polars(world: World, wanted: Wanted) -> list[Row]:
+def _polars(world: Surroundings, wanted: Wanted) -> list[Row]:
     return rows_of_arrow(_scan(world, wanted).to_polars().to_arrow(), wanted.schema)
 
 
-def _lazy_polars(world: World, wanted: Wanted) -> list[Row]:
+def _lazy_polars(world: Surroundings, wanted: Wanted) -> list[Row]:
     return rows_of_arrow(_scan(world, wanted).to_polars(lazy=True).collect().to_arrow(), wanted.schema)
 
 
@@ -130,24 +130,24 @@ def _keys(wanted: Wanted) -> list[Any]:
     return [tuple(to_python(wanted.keys[id_][f.name], f.type) for f in schema) for id_ in wanted.ids]
 
 
-def _get(world: World, wanted: Wanted) -> list[Row]:
+def _get(world: Surroundings, wanted: Wanted) -> list[Row]:
     table = world.client.table(wanted.table)
     found = [table.get(key) for key in _keys(wanted)]
     return _rows_of_python([row for row in found if row is not None], wanted.schema)
 
 
-def _lookup(world: World, wanted: Wanted) -> list[Row]:
+def _lookup(world: Surroundings, wanted: Wanted) -> list[Row]:
     return rows_of_arrow(world.client.table(wanted.table).lookup(_keys(wanted)), wanted.schema)
 
 
-def _lookup_few(world: World, wanted: Wanted) -> list[Row]:
+def _lookup_few(world: Surroundings, wanted: Wanted) -> list[Row]:
     """Looks up so few keys at once that the client encodes each by itself."""
     keys, table = _keys(wanted), world.client.table(wanted.table)
     found = [table.lookup(keys[start : start + 50]) for start in range(0, len(keys), 50)]
     return rows_of_arrow(pa.concat_tables(found), wanted.schema)
 
 
-def _scan_command(world: World, wanted: Wanted, format_: str) -> bytes:
+def _scan_command(world: Surroundings, wanted: Wanted, format_: str) -> bytes:
     columns = ",".join(wanted.schema.names)
     return world.run("scan", wanted.table, "--format", format_, "--columns", columns, "--where", wanted.where)
 
@@ -165,19 +165,19 @@ def rows_of_json_lines(data: bytes, schema: pa.Schema) -> list[Row]:
     return [of_json(parse_json(line), struct) for line in data.split(b"\n")[:-1]]
 
 
-def _csv(world: World, wanted: Wanted) -> list[Row]:
+def _csv(world: Surroundings, wanted: Wanted) -> list[Row]:
     return rows_of_csv(_scan_command(world, wanted, "csv"), wanted.schema)
 
 
-def _json_lines(world: World, wanted: Wanted) -> list[Row]:
+def _json_lines(world: Surroundings, wanted: Wanted) -> list[Row]:
     return rows_of_json_lines(_scan_command(world, wanted, "jsonl"), wanted.schema)
 
 
-def _parquet(world: World, wanted: Wanted) -> list[Row]:
+def _parquet(world: Surroundings, wanted: Wanted) -> list[Row]:
     return rows_of_arrow(parquet.read_table(io.BytesIO(_scan_command(world, wanted, "parquet"))), wanted.schema)
 
 
-def _arrow_file(world: World, wanted: Wanted) -> list[Row]:
+def _arrow_file(world: Surroundings, wanted: Wanted) -> list[Row]:
     return rows_of_arrow(pa.ipc.open_stream(_scan_command(world, wanted, "arrow")).read_all(), wanted.schema)
 
 

@@ -13,26 +13,26 @@ from pyarrow import parquet
 
 from tests.model.exact_text import of_json, parse_json
 from tests.model.exact_values import without_null_items
-from tests.model.ways_in import RefusedError, WayIn, arrow_table
+from tests.model.ways_in import WayIn, WayRefusedError, arrow_table
 from tests.model.ways_out import Wanted, WayOut, rows_of_arrow, rows_of_csv, rows_of_json_lines
 from tests.support.lake_readers import IcebergReader, read_delta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.model.ways_in import Row, World
+    from tests.model.ways_in import Row, Surroundings
     from tests.support.gateway import HttpCaller
 
 _numbers = itertools.count()
 
 
-def _bootstrap(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _bootstrap(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     key = world.client.table(table).primary_key
     world.client.drop_table(table)
     world.client.bootstrap(table, arrow_table(schema, rows), primary_key=key)
 
 
-def _bootstrap_file(world: World, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
+def _bootstrap_file(world: Surroundings, table: str, schema: pa.Schema, rows: Sequence[Row]) -> None:
     key = world.client.table(table).primary_key
     world.client.drop_table(table)
     with TemporaryDirectory() as directory:
@@ -50,28 +50,28 @@ BOOTSTRAPS: Final = (
 )
 
 
-def _http(caller: HttpCaller, world: World, wanted: Wanted, format_: str) -> bytes:
+def _http(caller: HttpCaller, world: Surroundings, wanted: Wanted, format_: str) -> bytes:
     columns = ",".join(wanted.schema.names)
     path = f"/v1/tables/{wanted.table}/scan"
     answer = caller.get(path, format=format_, columns=columns, where=wanted.where)
     if answer.status != 200:
-        raise RefusedError(answer.body.decode())
+        raise WayRefusedError(answer.body.decode())
     return answer.body
 
 
-def _http_arrow(caller: HttpCaller, world: World, wanted: Wanted) -> list[Row]:
+def _http_arrow(caller: HttpCaller, world: Surroundings, wanted: Wanted) -> list[Row]:
     return rows_of_arrow(pa.ipc.open_stream(_http(caller, world, wanted, "arrow")).read_all(), wanted.schema)
 
 
-def _http_csv(caller: HttpCaller, world: World, wanted: Wanted) -> list[Row]:
+def _http_csv(caller: HttpCaller, world: Surroundings, wanted: Wanted) -> list[Row]:
     return rows_of_csv(_http(caller, world, wanted, "csv"), wanted.schema)
 
 
-def _http_json_lines(caller: HttpCaller, world: World, wanted: Wanted) -> list[Row]:
+def _http_json_lines(caller: HttpCaller, world: Surroundings, wanted: Wanted) -> list[Row]:
     return rows_of_json_lines(_http(caller, world, wanted, "jsonl"), wanted.schema)
 
 
-def _http_json(caller: HttpCaller, world: World, wanted: Wanted) -> list[Row]:
+def _http_json(caller: HttpCaller, world: Surroundings, wanted: Wanted) -> list[Row]:
     struct = pa.struct(list(wanted.schema))
     return [of_json(row, struct) for row in parse_json(_http(caller, world, wanted, "json"))["rows"]]
 
@@ -86,7 +86,7 @@ def http_ways(caller: HttpCaller) -> list[WayOut]:
     ]
 
 
-def copy_of(world: World, wanted: Wanted) -> str:
+def copy_of(world: Surroundings, wanted: Wanted) -> str:
     """Makes a table that has only what is wanted, for ways that take a table as a whole. Returns its name."""
     rows = world.client.table(wanted.table).scan(columns=wanted.schema.names, where=wanted.where).to_arrow()
     name = f"trips.copy{next(_numbers)}"
@@ -94,7 +94,7 @@ def copy_of(world: World, wanted: Wanted) -> str:
     return name
 
 
-def _published(world: World, wanted: Wanted, format_: str) -> list[Row]:
+def _published(world: Surroundings, wanted: Wanted, format_: str) -> list[Row]:
     name = copy_of(world, wanted)
     with TemporaryDirectory() as directory:
         world.run("publish", name, directory, "--once", "--format", format_)

@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tests.model.round_trips import check_refusals_out, layouts, read_all, write
-from tests.model.ways_in import ARROW, RefusedError, World
+from tests.model.ways_in import ARROW, Surroundings, WayRefusedError
 from tests.model.ways_out import Wanted, WayOut, rows_of_arrow
 from tests.model.ways_that_take_processes import copy_of
 from tests.support.command_line import CommandLine
@@ -32,14 +32,14 @@ _NOT_TO_ARROW: Final = {"NOT NULL field": "DataFrame.toArrow fails for a null st
 def test_every_value_comes_back_through_spark(
     load: Callable[..., DataFrame], client: sync.Client, shared_server: ServerProcess
 ) -> None:
-    def read(world: World, wanted: Wanted) -> list[Row]:
+    def read(world: Surroundings, wanted: Wanted) -> list[Row]:
         name = copy_of(world, wanted)
         try:
             return rows_of_arrow(load(name).toArrow(), wanted.schema)
         except PySparkException as error:
-            raise RefusedError(str(error)[-800:]) from error
+            raise WayRefusedError(str(error)[-800:]) from error
 
-    world = World(client, CommandLine(shared_server.url))
+    world = Surroundings(client, CommandLine(shared_server.url))
     failures = []
     for layout in layouts():
         written, wrong = write(world, ARROW, layout)
