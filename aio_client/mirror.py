@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from aio_client._input.keys import is_one_key, keys_of
-from aio_client._input.optional import to_pylist
+from aio_client._input.other_rows import to_pylist
 from scankv.model import lazy_compute as pc
 from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
 from scankv.model.changes.log_positions import ScanSource, StartFrom

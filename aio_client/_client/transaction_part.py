@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from aio_client._input.data import rows_of
 from aio_client._input.keys import is_one_key, keys_of
-from aio_client._input.optional import to_pylist
+from aio_client._input.other_rows import to_pylist
 from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._queries.lookup import LookupAnswer, join_answers
 from aio_client._transport.repeatable_calls import call_again, call_again_and_wait

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.model.errors import did_you_mean
-from scankv.model.rows.decimal_arrays import decimal_array
-from scankv.model.rows.row_values import NotExactError, exact_class
 from scankv.model.types.casts import cast_exactly
+from scankv.model.types.nested import map_scalar_types
 from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
@@ -56,29 +55,33 @@ def column_of(values: Sequence[object], type_: pa.DataType) -> pa.Array:
     """
     if not set(map(type, values)) <= _exact_classes(type_):
         values = [_exact_or_error(value, type_, row) for row, value in enumerate(values)]
-    if pat.is_decimal(type_) and exact_class(type_) is None:
-        return _decimals(values, type_)
     try:
-        return pa.array(values, type_)
+        return _array(values, type_)
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
         for row, value in enumerate(values):
             _check_alone(value, type_, row)
         raise
 
 
-def _decimals(values: Sequence[Any], type_: pa.Decimal128Type) -> pa.Array:
-    """Makes a column of decimals that Arrow does not convert, as `column_of`."""
-    numbers = [None if value is None else Decimal(value) for value in values]
+def _array(values: Sequence[object], type_: pa.DataType) -> pa.Array:
     try:
-        return decimal_array(numbers, type_)
-    except NotExactError:
-        for row, number in enumerate(numbers):
-            try:
-                decimal_array([number], type_)
-            except NotExactError as error:
-                reason = ValueError("the column has no value that is exactly this number")
-                raise NotAValueError(row, _reason(values[row], type_, reason)) from error
-        raise
+        return pa.array(values, type_)
+    except pa.ArrowInvalid:
+        # pyarrow counts the zeros that a negative scale leaves out, and refuses a scale above the precision.
+        wide = map_scalar_types(type_, _with_all_digits)
+        if wide == type_:
+            raise
+        numbers = pa.array(values, wide)
+        try:
+            return cast_exactly(numbers, type_)
+        except pa.ArrowInvalid as error:
+            raise ValueError("the column has no value that is exactly this number") from error
+
+
+def _with_all_digits(type_: pa.DataType) -> pa.DataType:
+    if pat.is_decimal(type_) and not 0 <= type_.scale <= type_.precision:
+        return pa.decimal256(76, max(0, type_.scale))
+    return type_
 
 
 def _exact_classes(type_: pa.DataType) -> set[type]:
@@ -110,7 +113,7 @@ def _exact_or_error(value: object, type_: pa.DataType, row: int) -> object:
 
 def _check_alone(value: object, type_: pa.DataType, row: int) -> None:
     try:
-        pa.array([value], type_)
+        _array([value], type_)
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
         raise NotAValueError(row, _reason(value, type_, error)) from error
 

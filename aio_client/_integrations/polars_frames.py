@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from aio_client._input.optional import import_optional
+from aio_client._input.other_rows import polars_schema, to_polars
 from aio_client._integrations.polars_predicates import translate_predicate
 from scankv.model.errors import UsageError
 
@@ -41,7 +42,7 @@ def lazy_frame(scan: RefinableScan, schema: pa.Schema, start: Callable[[ScanSpec
         schema: The schema of its rows.
         start: Starts a scan for code that blocks; called in a thread of Polars.
     """
-    polars, plugins = import_optional("polars"), import_optional("polars.io.plugins")
+    plugins = import_optional("polars.io.plugins")
 
     def read(
         columns: list[str] | None, predicate: pl.Expr | None, rows: int | None, _batch_rows: int | None
@@ -49,7 +50,7 @@ def lazy_frame(scan: RefinableScan, schema: pa.Schema, start: Callable[[ScanSpec
         stream = start(refine_scan(scan, schema, columns, predicate, rows).spec)
         try:
             for batch in _first_rows(rows, stream):
-                frame = polars.from_arrow(batch)
+                frame = to_polars(batch)
                 # The rows match the part of the predicate that was pushed down. Polars evaluates the rest.
                 frame = frame if predicate is None else frame.filter(predicate)
                 yield frame if columns is None else frame.select(columns)
@@ -58,7 +59,7 @@ def lazy_frame(scan: RefinableScan, schema: pa.Schema, start: Callable[[ScanSpec
             with suppress(UsageError):
                 stream.close()
 
-    frame: pl.LazyFrame = plugins.register_io_source(read, schema=polars.from_arrow(schema.empty_table()).schema)
+    frame: pl.LazyFrame = plugins.register_io_source(read, schema=polars_schema(schema))
     return frame
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from aio_client._input.isolation import isolation_message
 from aio_client._input.keys import is_one_key, keys_of
-from aio_client._input.optional import to_pylist
+from aio_client._input.other_rows import to_pylist
 from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._queries.lookup import LookupAnswer, VersionedRows, join_answers, oldest_offsets
 from aio_client._queries.row_gets import RowGets

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import pyarrow as pa
 
 from aio_client._input.arguments import flag_of
-from aio_client._input.optional import import_optional, to_pylist
+from aio_client._input.optional import import_optional
+from aio_client._input.other_rows import to_polars, to_pylist
 from aio_client._integrations.blocking_stream import open_blocking_stream
 from aio_client._integrations.duckdb import check_connection, create_table_of_stream
 from aio_client._integrations.pandas_frames import check_dtype_backend, frame_of
@@ -186,13 +187,13 @@ class Scan(ScanBuilder):
 
         Raises:
             SchemaMismatch, TableNotFound, SnapshotLost: As when the scan starts; `collect` raises as the stream does.
-            UsageError: polars is not installed, or as for `to_arrow`.
+            UsageError: polars is not installed; it cannot hold a column or a value, which the message names; or as for
+                `to_arrow`.
         """
-        polars = import_optional("polars")
+        import_optional("polars")
         self._check_ends("to_polars")
         if not flag_of(lazy, "lazy"):
-            frame: pl.DataFrame = polars.from_arrow(await self.to_arrow())
-            return frame
+            return to_polars(await self.to_arrow())
         self._check_has_rows("to_polars")
         async with self.stream() as stream:
             schema = stream.schema
@@ -226,11 +227,11 @@ class Scan(ScanBuilder):
             return await create_table_of_stream(con, name, stream)
 
     async def to_pylist(self) -> list[dict[str, Any]]:
-        """Returns all rows as dictionaries by column name. Needs pandas for times with nanoseconds.
+        """Returns all rows as dictionaries by column name. Needs pandas for timestamps with nanoseconds.
 
         Raises:
-            UsageError: A time has nanoseconds, which no Python type holds, and pandas is not installed; or as for
-                `to_arrow`.
+            UsageError: A value has no Python type, such as a year after 9999 or a time of day with nanoseconds, or a
+                timestamp with nanoseconds if pandas is not installed; or as for `to_arrow`.
             ScanKvError: As for the stream of the scan.
         """
         self._check_ends("to_pylist")

@@ -1943,7 +1943,8 @@ class Scan(BlockingScan):
 
         Raises:
             SchemaMismatch, TableNotFound, SnapshotLost: As when the scan starts; `collect` raises as the stream does.
-            UsageError: polars is not installed, or as for `to_arrow`.
+            UsageError: polars is not installed; it cannot hold a column or a value, which the message names; or as for
+                `to_arrow`.
         """
         return to_polars(self, lazy=lazy)
 
@@ -1969,11 +1970,11 @@ class Scan(BlockingScan):
         return to_duckdb(self, con, name)
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """Returns all rows as dictionaries by column name. Needs pandas for times with nanoseconds.
+        """Returns all rows as dictionaries by column name. Needs pandas for timestamps with nanoseconds.
 
         Raises:
-            UsageError: A time has nanoseconds, which no Python type holds, and pandas is not installed; or as for
-                `to_arrow`.
+            UsageError: A value has no Python type, such as a year after 9999 or a time of day with nanoseconds, or a
+                timestamp with nanoseconds if pandas is not installed; or as for `to_arrow`.
             ScanKvError: As for the stream of the scan.
         """
         return self._runner.call(self._aio.to_pylist)

@@ -15,6 +15,7 @@ import pyarrow.types as pat
 from scankv.formats.exact_floats import check_texts
 from scankv.formats.time_text import times_from_text, times_to_text
 from scankv.model import lazy_compute as pc
+from scankv.model.types.casts import cast_exactly
 
 
 def scalars_to_text(column: pa.Array) -> pa.StringArray:
@@ -54,6 +55,9 @@ def scalars_from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
         return pc.binary_join_element_wise("1970-01-01T", texts, "").cast(pa.timestamp(type_.unit)).cast(type_)
     if pat.is_date32(type_) or pat.is_timestamp(type_):
         return times_from_text(texts, type_)
+    if pat.is_decimal(type_) and type_.scale < 0:
+        # pyarrow counts the zeros that a negative scale leaves out, and then refuses decimals of 38 digits.
+        return cast_exactly(texts.cast(pa.decimal256(76, 0)), type_)
     values = texts.cast(type_)
     if pat.is_floating(type_):
         check_texts(texts, values)

@@ -13,7 +13,10 @@ import pyarrow as pa
 from scankv.formats.csv_text import csv_header, csv_lines
 from scankv.formats.files import Format
 from scankv.formats.json_text import json_lines
+from scankv.formats.parquet_types import parquet_schema
 from scankv.model.errors import UsageError
+from scankv.model.types.required import fill_hidden_nulls
+from scankv.model.types.seconds import check_fits_milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,13 +183,24 @@ class _ParquetWriter:
             # An OSError without errno is not from the operating system: Parquet has no decimals with a negative scale.
             if error.errno is not None:
                 raise
-            raise UsageError(f"Parquet cannot hold these columns: {error}; choose another format") from error
+            parquet_schema(schema)  # names the column
+            raise
         self._pending: list[pa.RecordBatch] = []
         self._rows = 0
         self._bytes = 0
 
     def write(self, rows: pa.RecordBatch) -> None:
-        self._pending.append(rows)
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            try:
+                check_fits_milliseconds(column)
+            except ValueError as error:
+                raise UsageError(
+                    f'column "{name}": Parquet has no such value: {error}; choose the format arrow, or other columns',
+                    column=name,
+                ) from error
+        self._pending.append(
+            pa.RecordBatch.from_arrays([fill_hidden_nulls(column) for column in rows.columns], schema=rows.schema)
+        )
         self._rows += rows.num_rows
         self._bytes += rows.nbytes
         if self._rows >= _ROW_GROUP_ROWS or self._bytes >= _ROW_GROUP_BYTES:

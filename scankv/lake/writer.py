@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 from scankv.lake.lake_table import DataFile
 from scankv.model.errors import LakeError, UsageError
+from scankv.model.types.required import fill_hidden_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -126,7 +127,7 @@ class LakeWriter:
     def _cast(self, rows: pa.RecordBatch, name: str) -> pa.Array:
         type_ = self._schema.field(name).type
         try:
-            return rows.column(name).cast(type_)
+            return fill_hidden_nulls(rows.column(name)).cast(type_)
         except pa.ArrowInvalid as error:
             raise UsageError(
                 f'column "{name}" has a value that does not fit into {type_}, which the published column has: {error}',

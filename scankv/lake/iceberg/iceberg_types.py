@@ -148,7 +148,7 @@ def _type(type_: pa.DataType, column: _FieldIds) -> pa.DataType:
     if pat.is_timestamp(type_) and type_.unit != "ns":
         return pa.timestamp("us") if type_.tz is None else _UTC
     if pat.is_timestamp(type_) or pat.is_time(type_):
-        raise column.refused(f"Iceberg has microseconds, not nanoseconds: use {str(type_).replace('ns', 'us')}")
+        raise column.refused(f"Iceberg has microseconds, not nanoseconds: use {str(type_).replace('[ns', '[us')}")
     if pat.is_decimal128(type_) and 0 <= type_.scale <= type_.precision:
         return type_
     raise column.refused(f"Iceberg has no type for {format_type(type_)}: use another type, such as text")

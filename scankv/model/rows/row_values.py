@@ -195,7 +195,14 @@ def loaded_form(type_: pa.DataType) -> Callable[[Any], Any] | None:
     if pat.is_decimal(type_):
         return _decimal_loader(type_)
     pack = struct.Struct(f"<{_code(type_)}").pack
-    return lambda slot: pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(pack(slot))])[0].as_py()
+
+    def load(slot: int) -> Any:  # noqa: ANN401  # of whatever class pyarrow has
+        # Python has no nanoseconds in a time of day, and this timestamp is NaT in pandas.
+        if type_.unit == "ns" and (slot == -(2**63) or (slot % 1000 and pat.is_time(type_))):
+            raise ValueError("Python has no such value")
+        return pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(pack(slot))])[0].as_py()
+
+    return load
 
 
 def _decimal_loader(type_: pa.Decimal128Type) -> Callable[[bytes], decimal.Decimal]:

@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from scankv.model import lazy_compute as pc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def map_scalar_types(type_: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Returns a storable type with each scalar type in it changed."""
+    if pat.is_map(type_):
+        item = type_.item_field.with_type(map_scalar_types(type_.item_type, change))
+        return pa.map_(map_scalar_types(type_.key_type, change), item)
+    if pat.is_struct(type_):
+        return pa.struct([field.with_type(map_scalar_types(field.type, change)) for field in type_.fields])
+    if pat.is_nested(type_):
+        return pa.list_(type_.value_field.with_type(map_scalar_types(type_.value_type, change)))
+    return change(type_)
+
+
+def scalar_columns(column: pa.Array) -> Iterator[pa.Array]:
+    """Yields the columns of scalars that a column of a storable type consists of, without what a null hides."""
+    if pat.is_map(column.type):
+        column = map_as_list(column)
+    if pat.is_struct(column.type):
+        for child in column.flatten():
+            yield from scalar_columns(child)
+    elif pat.is_nested(column.type):
+        yield from scalar_columns(column.flatten())
+    else:
+        yield column
 
 
 def map_as_list(column: pa.MapArray) -> pa.ListArray:

@@ -1,4 +1,4 @@
-"""Finds nulls in NOT NULL columns and in NOT NULL parts of nested columns."""
+"""Finds nulls in NOT NULL columns and in NOT NULL parts of nested columns, and removes those that a null hides."""
 
 from __future__ import annotations
 
@@ -78,3 +78,42 @@ def _forbids_null_below(type_: pa.DataType) -> bool:
 
 def _forbids_null(field: pa.Field) -> bool:
     return not field.nullable or _forbids_null_below(field.type)
+
+
+def fill_hidden_nulls(column: pa.Array) -> pa.Array:
+    """Returns a column in which no NOT NULL part of a null struct is null, as some writers of files demand.
+
+    Args:
+        column: An array of a storable type, without nulls that `first_forbidden_null` finds.
+    """
+    type_ = column.type
+    if not _forbids_null_below(type_):
+        return column
+    mask = column.is_null() if column.null_count else None
+    if pat.is_struct(type_):
+        children = [
+            fill_hidden_nulls(child if field.nullable else _all_valid(child))
+            for child, field in zip(column.flatten(), type_.fields, strict=True)
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(type_.fields), mask=mask)
+    if pat.is_map(type_):
+        entries = map_as_list(column)
+        keys, items = entries.flatten().flatten()
+        return pa.MapArray.from_arrays(item_offsets(entries), keys, fill_hidden_nulls(items), type=type_, mask=mask)
+    items = fill_hidden_nulls(column.flatten())
+    return pa.ListArray.from_arrays(item_offsets(column), items, type=type_, mask=mask)
+
+
+def _all_valid(column: pa.Array) -> pa.Array:
+    """Returns a column with some value in the place of each null."""
+    type_ = column.type
+    if not column.null_count:
+        return column
+    if pat.is_struct(type_):
+        return pa.StructArray.from_arrays(column.flatten(), fields=list(type_.fields))
+    if pat.is_map(type_):
+        entries = map_as_list(column)
+        return pa.MapArray.from_arrays(item_offsets(entries), *entries.flatten().flatten(), type=type_)
+    if pat.is_list(type_):
+        return pa.ListArray.from_arrays(item_offsets(column), column.flatten(), type=type_)
+    return pa.Array.from_buffers(type_, len(column), [None, *column.buffers()[1:]], offset=column.offset)

@@ -156,7 +156,7 @@ def test_a_value_that_parquet_cannot_hold_leaves_no_file(scankv: CommandLine, ta
     scankv("load", table, str(source), "--create", "--key", "id")
     for options in ([], ["--files", "2"]):
         message = scankv.fails("snapshot", "export", table, str(tmp_path / "out"), *options)
-        assert "out cannot be written: " in message
+        assert 'column "t": Parquet has no such value: a timestamp is beyond the range of milliseconds' in message
         assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
