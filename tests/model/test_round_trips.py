@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -18,12 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tests.support.server_process import ServerProcess
-
-EXPECTED_UNTIL_MERGED: Final[tuple[str, ...]] = (
-    "> pandas: ",
-    "> scan (csv|jsonl): ",
-)
-"""Patterns of failures that other changes correct. To be emptied."""
 
 _EVERY: Final = FACTOR > 1
 
@@ -65,6 +58,5 @@ def test_a_way_out_names_the_column_and_the_reason_of_what_it_refuses(world: Sur
 
 
 def _check(failures: Sequence[str]) -> None:
-    unexpected = [text for text in failures if not any(re.search(each, text) for each in EXPECTED_UNTIL_MERGED)]
-    shown = "\n".join(text[:300] for text in unexpected[:40])
-    assert not unexpected, f"{len(unexpected)} differences:\n{shown}"
+    shown = "\n".join(text[:300] for text in failures[:40])
+    assert not failures, f"{len(failures)} differences:\n{shown}"

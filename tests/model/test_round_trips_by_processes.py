@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.soak
-
-EXPECTED_UNTIL_MERGED: Final[tuple[str, ...]] = ("> http (csv|json|jsonl): ",)
-"""Patterns of failures that other changes correct. To be emptied."""
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +62,5 @@ def _differences(world: Surroundings, ways: Sequence[WayOut]) -> list[str]:
 
 
 def _check(failures: Sequence[str]) -> None:
-    unexpected = [text for text in failures if not any(re.search(each, text) for each in EXPECTED_UNTIL_MERGED)]
-    shown = "\n".join(text[:300] for text in unexpected[:40])
-    assert not unexpected, f"{len(unexpected)} differences:\n{shown}"
+    shown = "\n".join(text[:300] for text in failures[:40])
+    assert not failures, f"{len(failures)} differences:\n{shown}"
