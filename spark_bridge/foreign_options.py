@@ -6,8 +6,8 @@ from typing import Final
 
 _PAST: Final = (
     "load() reads the table as it is now; to read an earlier version of a published table, use "
-    "scankv.spark.table(spark, url, name, lake=LOCATION, as_of=VERSION_OR_TIME); to read the state of now again later, "
-    'pin it with table.snapshot() and set option("snapshot", snapshot.id)'
+    "scankv.spark.table(spark, url, name, lake=LOCATION, as_of=VERSION_OR_TIME); to read the current state again "
+    'later, pin it with table.snapshot() and set option("snapshot", snapshot.id)'
 )
 _START: Final = "use option start of readStream: full, earliest, latest, last:100, a time or the offsets"
 _STOP: Final = "use option stop of readStream: a time or the offsets"

@@ -128,7 +128,7 @@ class _ArrowRows:
 
 
 class _DictRows:
-    """Rows given as dictionaries. A key that a dictionary does not have is null."""
+    """Rows given as dictionaries. A column that a dictionary lacks has its default, or is null without one."""
 
     in_memory = True
 
@@ -167,7 +167,7 @@ class _DictRows:
             for place, field in enumerate(schema):
                 if field.name in defaults:
                     absent = np.array([field.name not in row for row in self._rows])
-                    # Not as Python values, which cannot hold every time.
+                    # Not through Python values, which cannot represent every date and time.
                     columns[place] = fill_absent(columns[place], absent, defaults[field.name])
             yield conform(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
 

@@ -46,7 +46,7 @@ def table_of_polars(frame: pl.DataFrame) -> pa.Table:
 
 
 def array_of_series(series: pd.Series[Any], field: pa.Field) -> pa.Array:
-    """Converts a pandas column, except one of Python objects, for a column of a table; NaN of NumPy is null.
+    """Converts a pandas column for a column of a table. NaN in NumPy dtypes is null. Not for Python objects.
 
     Raises:
         SchemaMismatch: Arrow does not have the column's type, or pandas may have rounded an integer to a float.
@@ -57,7 +57,7 @@ def array_of_series(series: pd.Series[Any], field: pa.Field) -> pa.Array:
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SchemaMismatch(refusal, column=field.name) from error
     if str(getattr(column.type, "extension_name", "")).startswith("pandas."):
-        raise SchemaMismatch(refusal, column=field.name)  # It would be stored as the numbers of its periods.
+        raise SchemaMismatch(refusal, column=field.name)  # Periods would be stored as their numbers.
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(series.dtype, np.dtype) and pat.is_integer(field.type) and pat.is_floating(column.type):
@@ -75,7 +75,7 @@ def _types_within(dtype: Any) -> Iterator[Any]:  # noqa: ANN401  # a type of Pol
 
 
 def _check_not_rounded(column: pa.Array, field: pa.Field) -> None:
-    """Refuses floats for which several integers are possible.
+    """Refuses floats that may stand for several integers.
 
     pandas turns integers into floats as soon as one value is missing: 2^53 and 2^53 + 1 become the same float.
     """

@@ -1,4 +1,4 @@
-"""Rows as the objects of Python and Polars. A value that these cannot hold is refused, never changed."""
+"""Converts rows to objects of Python and Polars. A value that these cannot hold is refused, never changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def to_pylist(table: pa.Table) -> list[dict[str, Any]]:
 
     Raises:
         UsageError: A value has no Python type: a year before 1 or after 9999, nanoseconds of a time of day, or a
-            timestamp with nanoseconds if pandas is not installed. The message names column and row.
+            timestamp with nanoseconds if pandas is not installed. The message names the column and the row.
     """
     try:
         for column in table.columns:

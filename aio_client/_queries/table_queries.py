@@ -100,12 +100,12 @@ class QueryMethods(TableMethods):
 
             await table.aggregate({"distance": ["sum", "max"], "delay": "mean"}, "year = 2013", group_by=["carrier"])
 
-        Nulls are ignored, as in SQL. Sums of integers (int64, of uint64 columns uint64) and of decimals (38 digits) are
-        exact. Sums of floats are float64, and added up in the same order for the same snapshot; NaN makes them NaN.
-        `min` and `max` use the key order, in which NaN is greater than infinity. `mean` of decimals is a decimal with 4
-        more digits after the point, as far as 38 digits allow, to which the exact mean is rounded, ties away from zero.
-        `mean` of integers is the float64 nearest to the exact mean, and of floats a float64. `count` of a key column
-        counts rows.
+        Nulls are ignored, as in SQL. Sums of integers (int64, or uint64 for uint64 columns) and of decimals (38 digits)
+        are exact. Sums of floats are float64, and added up in the same order for the same snapshot; NaN makes them NaN.
+        `min` and `max` use the key order, in which NaN is greater than infinity. The `mean` of decimals is a decimal
+        with 4 more digits after the point, as far as 38 digits allow, to which the exact mean is rounded, ties away
+        from zero. The `mean` of integers is the float64 nearest to the exact mean. The `mean` of floats is a float64.
+        `count` of a key column counts rows.
 
         Args:
             functions: For each column, one or several of "count", "sum", "min", "max" and "mean".

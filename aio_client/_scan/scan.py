@@ -147,17 +147,17 @@ class Scan(ScanBuilder):
     async def to_pandas(self, *, dtype_backend: Literal["pyarrow", "numpy"] = "pyarrow") -> pd.DataFrame:
         """Returns all rows as a pandas DataFrame in memory. Needs pandas.
 
-        By default, the dtypes are those of Arrow: they follow from the types of the columns, and every value comes back
-        unchanged when the DataFrame is written. For other Arrow data, such as the result of `top_n`, the same is
-        `rows.to_pandas(types_mapper=pandas.ArrowDtype)`.
+        By default, the dtypes are those of Arrow: they follow from the types of the columns, and if you write the
+        DataFrame, every value is stored unchanged. For other Arrow data, such as the result of `top_n`,
+        `rows.to_pandas(types_mapper=pandas.ArrowDtype)` does the same.
 
         Args:
             dtype_backend: "pyarrow" for the dtypes of Arrow. "numpy" for those of NumPy, as pyarrow's `to_pandas`
                 chooses them, which loses values: integers with a null become floats, which are rounded from 2^53 on,
-                also within lists, and null becomes NaN. The dtypes then depend on the rows.
+                even within lists, and null becomes NaN. The dtypes then depend on the rows.
 
         Raises:
-            UsageError: pandas is not installed, `dtype_backend` is neither, or as for `to_arrow`.
+            UsageError: pandas is not installed; `dtype_backend` has another value; or as for `to_arrow`.
             ScanKvError: As for the stream of the scan.
         """
         check_dtype_backend(dtype_backend)
@@ -187,8 +187,8 @@ class Scan(ScanBuilder):
 
         Raises:
             SchemaMismatch, TableNotFound, SnapshotLost: As when the scan starts; `collect` raises as the stream does.
-            UsageError: polars is not installed; it cannot hold a column or a value, which the message names; or as for
-                `to_arrow`.
+            UsageError: polars is not installed; it cannot hold a column, which the message names, or one of its values;
+                or as for `to_arrow`.
         """
         import_optional("polars")
         self._check_ends("to_polars")

@@ -1094,12 +1094,12 @@ class Table(Blocking):
 
             table.aggregate({"distance": ["sum", "max"], "delay": "mean"}, "year = 2013", group_by=["carrier"])
 
-        Nulls are ignored, as in SQL. Sums of integers (int64, of uint64 columns uint64) and of decimals (38 digits) are
-        exact. Sums of floats are float64, and added up in the same order for the same snapshot; NaN makes them NaN.
-        `min` and `max` use the key order, in which NaN is greater than infinity. `mean` of decimals is a decimal with 4
-        more digits after the point, as far as 38 digits allow, to which the exact mean is rounded, ties away from zero.
-        `mean` of integers is the float64 nearest to the exact mean, and of floats a float64. `count` of a key column
-        counts rows.
+        Nulls are ignored, as in SQL. Sums of integers (int64, or uint64 for uint64 columns) and of decimals (38 digits)
+        are exact. Sums of floats are float64, and added up in the same order for the same snapshot; NaN makes them NaN.
+        `min` and `max` use the key order, in which NaN is greater than infinity. The `mean` of decimals is a decimal
+        with 4 more digits after the point, as far as 38 digits allow, to which the exact mean is rounded, ties away
+        from zero. The `mean` of integers is the float64 nearest to the exact mean. The `mean` of floats is a float64.
+        `count` of a key column counts rows.
 
         Args:
             functions: For each column, one or several of "count", "sum", "min", "max" and "mean".
@@ -1905,17 +1905,17 @@ class Scan(BlockingScan):
     def to_pandas(self, *, dtype_backend: Literal["pyarrow", "numpy"] = "pyarrow") -> pd.DataFrame:
         """Returns all rows as a pandas DataFrame in memory. Needs pandas.
 
-        By default, the dtypes are those of Arrow: they follow from the types of the columns, and every value comes back
-        unchanged when the DataFrame is written. For other Arrow data, such as the result of `top_n`, the same is
-        `rows.to_pandas(types_mapper=pandas.ArrowDtype)`.
+        By default, the dtypes are those of Arrow: they follow from the types of the columns, and if you write the
+        DataFrame, every value is stored unchanged. For other Arrow data, such as the result of `top_n`,
+        `rows.to_pandas(types_mapper=pandas.ArrowDtype)` does the same.
 
         Args:
             dtype_backend: "pyarrow" for the dtypes of Arrow. "numpy" for those of NumPy, as pyarrow's `to_pandas`
                 chooses them, which loses values: integers with a null become floats, which are rounded from 2^53 on,
-                also within lists, and null becomes NaN. The dtypes then depend on the rows.
+                even within lists, and null becomes NaN. The dtypes then depend on the rows.
 
         Raises:
-            UsageError: pandas is not installed, `dtype_backend` is neither, or as for `to_arrow`.
+            UsageError: pandas is not installed; `dtype_backend` has another value; or as for `to_arrow`.
             ScanKvError: As for the stream of the scan.
         """
         return self._runner.call(lambda: self._aio.to_pandas(dtype_backend=dtype_backend))
@@ -1943,8 +1943,8 @@ class Scan(BlockingScan):
 
         Raises:
             SchemaMismatch, TableNotFound, SnapshotLost: As when the scan starts; `collect` raises as the stream does.
-            UsageError: polars is not installed; it cannot hold a column or a value, which the message names; or as for
-                `to_arrow`.
+            UsageError: polars is not installed; it cannot hold a column, which the message names, or one of its values;
+                or as for `to_arrow`.
         """
         return to_polars(self, lazy=lazy)
 

@@ -140,7 +140,7 @@ class PythonRows:
 
 
 def _python_defaults(shape: TableShape) -> list[tuple[str, Any]] | None:
-    """Returns each column with what a row has that lacks it. None: Python has no such value, as of a year over 9999."""
+    """Returns each column with its value in rows that lack it. None: Python lacks one, such as a year after 9999."""
     try:
         defaults = {name: default.as_py() for name, default in shape.defaults.items()}
     except (ValueError, OverflowError):

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def defaults_of(table: Table) -> Mapping[str, pa.Scalar]:
     """Returns what complete rows get in columns that they do not have.
 
-    `Table.column_defaults` has Python values, which cannot hold every time.
+    `Table.column_defaults` has Python values, which cannot represent every date and time.
     """
     return table._aio._handle.shape.defaults
 
 
 def default_texts(table: Table) -> dict[str, str]:
-    """Returns the defaults in the form in which commands take them."""
+    """Returns the defaults as text, in the form that commands accept."""
     return {name: to_text(pa.array([default], default.type))[0].as_py() for name, default in defaults_of(table).items()}

@@ -47,7 +47,7 @@ def put_rows(table: Table, rows: pa.RecordBatch) -> int:
         return table.append(_complete(rows, table)).rows
     if not omitted:
         return table.upsert(rows).rows
-    # The server leaves columns that are not named as they are, but in new rows they are null. It names a missing key.
+    # The server leaves columns that are not named as they are; in new rows they are null. It reports a missing key.
     if not any(name in defaults for name in omitted) or not set(table.primary_key).issubset(names):
         return table.upsert(rows, names).rows
     _retry(lambda: _put_as_read(table, rows))
@@ -86,12 +86,12 @@ def _retry(write: Callable[[], T]) -> T:
 
 
 def _version(table: Table, log_offsets: Mapping[int, int]) -> Mapping[int, int] | None:
-    """Returns the precondition that rows are as they were read. None: the table has no changelog to check it in."""
+    """Returns the precondition that rows are as they were read. None: no changelog exists to check it against."""
     return None if table.options.get("changelog") == "none" else log_offsets
 
 
 def _put_as_read(table: Table, rows: pa.RecordBatch) -> None:
-    """Reads which rows exist, and writes all rows unless that has changed since. Raises WriteConflict."""
+    """Reads which rows exist, and writes all rows. Raises WriteConflict if the rows have changed since the read."""
     read = table.lookup(rows.select(table.primary_key), with_version=True)
     version = _version(table, read.log_offsets)
     places = {text: place for place, text in enumerate(key_texts(read.rows.select(table.primary_key)))}
@@ -111,12 +111,14 @@ def _put_as_read(table: Table, rows: pa.RecordBatch) -> None:
 def _complete(
     rows: pa.RecordBatch, table: Table, current: pa.Table | None = None, exists: Mask = _NONE
 ) -> pa.RecordBatch:
-    """Returns rows with all columns of the table: those not given as they are, in new rows their default or null.
+    """Returns rows with all columns of the table.
+
+    Columns that are not given keep their values. In new rows they have their defaults, or are null.
 
     Args:
         rows: The rows.
         table: The table.
-        current: A row for each of the rows, arbitrary where none exists. None: all rows are new.
+        current: The existing row for each of the rows, with any values where no row exists. None: all rows are new.
         exists: Which rows exist.
     """
     for name, default in (_nulls(table.schema) | dict(defaults_of(table))).items():
@@ -130,5 +132,5 @@ def _complete(
 
 
 def _nulls(schema: pa.Schema) -> dict[str, pa.Scalar]:
-    """Returns a null for each column that may be null. Other columns have to be given, so the write names them."""
+    """Returns a null for each column that may be null. The write reports other columns, which have to be given."""
     return {field.name: pa.scalar(None, field.type) for field in schema if field.nullable}

@@ -178,8 +178,8 @@ def load(
 ) -> None:
     """Write the rows of a file to a table. They are merged with existing rows as the table's merge engine defines.
 
-    Rows are appended to a table without a primary key. A column that the file does not have gets its default, as does
-    each row of a JSON lines file whose object does not have it; a null that the file has stays null.
+    Rows are appended to a table without a primary key. A column that the file does not have gets its default, and so
+    does a column that an object of a JSON lines file does not have. A null in the file stays null.
 
     With --create, options that you give override the definition in an exported file, and every difference is reported.
 

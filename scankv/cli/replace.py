@@ -49,7 +49,7 @@ def _read(source: Input, table: sync.Table, csv: CsvOptions) -> pa.Table:
     blocks = read_blocks(source, table.schema, bad, csv, defaults_of(table))
     batches = [good.rows for block in blocks for good in good_rows(block, bad)]
     if not batches and source.format is Format.JSONL:
-        # An empty file of another format names columns at least, so it is not empty by accident.
+        # An empty file of another format at least names its columns, so it is not empty by accident.
         raise UsageError(
             f"{source.name} is empty: to delete the rows, use `scankv truncate` or `scankv delete --where`"
         )

@@ -26,8 +26,9 @@ class ArrowBlock:
     Attributes:
         rows: The rows, with timestamps of the type INT96 in microseconds.
         schema: The columns of the table.
+        defaults: What rows get in columns that the file does not have.
         first: The index of the first row in the file.
-        fine: The columns with such timestamps, in nanoseconds. None: the file has none.
+        fine: The columns with such timestamps, in nanoseconds. None: the file has no such columns.
     """
 
     rows: pa.RecordBatch
@@ -62,7 +63,7 @@ class TypedFile:
     Attributes:
         schema: Its columns.
         batches: The rows, with timestamps of the type INT96 in microseconds.
-        fine: The columns with such timestamps once more, in nanoseconds, in the same batches. None: the file has none.
+        fine: The columns with such timestamps again, in nanoseconds, in the same batches. None: no such columns exist.
     """
 
     schema: pa.Schema
@@ -74,7 +75,7 @@ def read_typed(file: TypedFile, schema: pa.Schema, defaults: Mapping[str, pa.Sca
     """Reads the batches of a file as blocks of rows of the table's schema.
 
     Raises:
-        SchemaMismatch: The columns of the file are not those of the schema, apart from those with a default.
+        SchemaMismatch: The file has a column that the schema lacks, or lacks a column without a default.
         ValueError: The file is damaged.
     """
     check_file_columns(file.schema.names, schema, defaults)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def check_file_columns(
     names: Sequence[str], schema: pa.Schema, defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS
 ) -> None:
-    """Checks, before any row is read, that a file has the columns of the table, apart from those with a default.
+    """Checks, before any row is read, that a file has the columns of the table. It may lack columns with a default.
 
     Raises:
-        SchemaMismatch: The file has a column that the table does not have, or lacks one.
+        SchemaMismatch: The file has a column that the table does not have, or lacks a column without a default.
     """
     check_no_others(names, schema)
     for name in schema.names:

@@ -155,7 +155,7 @@ def read_csv(
 
     Raises:
         ValueError: The file is not CSV.
-        SchemaMismatch: The columns in the header are not those of the schema, apart from those with a default.
+        SchemaMismatch: The header has a column that the schema lacks, or lacks a column without a default.
         BadFile: A row has a wrong number of fields, and bad rows must not be skipped. The rows before it were yielded.
     """
     file = CsvFile(stream, options)

@@ -1,9 +1,9 @@
-"""Which numbers in text a float would silently change to another number, and which it only rounds.
+"""Finds numbers in text that a float would silently change to another number, not only round.
 
-Floats round fractions, as 0.1 shows, and nobody expects otherwise. But from some limit on, floats have gaps that are
-larger than 1, and whoever writes a number of 16 digits may mean each of them: it may be an id. So a number at or beyond
-the limit must be one of the floats, in all of its digits or in the fewest digits that tell it from other floats, as
-JavaScript writes them. Scientific notation, which programs use for floats, is rounded like fractions.
+Floats round fractions such as 0.1, which is expected. But from a limit on, the gaps between floats are larger than 1,
+and every digit of a number with 16 digits may matter: the number may be an id. So a number at or beyond the limit must
+equal a float, either in all digits of the float or in the fewest digits that distinguish it from other floats, as
+JavaScript writes it. Scientific notation, which programs use for floats, is rounded like fractions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _LIMITS: Final = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
-"""All integers up to here are floats of a type."""
+"""For each float type, the limit up to which it has all integers."""
 
 _OF_TYPE: Final[dict[pa.DataType, Callable[[float], np.floating]]] = {
     pa.float16(): np.float16,
@@ -35,7 +35,7 @@ _OF_TYPE: Final[dict[pa.DataType, Callable[[float], np.floating]]] = {
 _INFINITY: Final = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 _SCIENTIFIC: Final = re.compile(r"[+-]?[0-9](\.[0-9]*)?[eE][+-]?[0-9]+")
 _MANY_DIGITS: Final = re.compile(rb"(?<![0-9.])[0-9]{2}[0-9.]{14,}")
-"""How each number begins that float64 would change: no number that is scientific or below 10 is among them."""
+"""Matches the start of every number that float64 would change: none is below 10 or in scientific notation."""
 
 _INTEGER: Final = r"^\s*[+-]?[0-9]+\s*$"
 _MOST_DIGITS: Final = 38
@@ -59,7 +59,7 @@ class InexactNumberError(ValueError):
         super().__init__(f"{what} {format_type(type_)}: use a column type that holds it, such as {_exact_type(text)}")
 
     def within(self) -> InexactNumberError:
-        """Returns the error for a sentence that begins with a text that has the number in it."""
+        """Returns the error for a sentence that begins with a text that contains the number."""
         error = InexactNumberError(*self._number)
         error.args = (f"has {self.shown}, which {self}",)
         return error
@@ -117,7 +117,7 @@ def _largest_floats(column: pa.Array) -> Iterator[tuple[pa.DataType, float]]:
 
 
 def check_json(line: bytes, schema: pa.Schema) -> None:
-    """Checks that the floats of a schema can be the numbers that a JSON object has.
+    """Checks that the floats of a schema would not change the numbers of a JSON object.
 
     Raises:
         InexactNumberError: A float would be another number.
@@ -135,7 +135,7 @@ def has_many_digits(text: bytes) -> bool:
 
 
 def has_large_integer(texts: pa.StringArray, values: pa.Array) -> bool:
-    """Returns whether a text is an integer beyond the limit of float64, for which no column should become float64.
+    """Returns whether a text is an integer beyond the limit of float64, which should not become float64.
 
     Args:
         texts: Numbers.
@@ -149,7 +149,7 @@ def has_large_integer(texts: pa.StringArray, values: pa.Array) -> bool:
 
 
 def large_numbers(line: bytes) -> Iterator[tuple[FieldPath, str]]:
-    """Yields such integers of a JSON object, and what else float64 would change.
+    """Yields the integers of a JSON object beyond the limit of float64, and other numbers that float64 would change.
 
     Raises:
         ValueError: The line is not JSON.
@@ -161,7 +161,7 @@ def large_numbers(line: bytes) -> Iterator[tuple[FieldPath, str]]:
 
 
 def large_paths(column: pa.Array, path: FieldPath) -> Iterator[FieldPath]:
-    """Yields the paths of the numbers in a column of JSON that may be such numbers."""
+    """Yields the paths of the numbers in a column from JSON that may be among those of `large_numbers`."""
     type_ = column.type
     if pat.is_struct(type_):
         for field, child in zip(type_.fields, column.flatten(), strict=True):

@@ -125,7 +125,7 @@ def _widening(type_: pa.DataType) -> list[pa.DataType]:
 
 
 class _LargeNumbers:
-    """Finds numbers that should not become double: whether their field does is known at the end."""
+    """Finds numbers that should not become double. Whether their field becomes double is known only at the end."""
 
     def __init__(self) -> None:
         self._first: dict[FieldPath, tuple[str, str]] = {}
@@ -134,7 +134,7 @@ class _LargeNumbers:
         """Adds the numbers of a block.
 
         Args:
-            rows: The block with the types that it has by itself.
+            rows: The rows of the block, with types inferred from this block alone.
             block: The block.
         """
         paths = {

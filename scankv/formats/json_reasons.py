@@ -1,4 +1,4 @@
-"""Says why a line of JSON is not a row of a table. Works on one line in Python, because the line is an error."""
+"""Says why a line of JSON is not a row of a table. It parses in Python, because only bad lines come here."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _changed_number(line: bytes, schema: pa.Schema) -> str | None:
 
 
 def _parse(line: bytes, **options: Any) -> dict[str, Any]:  # noqa: ANN401  # those of json.loads
-    """Returns the object in a line; empty if the line is none."""
+    """Returns the object in a line; empty if the line is not an object."""
     try:
         row = json.loads(line, **options)
     except (ValueError, RecursionError):
@@ -67,7 +67,7 @@ def _shown(line: bytes, name: str) -> str:
 
 
 def _json_type(type_: pa.DataType) -> pa.DataType:
-    """Returns a type that pyarrow has found in JSON, in which text that looks like a time is text."""
+    """Returns a type that pyarrow has inferred from JSON, with text in place of what looked like a timestamp."""
     if pat.is_timestamp(type_):
         return pa.string()
     if pat.is_list(type_):
@@ -78,7 +78,7 @@ def _json_type(type_: pa.DataType) -> pa.DataType:
 
 
 def _may_hold(wire: pa.DataType, given: pa.DataType) -> bool:
-    """Whether a JSON value of a type can be right for a wire type, so that it is the value that is wrong."""
+    """Returns whether a wire type takes JSON values of a type, so that only the value can be wrong."""
     if pat.is_null(given) or wire == given:
         return True
     if pat.is_list(wire) and pat.is_list(given):

@@ -112,7 +112,7 @@ def read_json_lines(
 
 
 def absent_in_json_lines(data: bytes, field: pa.Field, values: pa.Array) -> npt.NDArray[np.bool_]:
-    """Returns which objects do not have a field, rather than null in it.
+    """Returns which objects do not have a field at all, as opposed to a null in it.
 
     Args:
         data: The lines.
@@ -122,7 +122,7 @@ def absent_in_json_lines(data: bytes, field: pa.Field, values: pa.Array) -> npt.
     is_null: npt.NDArray[np.bool_] = values.is_null().to_numpy(zero_copy_only=False)
     if not is_null.any():
         return is_null
-    # pyarrow reads null for both. With another value in place of each null, it reads that.
+    # pyarrow reads null for both. With another value in place of each null, only absent fields are read as null.
     type_, value = _stand_in(field.type)
     given, count = _null_pattern(field.name, escaped=b"\\u" in data).subn(rb"\g<1>" + value, data)
     if not count:
@@ -135,7 +135,7 @@ def absent_in_json_lines(data: bytes, field: pa.Field, values: pa.Array) -> npt.
 def _null_pattern(name: str, *, escaped: bool) -> re.Pattern[bytes]:
     """Returns a pattern of a name and a null after it, with the name in its first group.
 
-    It also matches in other fields and their names, where it does not matter.
+    It also matches inside other fields and their names, where a replacement does not matter.
     """
     texts = [json.dumps(character, ensure_ascii=False)[1:-1] for character in name]
     # A slash may have a backslash before it.
@@ -150,7 +150,7 @@ def _null_pattern(name: str, *, escaped: bool) -> re.Pattern[bytes]:
 
 
 def _stand_in(type_: pa.DataType) -> tuple[pa.DataType, bytes]:
-    """Returns a type as which the values of a field are read, apart from what is inside of them, and such a value."""
+    """Returns a type that reads the values of a field without what is nested in them, and a value of it as JSON."""
     if pat.is_struct(type_):
         return pa.struct([]), b"{}"
     if pat.is_map(type_):
@@ -162,7 +162,7 @@ def _stand_in(type_: pa.DataType) -> tuple[pa.DataType, bytes]:
 
 
 def infer_json_lines(data: bytes) -> pa.Table:
-    """Returns lines of JSON objects with the columns that pyarrow finds in them.
+    """Reads lines of JSON objects, with the columns and types that pyarrow infers.
 
     Raises:
         ValueError: A line is not a JSON object, or no type can hold all values of a field.
@@ -171,12 +171,12 @@ def infer_json_lines(data: bytes) -> pa.Table:
 
 
 class _TooBigError(ValueError):
-    """The reader refuses a number, which it does not name."""
+    """pyarrow refuses a number that is too big, and does not say which."""
 
 
 def _check_numbers(data: bytes | pa.Buffer, schema: pa.Schema, *, all_lines: bool = False) -> None:
     """Raises InexactNumberError if lines have numbers that the floats of a schema change."""
-    # The parser of Python, which keeps the digits, is slow. Most numbers that float64 changes can be seen beforehand.
+    # Python's parser, which keeps the digits, is slow. Most lines that need it are found by their many digits.
     all_lines |= any(type_ in (pa.float16(), pa.float32()) for type_ in _leaf_types(schema.types))
     for line in bytes(data).split(b"\n"):
         if has_many_digits(line) or (all_lines and line.strip()):

@@ -96,7 +96,7 @@ def read_jsonl(
 ) -> Iterator[JsonlBlock]:
     """Reads a JSON lines file as blocks of rows of a schema.
 
-    A field that an object does not have has its default, or is null without one.
+    A field that an object lacks has its default, or is null without one.
     """
     return (JsonlBlock(lines, schema, defaults) for lines in read_lines(stream))
 
@@ -116,7 +116,7 @@ def read_lines(stream: io.BufferedReader) -> Iterator[Lines]:
             raise ValueError(_ARRAY)
         if data.endswith(b"\r"):
             data += stream.read(1)
-        # JSON text has no carriage return in a string.
+        # A string in JSON cannot contain a carriage return.
         data = pending + data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = data.rfind(b"\n") + 1
         data, pending = data[:end], data[end:]

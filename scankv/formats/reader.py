@@ -42,7 +42,7 @@ def read_blocks(
 
     Raises:
         BadFile: The file is damaged or not of its format.
-        SchemaMismatch: The columns of the file are not those of the schema, apart from those with a default.
+        SchemaMismatch: The file has a column that the schema lacks, or lacks a column without a default.
     """
     with convert_errors(source.name):
         stream = source.open()

@@ -43,7 +43,7 @@ def scalars_from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
 
     Raises:
         ValueError: A text is not a value of the type, or the type cannot hold it exactly; a float may be rounded.
-        BeyondRangeError: A text is a number that is too large for a float type.
+        InexactNumberError: A number is too large for its float type, or has many digits of which the float loses some.
     """
     if pat.is_string(type_):
         return texts

@@ -223,8 +223,8 @@ class LakeVersion:
         state: Which rows it shows.
         files: Its data files.
         foreign: Whether another program has changed the data files since, so that they do not show what `state` says.
-        misread: Why readers of the format take some of its values wrongly until all rows are written again. None:
-            they do not.
+        misread: Why readers of the format misread some of its values until all rows are written again. None: they
+            do not.
         stored: What the format needs to commit after it; opaque.
     """
 

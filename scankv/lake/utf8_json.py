@@ -1,4 +1,4 @@
-"""JSON that every reader of published tables understands: in UTF-8, without escapes for characters that need none."""
+"""Writes JSON that all readers of published tables understand: UTF-8, with escapes only where JSON needs them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LARGEST_OF_PLANE_0: Final = 0xFFFF
 def utf8_json(value: object, *, indent: int | None = None) -> str:
     r"""Returns a value as JSON.
 
-    Python's default writes a character beyond plane 0 as two escapes, such as `\ud842\udfb7`. The reader of JSON in
-    Arrow for Rust, which deltalake has, joins such escapes to another character if they stand for one of plane 2 or
-    of a higher one.
+    By default, Python writes a character beyond plane 0 as two escapes, such as `\ud842\udfb7`. The JSON reader of
+    Arrow for Rust, which deltalake uses, joins such escapes into another character if they stand for a character of
+    plane 2 or above.
     """
     return json.dumps(value, ensure_ascii=False, indent=indent)
 

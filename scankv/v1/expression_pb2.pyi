@@ -84,9 +84,10 @@ class _MatchKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MatchKind.V
     MATCH_KIND_CONTAINS: _MatchKind.ValueType  # 2
     MATCH_KIND_ENDS_WITH: _MatchKind.ValueType  # 3
     MATCH_KIND_LIKE: _MatchKind.ValueType  # 4
-    """As SQL's LIKE, for a string column: in `text`, % stands for any characters, also none, and _ for one character,
-    line breaks included. The character after a backslash stands for itself. At most 1,000 characters. INVALID_REQUEST
-    if the pattern ends with a backslash that precedes no character. An older server refuses it with INVALID_REQUEST.
+    """As SQL's LIKE, for a string column: in `text`, % stands for any number of characters, including none, and _ for one
+    character, line breaks included. The character after a backslash stands for itself. At most 1,000 characters.
+    INVALID_REQUEST if the pattern ends with a backslash that escapes no character. An older server refuses this kind
+    with INVALID_REQUEST.
     """
 
 class MatchKind(_MatchKind, metaclass=_MatchKindEnumTypeWrapper): ...
@@ -96,9 +97,10 @@ MATCH_KIND_STARTS_WITH: MatchKind.ValueType  # 1
 MATCH_KIND_CONTAINS: MatchKind.ValueType  # 2
 MATCH_KIND_ENDS_WITH: MatchKind.ValueType  # 3
 MATCH_KIND_LIKE: MatchKind.ValueType  # 4
-"""As SQL's LIKE, for a string column: in `text`, % stands for any characters, also none, and _ for one character,
-line breaks included. The character after a backslash stands for itself. At most 1,000 characters. INVALID_REQUEST
-if the pattern ends with a backslash that precedes no character. An older server refuses it with INVALID_REQUEST.
+"""As SQL's LIKE, for a string column: in `text`, % stands for any number of characters, including none, and _ for one
+character, line breaks included. The character after a backslash stands for itself. At most 1,000 characters.
+INVALID_REQUEST if the pattern ends with a backslash that escapes no character. An older server refuses this kind
+with INVALID_REQUEST.
 """
 Global___MatchKind: _TypeAlias = MatchKind  # noqa: Y015
 
@@ -215,10 +217,10 @@ Global___Comparison: _TypeAlias = Comparison  # noqa: Y015
 
 @_typing.final
 class Literal(_message.Message):
-    """One value. A number compares exactly with columns of every number type, also if no value of the column can be equal
-    to it: 1.5 is greater than the integer 1. With a float column, integers and decimals are the nearest 64-bit float. A
-    timestamp without a time zone compares exactly with a date column. An older server refuses values that the column
-    cannot have.
+    """One value. A number compares exactly with columns of every number type, even if no value of the column can equal it:
+    1.5 is greater than the integer 1. The exception is a float column, for which integers and decimals become the nearest
+    64-bit float. A timestamp without a time zone compares exactly with a date column. An older server refuses values that
+    the column cannot have.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

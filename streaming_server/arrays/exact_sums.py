@@ -89,7 +89,8 @@ def as_decimal_means(limbs: Sequence[pa.Array], counts: pa.Array, scale: int, ty
         limbs: The sums of decimals.
         counts: The counts.
         scale: The scale of the decimals.
-        type_: A decimal type of at least this scale, which has all means. They are rounded to it, ties away from zero.
+        type_: A decimal type of at least this scale, which can hold all means. They are rounded to its scale, ties away
+            from zero.
     """
     factor = 10 ** (type_.scale - scale)
     pairs = zip(_totals(limbs), counts.fill_null(0).to_pylist(), strict=True)

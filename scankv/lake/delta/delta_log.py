@@ -141,7 +141,7 @@ def read_commit(location: LakeLocation, version: int) -> list[Action]:
 
 
 def escaped_partition_value(location: LakeLocation, version: int) -> tuple[str, str] | None:
-    """Returns a partition column and a value of it that commits since the latest checkpoint have with escapes.
+    """Returns a partition column and its value that a commit since the latest checkpoint has written with escapes.
 
     See `utf8_json` for such escapes. None: no file of the version has such a value.
 

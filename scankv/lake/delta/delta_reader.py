@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SETTINGS: Final = {
     # The rows come in the same order each time.
     "datafusion.execution.target_partitions": "1",
-    # Timestamps of the type INT96 would wrap before 1677 and after 2262.
+    # By default, timestamps of the type INT96 wrap before 1677 and after 2262.
     "datafusion.execution.parquet.coerce_int96": "us",
 }
 
@@ -56,7 +56,7 @@ def read_delta(location: LakeLocation) -> SourceRows:
 
 
 def _check_partition_values(table: DeltaTable, location: LakeLocation) -> None:
-    """Raises LakeDamaged if deltalake takes a partition value for another one.
+    """Raises LakeDamaged if deltalake reads a partition value as another value.
 
     The values of other columns come from data files alone: a read of all rows does not use the bounds in the log.
     """
@@ -64,13 +64,13 @@ def _check_partition_values(table: DeltaTable, location: LakeLocation) -> None:
     if column is not None:
         raise LakeDamaged(
             f"the Delta table in {location} cannot be read: an earlier release has published values of partition "
-            f'column "{column}" that readers take for others: publish it again with --full'
+            f'column "{column}" that readers take for other values: publish it again with --full'
         )
     found = escaped_partition_value(location, table.version())
     if found is not None:
         raise LakeDamaged(
             f'the Delta table in {location} cannot be read: partition column "{found[0]}" has the value "{found[1]}", '
-            "which the log has with escapes that deltalake takes for another character: have the program that wrote "
+            "for which the log has escapes that deltalake reads as another character: have the program that wrote "
             "the table write it again with UTF-8 in the log, or give the rows as a RecordBatchReader of a program "
             "that can read it"
         )

@@ -36,7 +36,7 @@ _VERSION: Final = "scankv.version"
 
 _LOG_TEXT: Final = "scankv.log_text"
 _UTF8: Final = "utf-8"
-"""The property that says that no text in the log has escapes which deltalake reads as another character."""
+"""The property that says that no text in the log has escapes that deltalake reads as another character."""
 
 _NO_ZONE_FEATURE: Final = "timestampNtz"
 _VECTORS_FEATURE: Final = "deletionVectors"
@@ -106,7 +106,8 @@ class DeltaLakeTable(LakeTable):
             None
             if column is None
             else (
-                f'an earlier release has published values of partition column "{column}" that readers take for others'
+                f'an earlier release has published values of partition column "{column}" that readers take for other '
+                "values"
             )
         )
         return LakeVersion(version=log.version, state=state, files=known, foreign=foreign, misread=misread, stored=log)
@@ -203,7 +204,7 @@ class DeltaLakeTable(LakeTable):
 def misread_partition_column(
     properties: Mapping[str, str], partitions: Iterable[Mapping[str, str | None]]
 ) -> str | None:
-    """Returns a partition column of a table of ours of which readers take a value for another one. None: none.
+    """Returns a partition column of a published table with a value that readers take for another. None: none has one.
 
     Checkpoints of a log with escaped characters have the wrong values, so the values do not show whether they are
     right.

@@ -1,4 +1,4 @@
-"""How data files with timestamps of the type INT96 reach pyiceberg, which reads them in nanoseconds.
+"""Converts data files with timestamps of the type INT96 for pyiceberg, which would read them in nanoseconds.
 
 Iceberg does not allow this type, but tables that Spark has migrated from Hive may have such files.
 """

@@ -33,8 +33,8 @@ def read_parquet(location: LakeLocation, target: pa.Schema) -> SourceRows:
 
     Args:
         location: The location.
-        target: The columns of the table; none if they are those of the files. Where it has nanoseconds, timestamps of
-            the type INT96 are read as nanoseconds, otherwise as microseconds.
+        target: The columns of the table; empty if they are those of the files. Timestamps of the type INT96 are read as
+            nanoseconds in columns for which it has nanoseconds, and as microseconds in others.
 
     Raises:
         UsageError: There is no file, or the files are not Parquet files whose columns fit together.
@@ -72,7 +72,7 @@ def read_parquet(location: LakeLocation, target: pa.Schema) -> SourceRows:
 
 
 def _open_int96(files: FileSystemDataset) -> dict[str, ParquetFileFragment]:
-    """Opens the files with timestamps of the type INT96 once more, to read these in nanoseconds; by path."""
+    """Opens files with timestamps of the type INT96 again, by path, to read these columns in nanoseconds."""
     from pyarrow import dataset
 
     paths = [file.path for file in files.get_fragments() if has_int96(file.metadata)]
@@ -81,7 +81,7 @@ def _open_int96(files: FileSystemDataset) -> dict[str, ParquetFileFragment]:
 
 
 def _schema_with_nanos(coarse: pa.Schema, fine: Sequence[pa.Schema], target: pa.Schema) -> pa.Schema:
-    """Returns the columns with those of the type INT96 in nanoseconds that the table has in nanoseconds."""
+    """Returns the columns; those of the type INT96 are in nanoseconds if the table has them in nanoseconds."""
     for file in fine:
         for field in file:
             place = coarse.get_field_index(field.name)

@@ -161,7 +161,7 @@ class ColumnBounds:
     def _bounds(self, position: int, part: Predicate) -> KeyRange | None:
         """Returns the range in which a comparison with the column is true; None if the part does not have one.
 
-        LIKE may be true in the range of its prefix.
+        For LIKE, it is the range of the prefix of the pattern, in which LIKE may be true.
         """
         path = self._path(position)
         match part:
@@ -190,7 +190,7 @@ class ColumnBounds:
         if operator not in _LOWER + _UPPER:
             return None
         within = self._comparable(position)
-        if not any(encoded[self.codec.nullable[position] :]):  # No encoding precedes one of zeros only.
+        if not any(encoded[self.codec.nullable[position] :]):  # No encoding precedes one that is all zeros.
             if operator is Operator.GREATER_EQUAL:
                 return within
             if operator is Operator.LESS:

@@ -118,17 +118,20 @@ class Column:
         return self._match(Match.ENDS_WITH, text)
 
     def like(self, pattern: str, escape: str | None = None) -> Predicate:
-        """Tests whether this string column is like a pattern, as SQL's LIKE does. Case-sensitive.
+        """Tests whether this string column matches a pattern, as SQL's LIKE does. Case-sensitive.
 
-        `%` stands for any characters, also none, and `_` for one character; both match line breaks, too.
+        `%` stands for any number of characters, including none, and `_` for one character; both match line breaks, too.
 
         Args:
-            pattern: The pattern, of up to 1,000 characters if it is more than a prefix, a suffix or a part.
-            escape: A character after which the next one stands for itself; empty: no such character exists. It is
-                needed if the pattern has a backslash, which is an escape character in some databases.
+            pattern: The pattern. It has up to 1,000 characters, unless it tests only for an equal text, a prefix, a
+                suffix or a substring.
+            escape: The escape character, after which the next character stands for itself. Empty: the pattern has no
+                escape character. Required if the pattern has a backslash, because databases differ about it. Default:
+                no escape character.
 
         Raises:
-            UsageError: The pattern is no text or too long, ends with `escape`, or needs `escape`.
+            UsageError: The pattern is not text, is too long, ends with `escape`, or has a backslash without `escape`;
+                or `escape` has more than one character.
         """
         if not isinstance(pattern, str) or not isinstance(escape, str | None):
             raise UsageError(f"the arguments of like must be text, not {type(pattern).__name__}")

@@ -2,8 +2,8 @@
 
 SQL users compare without regard to the column's type: `count > 1.5`, `byte < 300`, `price > 1.005`, or a date with a
 timestamp. The values of integers, decimals, dates and times are multiples of one step, so `count > 1.5` is `count > 1`.
-A comparison that has the same result for all values becomes one with the least value, which is unknown for null as
-well. Planning, indexes and zone maps therefore see only values of the column's type.
+A comparison that has the same result for all values becomes a comparison with the least value, which is unknown for
+null as well. Planning, indexes and zone maps therefore see only values of the column's type.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Steps:
 
     Attributes:
         kind: What a value is. Values of one kind can be compared.
-        step: The distance of two values: a number, or nanoseconds.
+        step: The distance between neighboring values: a number, or nanoseconds.
         least: The least value, in steps.
         greatest: The greatest value, in steps.
     """
@@ -137,7 +137,7 @@ def _multiple_of_float(value: float, type_: pa.DataType, steps: _Steps) -> _Mult
         return _NAN
     if math.isinf(value):
         return _Multiple(steps.greatest + 1 if value > 0 else steps.least - 1, 1)
-    # A float beside a decimal is the decimal of the same text: 0.1 is not 0.1000000000000000055.
+    # Compared with a decimal, a float is the decimal of the same text: 0.1 is not 0.1000000000000000055.
     exact = Decimal(repr(value)) if pat.is_decimal(type_) else value
     above, below = exact.as_integer_ratio()
     return _Multiple(*divmod(above * steps.step.denominator, below * steps.step.numerator))

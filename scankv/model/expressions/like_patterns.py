@@ -1,4 +1,4 @@
-"""Converts the patterns of SQL's LIKE to predicates: an equality, a prefix, a suffix, a part, or any other pattern."""
+"""Converts the patterns of SQL's LIKE to predicates: an equality, prefix, suffix, substring, or any other pattern."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scankv.model.expressions.nodes import FieldPath, Predicate
 
 MAX_PATTERN_LENGTH: Final = 1_000
-"""The most characters of a pattern that is more than a prefix, a suffix or a part."""
+"""The most characters of a pattern that is more than an equality, a prefix, a suffix or a substring."""
 
 STORED_ESCAPE: Final = "\\"
 """The escape character of the patterns of `Match.LIKE`."""
@@ -21,17 +21,17 @@ _SPECIAL: Final = frozenset("%_" + STORED_ESCAPE)
 
 
 def like(path: FieldPath, pattern: str, escape: str | None) -> Predicate:
-    """Returns the predicate that a text matches a pattern: `%` is any characters, and `_` one character.
+    """Returns the predicate that a text matches a pattern: `%` is any number of characters, and `_` one character.
 
     Args:
         path: A string column.
         pattern: The pattern.
-        escape: The character after which any character stands for itself; empty: no such character exists.
-            None: none exists either, but a backslash is refused, as it is an escape character in some databases.
+        escape: The escape character, after which any character stands for itself. Empty: no escape character exists.
+            None: the same, but a backslash is refused, because it is an escape character in some databases.
 
     Raises:
         UsageError: The pattern ends with the escape character, has a backslash without `escape`, or is too long; or
-            `escape` is longer than a character.
+            `escape` is longer than one character.
     """
     if escape is None and STORED_ESCAPE in pattern:
         raise UsageError(

@@ -4,7 +4,7 @@
     ├── Comparison      column == != < <= > >= value or column
     ├── IsIn            column is one of a list of values
     ├── IsNull          column is null
-    ├── TextMatch       column starts or ends with, or contains, a text or bytes, or is like a pattern
+    ├── TextMatch       column starts or ends with, or contains, a text or bytes, or matches a pattern
     ├── And, Or         of at least two predicates
     ├── Not
     └── Constant        true, false or unknown for every row
@@ -71,7 +71,7 @@ _FLIPPED: Final = {
 class Match(Enum):
     """How a text is matched. The value is the method of a column.
 
-    The pattern of LIKE has `%`, `_`, and a backslash before each of these three characters that stands for itself.
+    In the pattern of LIKE, a `%`, `_` or backslash that stands for itself has a backslash before it.
     """
 
     STARTS_WITH = "starts_with"
@@ -248,7 +248,7 @@ class IsNull(Predicate):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TextMatch(Predicate):
-    """Whether a string or binary column starts or ends with, or contains, a text or bytes, or is like a pattern.
+    """Whether a string or binary column starts or ends with, or contains, a text or bytes, or matches a pattern.
 
     Unknown if the column is null.
     """

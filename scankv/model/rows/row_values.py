@@ -197,7 +197,7 @@ def loaded_form(type_: pa.DataType) -> Callable[[Any], Any] | None:
     pack = struct.Struct(f"<{_code(type_)}").pack
 
     def load(slot: int) -> Any:  # noqa: ANN401  # of whatever class pyarrow has
-        # Python has no nanoseconds in a time of day, and this timestamp is NaT in pandas.
+        # A time of day has no nanoseconds in Python, and the least timestamp is NaT in pandas.
         if type_.unit == "ns" and (slot == -(2**63) or (slot % 1000 and pat.is_time(type_))):
             raise ValueError("Python has no such value")
         return pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(pack(slot))])[0].as_py()
@@ -230,7 +230,7 @@ def exact_class(type_: pa.DataType) -> type | None:
     if pat.is_binary(type_):
         return bytes
     if pat.is_decimal(type_):
-        # Arrow converts not all decimals of a negative scale, or of a scale above the precision, from Python.
+        # Arrow refuses some decimals from Python if the scale is negative or above the precision.
         return decimal.Decimal if 0 <= type_.scale <= type_.precision else None
     if pat.is_date32(type_):
         return dt.date

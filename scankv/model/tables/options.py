@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 MERGE_ENGINES: Final = ("last_row", "first_row", "versioned", "partial_update", "aggregate")
-"""The merge engines."""
+"""The values of the option `merge_engine`."""
 
 _VALUES: Final[dict[str, tuple[str, ...]]] = {
     "merge_engine": MERGE_ENGINES,

@@ -18,7 +18,7 @@ NO_DEFAULTS: Final[Mapping[str, pa.Scalar]] = MappingProxyType({})
 
 
 def with_defaults(rows: pa.RecordBatch, defaults: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
-    """Returns rows with the columns that they lack and that have a default. A null in a column that they have stays."""
+    """Adds the columns that rows lack and that have a default. A null in a column that the rows have stays null."""
     for name, default in defaults.items():
         if name not in rows.schema.names:
             rows = rows.append_column(pa.field(name, default.type), repeat_default(default, rows.num_rows))
@@ -26,7 +26,7 @@ def with_defaults(rows: pa.RecordBatch, defaults: Mapping[str, pa.Scalar]) -> pa
 
 
 def fill_absent(values: pa.Array, absent: npt.NDArray[np.bool_], default: pa.Scalar) -> pa.Array:
-    """Returns the values of a column with its default in the rows that are `absent`, whose values count for nothing."""
+    """Returns the values of a column, with its default in place of the values in the rows that are `absent`."""
     if not absent.any():
         return values
     places = np.where(absent, len(values), np.arange(len(values)))
@@ -35,7 +35,7 @@ def fill_absent(values: pa.Array, absent: npt.NDArray[np.bool_], default: pa.Sca
 
 def repeat_default(default: pa.Scalar, count: int) -> pa.Array:
     """Returns an array with one value `count` times."""
-    # pyarrow cannot repeat a list or a map no times.
+    # pyarrow cannot repeat a list or a map zero times.
     return pa.repeat(default, count) if count else pa.nulls(0, default.type)
 
 

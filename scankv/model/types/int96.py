@@ -1,8 +1,8 @@
 """How timestamps of older Parquet files, in the type INT96, are read so that no value changes.
 
-An INT96 has a day and the nanoseconds since its midnight. pyarrow makes 64 bits of them, of which microseconds reach
+An INT96 has a day and the nanoseconds since its midnight. pyarrow converts it to 64 bits. Microseconds in 64 bits reach
 every year that files have, but nanoseconds only 1677 to 2262: other years wrap without an error. So a file is read with
-`COARSE`, and its INT96 columns once more with `FINE`: together they show what either of them changes.
+`COARSE`, and its INT96 columns again with `FINE`: together they show what either of them changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def has_int96(metadata: parquet.FileMetaData) -> bool:
 
 
 def int96_columns(coarse: pa.Schema, fine: pa.Schema) -> list[str]:
-    """Returns the columns with INT96 at any depth, which have another type for each way to read a file."""
+    """Returns the columns with INT96 at any depth: those whose types differ between the two ways to read a file."""
     return [after.name for before, after in zip(coarse, fine, strict=True) if before.type != after.type]
 
 
@@ -51,7 +51,7 @@ def _has_nanos(type_: pa.DataType) -> bool:
 
 
 def exact_int96(coarse: pa.RecordBatch, fine: pa.RecordBatch, target: pa.Schema, first_row: int = 0) -> pa.RecordBatch:
-    """Returns rows of a file, of which each INT96 is exactly what the file has.
+    """Returns rows of a file in which each INT96 is exactly what the file has.
 
     Args:
         coarse: The rows, read with `COARSE`.
@@ -82,7 +82,7 @@ def _has_inexact(coarse: pa.Array, fine: pa.Array, *, in_nanos: bool) -> bool:
 def _inexact(coarse: pa.Array, fine: pa.Array, *, in_nanos: bool) -> npt.NDArray[np.bool_]:
     """Returns for each timestamp whether a unit changes it."""
     micros, nanos = (_integers(each) for each in (coarse, fine))
-    # Nanoseconds that have wrapped are not those of these microseconds. The difference is right even if both wrap.
+    # Nanoseconds that have wrapped do not match the microseconds. The difference is right even if both have wrapped.
     inexact: npt.NDArray[np.bool_] = nanos // 1000 != micros if in_nanos else nanos - micros * 1000 != 0
     return inexact
 

@@ -1,4 +1,4 @@
-"""Converts columns to layouts that all functions of Arrow take, at any depth of nesting.
+"""Converts columns to layouts that all functions of Arrow support, at any depth of nesting.
 
 Arrow has several layouts of the same values: dictionaries, runs, views of text and extension types. Many of its
 functions lack some of them. Polars sends its Categorical and Enum as dictionaries of text views, which Arrow can

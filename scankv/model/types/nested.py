@@ -27,7 +27,7 @@ def map_scalar_types(type_: pa.DataType, change: Callable[[pa.DataType], pa.Data
 
 
 def scalar_columns(column: pa.Array) -> Iterator[pa.Array]:
-    """Yields the columns of scalars that a column of a storable type consists of, without what a null hides."""
+    """Yields the columns of scalars that a column of a storable type consists of, without values that a null hides."""
     if pat.is_map(column.type):
         column = map_as_list(column)
     if pat.is_struct(column.type):

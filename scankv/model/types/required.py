@@ -1,4 +1,4 @@
-"""Finds nulls in NOT NULL columns and in NOT NULL parts of nested columns, and removes those that a null hides."""
+"""Finds nulls in NOT NULL columns and in NOT NULL parts of nested columns, and replaces those inside null structs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def fill_hidden_nulls(column: pa.Array) -> pa.Array:
 
 
 def _all_valid(column: pa.Array) -> pa.Array:
-    """Returns a column with some value in the place of each null."""
+    """Returns a column with any value in place of each null."""
     type_ = column.type
     if not column.null_count:
         return column

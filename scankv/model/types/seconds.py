@@ -1,4 +1,4 @@
-"""Finds timestamps in seconds for libraries and formats that have only milliseconds."""
+"""Finds timestamps in seconds that do not fit milliseconds, for libraries and formats without seconds."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def _rows_of_buckets(
                 for part in staged.parts:
                     counts[staged.table.definition.name, part.bucket] += len(part.keys)
     except Exception as error:
-        # Whatever keeps them from being written may keep them from being counted.
+        # What keeps the rows from being written may also keep them from being counted.
         if not isinstance(error, ScanKvError):
             _log.exception("the rows of a transaction that is given up cannot be counted")
         return None

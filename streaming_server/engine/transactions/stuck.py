@@ -17,7 +17,7 @@ RETRY_SECONDS: Final = 5.0
 """The pause between two attempts to apply a stuck transaction."""
 
 _PASSING: Final = (DiskFull, DiskFailed, Unavailable)
-"""What may pass without anyone doing anything about the rows of the transaction."""
+"""Failures that may pass although nothing is done about the rows of the transaction."""
 
 OUTCOME_UNKNOWN: Final = "whether the transaction is committed is not known yet"
 
@@ -72,8 +72,8 @@ def _unexpected(what: str, error: BaseException, token: str) -> ScanKvError:
     server, or an operator.
     """
     message = (
-        f"{what}: {_cause_of(error)}; the server retries it every {RETRY_SECONDS:g} s, and another version of it may "
-        f"succeed; or give up the rows that cannot be written: scankv transactions give-up {token}"
+        f"{what}: {_cause_of(error)}; the server retries it every {RETRY_SECONDS:g} s, and another version of the "
+        f"server may succeed; or give up the rows that cannot be written: scankv transactions give-up {token}"
     )
     return Unavailable(message, retry_after=RETRY_SECONDS) if isinstance(error, OSError) else InternalError(message)
 

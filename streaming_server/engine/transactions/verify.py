@@ -89,7 +89,8 @@ class Verification:
     def _is_stale(self, name: str) -> bool:
         """Whether writes to a table need another check: its schema or indexes have changed, or its rows are merged.
 
-        Another schema may have no form of a row: a date may be beyond its timestamps, a row too large with a default.
+        Another schema may be unable to hold a row: a date may be beyond the range of its timestamps, or a default may
+        make the row too large.
         """
         touched, codec = self.touched[name], self.tables[name].state.codec
         if touched.merges or any(each != tuple(codec.indexes) for each in touched.indexes):

@@ -67,7 +67,7 @@ def convert_written(rows: pa.RecordBatch, old: Schema, new: Schema) -> pa.Record
         new: The current version.
 
     Raises:
-        SchemaMismatch: A column has another type since, which does not have a value.
+        SchemaMismatch: The type of a column has changed since, and cannot hold a value.
     """
     if old.id == new.id:
         return rows
@@ -85,7 +85,7 @@ def convert_columns(rows: pa.RecordBatch, old: Schema, new: Schema) -> pa.Record
     """Returns some columns of rows of a schema version, found by name, as columns of another version.
 
     Those that the other version lacks are dropped. The others are in its order. Raises SchemaMismatch, as
-    `convert_written`.
+    `convert_written` does.
     """
     if old.id == new.id:
         return rows
@@ -110,8 +110,8 @@ def _widened_row(written: pa.Array, column: ColumnDefinition) -> pa.Array:
         return widen_values(written, column.type)
     except pa.ArrowInvalid as error:
         raise SchemaMismatch(
-            f'column "{column.name}": a value is out of the range of {column.type}, which is the type of the column by '
-            f"now: {error}; write another value",
+            f'column "{column.name}": a value is out of the range of {column.type}, which is now the type of the '
+            f"column: {error}; write another value",
             column=column.name,
         ) from error
 
