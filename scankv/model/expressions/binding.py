@@ -142,7 +142,8 @@ def _check_text(predicate: TextMatch, type_: pa.DataType) -> None:
         takes = {pa.string(): "text", pa.binary(): "bytes"}.get(type_)
         if predicate.match is Match.LIKE:
             takes, method = None, "like with % or _ inside"
-        reason = f"{method} must be given {takes}" if takes else f"{method} needs a string column"
+        needed = "string" if predicate.match is Match.LIKE else "string or binary"
+        reason = f"{method} must be given {takes}" if takes else f"{method} needs a {needed} column"
         message = f"{predicate.path} is {format_type(type_)}: {reason}"
         raise SchemaMismatch(message, column=predicate.path.names[0])
 

@@ -133,8 +133,9 @@ class Column:
             UsageError: The pattern is not text, is too long, ends with `escape`, or has a backslash without `escape`;
                 or `escape` has more than one character.
         """
-        if not isinstance(pattern, str) or not isinstance(escape, str | None):
-            raise UsageError(f"the arguments of like must be text, not {type(pattern).__name__}")
+        for argument in (pattern, "" if escape is None else escape):
+            if not isinstance(argument, str):
+                raise UsageError(f"the arguments of like must be text, not {type(argument).__name__}")
         return like(self.path, pattern, escape)
 
     def __and__(self, other: object) -> Predicate:

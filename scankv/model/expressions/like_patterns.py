@@ -51,7 +51,9 @@ def like(path: FieldPath, pattern: str, escape: str | None) -> Predicate:
         if match is not None:
             return TextMatch(path, Match.STARTS_WITH if not text else match, literal_of(text))
     if len(pattern) > MAX_PATTERN_LENGTH:
-        raise UsageError(f"the LIKE pattern has {len(pattern):,} characters; the limit is {MAX_PATTERN_LENGTH:,}")
+        raise UsageError(
+            f"the LIKE pattern has {len(pattern):,} characters; the limit is {MAX_PATTERN_LENGTH:,}: use a shorter one"
+        )
     return TextMatch(path, Match.LIKE, literal_of("".join(parts)))
 
 
