@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.types as pat
 
 from scankv.model.errors import SchemaMismatch
 
@@ -49,7 +47,7 @@ def array_of_series(series: pd.Series[Any], field: pa.Field) -> pa.Array:
     """Converts a pandas column for a column of a table. NaN in NumPy dtypes is null. Not for Python objects.
 
     Raises:
-        SchemaMismatch: Arrow does not have the column's type, or pandas may have rounded an integer to a float.
+        SchemaMismatch: Arrow does not have the column's type.
     """
     refusal = f'column "{field.name}" is {series.dtype} in pandas, which Arrow does not have: convert it with astype()'
     try:
@@ -60,8 +58,6 @@ def array_of_series(series: pd.Series[Any], field: pa.Field) -> pa.Array:
         raise SchemaMismatch(refusal, column=field.name)  # Periods would be stored as their numbers.
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    if isinstance(series.dtype, np.dtype) and pat.is_integer(field.type) and pat.is_floating(column.type):
-        _check_not_rounded(column, field)
     return column
 
 
@@ -72,22 +68,3 @@ def _types_within(dtype: Any) -> Iterator[Any]:  # noqa: ANN401  # a type of Pol
         yield from _types_within(inner)
     for field in getattr(dtype, "fields", ()):
         yield from _types_within(field.dtype)
-
-
-def _check_not_rounded(column: pa.Array, field: pa.Field) -> None:
-    """Refuses floats that may stand for several integers.
-
-    pandas turns integers into floats as soon as one value is missing: 2^53 and 2^53 + 1 become the same float.
-    """
-    floats = column.to_numpy(zero_copy_only=False)
-    limit = 2 ** (np.finfo(floats.dtype).nmant + 1)
-    with np.errstate(invalid="ignore"):
-        unsure = np.flatnonzero(np.isfinite(floats) & (np.abs(floats) >= limit))
-    if len(unsure):
-        row = int(unsure[0])
-        raise SchemaMismatch(
-            f'column "{field.name}", row {row}: {float(floats[row])!r} is a float in pandas, which rounds integers '
-            f"from {limit:,} on: give an integer dtype that has nulls, such as Int64",
-            column=field.name,
-            row=row,
-        )

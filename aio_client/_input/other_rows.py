@@ -34,7 +34,9 @@ def to_pylist(table: pa.Table) -> list[dict[str, Any]]:
             _check_python(column)
         rows: list[dict[str, Any]] = table.to_pylist()
     except (ValueError, OverflowError) as error:
-        raise _refusal(table, _to_python, "Python has no such value", "read the rows as Arrow") from error
+        # With pandas, pyarrow returns timestamps of nanoseconds as its Timestamp.
+        remedy = "read the rows as Arrow" + (", or pip install pandas" if "pandas" in str(error) else "")
+        raise _refusal(table, _to_python, "Python has no such value", remedy) from error
     return rows
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.model.errors import did_you_mean
-from scankv.model.types.casts import cast_exactly
+from scankv.model.types.casts import cast_exactly, check_not_rounded
 from scankv.model.types.nested import map_scalar_types
 from scankv.model.types.types import format_type
 
@@ -168,6 +168,8 @@ def _exact_integer(value: Any) -> int:  # noqa: ANN401  # checked here
     if isinstance(value, float | np.floating | Decimal):
         if not math.isfinite(value) or value != int(value):
             raise ValueError("it is not a whole number")
+        if not isinstance(value, Decimal):
+            check_not_rounded(value)
         return int(value)
     if not hasattr(value, "__index__"):
         raise TypeError(f"it is of type {type(value).__name__}, not a number")

@@ -141,7 +141,23 @@ def _cast_to_decimal(column: pa.Array, target: pa.DataType) -> pa.Array:
 def _cast_to_integer(column: pa.Array, target: pa.DataType) -> pa.Array:
     if pat.is_decimal(column.type):
         return _cast_to_decimal(column, pa.decimal128(38, 0)).cast(target)
+    floats = _floats(column)
+    check_not_rounded(np.max(np.abs(floats[np.isfinite(floats)]), initial=0))
     return column.cast(pa.float64()).cast(target)
+
+
+def check_not_rounded(number: float | np.floating[Any]) -> None:
+    """Checks a float that is to become an integer, by its type.
+
+    From some number on, a float stands for several integers: 2^53 and 2^53 + 1 become the same float64. pandas turns
+    integers into floats as soon as one value is missing.
+
+    Raises:
+        ValueError: It may have been another integer.
+    """
+    limit = 2 ** (np.finfo(type(number)).nmant + 1)
+    if abs(number) >= limit:
+        raise ValueError(f"floats round integers from {limit:,} on: give an integer type, in pandas such as Int64")
 
 
 def _is_list(type_: pa.DataType) -> bool:

@@ -22,7 +22,7 @@ class PandasIsMissing:
 sys.meta_path.insert(0, PandasIsMissing())
 import pyarrow as pa
 from aio_client import UsageError
-from aio_client._input.optional import to_pylist
+from aio_client._input.other_rows import to_pylist
 whole, odd = (pa.table({"at": pa.array([n], pa.timestamp("ns"))}) for n in (2000, 2001))
 print(to_pylist(whole)[0]["at"].microsecond)
 try:
