@@ -66,9 +66,7 @@ def test_an_output_that_breaks_off_is_not_taken_for_a_complete_one(
 
 
 def test_columns_that_parquet_does_not_have_are_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"""column "hundreds": Parquet cannot hold decimal128\(10, -2\): Scale must be"""
-    ):
+    with pytest.raises(UsageError, match=r'"hundreds": Parquet cannot hold decimal128.10, -2.: Scale must be'):
         with row_writer(Format.PARQUET, io.BytesIO(), pa.table(COLUMNS).schema):
             pass
 
