@@ -39,7 +39,8 @@ def timestamp_of(unit: str, year: int, month: int, day: int, second: int = 0, fr
 def date_text(days: int) -> str:
     """Returns the ISO 8601 text of a day."""
     year, month, day = date_of(days)
-    return f"{'-' if year < 0 else ''}{abs(year):04}-{month:02}-{day:02}"
+    sign = "-" if year < 0 else "+" if year > 9999 else ""
+    return f"{sign}{abs(year):04}-{month:02}-{day:02}"
 
 
 def clock_text(value: int, unit: str) -> str:
