@@ -83,11 +83,12 @@ class _MatchKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MatchKind.V
     MATCH_KIND_STARTS_WITH: _MatchKind.ValueType  # 1
     MATCH_KIND_CONTAINS: _MatchKind.ValueType  # 2
     MATCH_KIND_ENDS_WITH: _MatchKind.ValueType  # 3
+    """An older server refuses this kind and the next with INVALID_REQUEST."""
     MATCH_KIND_LIKE: _MatchKind.ValueType  # 4
     """As SQL's LIKE, for a string column: in `text`, % stands for any number of characters, including none, and _ for one
-    character, line breaks included. The character after a backslash stands for itself. At most 1,000 characters.
-    INVALID_REQUEST if the pattern ends with a backslash that escapes no character. An older server refuses this kind
-    with INVALID_REQUEST.
+    character, line breaks included. The character after a backslash stands for itself. INVALID_REQUEST if the pattern
+    has more than 1,000 characters, or more than 8 _ after its first % (those directly after it do not count), or ends
+    with a backslash that escapes no character.
     """
 
 class MatchKind(_MatchKind, metaclass=_MatchKindEnumTypeWrapper): ...
@@ -96,11 +97,12 @@ MATCH_KIND_UNSPECIFIED: MatchKind.ValueType  # 0
 MATCH_KIND_STARTS_WITH: MatchKind.ValueType  # 1
 MATCH_KIND_CONTAINS: MatchKind.ValueType  # 2
 MATCH_KIND_ENDS_WITH: MatchKind.ValueType  # 3
+"""An older server refuses this kind and the next with INVALID_REQUEST."""
 MATCH_KIND_LIKE: MatchKind.ValueType  # 4
 """As SQL's LIKE, for a string column: in `text`, % stands for any number of characters, including none, and _ for one
-character, line breaks included. The character after a backslash stands for itself. At most 1,000 characters.
-INVALID_REQUEST if the pattern ends with a backslash that escapes no character. An older server refuses this kind
-with INVALID_REQUEST.
+character, line breaks included. The character after a backslash stands for itself. INVALID_REQUEST if the pattern
+has more than 1,000 characters, or more than 8 _ after its first % (those directly after it do not count), or ends
+with a backslash that escapes no character.
 """
 Global___MatchKind: _TypeAlias = MatchKind  # noqa: Y015
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scankv.model.expressions.arrow_expressions import from_pyarrow
 from scankv.model.expressions.binding import BoundPredicate, bind
 from scankv.model.expressions.columns import Column, col
-from scankv.model.expressions.evaluation import evaluate, nanoseconds_a_row
+from scankv.model.expressions.evaluation import evaluate, nanoseconds_a_byte, nanoseconds_a_row
 from scankv.model.expressions.index_planning import IndexPlan, OrderPlan, plan_index, plan_order
 from scankv.model.expressions.key_planning import KeyPlan, plan_keys
 from scankv.model.expressions.nodes import Predicate, all_of, any_of, conjuncts
@@ -29,6 +29,7 @@ __all__ = [
     "conjuncts",
     "evaluate",
     "from_pyarrow",
+    "nanoseconds_a_byte",
     "nanoseconds_a_row",
     "parse_where",
     "plan_index",

@@ -124,14 +124,15 @@ class Column:
 
         Args:
             pattern: The pattern. It has up to 1,000 characters, unless it tests only for an equal text, a prefix, a
-                suffix or a substring.
+                suffix or a substring. After its first `%`, it has up to 8 `_`, because each can double the time of the
+                search. Those directly after that `%` do not count.
             escape: The escape character, after which the next character stands for itself. Empty: the pattern has no
                 escape character. Required if the pattern has a backslash, because databases differ about it. Default:
                 no escape character.
 
         Raises:
-            UsageError: The pattern is not text, is too long, ends with `escape`, or has a backslash without `escape`;
-                or `escape` has more than one character.
+            UsageError: The pattern is not text, is too long, has too many `_`, ends with `escape`, or has a backslash
+                without `escape`; or `escape` has more than one character.
         """
         for argument in (pattern, "" if escape is None else escape):
             if not isinstance(argument, str):

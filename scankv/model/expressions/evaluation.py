@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 import pyarrow as pa
 
 from scankv.model import lazy_compute as pc
+from scankv.model.expressions.like_patterns import late_underscores
 from scankv.model.expressions.nodes import (
     And,
     Comparison,
@@ -46,6 +47,7 @@ _MATCH: Final[dict[Match, str]] = {
 }
 
 _NANOSECONDS: Final[dict[type[Predicate], int]] = {TextMatch: 60, IsIn: 20}
+_PATTERN_NANOSECONDS: Final = 300
 
 
 def evaluate(bound: BoundPredicate, batch: pa.RecordBatch) -> pa.BooleanArray:
@@ -66,15 +68,24 @@ def evaluate(bound: BoundPredicate, batch: pa.RecordBatch) -> pa.BooleanArray:
 
 def nanoseconds_a_row(bound: BoundPredicate) -> int:
     """Estimates the time of `evaluate` per row, for a thousand rows with short texts. Fewer rows take longer."""
-    return sum(map(_nanoseconds, bound.predicate.walk()))
+    return sum(
+        _PATTERN_NANOSECONDS if _is_pattern(node) else _NANOSECONDS.get(type(node), 5)
+        for node in bound.predicate.walk()
+    )
 
 
-def _nanoseconds(node: Predicate) -> int:
-    if isinstance(node, TextMatch) and node.match is Match.LIKE:
-        # The states of a pattern multiply with each `_` after a `%`.
-        pattern: str = node.text.scalar.as_py()
-        return 300 + 1_000 * pattern.count("_")
-    return _NANOSECONDS.get(type(node), 5)
+def nanoseconds_a_byte(bound: BoundPredicate) -> int:
+    """Estimates the additional time of `evaluate` per byte of text. 0: rows with long texts take no longer."""
+    return sum(_nanoseconds_a_byte(node.text) for node in bound.predicate.walk() if _is_pattern(node))
+
+
+def _nanoseconds_a_byte(pattern: Literal) -> int:
+    text: str = pattern.scalar.as_py()
+    return 4 + 4 * late_underscores(text) + len(text) // 40
+
+
+def _is_pattern(node: Predicate) -> TypeGuard[TextMatch]:
+    return isinstance(node, TextMatch) and node.match is Match.LIKE
 
 
 def _field(path: FieldPath, batch: pa.RecordBatch) -> pa.Array:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 MAX_PATTERN_LENGTH: Final = 1_000
 """The most characters of a pattern that is more than an equality, a prefix, a suffix or a substring."""
 
+MAX_LATE_UNDERSCORES: Final = 8
+"""The most `_` after the first `%` of a pattern. Each may double the states in which a search can be."""
+
 STORED_ESCAPE: Final = "\\"
 """The escape character of the patterns of `Match.LIKE`."""
 
@@ -30,8 +33,8 @@ def like(path: FieldPath, pattern: str, escape: str | None) -> Predicate:
             None: the same, but a backslash is refused, because it is an escape character in some databases.
 
     Raises:
-        UsageError: The pattern ends with the escape character, has a backslash without `escape`, or is too long; or
-            `escape` is longer than one character.
+        UsageError: The pattern ends with the escape character, has a backslash without `escape`, is too long, or has
+            too many `_`; or `escape` is longer than one character.
     """
     if escape is None and STORED_ESCAPE in pattern:
         raise UsageError(
@@ -54,7 +57,17 @@ def like(path: FieldPath, pattern: str, escape: str | None) -> Predicate:
         raise UsageError(
             f"the LIKE pattern has {len(pattern):,} characters; the limit is {MAX_PATTERN_LENGTH:,}: use a shorter one"
         )
+    if (found := _late_underscores(parts)) > MAX_LATE_UNDERSCORES:
+        raise UsageError(
+            f"the LIKE pattern has {found:,} _ after its first %; the limit is {MAX_LATE_UNDERSCORES}: use fewer, or "
+            "replace several by %"
+        )
     return TextMatch(path, Match.LIKE, literal_of("".join(parts)))
+
+
+def late_underscores(pattern: str) -> int:
+    """Returns the number of `_` after the first `%` of a pattern of `Match.LIKE`."""
+    return _late_underscores(_parts(pattern, STORED_ESCAPE))
 
 
 def prefix_of(pattern: str) -> str:
@@ -67,8 +80,15 @@ def prefix_of(pattern: str) -> str:
     return "".join(found)
 
 
+def _late_underscores(parts: list[str]) -> int:
+    return parts[parts.index("%") :].count("_") if "%" in parts else 0
+
+
 def _parts(pattern: str, escape: str) -> list[str]:
-    """Returns the parts of a pattern: `%`, `_`, and single characters, escaped as in a pattern of `Match.LIKE`."""
+    """Returns the parts of a pattern: `%`, `_`, and single characters, escaped as in a pattern of `Match.LIKE`.
+
+    A `_` after a `%` is moved before it, where it means the same and is found faster.
+    """
     parts: list[str] = []
     characters = iter(pattern)
     for character in characters:
@@ -80,8 +100,10 @@ def _parts(pattern: str, escape: str) -> list[str]:
         elif character == "%":
             if parts[-1:] != ["%"]:
                 parts.append("%")
+        elif character == "_":
+            parts.insert(len(parts) - (parts[-1:] == ["%"]), "_")
         else:
-            parts.append("_" if character == "_" else _quote(character))
+            parts.append(_quote(character))
     return parts
 
 

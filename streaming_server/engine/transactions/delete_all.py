@@ -176,13 +176,14 @@ class DeleteAll:
 
     async def _chunks(self, opened: OpenedScan) -> AsyncGenerator[pa.RecordBatch]:
         """Yields the rows of a view, and closes it; reads them in steps, as a scan does."""
+        room = opened.room(_STEP_ROWS, _STEP_BYTES)
         with closing(opened.source) as source:
             while True:
                 # Give other tasks a turn after each step.
                 await asyncio.sleep(0)
-                if not source.prefetch(_STEP_ROWS, _STEP_BYTES):
+                if not source.prefetch(*room):
                     continue
-                if (chunk := source.next_chunk(_STEP_ROWS, _STEP_BYTES)) is None:
+                if (chunk := source.next_chunk(*room)) is None:
                     break
                 yield chunk.batch
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.expressions import nanoseconds_a_row
-from scankv.model.limits import MAX_CHUNK_ROWS
+from scankv.model.expressions import nanoseconds_a_byte, nanoseconds_a_row
+from scankv.model.limits import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
 from streaming_server.scan.columnar.base_view import NO_BASES, cursors_of
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
 from streaming_server.scan.rows.keys_to_read import keys_to_read
@@ -45,6 +45,7 @@ class OpenedScan:
         selective: Whether chunks may have fewer rows than were read for them.
         large_chunks: Whether only columnar bases are read, batch by batch, so that larger chunks take no longer.
         most_rows: The most rows to read at once, since a predicate of hundreds of nodes is evaluated on each.
+        most_bytes: The most bytes to read at once, since a pattern may take long for a long text.
         has_version: Whether the view has a version, which a view that may not be durable must not have.
     """
 
@@ -56,13 +57,13 @@ class OpenedScan:
     selective: bool = False
     large_chunks: bool = False
     most_rows: int = MAX_CHUNK_ROWS
+    most_bytes: int = MAX_CHUNK_BYTES
     has_version: bool = True
 
     def room(self, max_rows: int, max_bytes: int) -> tuple[int, int]:
         """Returns the rows and bytes to read at once for a chunk of at most `max_rows` and `max_bytes`."""
-        if max_rows <= self.most_rows:
-            return max_rows, max_bytes
-        return self.most_rows, max(1, max_bytes * self.most_rows // max_rows)
+        rows = min(max_rows, self.most_rows)
+        return rows, min(self.most_bytes, max(1, max_bytes * rows // max_rows))
 
 
 def open_scan(
@@ -109,12 +110,17 @@ def open_scan(
         # Chunks of rows that are decoded, or merged in order, hold the event loop longer the larger they are.
         large_chunks=isinstance(source, KvSource) and bool(left) and bases.keys() >= left.keys(),
         most_rows=MAX_CHUNK_ROWS if reader.residual is None else _most_rows(reader.residual),
+        most_bytes=MAX_CHUNK_BYTES if reader.residual is None else _most_bytes(reader.residual),
         has_version=not plan.latest,
     )
 
 
 def _most_rows(asked: BoundPredicate) -> int:
     return max(1, min(MAX_CHUNK_ROWS, _PREDICATE_NANOSECONDS // nanoseconds_a_row(asked)))
+
+
+def _most_bytes(asked: BoundPredicate) -> int:
+    return max(1, min(MAX_CHUNK_BYTES, _PREDICATE_NANOSECONDS // max(1, nanoseconds_a_byte(asked))))
 
 
 def _fingerprint(

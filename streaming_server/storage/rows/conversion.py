@@ -23,13 +23,14 @@ def initial_values(column: ColumnDefinition, count: int) -> pa.Array:
 
 
 def widened(stored: pa.Array, column: ColumnDefinition) -> pa.Array:
-    """Returns stored values of a column, which may have a narrower type, in the column's type. Raises DataLoss."""
+    """Returns stored values of a column, which may have a narrower type, in the column's type. Raises DataLoss.
+
+    The error does not contain Arrow's, which shows the value: the server sends it to the client.
+    """
     try:
         return widen_values(stored, column.type)
     except pa.ArrowInvalid as error:
-        raise DataLoss(
-            f'column "{column.name}": a stored value is out of the range of {column.type}: {error}'
-        ) from error
+        raise DataLoss(f'column "{column.name}": a stored value is out of the range of {column.type}') from error
 
 
 def convert(rows: pa.RecordBatch, old: Schema, new: Schema) -> pa.RecordBatch:
@@ -106,12 +107,13 @@ def converted_names(names: Sequence[str], definition: TableDefinition, schema_id
 
 
 def _widened_row(written: pa.Array, column: ColumnDefinition) -> pa.Array:
+    """Returns written values in the column's type. Raises SchemaMismatch, without the value, as `widened` does."""
     try:
         return widen_values(written, column.type)
     except pa.ArrowInvalid as error:
         raise SchemaMismatch(
             f'column "{column.name}": a value is out of the range of {column.type}, which is now the type of the '
-            f"column: {error}; write another value",
+            "column: write another value",
             column=column.name,
         ) from error
 

@@ -256,6 +256,20 @@ async def test_a_predicate_of_many_nodes_is_asked_of_few_rows_at_once(table: Tab
 
 
 @pytest.mark.asyncio
+async def test_a_pattern_is_asked_of_few_long_texts_at_once(client: Client, name: str) -> None:
+    """A chunk of a megabyte would hold the server's event loop for tens of milliseconds."""
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("long", pa.string())])
+    table = await client.create_table(name, schema, primary_key=["k"], buckets=1)
+    await table.upsert(pa.table([range(400), ["ab" * 2000] * 400], schema=schema))
+    sizes: dict[str, list[int]] = {}
+    for pattern in ("%a%b%", "%a________b%"):
+        async with table.scan(["k"], where=col("long").like(pattern)).stream() as stream:
+            sizes[pattern] = [batch.num_rows async for batch in stream]
+    assert sum(sizes["%a%b%"]) == sum(sizes["%a________b%"]) == 400
+    assert max(sizes["%a________b%"]) < 80 < max(sizes["%a%b%"])
+
+
+@pytest.mark.asyncio
 async def test_a_token_fits_the_same_predicate_only(table: Table) -> None:
     scan = table.scan(["k"], where=col("score") > 1).with_chunk(rows=50)
     async with scan.stream() as stream:

@@ -127,6 +127,7 @@ def test_the_truth_of_a_predicate_is_refused_and_names_what_to_write(use: Any) -
         (lambda: col("a").like("x!", "!"), "ends with its escape character"),
         (lambda: col("a").like("a\\_b"), "a backslash needs ESCAPE"),
         (lambda: col("a").like("a", "!!"), "ESCAPE must be one character, or none, not 2"),
+        (lambda: col("a").like("__%a" + "_" * 9), "has 9 _ after its first %; the limit is 8: use fewer"),
         (lambda: col("a").like("_" * 1001), "the LIKE pattern has 1,001 characters; the limit is 1,000"),
         (lambda: col(1), "must be non-empty, valid text"),  # type: ignore[arg-type]
         (lambda: col("\ud800"), "must be non-empty, valid text"),

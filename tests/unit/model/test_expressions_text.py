@@ -141,6 +141,7 @@ def test_text_is_answered_as_duckdb_answers_it(table: list[dict[str, Any]], text
         ("t like '%ab'", col("t").ends_with("ab")),
         ("t like 'a_b'", col("t").like("a_b")),
         ("t like '%a%b'", col("t").like("%a%b")),
+        ("t like 'a%__%_________%b'", col("t").like("a" + "_" * 11 + "%b")),
         ("t like 'a!%!_!!' escape '!'", col("t") == "a%_!"),
         ("t like 'a!_%' escape '!'", col("t").starts_with("a_")),
         ("t not like '!%_%' escape '!'", ~col("t").like("\\%_%", "\\")),

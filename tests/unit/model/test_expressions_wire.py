@@ -160,6 +160,7 @@ def nested(levels: int) -> pb.Predicate:
             "more than 65,536 bytes of searched text",
         ),
         (lambda: like("x\\"), "ends with its escape character"),
+        (lambda: like("%x" + "_" * 9), "has 9 _ after its first %"),
         (lambda: like("_" * 1_001), "the LIKE pattern has 1,001 characters"),
         (
             lambda: pb.Predicate(text_match=pb.TextMatch(column=A, kind=pb.MATCH_KIND_LIKE, binary=b"_")),
