@@ -24,6 +24,8 @@ from scankv.model.types.types import format_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy.typing as npt
+
 _LIMITS: Final = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 """For each float type, the limit up to which it has all integers."""
 
@@ -93,6 +95,26 @@ def check_texts(texts: pa.StringArray, values: pa.Array) -> None:
 def may_have_changed(column: pa.Array) -> bool:
     """Returns whether a column has a float, at any depth, that may have been another number in text."""
     return any(largest >= _LIMITS[type_] for type_, largest in _largest_floats(column))
+
+
+def has_large_float(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Returns which rows of a column have a float, at any depth, that may have been another number in text."""
+    type_ = column.type
+    found = np.zeros(len(column), np.bool_)
+    if pat.is_floating(type_):
+        large = pc.greater_equal(pc.abs(column.cast(pa.float64())), _LIMITS[type_])
+        found |= pc.fill_null(large, False).to_numpy(zero_copy_only=False)
+    elif pat.is_map(type_):
+        entry = pa.struct([pa.field("key", type_.key_type, nullable=False), pa.field("value", type_.item_type)])
+        found = has_large_float(column.cast(pa.list_(entry)))
+    elif pat.is_struct(type_):
+        for each in column.flatten():
+            found |= has_large_float(each)
+    elif pat.is_nested(type_):
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        rows = np.repeat(np.arange(len(column)), lengths)
+        found[rows[has_large_float(column.flatten())]] = True
+    return found
 
 
 def has_infinity(column: pa.Array) -> bool:

@@ -104,6 +104,18 @@ def test_a_number_that_a_float_is_or_rounds_is_read(tmp_path: Path, type_: pa.Da
     assert from_text(pa.array([text]), type_) == expected
 
 
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+def test_nested_json_in_csv_may_have_line_breaks(tmp_path: Path, line_break: str) -> None:
+    path = tmp_path / "nested.csv"
+    schema = pa.schema([("v", pa.struct([("a", F32)]))])
+    value = '"{""a"":' + line_break + " %s" + line_break + '}"'
+    path.write_bytes(("v\n" + value % "0.5" + "\n" + value % "17000000" + "\n").encode())
+    assert read(path, schema).rows.to_pylist() == [{"v": {"a": 0.5}}, {"v": {"a": 17_000_000.0}}]
+    path.write_bytes(("v\n" + value % "17000001" + "\n").encode())
+    with pytest.raises(BadFile, match=r"(?s)^file: row 2: .* has 17000001, which would become 17000000 as "):
+        read(path, schema)
+
+
 @pytest.mark.parametrize("type_", [F16, F32, F64])
 @pytest.mark.parametrize("text", ["inf", "-Infinity", "NaN"])
 def test_infinity_is_a_float_where_it_is_meant(type_: pa.DataType, text: str) -> None:
