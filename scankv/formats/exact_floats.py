@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -247,7 +247,10 @@ def _rounded(text: str, type_: pa.DataType) -> np.floating:
 
 def _exact_type(text: str) -> str:
     """Returns a type that holds a number exactly."""
-    number = Decimal(text)
+    try:
+        number = Decimal(text)
+    except InvalidOperation:  # Its exponent has 19 digits or more.
+        return format_type(pa.string())
     _, digits, exponent = number.as_tuple()
     if not isinstance(exponent, int) or len(digits) + max(exponent, 0) > _MOST_DIGITS:
         return format_type(pa.string())

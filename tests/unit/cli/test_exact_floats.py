@@ -34,6 +34,8 @@ CHANGED = [
     (F64, "18446744073709551615", "18446744073709551616", "decimal128(38, 0)"),
     (F64, "1" * 39, "1.111111111111111e+38", "string"),
     (F64, "1" * 400, "inf", "string"),
+    # Python's decimals have no such exponent.
+    (F64, "1e9999999999999999999", "inf", "string"),
     (F32, "16777217", "16777216", "int64"),
     (F32, "1e39", "inf", "string"),
     (F16, "2049", "2048", "int64"),
@@ -51,6 +53,7 @@ KEPT = [
             "-0.0",
         )
     ),
+    (F64, "0.1e-9999999999999999999"),
     *((F32, each) for each in ("16777218", "0.1", "1e30")),
     *((F16, each) for each in ("2050", "0.1")),
 ]
@@ -170,7 +173,7 @@ def test_integers_that_a_type_holds_are_inferred_as_before(tmp_path: Path) -> No
     assert read(path, infer(path)).bad_rows == 0
 
 
-@pytest.mark.parametrize("large", [f"+{LARGE}", f"{LARGE}.0", f"{LARGE}.5", "1e400"])
+@pytest.mark.parametrize("large", [f"+{LARGE}", f"{LARGE}.0", f"{LARGE}.5", "1e400", "1e9999999999999999999"])
 @pytest.mark.parametrize("late", [False, True])
 def test_a_csv_column_with_a_number_that_double_changes_is_text(tmp_path: Path, large: str, late: bool) -> None:
     path = tmp_path / "mixed.csv"
