@@ -39,6 +39,13 @@ _SCIENTIFIC: Final = re.compile(r"[+-]?[0-9](\.[0-9]*)?[eE][+-]?[0-9]+")
 _MANY_DIGITS: Final = re.compile(rb"(?<![0-9.])[0-9]{2}[0-9.]{14,}")
 """Matches the start of every number that float64 would change: none is below 10 or in scientific notation."""
 
+_SURELY_KEPT: Final = {
+    type_: rf"^[+-]?(?:[0-9](?:\.[0-9]*)?[eE][+-]?[0-9]+|(?:[0-9]\.?){{1,{digits}}}0*)$"
+    for type_, digits in ((pa.float16(), 3), (pa.float32(), 6), (pa.float64(), 15))
+}
+"""For each float type, a pattern of numbers that it rounds at most: in scientific notation, or with so few digits that
+no other number with as few becomes the same float."""
+
 _INTEGER: Final = r"^\s*[+-]?[0-9]+\s*$"
 _MOST_DIGITS: Final = 38
 _LONGEST_SHOWN: Final = 40
@@ -85,9 +92,11 @@ def check_texts(texts: pa.StringArray, values: pa.Array) -> None:
     """
     if not may_have_changed(values):
         return
-    large = pc.greater_equal(pc.abs(values.cast(pa.float64())), _LIMITS[values.type])
-    # A loop, but only over numbers beyond the limit.
-    for text in texts.filter(large).unique().to_pylist():
+    sizes = pc.abs(values.cast(pa.float64()))
+    is_rounded = pc.and_(pc.match_substring_regex(texts, _SURELY_KEPT[values.type]), pc.is_finite(sizes))
+    large = pc.greater_equal(sizes, _LIMITS[values.type])
+    # A loop, but only over numbers beyond the limit that have many digits.
+    for text in texts.filter(pc.and_not(large, is_rounded)).unique().to_pylist():
         if _is_changed(text, values.type):
             raise InexactNumberError(text, values.type)
 

@@ -37,6 +37,7 @@ CHANGED = [
     # Python's decimals have no such exponent.
     (F64, "1e9999999999999999999", "inf", "string"),
     (F32, "16777217", "16777216", "int64"),
+    (F32, "8589973000", "8589973504", "int64"),
     (F32, "1e39", "inf", "string"),
     (F16, "2049", "2048", "int64"),
     (F16, "70000", "inf", "int64"),
@@ -123,6 +124,13 @@ def test_nested_json_in_csv_may_have_line_breaks(tmp_path: Path, line_break: str
 @pytest.mark.parametrize("text", ["inf", "-Infinity", "NaN"])
 def test_infinity_is_a_float_where_it_is_meant(type_: pa.DataType, text: str) -> None:
     assert str(from_text(pa.array([text]), type_)[0].as_py()) == str(float(text))
+
+
+@given(st.integers(1, 10**15 - 1), st.integers(0, 285))
+def test_a_number_of_few_digits_is_read_however_large_it_is(number: int, zeros: int) -> None:
+    for type_, digits, most in ((F16, 3, 1), (F32, 6, 32), (F64, 15, 285)):
+        text = str(number)[:digits] + "0" * min(zeros, most)
+        assert from_text(pa.array([text]), type_)[0].is_valid
 
 
 @given(st.floats())
