@@ -190,3 +190,13 @@ def test_a_csv_column_with_a_number_that_double_changes_is_text(tmp_path: Path, 
     values[1:1] = [""] * FAR
     path.write_text("v,filler\n" + "".join(f"{value},{filler}\n" for value in values))
     assert infer(path).field("v").type == pa.string()
+
+
+def test_a_field_may_be_named_like_the_path_of_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "brackets.jsonl"
+    write_json(path, [f'{{"[]": {LARGE}}}', '{"[]": 1.5}'])
+    with pytest.raises(BadFile, match=f'line 1: the field "v" has {LARGE}'):
+        infer(path)
+    path.write_text(f'{{"k": 1, "[]": {LARGE}}}\n{{"[]": 1.5}}\n')
+    with pytest.raises(BadFile, match=rf'line 1: the field "\[\]" has {LARGE}'):
+        infer(path)
