@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,6 +23,8 @@ from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import numpy.typing as npt
 
 _LIMITS: Final = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 """For each float type, the limit up to which it has all integers."""
@@ -36,6 +38,13 @@ _INFINITY: Final = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 _SCIENTIFIC: Final = re.compile(r"[+-]?[0-9](\.[0-9]*)?[eE][+-]?[0-9]+")
 _MANY_DIGITS: Final = re.compile(rb"(?<![0-9.])[0-9]{2}[0-9.]{14,}")
 """Matches the start of every number that float64 would change: none is below 10 or in scientific notation."""
+
+_SURELY_KEPT: Final = {
+    type_: rf"^[+-]?(?:[0-9](?:\.[0-9]*)?[eE][+-]?[0-9]+|(?:[0-9]\.?){{1,{digits}}}0*)$"
+    for type_, digits in ((pa.float16(), 3), (pa.float32(), 6), (pa.float64(), 15))
+}
+"""For each float type, a pattern of numbers that it rounds at most: in scientific notation, or with so few digits that
+no other number with as few becomes the same float."""
 
 _INTEGER: Final = r"^\s*[+-]?[0-9]+\s*$"
 _MOST_DIGITS: Final = 38
@@ -83,9 +92,11 @@ def check_texts(texts: pa.StringArray, values: pa.Array) -> None:
     """
     if not may_have_changed(values):
         return
-    large = pc.greater_equal(pc.abs(values.cast(pa.float64())), _LIMITS[values.type])
-    # A loop, but only over numbers beyond the limit.
-    for text in texts.filter(large).unique().to_pylist():
+    sizes = pc.abs(values.cast(pa.float64()))
+    is_rounded = pc.and_(pc.match_substring_regex(texts, _SURELY_KEPT[values.type]), pc.is_finite(sizes))
+    large = pc.greater_equal(sizes, _LIMITS[values.type])
+    # A loop, but only over numbers beyond the limit that have many digits.
+    for text in texts.filter(pc.and_not(large, is_rounded)).unique().to_pylist():
         if _is_changed(text, values.type):
             raise InexactNumberError(text, values.type)
 
@@ -93,6 +104,26 @@ def check_texts(texts: pa.StringArray, values: pa.Array) -> None:
 def may_have_changed(column: pa.Array) -> bool:
     """Returns whether a column has a float, at any depth, that may have been another number in text."""
     return any(largest >= _LIMITS[type_] for type_, largest in _largest_floats(column))
+
+
+def has_large_float(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Returns which rows of a column have a float, at any depth, that may have been another number in text."""
+    type_ = column.type
+    found = np.zeros(len(column), np.bool_)
+    if pat.is_floating(type_):
+        large = pc.greater_equal(pc.abs(column.cast(pa.float64())), _LIMITS[type_])
+        found |= pc.fill_null(large, False).to_numpy(zero_copy_only=False)
+    elif pat.is_map(type_):
+        entry = pa.struct([pa.field("key", type_.key_type, nullable=False), pa.field("value", type_.item_type)])
+        found = has_large_float(column.cast(pa.list_(entry)))
+    elif pat.is_struct(type_):
+        for each in column.flatten():
+            found |= has_large_float(each)
+    elif pat.is_nested(type_):
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        rows = np.repeat(np.arange(len(column)), lengths)
+        found[rows[has_large_float(column.flatten())]] = True
+    return found
 
 
 def has_infinity(column: pa.Array) -> bool:
@@ -225,7 +256,10 @@ def _rounded(text: str, type_: pa.DataType) -> np.floating:
 
 def _exact_type(text: str) -> str:
     """Returns a type that holds a number exactly."""
-    number = Decimal(text)
+    try:
+        number = Decimal(text)
+    except InvalidOperation:  # Its exponent has 19 digits or more.
+        return format_type(pa.string())
     _, digits, exponent = number.as_tuple()
     if not isinstance(exponent, int) or len(digits) + max(exponent, 0) > _MOST_DIGITS:
         return format_type(pa.string())

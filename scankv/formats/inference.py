@@ -163,7 +163,7 @@ class _LargeNumbers:
 def _type_at(schema: pa.Schema, path: FieldPath) -> pa.DataType:
     type_ = pa.struct(list(schema))
     for name in path:
-        type_ = type_.value_type if name == "[]" else type_.field(name).type
+        type_ = type_.value_type if pat.is_list(type_) else type_.field(name).type
     return type_
 
 

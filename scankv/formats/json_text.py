@@ -19,12 +19,19 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.types as pat
 
-from scankv.formats.exact_floats import InexactNumberError, check_json, has_infinity, has_many_digits, may_have_changed
+from scankv.formats.exact_floats import (
+    InexactNumberError,
+    check_json,
+    has_infinity,
+    has_large_float,
+    has_many_digits,
+    may_have_changed,
+)
 from scankv.formats.scalar_text import concatenate, scalars_from_text, scalars_to_text
 from scankv.model import lazy_compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy.typing as npt
 
@@ -76,7 +83,8 @@ def from_json(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
         return pa.nulls(0, type_)
     lines = pc.binary_join_element_wise('{"value":', pc.fill_null(texts, "null"), "}\n", "")
     try:
-        values = read_json_lines(concatenate(lines), pa.schema([("value", type_)])).column(0)
+        # A text may have line breaks between its tokens.
+        values = _read(concatenate(lines), pa.schema([("value", type_)]), "error", lambda: lines).column(0)
     except InexactNumberError as error:
         raise error.within() from error
     if len(values) != len(texts):
@@ -98,17 +106,32 @@ def read_json_lines(
         ValueError: A line is not a JSON object, has another field, or has a value of another type.
         InexactNumberError: A float would be another number.
     """
+    return _read(data, schema, other_fields, lambda: _rows_of_lines(data))
+
+
+def _read(
+    data: bytes | pa.Buffer, schema: pa.Schema, other_fields: str, objects: Callable[[], pa.Array]
+) -> pa.RecordBatch:
+    """See `read_json_lines`. `objects` returns the text of each object, if numbers must be checked."""
     wire = pa.schema([pa.field(field.name, wire_type(field.type)) for field in schema])
     try:
         table = _parse(data, explicit_schema=wire, unexpected_field_behavior=other_fields)
     except _TooBigError:
-        _check_numbers(data, schema, all_lines=True)
+        _check_numbers(objects(), schema, all_objects=True)
         raise
     columns = [_from_wire(table.column(f.name).combine_chunks(), f.type) for f in schema]
-    changed = [field for field, column in zip(schema, columns, strict=True) if may_have_changed(column)]
+    changed = {f: column for f, column in zip(schema, columns, strict=True) if may_have_changed(column)}
     if changed:
-        _check_numbers(data, pa.schema(changed), all_lines=any(map(has_infinity, columns)))
+        texts = objects()
+        # Two objects in one line are two rows.
+        if len(texts) == len(table):
+            texts = texts.filter(pa.array(np.logical_or.reduce([has_large_float(each) for each in changed.values()])))
+        _check_numbers(texts, pa.schema(list(changed)), all_objects=any(map(has_infinity, columns)))
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _rows_of_lines(data: bytes | pa.Buffer) -> pa.BinaryArray:
+    return pa.array([line for line in bytes(data).split(b"\n") if line.strip()], pa.binary())
 
 
 def absent_in_json_lines(data: bytes, field: pa.Field, values: pa.Array) -> npt.NDArray[np.bool_]:
@@ -174,13 +197,13 @@ class _TooBigError(ValueError):
     """pyarrow refuses a number that is too big, and does not say which."""
 
 
-def _check_numbers(data: bytes | pa.Buffer, schema: pa.Schema, *, all_lines: bool = False) -> None:
-    """Raises InexactNumberError if lines have numbers that the floats of a schema change."""
-    # Python's parser, which keeps the digits, is slow. Most lines that need it are found by their many digits.
-    all_lines |= any(type_ in (pa.float16(), pa.float32()) for type_ in _leaf_types(schema.types))
-    for line in bytes(data).split(b"\n"):
-        if has_many_digits(line) or (all_lines and line.strip()):
-            check_json(line, schema)
+def _check_numbers(objects: pa.Array, schema: pa.Schema, *, all_objects: bool = False) -> None:
+    """Raises InexactNumberError if JSON objects have numbers that the floats of a schema change."""
+    # Python's parser, which keeps the digits, is slow. Most objects that need it are found by their many digits.
+    all_objects |= any(type_ in (pa.float16(), pa.float32()) for type_ in _leaf_types(schema.types))
+    for text in objects.cast(pa.binary()).to_pylist():
+        if all_objects or has_many_digits(text):
+            check_json(text, schema)
 
 
 def _leaf_types(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:

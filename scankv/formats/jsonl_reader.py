@@ -109,7 +109,8 @@ def read_lines(stream: io.BufferedReader) -> Iterator[Lines]:
     Raises:
         ValueError: The file is one JSON array.
     """
-    pending, first_line = b"", 1
+    pending: list[bytes] = []
+    first_line = 1
     # `read` waits for a full block or the end of the file. `read1` could return nothing from a pipe that is slow.
     while data := stream.read(_BLOCK_BYTES):
         if first_line == 1 and not pending and data.lstrip().startswith(b"["):
@@ -117,11 +118,14 @@ def read_lines(stream: io.BufferedReader) -> Iterator[Lines]:
         if data.endswith(b"\r"):
             data += stream.read(1)
         # A string in JSON cannot contain a carriage return.
-        data = pending + data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = data.rfind(b"\n") + 1
-        data, pending = data[:end], data[end:]
-        if data:
-            yield Lines(data, first_line)
-            first_line += data.count(b"\n")
+        if not end:
+            pending.append(data)
+            continue
+        complete = b"".join([*pending, data[:end]])
+        pending = [data[end:]] if end < len(data) else []
+        yield Lines(complete, first_line)
+        first_line += complete.count(b"\n")
     if pending:
-        yield Lines(pending, first_line)
+        yield Lines(b"".join(pending), first_line)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyarrow import parquet
 
-from scankv.lake.utf8_json import has_escaped_surrogates, is_beyond_plane_0
+from scankv.lake.utf8_json import has_escaped_surrogates, is_misread_if_escaped
 from scankv.model.errors import LakeDamaged
 
 if TYPE_CHECKING:
@@ -141,9 +141,10 @@ def read_commit(location: LakeLocation, version: int) -> list[Action]:
 
 
 def escaped_partition_value(location: LakeLocation, version: int) -> tuple[str, str] | None:
-    """Returns a partition column and its value that a commit since the latest checkpoint has written with escapes.
+    """Returns a partition column and its value that deltalake takes for another, because the log has escapes.
 
-    See `utf8_json` for such escapes. None: no file of the version has such a value.
+    See `utf8_json` for such escapes. Only commits since the latest checkpoint have them. None: no file of the version
+    has such a value.
 
     Args:
         location: The location.
@@ -165,7 +166,7 @@ def escaped_partition_value(location: LakeLocation, version: int) -> tuple[str, 
             found.pop(file.get("path", ""), None)
             if has_escapes and "add" in action:
                 for name, value in file.get("partitionValues", {}).items():
-                    if is_beyond_plane_0(value):
+                    if is_misread_if_escaped(value):
                         found[file["path"]] = (name, value)
     return next(iter(found.values()), None)
 

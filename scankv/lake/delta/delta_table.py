@@ -207,7 +207,7 @@ def misread_partition_column(
     """Returns a partition column of a published table with a value that readers take for another. None: none has one.
 
     Checkpoints of a log with escaped characters have the wrong values, so the values do not show whether they are
-    right.
+    right: U+10BB7 may have been U+20BB7.
     """
     if VIEW_TIME not in properties or properties.get(_LOG_TEXT) == _UTF8:
         return None

@@ -14,6 +14,7 @@ from pyiceberg.expressions import EqualTo
 from aio_client import LakeDamaged
 from scankv.lake.formats import open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
+from scankv.lake.sources.sources import open_source
 from tests.support.lake_readers import IcebergReader, live_rows, read_delta, read_with_polars, sorted_rows
 
 if TYPE_CHECKING:
@@ -165,3 +166,18 @@ async def test_a_partition_value_that_the_reader_of_delta_tables_takes_for_anoth
     deltalake.DeltaTable(uri).delete("id = 2")
     copy = await client.bootstrap(f"{name}_2", uri, primary_key=["city", "id"])
     assert await copy.count() == 1
+
+
+@pytest.mark.parametrize("plane", range(1, 17))
+async def test_partition_values_with_escapes_are_refused_only_if_they_are_read_as_others(uri: str, plane: int) -> None:
+    text = f"a{chr(plane << 16 | 0xBB7)}"
+    rows = pa.table({"city": [text], "id": [1]})
+    deltalake.write_deltalake(uri, rows, partition_by=["city"])
+    with_escapes(uri)
+    is_right = deltalake.DeltaTable(uri).partitions() == [{"city": text}]
+    assert is_right == (plane % 2 == 1)
+    if is_right:
+        assert open_source(uri).reader.read_all().select(rows.schema.names).to_pylist() == rows.to_pylist()
+    else:
+        with pytest.raises(LakeDamaged, match=f'partition column "city" has the value "{text}"'):
+            open_source(uri)

@@ -34,7 +34,10 @@ CHANGED = [
     (F64, "18446744073709551615", "18446744073709551616", "decimal128(38, 0)"),
     (F64, "1" * 39, "1.111111111111111e+38", "string"),
     (F64, "1" * 400, "inf", "string"),
+    # Python's decimals have no such exponent.
+    (F64, "1e9999999999999999999", "inf", "string"),
     (F32, "16777217", "16777216", "int64"),
+    (F32, "8589973000", "8589973504", "int64"),
     (F32, "1e39", "inf", "string"),
     (F16, "2049", "2048", "int64"),
     (F16, "70000", "inf", "int64"),
@@ -51,6 +54,7 @@ KEPT = [
             "-0.0",
         )
     ),
+    (F64, "0.1e-9999999999999999999"),
     *((F32, each) for each in ("16777218", "0.1", "1e30")),
     *((F16, each) for each in ("2050", "0.1")),
 ]
@@ -104,10 +108,29 @@ def test_a_number_that_a_float_is_or_rounds_is_read(tmp_path: Path, type_: pa.Da
     assert from_text(pa.array([text]), type_) == expected
 
 
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+def test_nested_json_in_csv_may_have_line_breaks(tmp_path: Path, line_break: str) -> None:
+    path = tmp_path / "nested.csv"
+    schema = pa.schema([("v", pa.struct([("a", F32)]))])
+    value = '"{""a"":' + line_break + " %s" + line_break + '}"'
+    path.write_bytes(("v\n" + value % "0.5" + "\n" + value % "17000000" + "\n").encode())
+    assert read(path, schema).rows.to_pylist() == [{"v": {"a": 0.5}}, {"v": {"a": 17_000_000.0}}]
+    path.write_bytes(("v\n" + value % "17000001" + "\n").encode())
+    with pytest.raises(BadFile, match=r"(?s)^file: row 2: .* has 17000001, which would become 17000000 as "):
+        read(path, schema)
+
+
 @pytest.mark.parametrize("type_", [F16, F32, F64])
 @pytest.mark.parametrize("text", ["inf", "-Infinity", "NaN"])
 def test_infinity_is_a_float_where_it_is_meant(type_: pa.DataType, text: str) -> None:
     assert str(from_text(pa.array([text]), type_)[0].as_py()) == str(float(text))
+
+
+@given(st.integers(1, 10**15 - 1), st.integers(0, 285))
+def test_a_number_of_few_digits_is_read_however_large_it_is(number: int, zeros: int) -> None:
+    for type_, digits, most in ((F16, 3, 1), (F32, 6, 32), (F64, 15, 285)):
+        text = str(number)[:digits] + "0" * min(zeros, most)
+        assert from_text(pa.array([text]), type_)[0].is_valid
 
 
 @given(st.floats())
@@ -158,7 +181,7 @@ def test_integers_that_a_type_holds_are_inferred_as_before(tmp_path: Path) -> No
     assert read(path, infer(path)).bad_rows == 0
 
 
-@pytest.mark.parametrize("large", [f"+{LARGE}", f"{LARGE}.0", f"{LARGE}.5", "1e400"])
+@pytest.mark.parametrize("large", [f"+{LARGE}", f"{LARGE}.0", f"{LARGE}.5", "1e400", "1e9999999999999999999"])
 @pytest.mark.parametrize("late", [False, True])
 def test_a_csv_column_with_a_number_that_double_changes_is_text(tmp_path: Path, large: str, late: bool) -> None:
     path = tmp_path / "mixed.csv"
@@ -167,3 +190,13 @@ def test_a_csv_column_with_a_number_that_double_changes_is_text(tmp_path: Path, 
     values[1:1] = [""] * FAR
     path.write_text("v,filler\n" + "".join(f"{value},{filler}\n" for value in values))
     assert infer(path).field("v").type == pa.string()
+
+
+def test_a_field_may_be_named_like_the_path_of_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "brackets.jsonl"
+    write_json(path, [f'{{"[]": {LARGE}}}', '{"[]": 1.5}'])
+    with pytest.raises(BadFile, match=f'line 1: the field "v" has {LARGE}'):
+        infer(path)
+    path.write_text(f'{{"k": 1, "[]": {LARGE}}}\n{{"[]": 1.5}}\n')
+    with pytest.raises(BadFile, match=rf'line 1: the field "\[\]" has {LARGE}'):
+        infer(path)

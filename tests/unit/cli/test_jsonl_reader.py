@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -8,7 +10,9 @@ import pytest
 
 from scankv.formats import jsonl_reader
 from scankv.formats.files import BadFile
+from scankv.formats.jsonl_reader import read_lines
 from scankv.model.types.types import parse_schema
+from tests.support.waiting import in_time
 from tests.unit.cli.reading import infer, read
 
 if TYPE_CHECKING:
@@ -102,6 +106,19 @@ def test_a_json_array_is_refused_with_what_to_do(tmp_path: Path, start: str) -> 
             read(path, SCORES)
         with pytest.raises(BadFile, match=r"JSON array, not one object per line: .*jq"):
             infer(path)
+
+
+def test_a_line_of_many_blocks_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl_reader, "_BLOCK_BYTES", 1 << 10)
+    data = b'{"a": "' + b"x" * (8 << 20) + b'"}\n'
+
+    def attempt() -> float:
+        began = time.process_time()
+        assert [lines.data for lines in read_lines(io.BufferedReader(io.BytesIO(data)))] == [data]
+        return time.process_time() - began
+
+    # 8,192 blocks of a kilobyte. With a copy of the line for each of them, 32 GB are copied.
+    in_time(attempt, 1, tries=3)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
