@@ -108,6 +108,17 @@ def test_a_number_that_a_float_is_or_rounds_is_read(tmp_path: Path, type_: pa.Da
     assert from_text(pa.array([text]), type_) == expected
 
 
+def test_a_changed_number_is_found_among_rows_with_other_numbers_of_any_size(tmp_path: Path) -> None:
+    path = tmp_path / "several.jsonl"
+    several = [nested(F64, each) for each in ("0.5", "1e300", LARGE, "0.1")]
+    for (type_, small), (_, large), (_, changed), (_, last) in zip(*several, strict=True):
+        write_json(path, ["null", small, large, changed, large, last])
+        schema = pa.schema([("id", pa.int64()), ("v", type_), ("filler", pa.string())])
+        with pytest.raises(BadFile, match=rf'^file: line 4: column "v": .*{LARGE}'):
+            read(path, schema)
+        assert read(path, schema, skip=True).rows["id"].to_pylist() == [0, 1, 2, 4, 5]
+
+
 @pytest.mark.parametrize("line_break", ["\n", "\r\n"])
 def test_nested_json_in_csv_may_have_line_breaks(tmp_path: Path, line_break: str) -> None:
     path = tmp_path / "nested.csv"
