@@ -59,7 +59,7 @@ class InexactNumberError(ValueError):
     """A float would change a number. The message continues a sentence that begins with the number, `shown`."""
 
     def __init__(self, text: str, type_: pa.DataType) -> None:
-        self.shown = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+        self.shown: str = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
         self._number = text, type_
         rounded = float(_rounded(text, type_))
         changed = int(rounded) if abs(rounded) < _LONGEST_INTEGER else rounded
