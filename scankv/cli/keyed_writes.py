@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 
 from scankv.cli.defaults import defaults_of
-from scankv.formats.key_text import key_texts
 from scankv.model.errors import PositionExpired, WriteConflict
+from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.tables.merge_spec import PARTIAL_ENGINES
 from scankv.model.tables.options import TableOptions
 from scankv.model.types.default_values import fill_absent, repeat_default
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -68,12 +68,24 @@ def delete_rows(table: Table, keys: pa.RecordBatch) -> tuple[int, list[int]]:
     def delete() -> tuple[int, list[int]]:
         read = table.lookup(keys, with_version=True)
         table.delete(keys, if_version=_version(table, read.log_offsets))
-        existing = set(key_texts(read.rows.select(table.primary_key)))
-        missing = [place for place, text in enumerate(key_texts(keys)) if text not in existing]
+        existing = set(encoded_keys(read.rows, table.primary_key))
+        missing = [place for place, key in enumerate(encoded_keys(keys, table.primary_key)) if key not in existing]
         ignores = TableOptions.from_strings(table.options).deletes == "ignore"
         return 0 if ignores else len(existing), missing
 
     return _retry(delete)
+
+
+def encoded_keys(rows: pa.RecordBatch | pa.Table, names: Sequence[str]) -> list[bytes]:
+    """Returns the key of each row as the server stores it, where -0.0 is 0.0 and all NaNs are one.
+
+    Raises:
+        InvalidKey: A key is null or too long.
+    """
+    keys = (pa.table(rows) if isinstance(rows, pa.RecordBatch) else rows).select(names)
+    columns = [column.combine_chunks() for column in keys.columns]
+    encoded: list[bytes] = KeyCodec(keys.schema.types, names).encode(columns).to_pylist()
+    return encoded
 
 
 def _retry(write: Callable[[], T]) -> T:
@@ -94,8 +106,8 @@ def _put_as_read(table: Table, rows: pa.RecordBatch) -> None:
     """Reads which rows exist, and writes all rows. Raises WriteConflict if the rows have changed since the read."""
     read = table.lookup(rows.select(table.primary_key), with_version=True)
     version = _version(table, read.log_offsets)
-    places = {text: place for place, text in enumerate(key_texts(read.rows.select(table.primary_key)))}
-    found = [places.get(text) for text in key_texts(rows.select(table.primary_key))]
+    places = {key: place for place, key in enumerate(encoded_keys(read.rows, table.primary_key))}
+    found = [places.get(key) for key in encoded_keys(rows, table.primary_key)]
     exists = np.array([place is not None for place in found])
     others = [field for field in table.schema if field.name not in table.primary_key]
     takes_columns = table.merge_engine in PARTIAL_ENGINES and all(field.nullable for field in others)

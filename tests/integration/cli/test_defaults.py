@@ -216,6 +216,22 @@ def test_put_leaves_columns_of_a_row_and_gives_a_new_row_their_defaults(
     assert "takes only complete rows" in (message := scankv.fails("put", table, "n=5")) or '"k"' in message
 
 
+@pytest.mark.parametrize(("stored", "given"), [(0.0, "-0"), (-0.0, "0"), (float("nan"), "nan"), (float("nan"), "-nan")])
+def test_put_get_and_delete_find_a_row_by_every_form_of_its_float_key(
+    scankv: CommandLine, client: sync.Client, table: str, stored: float, given: str
+) -> None:
+    schema = pa.schema([("k", pa.float64()), ("a", pa.string()), ("x", pa.int64()), ("y", pa.int64())])
+    client.create_table(table, schema, primary_key=["k", "a"], buckets=2)
+    found = client.alter_table(table, column_defaults={"x": 7})
+    found.upsert([{"k": stored, "a": "b", "x": 5, "y": 1}])
+    scankv("put", table, f"k={given}", "a=b", "y=2")
+    assert [(row["x"], row["y"]) for row in found.scan().to_pylist()] == [(5, 2)]
+    assert '"y":2' in scankv("get", table, "--json", "--", f"{given},b").text
+    deleted = scankv("delete", table, "--", f"{given},b")
+    assert (deleted.text, deleted.stderr) == ("deleted 1 row\n", "")
+    assert found.count() == 0
+
+
 def test_put_gives_the_rows_of_a_log_table_their_defaults(scankv: CommandLine, client: sync.Client, table: str) -> None:
     found = make(client, table, no_key=True)
     scankv("put", table, '{"k": 2, "n": 20}')
