@@ -76,8 +76,8 @@ def put(
     """Insert a row, or change the row with the same key. Columns that are not given stay as they are.
 
     In a new row they have their default, or are null. If a column that is not given must not be null, or the table's
-    merge engine needs complete rows, give all columns that have no default. In a table without a primary key, each row
-    is a new one.
+    merge engine needs complete rows, give all columns: of a new row, those that have no default. In a table without a
+    primary key, each row is a new one.
     """
     with open_client(url) as client:
         found = client.table(table)

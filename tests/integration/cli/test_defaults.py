@@ -188,8 +188,11 @@ def test_a_write_of_named_columns_leaves_the_others_and_null_in_new_rows(client:
 PUT: dict[str, tuple[dict[str, Any], list[int]]] = {
     "last_row": ({}, [12, 8]),
     "no changelog": ({"changelog": "none"}, [12, 8]),
-    "first_row": ({"merge_engine": "first_row"}, [10, 7]),
-    "versioned": ({"merge_engine": "versioned", "version_column": "n"}, [12, 8]),
+    "sequence column": ({"sequence_column": "n"}, [12, 8]),
+}
+COMPLETE_ONLY: dict[str, dict[str, Any]] = {
+    "first_row": {"merge_engine": "first_row"},
+    "versioned": {"merge_engine": "versioned", "version_column": "n"},
 }
 
 
@@ -209,11 +212,25 @@ def test_put_leaves_columns_of_a_row_and_gives_a_new_row_their_defaults(
     assert scankv("put", table, '{"k": 1, "n": 12}', '{"k": 2, "n": 20}', '{"k": 2, "n": 21}').text == "wrote 3 rows\n"
     row, new = rows_of(found)
     assert [row["n"], row["level"]] == first
-    assert new == {"k": 2, "n": 20 if kind == "first_row" else 21, **DEFAULTS, "plain": None}
+    assert new == {"k": 2, "n": 21, **DEFAULTS, "plain": None}
     scankv("put", table, "k=2", "n=22", "level=")
-    assert rows_of(found)[1]["level"] == (7 if kind == "first_row" else None)
+    assert rows_of(found)[1]["level"] is None
     assert rows_of(found)[1]["tags"] == ["new"]
-    assert "takes only complete rows" in (message := scankv.fails("put", table, "n=5")) or '"k"' in message
+    assert '"k"' in scankv.fails("put", table, "n=5")
+
+
+@pytest.mark.parametrize("kind", list(COMPLETE_ONLY))
+def test_put_of_some_columns_of_an_existing_row_is_refused_if_the_engine_takes_complete_rows(
+    scankv: CommandLine, client: sync.Client, table: str, kind: str
+) -> None:
+    found = make(client, table, **COMPLETE_ONLY[kind])
+    before = rows_of(found)
+    for rows in (["k=1", "n=3"], ['{"k": 2, "n": 20}', '{"k": 1, "n": 12}']):
+        assert "takes only complete rows" in scankv.fails("put", table, *rows)
+        assert rows_of(found) == before
+    scankv("put", table, "k=2", "n=20")
+    assert rows_of(found)[1] == {"k": 2, "n": 20, **DEFAULTS, "plain": None}
+    assert '"k"' in (message := scankv.fails("put", table, "n=5")) or "takes only complete rows" in message
 
 
 @pytest.mark.parametrize(("stored", "given"), [(0.0, "-0"), (-0.0, "0"), (float("nan"), "nan"), (float("nan"), "-nan")])
