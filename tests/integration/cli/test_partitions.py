@@ -28,6 +28,7 @@ def test_partitions_of_dates_that_python_does_not_have_are_created_listed_and_dr
     listed = scankv("partitions", "list", table, "--json").json
     assert [each["values"]["day"] for each in listed] == ["-0001-12-31", "+10000-01-01"]
     assert "+10000-01-01" in scankv("partitions", "list", table).text
+    assert scankv("count", table, "--where", "day = DATE '+10000-01-01'").text == "1\n"
     scankv("partitions", "drop", table, "day=+10000-01-01", "--yes")
     assert scankv("count", table).text == "0\n"
 
