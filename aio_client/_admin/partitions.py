@@ -24,7 +24,8 @@ class PartitionInfo:
     """A partition of a table at one moment.
 
     Attributes:
-        values: The value of each partition column, by name.
+        values: The value of each partition column, by name. A value that Python does not have, such as a date after the
+            year 9999, is an Arrow scalar.
         rows: The exact number of live rows. None if the table does not count its rows, because writes do not read the
             rows that they replace (see the option `changelog` of `create_table`).
         disk_bytes: About how many bytes of table files the rows take: their share, by number, of the files of each

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.types as pat
 
 from aio_client._input.optional import import_optional
-from scankv.model import lazy_compute as pc
 from scankv.model.errors import UsageError
-from scankv.model.types.nested import scalar_columns
+from scankv.model.types.python_values import check_python
 from scankv.model.types.seconds import check_fits_milliseconds
 from scankv.model.types.types import format_type
 
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import polars as pl
-
-_SMALLEST: Final = -(2**63)
 
 
 def to_pylist(table: pa.Table) -> list[dict[str, Any]]:
@@ -31,7 +27,7 @@ def to_pylist(table: pa.Table) -> list[dict[str, Any]]:
     """
     try:
         for column in table.columns:
-            _check_python(column)
+            check_python(column)
         rows: list[dict[str, Any]] = table.to_pylist()
     except (ValueError, OverflowError) as error:
         # With pandas, pyarrow returns timestamps of nanoseconds as its Timestamp.
@@ -105,34 +101,5 @@ def _failure(column: pa.ChunkedArray, use: Callable[[pa.ChunkedArray], object]) 
 
 
 def _to_python(column: pa.ChunkedArray) -> None:
-    _check_python(column)
+    check_python(column)
     column.to_pylist()
-
-
-def _check_python(column: pa.ChunkedArray) -> None:
-    """Raises ValueError for values that pyarrow would convert to another Python value."""
-    if not _has_nanoseconds(column.type):
-        return
-    for scalars in (each for chunk in column.chunks for each in scalar_columns(chunk)):
-        if pat.is_time64(scalars.type) and scalars.type.unit == "ns":
-            _check_microseconds(scalars)
-        elif pat.is_timestamp(scalars.type) and scalars.type.unit == "ns":
-            _check_is_no_nat(scalars)
-
-
-def _check_microseconds(times: pa.Array) -> None:
-    try:
-        times.cast(pa.time64("us"))
-    except pa.ArrowInvalid as error:
-        raise ValueError("a time of day has nanoseconds") from error
-
-
-def _check_is_no_nat(times: pa.Array) -> None:
-    if pc.min(times.view(pa.int64())).as_py() == _SMALLEST:
-        raise ValueError(f"{_SMALLEST} ns is not a time in pandas")
-
-
-def _has_nanoseconds(type_: pa.DataType) -> bool:
-    return getattr(type_, "unit", "") == "ns" or any(
-        _has_nanoseconds(type_.field(index).type) for index in range(type_.num_fields)
-    )

@@ -720,7 +720,10 @@ class Table(Blocking):
 
     @property
     def column_defaults(self) -> dict[str, Any]:
-        """What complete rows get that are written without a column, by column, as Python values."""
+        """What complete rows get that are written without a column, by column, as Python values.
+
+        A default that Python has no value for, such as a date after the year 9999, is an Arrow scalar.
+        """
         return self._aio.column_defaults
 
     @property

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from aio_client._table.handle import TableMethods
 from scankv.model.tables.agg import Aggregator
+from scankv.model.types.python_values import python_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,8 +27,11 @@ class TableDescription(TableMethods):
 
     @property
     def column_defaults(self) -> dict[str, Any]:
-        """What complete rows get that are written without a column, by column, as Python values."""
-        return {name: default.as_py() for name, default in self._handle.shape.defaults.items()}
+        """What complete rows get that are written without a column, by column, as Python values.
+
+        A default that Python has no value for, such as a date after the year 9999, is an Arrow scalar.
+        """
+        return {name: python_value(default) for name, default in self._handle.shape.defaults.items()}
 
     @property
     def column_comments(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def defaults_of(table: Table) -> Mapping[str, pa.Scalar]:
     """Returns what complete rows get in columns that they do not have.
 
-    `Table.column_defaults` has Python values, which cannot represent every date and time.
+    `Table.column_defaults` has Python values where Python has them, and so no types.
     """
     return table._aio._handle.shape.defaults
 

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from scankv.cli.defaults import defaults_of
-from scankv.formats.key_text import key_texts
 from scankv.model.errors import PositionExpired, WriteConflict
-from scankv.model.tables.merge_spec import PARTIAL_ENGINES
+from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.tables.options import TableOptions
-from scankv.model.types.default_values import fill_absent, repeat_default
+from scankv.model.types.default_values import repeat_default
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import numpy.typing as npt
+    from collections.abc import Callable, Mapping, Sequence
 
     from aio_client.sync import Table
-
-    Mask = npt.NDArray[np.bool_]
 
 T = TypeVar("T")
 
 _TRIES: Final = 5
-_NONE: Final[Mask] = np.zeros(0, np.bool_)
 
 
 def put_rows(table: Table, rows: pa.RecordBatch) -> int:
     """Writes rows that all have the same columns. Columns that they lack stay as they are.
 
-    In a new row, a column that is not given has its default, or is null.
+    In a new row, a column that is not given has its default, or is null. Merge engines that take only complete rows
+    refuse changes of some columns of an existing row.
 
     Returns:
         The number of rows.
@@ -68,12 +62,24 @@ def delete_rows(table: Table, keys: pa.RecordBatch) -> tuple[int, list[int]]:
     def delete() -> tuple[int, list[int]]:
         read = table.lookup(keys, with_version=True)
         table.delete(keys, if_version=_version(table, read.log_offsets))
-        existing = set(key_texts(read.rows.select(table.primary_key)))
-        missing = [place for place, text in enumerate(key_texts(keys)) if text not in existing]
+        existing = set(encoded_keys(read.rows, table.primary_key))
+        missing = [place for place, key in enumerate(encoded_keys(keys, table.primary_key)) if key not in existing]
         ignores = TableOptions.from_strings(table.options).deletes == "ignore"
         return 0 if ignores else len(existing), missing
 
     return _retry(delete)
+
+
+def encoded_keys(rows: pa.RecordBatch | pa.Table, names: Sequence[str]) -> list[bytes]:
+    """Returns the key of each row as the server stores it, where -0.0 is 0.0 and all NaNs are one.
+
+    Raises:
+        InvalidKey: A key is null or too long.
+    """
+    keys = (pa.table(rows) if isinstance(rows, pa.RecordBatch) else rows).select(names)
+    columns = [column.combine_chunks() for column in keys.columns]
+    encoded: list[bytes] = KeyCodec(keys.schema.types, names).encode(columns).to_pylist()
+    return encoded
 
 
 def _retry(write: Callable[[], T]) -> T:
@@ -91,26 +97,31 @@ def _version(table: Table, log_offsets: Mapping[int, int]) -> Mapping[int, int] 
 
 
 def _put_as_read(table: Table, rows: pa.RecordBatch) -> None:
-    """Reads which rows exist, and writes all rows. Raises WriteConflict if the rows have changed since the read."""
+    """Reads which rows exist, and writes all rows. Raises WriteConflict if the rows have changed since the read.
+
+    Existing rows are written first: if the merge engine takes only complete rows, it refuses them before any row is
+    written.
+    """
     read = table.lookup(rows.select(table.primary_key), with_version=True)
     version = _version(table, read.log_offsets)
-    places = {text: place for place, text in enumerate(key_texts(read.rows.select(table.primary_key)))}
-    found = [places.get(text) for text in key_texts(rows.select(table.primary_key))]
-    exists = np.array([place is not None for place in found])
-    others = [field for field in table.schema if field.name not in table.primary_key]
-    takes_columns = table.merge_engine in PARTIAL_ENGINES and all(field.nullable for field in others)
-    completed = ~exists if takes_columns else np.ones(len(exists), np.bool_)
-    if completed.any():
-        current = read.rows.take(pa.array(found, pa.int64())).filter(pa.array(completed))
-        given = rows.filter(pa.array(completed))
-        table.upsert(_complete(given, table, current, exists[completed]), if_version=version)
-    if not completed.all():
-        table.upsert(rows.filter(pa.array(~completed)), rows.schema.names, if_version=version)
+    places = {key: place for place, key in enumerate(encoded_keys(read.rows, table.primary_key))}
+    found = pa.array(map(places.get, encoded_keys(rows, table.primary_key)), pa.int64())
+    existing, new = rows.filter(found.is_valid()), rows.filter(found.is_null())
+    if existing.num_rows and _can_complete(table, rows.schema.names):
+        table.upsert(_complete(existing, table, read.rows.take(found.drop_null())), if_version=version)
+    elif existing.num_rows:
+        table.upsert(existing, rows.schema.names, if_version=version)
+    if new.num_rows:
+        table.upsert(_complete(new, table), if_version=version)
 
 
-def _complete(
-    rows: pa.RecordBatch, table: Table, current: pa.Table | None = None, exists: Mask = _NONE
-) -> pa.RecordBatch:
+def _can_complete(table: Table, names: Sequence[str]) -> bool:
+    """Returns whether existing rows are to be written completely: the table takes no others, and replaces rows."""
+    has_not_null = any(not field.nullable for field in table.schema if field.name not in table.primary_key)
+    return table.merge_engine == "last_row" and has_not_null and set(table.sequence_column).issubset(names)
+
+
+def _complete(rows: pa.RecordBatch, table: Table, current: pa.Table | None = None) -> pa.RecordBatch:
     """Returns rows with all columns of the table.
 
     Columns that are not given keep their values. In new rows they have their defaults, or are null.
@@ -118,15 +129,14 @@ def _complete(
     Args:
         rows: The rows.
         table: The table.
-        current: The existing row for each of the rows, with any values where no row exists. None: all rows are new.
-        exists: Which rows exist.
+        current: The existing row for each of the rows. None: all rows are new.
     """
     for name, default in (_nulls(table.schema) | dict(defaults_of(table))).items():
         if name not in rows.schema.names:
             if current is None:
                 values = repeat_default(default, rows.num_rows)
             else:
-                values = fill_absent(current.column(name).combine_chunks(), ~exists, default)
+                values = current.column(name).combine_chunks()
             rows = rows.append_column(name, values)
     return rows
 

@@ -12,7 +12,7 @@ from aio_client import PartitionInfo, sync
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.show import duration, show_json, show_table
-from scankv.formats.scalar_text import scalars_from_text
+from scankv.formats.scalar_text import scalars_from_text, scalars_to_text
 from scankv.model.errors import UsageError
 
 app: typer.Typer = typer.Typer(help="Partitions of a table that was created with --partition-by.", no_args_is_help=True)
@@ -48,7 +48,7 @@ def list_(
         [*found.partition_by, "rows", "on disk", "age", "last write", *(["expires"] if has_rule else [])],
         [
             [
-                *map(str, each.values.values()),
+                *map(_value_text, each.values.values()),
                 "not counted" if each.rows is None else each.rows,
                 "" if each.disk_bytes is None else decimal(each.disk_bytes),
                 _since(each.created, now),
@@ -103,7 +103,7 @@ def _values_of(table: sync.Table, texts: list[str]) -> dict[str, object]:
             raise UsageError(f'"{text}" is not a value of a partition column of {table.name}: give {columns}')
         type_ = table.schema.field(name).type
         try:
-            values[name] = scalars_from_text(pa.array([value]), type_)[0].as_py()
+            values[name] = scalars_from_text(pa.array([value]), type_)[0]
         except ValueError as error:
             raise UsageError(f'"{value}" is not a value of the column "{name}", which is {type_}') from error
     return values
@@ -116,6 +116,13 @@ def _text(partitions: list[PartitionInfo]) -> str:
     return f"{what} with {rows} rows"
 
 
+def _value_text(value: object) -> str:
+    """Returns the text of a value of a partition; a scalar is a date or time that Python does not have."""
+    if isinstance(value, pa.Scalar):
+        return str(scalars_to_text(pa.array([value], value.type))[0].as_py())
+    return str(value)
+
+
 def _since(time: dt.datetime | None, now: dt.datetime) -> str:
     return "never" if time is None else duration(max((now - time).total_seconds(), 0))
 
@@ -123,7 +130,7 @@ def _since(time: dt.datetime | None, now: dt.datetime) -> str:
 def _summary(partition: PartitionInfo) -> dict[str, object]:
     return {
         "values": {
-            name: value if isinstance(value, bool | int | str) else str(value)
+            name: value if isinstance(value, bool | int | str) else _value_text(value)
             for name, value in partition.values.items()
         },
         "rows": partition.rows,

@@ -8,11 +8,11 @@ import typer
 from aio_client import sync
 from scankv.cli.arguments import parse_rows
 from scankv.cli.connecting import open_client
-from scankv.cli.keyed_writes import delete_rows, put_rows
+from scankv.cli.keyed_writes import delete_rows, encoded_keys, put_rows
 from scankv.cli.options import Json, TableName, Url, Where
 from scankv.cli.show import counted, output, show_json, show_rows
 from scankv.formats.json_text import json_lines
-from scankv.formats.key_text import key_texts, parse_keys
+from scankv.formats.key_text import parse_keys
 from scankv.formats.printable import printable
 from scankv.model.errors import UsageError
 from scankv.model.tables.log_tables import require_key
@@ -51,8 +51,12 @@ def get(table: TableName, keys: Keys, json: Json = False, url: Url = None) -> No
             output().write(json_lines(batch).to_pybytes())
     elif rows.num_rows:
         show_rows(rows)
-    present = set(key_texts(rows.select(wanted.schema.names)))
-    missing = [key for key, text in zip(keys, key_texts(wanted), strict=True) if text not in present]
+    present = set(encoded_keys(rows, wanted.schema.names))
+    missing = [
+        key
+        for key, encoded in zip(keys, encoded_keys(wanted, wanted.schema.names), strict=True)
+        if encoded not in present
+    ]
     if missing:
         raise UsageError(f"{table} has no row with the key {' or '.join(missing)}")
 
@@ -72,8 +76,8 @@ def put(
     """Insert a row, or change the row with the same key. Columns that are not given stay as they are.
 
     In a new row they have their default, or are null. If a column that is not given must not be null, or the table's
-    merge engine needs complete rows, give all columns that have no default. In a table without a primary key, each row
-    is a new one.
+    merge engine needs complete rows, give all columns: of a new row, those that have no default. In a table without a
+    primary key, each row is a new one.
     """
     with open_client(url) as client:
         found = client.table(table)

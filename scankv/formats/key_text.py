@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scankv.formats.text import from_text, not_a_value, to_text
+from scankv.formats.text import from_text, not_a_value
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,13 +27,6 @@ def parse_keys(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
     keys = [_parts(text, schema.names) for text in texts]
     columns = [parse_values([key[index] for key in keys], field, from_text) for index, field in enumerate(schema)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def key_texts(keys: pa.RecordBatch | pa.Table) -> list[tuple[str, ...]]:
-    """Returns the texts of the columns of each key. Keys are equal if their texts are."""
-    columns = pa.table(keys) if isinstance(keys, pa.RecordBatch) else keys
-    texts = [to_text(column.combine_chunks()).to_pylist() for column in columns.columns]
-    return list(zip(*texts, strict=True))
 
 
 def parse_values(

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.formats.exact_floats import check_texts
-from scankv.formats.time_text import times_from_text, times_to_text
 from scankv.model import lazy_compute as pc
 from scankv.model.types.casts import cast_exactly
+from scankv.model.types.time_text import times_from_text, times_to_text
 
 
 def scalars_to_text(column: pa.Array) -> pa.StringArray:

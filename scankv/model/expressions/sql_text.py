@@ -28,6 +28,7 @@ from scankv.model.expressions.nodes import (
     all_of,
     any_of,
 )
+from scankv.model.types.time_text import times_from_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +58,7 @@ _OPERATORS: Final = {
     ">=": Operator.GREATER_EQUAL,
 }
 _LONGEST_SHOWN: Final = 60
+_DATE: Final = re.compile(r"^[+-]?\d+-\d\d-\d\d")
 _ZONE: Final = re.compile(r"(Z|[+-]\d\d(:?\d\d)?)$")
 _QUOTED: Final = re.compile(r"""'[^']*'|"[^"]*"|--[^\n]*|/\*.*?\*/|(?P<opened>'|"|/\*)""", re.DOTALL)
 _OPENED: Final = {"'": "quote", '"': "quote", "/*": "comment"}
@@ -275,7 +277,7 @@ class _PredicateParser:
         kind = self._next_word()
         text = self._string("expected text in single quotes")
         try:
-            return Literal(pa.scalar(text).cast(_type_of_text(kind, text)))
+            return Literal(times_from_text(pa.array([text]), _type_of_text(kind, text))[0])
         except (pa.ArrowException, ValueError) as error:
             example = "2026-01-31" if kind == "DATE" else "2026-01-31 12:00:00"
             self._fail(f"this is not a {kind.lower()}; write {kind} '{example}'", self._offset(-1), cause=error)
@@ -372,7 +374,7 @@ def _number(text: str) -> int | float | Decimal:
 def _type_of_text(kind: str, text: str) -> pa.DataType:
     if kind == "DATE":
         return pa.date32()
-    time = text.strip()[10:]  # after the date, whose dashes are not the sign of a time zone
+    time = _DATE.sub("", text.strip())  # the dashes of a date are not the sign of a time zone
     return pa.timestamp("ns" if _NANOSECONDS.search(time) else "us", "UTC" if _ZONE.search(time) else None)
 
 

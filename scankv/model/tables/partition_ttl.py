@@ -79,6 +79,8 @@ class PartitionRule:
     def expiry_of(self, values: Mapping[str, Any]) -> dt.datetime | None:
         """Returns when the partition with these values expires, in UTC. None: never, because they have no time."""
         value = values[self.column]
+        if isinstance(value, pa.Scalar):  # Python has no such time
+            return None
         try:
             if isinstance(value, str):
                 value = dt.datetime.strptime(value, self.format)

@@ -18,6 +18,7 @@ from scankv.model.keys.key_codec import KeyCodec, encode_scalar
 from scankv.model.keys.key_parts import column_width, decode_column, leading_columns
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.limits import MAX_KEY_BYTES, MAX_PARTITION_COLUMNS
+from scankv.model.types.python_values import python_value
 from scankv.model.types.types import check_unique
 
 if TYPE_CHECKING:
@@ -83,10 +84,13 @@ class Partitioning:
         return KeyCodec(self.types[: len(names)], names).encode_one([values[name] for name in names])
 
     def decode(self, prefix: bytes) -> dict[str, Any]:
-        """Returns the values of a partition, or of the first columns of several, as Python values."""
+        """Returns the values of a partition, or of the first columns of several, as Python values.
+
+        A value that Python does not have, such as a date after the year 9999, is an Arrow scalar.
+        """
         columns, _ = leading_columns(prefix, self.types)
         return {
-            name: decode_column(column, type_).as_py()
+            name: python_value(decode_column(column, type_))
             for name, column, type_ in zip(self.names, columns, self.types, strict=False)
         }
 

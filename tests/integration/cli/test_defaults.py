@@ -188,8 +188,11 @@ def test_a_write_of_named_columns_leaves_the_others_and_null_in_new_rows(client:
 PUT: dict[str, tuple[dict[str, Any], list[int]]] = {
     "last_row": ({}, [12, 8]),
     "no changelog": ({"changelog": "none"}, [12, 8]),
-    "first_row": ({"merge_engine": "first_row"}, [10, 7]),
-    "versioned": ({"merge_engine": "versioned", "version_column": "n"}, [12, 8]),
+    "sequence column": ({"sequence_column": "n"}, [12, 8]),
+}
+COMPLETE_ONLY: dict[str, dict[str, Any]] = {
+    "first_row": {"merge_engine": "first_row"},
+    "versioned": {"merge_engine": "versioned", "version_column": "n"},
 }
 
 
@@ -209,11 +212,41 @@ def test_put_leaves_columns_of_a_row_and_gives_a_new_row_their_defaults(
     assert scankv("put", table, '{"k": 1, "n": 12}', '{"k": 2, "n": 20}', '{"k": 2, "n": 21}').text == "wrote 3 rows\n"
     row, new = rows_of(found)
     assert [row["n"], row["level"]] == first
-    assert new == {"k": 2, "n": 20 if kind == "first_row" else 21, **DEFAULTS, "plain": None}
+    assert new == {"k": 2, "n": 21, **DEFAULTS, "plain": None}
     scankv("put", table, "k=2", "n=22", "level=")
-    assert rows_of(found)[1]["level"] == (7 if kind == "first_row" else None)
+    assert rows_of(found)[1]["level"] is None
     assert rows_of(found)[1]["tags"] == ["new"]
-    assert "takes only complete rows" in (message := scankv.fails("put", table, "n=5")) or '"k"' in message
+    assert '"k"' in scankv.fails("put", table, "n=5")
+
+
+@pytest.mark.parametrize("kind", list(COMPLETE_ONLY))
+def test_put_of_some_columns_of_an_existing_row_is_refused_if_the_engine_takes_complete_rows(
+    scankv: CommandLine, client: sync.Client, table: str, kind: str
+) -> None:
+    found = make(client, table, **COMPLETE_ONLY[kind])
+    before = rows_of(found)
+    for rows in (["k=1", "n=3"], ['{"k": 2, "n": 20}', '{"k": 1, "n": 12}']):
+        assert "takes only complete rows" in scankv.fails("put", table, *rows)
+        assert rows_of(found) == before
+    scankv("put", table, "k=2", "n=20")
+    assert rows_of(found)[1] == {"k": 2, "n": 20, **DEFAULTS, "plain": None}
+    assert '"k"' in (message := scankv.fails("put", table, "n=5")) or "takes only complete rows" in message
+
+
+@pytest.mark.parametrize(("stored", "given"), [(0.0, "-0"), (-0.0, "0"), (float("nan"), "nan"), (float("nan"), "-nan")])
+def test_put_get_and_delete_find_a_row_by_every_form_of_its_float_key(
+    scankv: CommandLine, client: sync.Client, table: str, stored: float, given: str
+) -> None:
+    schema = pa.schema([("k", pa.float64()), ("a", pa.string()), ("x", pa.int64()), ("y", pa.int64())])
+    client.create_table(table, schema, primary_key=["k", "a"], buckets=2)
+    found = client.alter_table(table, column_defaults={"x": 7})
+    found.upsert([{"k": stored, "a": "b", "x": 5, "y": 1}])
+    scankv("put", table, f"k={given}", "a=b", "y=2")
+    assert [(row["x"], row["y"]) for row in found.scan().to_pylist()] == [(5, 2)]
+    assert '"y":2' in scankv("get", table, "--json", "--", f"{given},b").text
+    deleted = scankv("delete", table, "--", f"{given},b")
+    assert (deleted.text, deleted.stderr) == ("deleted 1 row\n", "")
+    assert found.count() == 0
 
 
 def test_put_gives_the_rows_of_a_log_table_their_defaults(scankv: CommandLine, client: sync.Client, table: str) -> None:

@@ -19,6 +19,20 @@ def test_partitions_are_created_listed_and_dropped(scankv: CommandLine, table: s
     assert [each["rows"] for each in scankv("partitions", "list", table, "--json").json] == [1, 0]
 
 
+def test_partitions_of_dates_that_python_does_not_have_are_created_listed_and_dropped(
+    scankv: CommandLine, table: str
+) -> None:
+    scankv("create", table, "--schema", "day date32, id int64", "--key", "day,id", "--partition-by", "day")
+    scankv("put", table, "day=+10000-01-01", "id=1")
+    scankv("partitions", "create", table, "day=-0001-12-31")
+    listed = scankv("partitions", "list", table, "--json").json
+    assert [each["values"]["day"] for each in listed] == ["-0001-12-31", "+10000-01-01"]
+    assert "+10000-01-01" in scankv("partitions", "list", table).text
+    assert scankv("count", table, "--where", "day = DATE '+10000-01-01'").text == "1\n"
+    scankv("partitions", "drop", table, "day=+10000-01-01", "--yes")
+    assert scankv("count", table).text == "0\n"
+
+
 def test_bad_input_changes_nothing(scankv: CommandLine, table: str) -> None:
     scankv("create", table, "--schema", "day int32, id int64", "--key", "day,id", "--partition-by", "day")
     scankv("partitions", "create", table, "day=1")

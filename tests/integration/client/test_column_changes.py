@@ -229,6 +229,24 @@ def test_defaults_of_unsigned_columns_may_be_greater_than_signed_ones(server: Se
         assert rows_of(table) == [first(0) | {"bits": 2**64 - 1}]
 
 
+def test_a_default_that_python_does_not_have_is_an_arrow_scalar(server: ServerProcess) -> None:
+    defaults = {
+        "far": pa.scalar(2_932_897, pa.date32()),
+        "nanos": pa.scalar(1, pa.time64("ns")),
+        "days": pa.scalar([2_932_897], pa.list_(pa.date32())),
+        "near": pa.scalar(0, pa.date32()),
+    }
+    with sync.connect(server.url) as client:
+        create(client, "test.t", rows=1)
+        added = pa.schema([(name, default.type) for name, default in defaults.items()])
+        table = client.alter_table("test.t", add_columns=added, column_defaults=defaults)
+        assert table.column_defaults == defaults | {"near": dt.date(1970, 1, 1)}
+        assert (
+            client.alter_table("test.t", column_defaults=table.column_defaults).column_defaults["far"].value
+            == 2_932_897
+        )
+
+
 def test_a_table_opened_before_writes_single_rows_by_the_old_names(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         create(client, "test.t", rows=1)

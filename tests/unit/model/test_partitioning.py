@@ -45,6 +45,29 @@ def test_the_partition_of_a_key_is_what_its_first_columns_encode_to(names: list[
         assert within == [other == prefix for other in prefixes]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        pa.scalar(2_932_897, pa.date32()),
+        pa.scalar(-800_000, pa.date32()),
+        pa.scalar(2**62, pa.timestamp("us")),
+        pa.scalar(2**62, pa.timestamp("s", "UTC")),
+        pa.scalar(1, pa.time64("ns")),
+    ],
+    ids=lambda value: str(value.type),
+)
+def test_a_partition_of_a_time_that_python_does_not_have_is_an_arrow_scalar(value: pa.Scalar) -> None:
+    partitioning = Partitioning(["time"], [value.type])
+    name = partitioning.encode({"time": value})
+    assert partitioning.decode(name) == {"time": value}
+    assert partitioning.encode(partitioning.decode(name)) == name
+    partitioning.check(name, complete=True)
+    if not pa.types.is_time(value.type):
+        rule = partition_rule("1 day", "time", "", partitioning)
+        assert rule is not None
+        assert rule.expiry_of(partitioning.decode(name)) is None
+
+
 @given(st.binary(max_size=12))
 def test_other_bytes_name_no_partition(name: bytes) -> None:
     partitioning = Partitioning(["flag", "text"], [pa.bool_(), pa.string()])
