@@ -38,7 +38,7 @@ with tempfile.TemporaryDirectory() as data, scankv.testing.ServerProcess(pathlib
 """
 HTTP_PACKAGES = ("http_gateway",)
 OIDC_MODULES = ("streaming_server.access.jwt_verifier", "streaming_server.access.signing_keys")
-LAKE_MODULES = ("scankv.lake.iceberg.durable_files", "scankv.lake.iceberg.snapshots")
+LAKE_MODULES = tuple(f"scankv.lake.iceberg.{name}" for name in ("durable_files", "int96_files", "snapshots"))
 IMPORT_ALL = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 
 
