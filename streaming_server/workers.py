@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from streaming_server.shared_times import SharedTimes
 from streaming_server.storage.tables.placement import ALONE
 
 HEARTBEAT_SECONDS: Final = 1.0
@@ -50,6 +51,11 @@ class WorkerSettings:
         """A directory that only this worker uses. It ends with the server."""
         assert self.sockets is not None
         return self.sockets / f"aliases-{self.placement.number}"
+
+    def open_times(self) -> SharedTimes:
+        """Opens the commit times of all workers. They end with the server."""
+        assert self.sockets is not None
+        return SharedTimes(self.sockets / "times", self.placement.number, self.placement.workers)
 
     def address_of(self, number: int) -> str:
         """Returns the address on which a worker listens for the others, as gRPC writes it."""

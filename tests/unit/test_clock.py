@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import streaming_server
 from scankv.model.errors import InvalidRequest
 from streaming_server.clock import ClockLimits, ServerClock, StoredTimes, SystemClocks, next_commit_time
+from streaming_server.shared_times import SharedTimes
 from tests.support.clocks import DAY, HOUR, FakeClocks
 
 LIMITS = ClockLimits()
@@ -58,6 +59,27 @@ def test_no_other_module_of_the_server_reads_the_wall_clock() -> None:
         or (isinstance(node, ast.ImportFrom) and node.module == "time")
     ]
     assert found == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(-2, 3)), max_size=40), st.lists(st.integers(-3, 3), max_size=3)
+)
+def test_no_process_is_behind_a_time_with_which_another_one_has_answered(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]], skews: list[int]
+) -> None:
+    file = tmp_path_factory.mktemp("clocks") / "times"
+    machines = [FakeClocks() for _ in range(3)]
+    for machine, skew in zip(machines, skews, strict=False):
+        machine.set_wall(skew * 0.3)
+    clocks = [ServerClock(each, None, LIMITS, SharedTimes(file, n, 3)) for n, each in enumerate(machines)]
+    last = 0
+    for number, seconds in steps:
+        machines[number].set_wall(seconds * 0.1)
+        now = clocks[number].commit_micros()
+        assert now >= last
+        last = now
+        if seconds == 3:
+            clocks[number] = ServerClock(machines[number], clocks[number].store(), LIMITS, SharedTimes(file, number, 3))
 
 
 def test_the_real_clocks_advance() -> None:

@@ -14,8 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from scankv.model.errors import ConnectionFailed, TableNotFound, Unavailable
+from scankv.model.errors import ConnectionFailed, ScanKvError, TableNotFound, Unavailable
 from scankv.model.names import table_of
+from streaming_server.engine.bucket.commit_barrier import lock_mutexes
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
 from streaming_server.storage.bootstrap.taken_in import has_taken_in
@@ -31,11 +32,8 @@ if TYPE_CHECKING:
     from streaming_server.engine.writes.column_locks import ColumnLocks
     from streaming_server.storage.tables.catalog import Catalog
 
-NotifyOwners: TypeAlias = Callable[[str, bool], Awaitable[list[int]]]
-"""Calls `Tablets.follow` at all other worker processes, and returns the commit time of each, in microseconds.
-
-Raises ConnectionFailed if one of them does not answer.
-"""
+NotifyOwners: TypeAlias = Callable[[str, bool], Awaitable[None]]
+"""Calls `Tablets.follow` at all other worker processes. Raises ConnectionFailed if one of them does not answer."""
 
 _CLOSED_SECONDS: Final = 10.0
 """For how long tablets stay closed if the owner of the table ends before it reports whether the table was dropped."""
@@ -83,6 +81,7 @@ class Tablets:
     notify_owners: NotifyOwners | None = None
     _closed: dict[str, float] = field(default_factory=dict)
     _notifying: DetachedTasks = field(default_factory=DetachedTasks)
+    _catching_up: set[str] = field(default_factory=set)
     _is_closing: bool = False
 
     def check_open(self, name: str) -> None:
@@ -99,22 +98,16 @@ class Tablets:
         """Reads the definition of a tablet that this process does not know yet, if it exists. Blocks briefly."""
         self._add(self.catalog.reload(table_of(name))[1])
 
-    async def notify(self, table: TableDefinition, *, closing: bool = False) -> int:
+    async def notify(self, table: TableDefinition, *, closing: bool = False) -> None:
         """Has the owners of all tablets of an own table follow it: see `follow`. Hold `ddl`.
-
-        Returns:
-            A commit time, in microseconds since 1970 UTC. Whatever is written to the table from now on is later, even
-            at a worker whose clock is behind.
 
         Raises:
             ConnectionFailed: One of them does not answer.
         """
-        times = []
         if table.tablets > 1:
             await self.follow_locked(table.name, closing=closing)
             if self.notify_owners is not None:
-                times = await self.notify_owners(table.name, closing)
-        return min([self.clock.commit_micros(), *times])
+                await self.notify_owners(table.name, closing)
 
     async def close_all(self, table: TableDefinition) -> None:
         """Closes all tablets of an own table that is about to be dropped, or none. As `notify`."""
@@ -179,9 +172,11 @@ class Tablets:
                 are_dropped = True
                 await self._forget(old.name, TableNotFound(f'table "{table}" was dropped', table=table))
             elif new != old and old.name in self.live:
-                # Rows are checked against the definition before they are committed, and applied after that.
-                async with self.transactions().uses.altering(old.name):
-                    self.live[old.name].alter(new)
+                live = self.live[old.name]
+                # Rows are checked against the definition before they are committed, and applied after that. A hold has
+                # the mutexes, so all views that are opened under holds of several tablets have one definition.
+                async with self.transactions().uses.altering(old.name), lock_mutexes([*live.buckets]):
+                    live.alter(new)
         known = {each.name: each.incarnation for each in before}
         added = [each for each in now if known.get(each.name) != each.incarnation]
         self._add(added)
@@ -194,6 +189,20 @@ class Tablets:
                 # The table may be about to get an index, for which these rows were not checked.
                 self.transactions().check_applied(each.name, each.incarnation)
         return are_dropped
+
+    def catch_up(self, table: str) -> None:
+        """Follows a table in the background, because a call has shown that this process knows an old definition."""
+        if not self.is_closed(table) and table not in self._catching_up:
+            self._catching_up.add(table)
+            self._notifying.start(self._catch_up(table))
+
+    async def _catch_up(self, table: str) -> None:
+        try:
+            await self.follow(table, closing=False)
+        except ScanKvError as error:
+            _log.warning("the definition of table %s cannot be read: %s", table, error.message)
+        finally:
+            self._catching_up.discard(table)
 
     def _add(self, tablets: list[TableDefinition]) -> None:
         for each in tablets:

@@ -18,32 +18,6 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("tablets", "is_behind"), [(1, False), (2, True)])
-async def test_a_change_is_recorded_before_all_writes_of_a_worker_whose_clock_is_behind(
-    tmp_path: Path, tablets: int, is_behind: bool
-) -> None:
-    config = ServerConfig(data=tmp_path / "data", backup_location=str(tmp_path / "backups"), archive_every_seconds=3600)
-    tables = Tables(config)
-    try:
-        tables.archive.part.is_recording = True
-        before = tables.clock.commit_micros()
-
-        async def follow(table: str, closing: bool) -> list[int]:
-            return [before - 1_000_000, before + 1_000_000_000]
-
-        tables.tablets.notify_owners = follow
-        await tables.create("t.t", SCHEMA, primary_key=["k"], bucket_key=[], options={}, buckets=2, tablets=tablets)
-        await tables.alter("t.t", add_indexes=[["v"]])
-        created, altered = (await tables.archive.part.capture(StoredCapture())).changes
-        assert created.micros >= before
-        assert (altered.micros == before - 1_000_000) == is_behind
-        assert altered.definition is not None
-        assert altered.definition.indexes
-    finally:
-        await tables.close()
-
-
-@pytest.mark.asyncio
 async def test_what_is_written_to_closed_tablets_is_left_out_until_they_are_open_again(tmp_path: Path) -> None:
     config = ServerConfig(data=tmp_path / "data", backup_location=str(tmp_path / "backups"), archive_every_seconds=3600)
     tables = Tables(config)
