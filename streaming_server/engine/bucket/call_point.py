@@ -114,7 +114,9 @@ CURRENT_POINT: Final[ContextVar[CallPoint | None]] = ContextVar("scankv_current_
 def check_is_recent(clock: ServerClock) -> None:
     """Raises Unavailable if the current call has taken too long to open its views."""
     point = CURRENT_POINT.get()
-    if point is not None and clock.commit_micros() - point.now_micros > OPENING_SECONDS * 1_000_000:
+    if point is None or point.is_alone:
+        return
+    if clock.commit_micros() - point.now_micros > OPENING_SECONDS * 1_000_000:
         raise Unavailable("the views of all tablets could not be opened in time: try again", retry_after=_RETRY_SECONDS)
 
 

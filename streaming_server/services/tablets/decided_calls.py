@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest
 from scankv.model.names import table_of, tablet_number
 from scankv.v1 import scan_pb2, worker_pb2
-from streaming_server.engine.bucket.call_point import CURRENT_POINT, CallPoint, check_point
+from streaming_server.engine.bucket.call_point import CURRENT_POINT, CallPoint, check_is_recent, check_point
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,8 +119,9 @@ class PointCheck:
         return needs is Needs.SAME
 
     def end(self, request: Message) -> None:
-        """Checks that nothing was altered since `begin`. Raises Unavailable otherwise."""
+        """Checks that nothing was altered since `begin`, which was not long ago. Raises Unavailable otherwise."""
         check_point(self.tables.table(tablet_in(request)).definition)
+        check_is_recent(self.tables.clock)
 
 
 def tablet_in(request: Message) -> str:

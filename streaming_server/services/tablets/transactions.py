@@ -85,6 +85,19 @@ class Fragments:
             await self.discard(requests)
             raise
 
+    async def read(self, method: str, requests: Mapping[int, Message], answer: type[_Response]) -> dict[int, _Response]:
+        """Has tablets stage reads, as `stage`. All rows have expired or not as of one time."""
+        answers = await self.stage(method, requests, answer)
+        if self.transaction.options.lock_wait is None or len(requests) == 1:
+            return answers
+        # Each tablet may have waited for its locks. Now that the transaction has all, a repeated request waits no more.
+        self.calls.decide()
+        try:
+            return await self.calls.ask(method, requests, answer)
+        except ScanKvError:
+            await self.discard(requests)
+            raise
+
     async def discard(self, tablets: Iterable[int]) -> None:
         """Has tablets remove the fragments. As long as a tablet keeps one, the transaction cannot be committed."""
         place = self.request_id
@@ -216,7 +229,7 @@ async def get_for_update(
                 fragment=request_id.fragment,
             )
         fragments = Fragments(calls, transaction, request_id)
-        answers = await fragments.stage(f"{_TRANSACTIONS}/GetForUpdate", requests, transaction_pb2.GetForUpdateResponse)
+        answers = await fragments.read(f"{_TRANSACTIONS}/GetForUpdate", requests, transaction_pb2.GetForUpdateResponse)
         rows, found = await _join(answers, parts, calls)
         await fragments.finish(READ, len(found), requests)
     return transaction_pb2.GetForUpdateResponse(rows=rows, found=found)

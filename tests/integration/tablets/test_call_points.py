@@ -34,6 +34,7 @@ from tests.support.workers import freeze, kill_worker, processes_of, wait_for_wo
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
+    from aio_client._client.transaction import LockMode
     from scankv.model.scans.consistency import Consistency
 
     Read = Callable[[scankv.Table], Awaitable[object]]
@@ -243,6 +244,14 @@ async def found_keys(table: scankv.Table) -> object:
     return (await table.lookup(list(range(64)))).num_rows
 
 
+async def found_for_update(client: scankv.Client, lock: LockMode | None, table: scankv.Table) -> int:
+    transaction = await client.transaction(lock=lock)
+    try:
+        return (await transaction.get_for_update(table, list(range(64)))).num_rows
+    finally:
+        await transaction.abort()
+
+
 ROW_COUNTS: dict[str, Read] = {
     "to_arrow": rows_of_arrow,
     "stream": rows_of_stream,
@@ -300,15 +309,22 @@ async def test_the_rows_of_a_transaction_expire_at_once(server: ServerProcess, s
         commits[1] += 1
         await asyncio.sleep(1.2)
 
-    async def rows_between_commits(table: scankv.Table) -> int:
+    async def between_commits(read: Read, table: scankv.Table) -> object:
         """Each owner has an instant of its own, so a commit may be seen at one of them alone."""
         before = commits[1]
-        rows = await rows_of_stream(table, "owner")
+        rows = await read(table)
         return rows if before == commits[0] else 0
 
-    reads: dict[str, Read] = {**ROW_COUNTS, "lookup": found_keys, "owner": rows_between_commits}
-    right = [0, 64, (0, 0), (64, 64)]
-    await story.run(write, reads, lambda answer: answer in right)
+    async with scankv.connect(server.url) as reading:
+        reads: dict[str, Read] = {
+            **ROW_COUNTS,
+            "lookup": found_keys,
+            "owner": partial(between_commits, ROW_COUNTS["owner"]),
+            "for update": partial(between_commits, partial(found_for_update, reading, None)),
+            "locked": partial(between_commits, partial(found_for_update, reading, "keys")),
+        }
+        right = [0, 64, (0, 0), (64, 64)]
+        await story.run(write, reads, lambda answer: answer in right)
     story.check(reads)
 
 
