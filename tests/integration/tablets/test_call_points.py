@@ -244,10 +244,11 @@ async def found_keys(table: scankv.Table) -> object:
     return (await table.lookup(list(range(64)))).num_rows
 
 
-async def found_for_update(client: scankv.Client, lock: LockMode | None, table: scankv.Table) -> int:
+async def found_for_update(client: scankv.Client, lock: LockMode | None, table: scankv.Table) -> object:
     transaction = await client.transaction(lock=lock)
     try:
-        return (await transaction.get_for_update(table, list(range(64)))).num_rows
+        rows = await transaction.get_for_update(table, list(range(64)))
+        return rows.num_rows
     finally:
         await transaction.abort()
 
