@@ -302,7 +302,10 @@ class ServerClock:
         self._commit = next_commit_time(self._commit, elapsed, wall, self._max_step)
         if self._shared is not None:
             # Rule: no process answers with an earlier time than another one has answered with before.
-            self._commit = max(self._commit, self._shared.latest())
+            own, self._commit = self._commit, max(self._commit, self._shared.latest())
+            if self._commit - own > self._max_step:
+                # Another process was the first to follow a jump forward.
+                self._doubt(own, self._commit)
         self._offset = wall - self._commit
         if self._offset > self._max_step and uptime - self._jumped >= min(self._offset, self._trust):
             _log.warning("commit time follows the wall clock again, which was %s ahead", _text(self._offset))

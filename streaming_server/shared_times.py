@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from typing import Final
 
 _SIZE: Final = 8
 
@@ -19,21 +16,12 @@ class SharedTimes:
     a worker has set before it answers is seen by every worker that is asked later.
 
     Args:
-        file: The file in memory. Its directory belongs to this start of the server.
+        descriptor: The memory that `create_times` has made. A worker that is started again finds the times there.
         number: The worker.
-        workers: The number of workers.
     """
 
-    def __init__(self, file: Path, number: int, workers: int) -> None:
-        size = _SIZE * workers
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            os.ftruncate(descriptor, size)
-            memory = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
-        # A worker that is started again continues with the time that it had set.
-        self._times = memoryview(memory).cast("q")
+    def __init__(self, descriptor: int, number: int) -> None:
+        self._times = memoryview(mmap.mmap(descriptor, 0)).cast("q")
         self._number = number
 
     def latest(self) -> int:
@@ -43,3 +31,10 @@ class SharedTimes:
     def set(self, nanos: int) -> None:
         """Sets the time of this worker."""
         self._times[self._number] = nanos
+
+
+def create_times(workers: int) -> int:
+    """Returns the descriptor of memory for the times of some workers. It ends with the processes that have it."""
+    descriptor = os.memfd_create("scankv-times")
+    os.write(descriptor, bytes(_SIZE * workers))
+    return descriptor

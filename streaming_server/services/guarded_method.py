@@ -93,6 +93,7 @@ class _ArrivedCall:
 
     Attributes:
         audited: Its line in the audit log. None: it gets none here.
+        is_forwarded: Whether another worker makes it.
         caller: Who makes the call. None: the call is open to all callers, or another worker has checked the caller.
         count_bytes: Counts bytes against the limits of the caller.
         request: The message.
@@ -102,6 +103,7 @@ class _ArrivedCall:
     """
 
     audited: AuditedCall | None
+    is_forwarded: bool = False
     caller: CallerIdentity | None = None
     count_bytes: Callable[[int], None] | None = None
     request: Any = None
@@ -164,7 +166,7 @@ class _GuardedMethod:
         """Receives the only message of a call. Ends the call if it is refused."""
         metadata, router = CALL_METADATA.get(), self._router
         is_forwarded = router is not None and router.workers.is_forwarded(metadata)
-        received = _ArrivedCall(None if is_forwarded else self._begin_audit(context))
+        received = _ArrivedCall(None if is_forwarded else self._begin_audit(context), is_forwarded)
         try:
             if not is_forwarded and context.peer().startswith("unix"):
                 raise PermissionDenied("this socket is for the server itself: use the port of the server")
@@ -212,7 +214,7 @@ class _GuardedMethod:
         request = received.request = self._parse(data)
         if self._router is not None:
             received.route = self._router.route(self._name, request, data or b"", metadata)
-            if received.route is None and self._router.workers.is_forwarded(metadata):
+            if received.route is None and received.is_forwarded:
                 received.ends_decided = self._router.point_check.begin(self._method, request, metadata)
         is_guarded = self._access is not None and received.caller is not None
         if received.audited is not None and (received.route is not None or is_guarded):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
 
-OPENING_SECONDS: Final = 5.0
+POINT_SECONDS: Final = 5.0
 """The longest time from the point of a call until all of its views are open. The removal of expired rows lags behind
 by as much, so that no view of the call lacks rows that had not expired for another one."""
 
@@ -116,13 +116,13 @@ def check_is_recent(clock: ServerClock) -> None:
     point = CURRENT_POINT.get()
     if point is None or point.is_alone:
         return
-    if clock.commit_micros() - point.now_micros > OPENING_SECONDS * 1_000_000:
+    if clock.commit_micros() - point.now_micros > POINT_SECONDS * 1_000_000:
         raise Unavailable("the views of all tablets could not be opened in time: try again", retry_after=_RETRY_SECONDS)
 
 
 def removable_at(micros: int) -> int:
     """Returns the time as of which expired rows may be removed at some commit time, both in microseconds."""
-    return micros - int(OPENING_SECONDS * 1_000_000)
+    return micros - int(POINT_SECONDS * 1_000_000)
 
 
 def check_point(definition: TableDefinition) -> None:

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from scankv.model.errors import ConnectionFailed, ScanKvError, TableNotFound, Unavailable
+from scankv.model.errors import ScanKvError, TableNotFound, Unavailable
 from scankv.model.names import table_of
-from streaming_server.engine.bucket.commit_barrier import lock_mutexes
+from streaming_server.engine.bucket.commit_barrier import lock_behind_barriers
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
 from streaming_server.storage.bootstrap.taken_in import has_taken_in
@@ -81,6 +81,7 @@ class Tablets:
     notify_owners: NotifyOwners | None = None
     _closed: dict[str, float] = field(default_factory=dict)
     _notifying: DetachedTasks = field(default_factory=DetachedTasks)
+    _following: DetachedTasks = field(default_factory=DetachedTasks)
     _catching_up: set[str] = field(default_factory=set)
     _is_closing: bool = False
 
@@ -118,10 +119,10 @@ class Tablets:
             raise
 
     async def notify_reliably(self, table: TableDefinition) -> None:
-        """As `notify`, after a change that is done: owners that do not answer are notified again in the background."""
+        """As `notify`, after a change that is done: owners that cannot follow are notified again in the background."""
         try:
             await self.notify(table)
-        except ConnectionFailed as error:
+        except ScanKvError as error:
             _log.warning("some workers do not know a change of table %s yet: %s", table.name, error.message)
             self._notifying.start(self._notify_again(table))
 
@@ -130,7 +131,7 @@ class Tablets:
         while not is_known and not self._is_closing:
             await asyncio.sleep(_NOTIFY_SECONDS)
             async with self.ddl:
-                with suppress(ConnectionFailed):
+                with suppress(ScanKvError):
                     await self.notify(table)
                     is_known = True
 
@@ -141,6 +142,7 @@ class Tablets:
     async def join(self) -> None:
         """Returns once all notifications in the background have ended."""
         await self._notifying.join()
+        await self._following.join()
 
     async def follow(self, table: str, *, closing: bool) -> bool:
         """Follows a table that its owner has created or altered, has dropped, or is about to drop.
@@ -152,6 +154,9 @@ class Tablets:
         Returns:
             Whether tablets of the table were dropped.
         """
+        return await asyncio.shield(self._following.start(self._follow(table, closing=closing)))
+
+    async def _follow(self, table: str, *, closing: bool) -> bool:
         async with self.ddl:
             return await self.follow_locked(table, closing=closing)
 
@@ -171,11 +176,12 @@ class Tablets:
             if new is None or new.incarnation != old.incarnation:
                 are_dropped = True
                 await self._forget(old.name, TableNotFound(f'table "{table}" was dropped', table=table))
-            elif new != old and old.name in self.live:
-                live = self.live[old.name]
+        for new in now:
+            # What is open counts, and not what was read before: an earlier call may have failed in between.
+            if (live := self.live.get(new.name)) is not None and live.definition != new:
                 # Rows are checked against the definition before they are committed, and applied after that. A hold has
                 # the mutexes, so all views that are opened under holds of several tablets have one definition.
-                async with self.transactions().uses.altering(old.name), lock_mutexes([*live.buckets]):
+                async with self.transactions().uses.altering(new.name), lock_behind_barriers([*live.buckets]):
                     live.alter(new)
         known = {each.name: each.incarnation for each in before}
         added = [each for each in now if known.get(each.name) != each.incarnation]
@@ -198,7 +204,10 @@ class Tablets:
 
     async def _catch_up(self, table: str) -> None:
         try:
-            await self.follow(table, closing=False)
+            async with self.ddl:
+                # It may have been closed while this waited.
+                if not self.is_closed(table):
+                    await self.follow_locked(table, closing=False)
         except ScanKvError as error:
             _log.warning("the definition of table %s cannot be read: %s", table, error.message)
         finally:

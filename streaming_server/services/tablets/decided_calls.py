@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest
@@ -18,6 +19,7 @@ from streaming_server.engine.bucket.call_point import CURRENT_POINT, CallPoint, 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import Message
 
     from streaming_server.current_call import Metadata
@@ -53,10 +55,10 @@ DECIDED: Final[Mapping[str, Needs]] = {
     "TabletService/WatchTablet": Needs.SAME,
     "TransactionService/GetForUpdate": Needs.SAME,
     "TransactionService/LookupStaged": Needs.SAME,
-    "TransactionService/StageDeleteAll": Needs.SAME,
+    "TransactionService/StageDeleteAll": Needs.OPENS,
     "WriteService/Delete": Needs.KNOWN,
     "WriteService/OpenWriter": Needs.KNOWN,
-    "WriteService/Undo": Needs.KNOWN,
+    "WriteService/Undo": Needs.OPENS,
     "WriteService/Upsert": Needs.KNOWN,
 }
 """The methods whose requests may be about a tablet, without their package. A request of another method is refused."""
@@ -133,7 +135,13 @@ def tablet_in(request: Message) -> str:
         return request.table_name
     if isinstance(request, worker_pb2.QueryTabletRequest) and (kind := request.WhichOneof("query")):
         request = getattr(request, kind)
-    for field in request.DESCRIPTOR.fields:
-        if field.name in _NAMES and tablet_number(name := getattr(request, field.name)) is not None:
+    for field in _name_fields(request.DESCRIPTOR):
+        if tablet_number(name := getattr(request, field)) is not None:
             return str(name)
     return ""
+
+
+@cache
+def _name_fields(message: Descriptor) -> list[str]:
+    """Returns the fields of a message that may have the name of a tablet."""
+    return [field.name for field in message.fields if field.name in _NAMES]

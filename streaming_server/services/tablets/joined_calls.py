@@ -81,12 +81,14 @@ _REPEATED: Final = frozenset(
         "TransactionService/LookupStaged",
     }
 )
-"""Calls that can begin again after a tablet has refused them, as nothing has come of them."""
+"""Calls that can begin again after a tablet has refused them, as nothing has come of them. All others are refused:
+those that change something, and those that the client is better at beginning again, such as streams of changes."""
 
 _DECIDING_SECONDS: Final = 8.0
 _SHARE_OF_WAIT: Final = 0.75
 """The share of the time for which the client waits in which a call may begin again."""
-_PAUSE_SECONDS: Final = 0.005
+_FIRST_PAUSE_SECONDS: Final = 0.005
+_LONGEST_PAUSE_SECONDS: Final = 0.2
 
 _OF_OWNER: Final = frozenset(
     {
@@ -159,10 +161,9 @@ class JoinedCall:
 
         Calls that change something are left to the client, which repeats what it may repeat.
         """
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + min(_DECIDING_SECONDS, (context.time_remaining() or _DECIDING_SECONDS) * _SHARE_OF_WAIT)
         if self.method.removeprefix("scankv.v1.") not in _REPEATED:
             return await join(self.request, self._calls(self.request, context))
+        loop, ends, pause = asyncio.get_running_loop(), 0.0, _FIRST_PAUSE_SECONDS
         while True:
             request = type(self.request)()
             request.CopyFrom(self.request)
@@ -170,12 +171,24 @@ class JoinedCall:
             try:
                 return await join(request, calls)
             except Unavailable as error:
-                if calls.has_sent or not is_of_other_definition(error) or loop.time() > ends:
+                if calls.has_sent or not is_of_other_definition(error):
                     raise
+                left = context.time_remaining()
+                ends = ends or loop.time() + min(_DECIDING_SECONDS, (left or _DECIDING_SECONDS) * _SHARE_OF_WAIT)
+                if not await self._may_begin_again(calls, pause, ends):
+                    raise
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _may_begin_again(self, calls: TabletCalls, pause: float, ends: float) -> bool:
+        """Waits for a change of the table to end. Returns whether it did in time, and the table is still the same."""
+        try:
             async with asyncio.timeout_at(ends):
                 # If this process is the one that is behind, its own change ends first.
-                await self.tables.table_after_changes(calls.definition.name)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                live = await self.tables.table_after_changes(calls.definition.name)
+                await asyncio.sleep(pause)
+        except TimeoutError:
+            return False
+        return live is self.table
 
     def _calls(self, asked: Message, context: Context[Any, Any]) -> TabletCalls:
         """Returns an object that asks the tablets. If the call reads a snapshot, each tablet reads its part of it."""

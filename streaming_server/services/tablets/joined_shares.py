@@ -15,15 +15,13 @@ from streaming_server.scan.queries.top_n import MAX_KEPT_BYTES, too_large, too_m
 from streaming_server.services.lookup import ipc_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from scankv.model.errors import ScanKvError
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.v1 import worker_pb2
     from streaming_server.scan.queries.aggregation import Aggregation
     from streaming_server.scan.queries.top_n import TopNSpec
-
-    CheckSchemas = Callable[[Iterable[pa.Schema]], None]
 
 
 class JoinedCount:

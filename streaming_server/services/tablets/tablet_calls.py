@@ -105,6 +105,11 @@ class TabletCalls:
             self._point = replace(self._point, version=None)
 
     @property
+    def now_micros(self) -> int:
+        """The commit time as of which rows have expired, in microseconds since 1970 UTC."""
+        return self._point.now_micros
+
+    @property
     def memory(self) -> QueryMemory:
         """What the process remembers of queries. Only for queries."""
         assert self._memory is not None
@@ -332,6 +337,9 @@ class TabletCalls:
         hold_id, name = uuid.uuid4().hex, self.definition.name
         if flushes:
             await asyncio.gather(*map(self._flush, order))
+        if not is_part:
+            # The call may have waited for its turn.
+            self.decide()
         async with AsyncExitStack() as holds:
             ids: dict[int, str] = {}
             for number in order:

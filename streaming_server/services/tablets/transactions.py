@@ -201,10 +201,8 @@ def _requests_of(
         each = requests[tablet] = without(request, field)
         each.table, each.transaction.fragment = calls.tablets[tablet].name, request_id.fragment
         each.ClearField("column_locks")
-        if isinstance(each, write_pb2.UpsertRequest):
-            each.rows, each.schema_id = data, request.schema_id or calls.definition.schema.id
-        else:
-            each.keys = data
+        each.schema_id = request.schema_id or calls.definition.schema.id
+        setattr(each, field, data)
     return requests
 
 

@@ -17,6 +17,9 @@ from streaming_server.services.tablets.decided_calls import DECIDED, UNDECIDED, 
 from streaming_server.workers import alone
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import Message
 
     from scankv.v1 import worker_pb2
@@ -25,10 +28,25 @@ if TYPE_CHECKING:
 ROOT = Path(streaming_server.__file__).parents[1]
 TABLET = "a.t#1"
 
+OF_TABLES = {
+    ("BootstrapService/BeginBootstrap", "definition.name"): "clients define tables, which get tablets later",
+    ("TransactionService/BeginTransaction", "job.table"): "the table of a job, as a client names it",
+}
+"""Fields that may have the name of a table, and why never that of a tablet."""
+
+OF_OTHER_THINGS = {"TransactionService/CommitTransaction"}
+"""Calls between processes that name no table."""
+
+_NAME = re.compile(r"(.*_)?(tables?|tablets?|name)")
+
+
+def input_of(method: str) -> Descriptor:
+    return descriptor_pool.Default().FindMethodByName(f"scankv.v1.{method.replace('/', '.')}").input_type
+
 
 def request_of(method: str) -> Message:
     """Returns a request whose every text is the name of a tablet."""
-    descriptor = descriptor_pool.Default().FindMethodByName(f"scankv.v1.{method.replace('/', '.')}").input_type
+    descriptor = input_of(method)
     request = message_factory.GetMessageClass(descriptor)()
     for field in descriptor.fields:
         if field.type == field.TYPE_STRING and not field.is_repeated:
@@ -61,16 +79,40 @@ def test_a_request_about_a_tablet_without_a_decision_is_refused(method: str) -> 
         check.begin(method, request, ())
 
 
+@pytest.mark.parametrize("method", methods())
+def test_the_check_looks_at_every_field_that_may_name_a_tablet(method: str) -> None:
+    for path in name_fields(input_of(method)):
+        if (method, ".".join(path)) in OF_TABLES:
+            continue
+        request = message_factory.GetMessageClass(input_of(method))()
+        message = request
+        for field in path[:-1]:
+            message = getattr(message, field)
+        setattr(message, path[-1], TABLET)
+        assert tablet_in(request) == TABLET
+
+
+def name_fields(message: Descriptor) -> Iterator[tuple[str, ...]]:
+    """Yields the ways to all fields of a message, and of the messages in it, that may have the name of a table."""
+    for field in message.fields:
+        if field.type == field.TYPE_STRING and _NAME.fullmatch(field.name):
+            yield (field.name,)
+        elif field.message_type is not None and field.message_type is not message:
+            yield from ((field.name, *path) for path in name_fields(field.message_type))
+
+
 def test_methods_that_are_listed_exist() -> None:
     assert sorted({*DECIDED, *UNDECIDED} - {*methods()}) == []
     assert sorted({*DECIDED} & {*UNDECIDED}) == []
 
 
 def test_all_calls_between_processes_about_tablets_are_listed() -> None:
-    services = Path(streaming_server.__file__).parent / "services"
-    text = "".join(path.read_text() for path in (services / "tablets").glob("*.py"))
+    text = "".join(path.read_text() for path in (Path(streaming_server.__file__).parent).rglob("*.py"))
     named = set(re.findall(r'"scankv\.v1\.(\w+/\w+)"', text))
-    assert "TabletService/QueryTablet" in named
+    # Their service is in a constant.
+    named |= {f"TransactionService/{name}" for name in re.findall(r'f"\{_TRANSACTIONS\}/(\w+)"', text)}
+    assert named >= {"TabletService/QueryTablet", "TransactionService/LookupStaged"}
+    named -= OF_OTHER_THINGS
     assert sorted(named - {*DECIDED} - {*UNDECIDED}) == []
 
 
