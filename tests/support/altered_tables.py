@@ -23,6 +23,7 @@ from scankv.model.errors import (
     SnapshotNotTaken,
     TableNotFound,
     TableRecreated,
+    TransactionLost,
     Unavailable,
 )
 from tests.support.server_process import ServerProcess
@@ -41,8 +42,16 @@ LONG: Final = pytest.param(120.0, id="long", marks=pytest.mark.soak)
 LENGTHS: Final = [pytest.param(4.0, id="short"), LONG]
 _SKEWED: Final = Path(__file__).parent / "skewed_clocks"
 
-OF_FAULTS: Final = (Unavailable, ConnectionFailed, ScanInterrupted, SnapshotLost, SnapshotNotTaken, TimeoutError)
-"""What a client may see when a process of the server ends or hangs."""
+OF_FAULTS: Final = (
+    Unavailable,
+    ConnectionFailed,
+    ScanInterrupted,
+    SnapshotLost,
+    SnapshotNotTaken,
+    TransactionLost,
+    TimeoutError,
+)
+"""What a client may see when a process of the server ends or hangs. A transaction begins only at those that run."""
 
 
 @contextmanager
