@@ -206,7 +206,7 @@ class Tables:
                 placement,
                 self._executor,
                 self.clock,
-                self._ddl,
+                self.tablets.unchanging,
                 tables=self._all_tables,
                 closed=self._closed_tablets,
                 remembered=self.transactions.remembered,
@@ -660,7 +660,7 @@ class Tables:
         attempts: int,
     ) -> BackupCut:
         """Takes one instant of all tables for a backup: see `CutTaker`."""
-        async with self.archive.instants, self._ddl:
+        async with self.archive.instants, self.tablets.unchanging():
             left_out.update(self._catalog.unusable)
             left_out.update({each.name: BEING_DROPPED for each in self._closed_tablets()})
             cutter = CutTaker(root, self._executor, self.clock, self.transactions, left_out, before, agree, attempts)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -56,7 +56,8 @@ class Tablets:
         snapshots: The snapshots of the tables and tablets.
         consumers: The consumers of the tables.
         locks: The column locks of the tables.
-        ddl: Held while tables are created, altered or dropped.
+        ddl: Held while tables of this process are created, altered or dropped. The other processes are notified
+            meanwhile, so none of them needs its own `ddl` for that: it may be altering a table, too.
         clock: The clock of the server.
         transactions: Returns the transactions of this process.
         table: Returns a table or tablet, and opens it.
@@ -65,6 +66,7 @@ class Tablets:
         writers: By incarnation and writer, keeps a writer of a table with tablets from being opened while a request of
             the writer is written.
         notify_owners: Notifies the other worker processes. None: no others exist.
+        following: Held while this process follows a table. Taken after `ddl`, and for no longer than that takes here.
     """
 
     catalog: Catalog
@@ -79,11 +81,18 @@ class Tablets:
     table: Callable[[str], LiveTable]
     writers: TableUsageLock = field(default_factory=TableUsageLock)
     notify_owners: NotifyOwners | None = None
+    following: asyncio.Lock = field(default_factory=asyncio.Lock)
     _closed: dict[str, float] = field(default_factory=dict)
     _notifying: DetachedTasks = field(default_factory=DetachedTasks)
-    _following: DetachedTasks = field(default_factory=DetachedTasks)
+    _follows: DetachedTasks = field(default_factory=DetachedTasks)
     _catching_up: set[str] = field(default_factory=set)
     _is_closing: bool = False
+
+    @asynccontextmanager
+    async def unchanging(self) -> AsyncIterator[None]:
+        """Keeps the tables and tablets of this process from being created, altered and dropped."""
+        async with self.ddl, self.following:
+            yield
 
     def check_open(self, name: str) -> None:
         """Raises Unavailable for a tablet of a table that is about to be dropped."""
@@ -106,7 +115,7 @@ class Tablets:
             ConnectionFailed: One of them does not answer.
         """
         if table.tablets > 1:
-            await self.follow_locked(table.name, closing=closing)
+            await self.follow(table.name, closing=closing)
             if self.notify_owners is not None:
                 await self.notify_owners(table.name, closing)
 
@@ -142,7 +151,7 @@ class Tablets:
     async def join(self) -> None:
         """Returns once all notifications in the background have ended."""
         await self._notifying.join()
-        await self._following.join()
+        await self._follows.join()
 
     async def follow(self, table: str, *, closing: bool) -> bool:
         """Follows a table that its owner has created or altered, has dropped, or is about to drop.
@@ -154,14 +163,13 @@ class Tablets:
         Returns:
             Whether tablets of the table were dropped.
         """
-        return await asyncio.shield(self._following.start(self._follow(table, closing=closing)))
+        return await asyncio.shield(self._follows.start(self._follow_in_turn(table, closing=closing)))
+
+    async def _follow_in_turn(self, table: str, *, closing: bool) -> bool:
+        async with self.following:
+            return await self._follow(table, closing=closing)
 
     async def _follow(self, table: str, *, closing: bool) -> bool:
-        async with self.ddl:
-            return await self.follow_locked(table, closing=closing)
-
-    async def follow_locked(self, table: str, *, closing: bool) -> bool:
-        """Does what `follow` does, for a caller that holds `ddl`."""
         if closing:
             self._closed[table] = self.clock.monotonic()
             for name in [name for name in self.live if name != table and table_of(name) == table]:
@@ -204,10 +212,10 @@ class Tablets:
 
     async def _catch_up(self, table: str) -> None:
         try:
-            async with self.ddl:
+            async with self.following:
                 # It may have been closed while this waited.
                 if not self.is_closed(table):
-                    await self.follow_locked(table, closing=False)
+                    await self._follow(table, closing=False)
         except ScanKvError as error:
             _log.warning("the definition of table %s cannot be read: %s", table, error.message)
         finally:

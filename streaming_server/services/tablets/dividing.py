@@ -83,7 +83,9 @@ def join_found(
     Raises RequestTooLarge if they exceed the limit of a response.
     """
     check_size(len(each.rows) for each in answers.values())
-    joined = lookup_pb2.LookupResponse(table_incarnation=calls.definition.incarnation)
+    joined = lookup_pb2.LookupResponse(
+        table_incarnation=calls.definition.incarnation, schema_id=calls.definition.schema.id
+    )
     found = np.zeros(sum(map(len, places.values())), np.uint8)
     rows, order = [], []
     for tablet, answer in answers.items():

@@ -228,9 +228,11 @@ async def get_for_update(
             )
         fragments = Fragments(calls, transaction, request_id)
         answers = await fragments.read(f"{_TRANSACTIONS}/GetForUpdate", requests, transaction_pb2.GetForUpdateResponse)
-        rows, found = await _join(answers, parts, calls)
-        await fragments.finish(READ, len(found), requests)
-    return transaction_pb2.GetForUpdateResponse(rows=rows, found=found)
+        joined = await _join(answers, parts, calls)
+        await fragments.finish(READ, len(joined.found), requests)
+    return transaction_pb2.GetForUpdateResponse(
+        rows=joined.rows, found=joined.found, table_incarnation=joined.table_incarnation, schema_id=joined.schema_id
+    )
 
 
 async def look_up_staged(
@@ -251,8 +253,10 @@ async def look_up_staged(
         for tablet, (_, keys) in parts.items()
     }
     answers = await calls.ask(f"{_TRANSACTIONS}/LookupStaged", requests, transaction_pb2.LookupStagedResponse)
-    rows, found = await _join(answers, parts, calls)
-    return transaction_pb2.LookupStagedResponse(rows=rows, found=found)
+    joined = await _join(answers, parts, calls)
+    return transaction_pb2.LookupStagedResponse(
+        rows=joined.rows, found=joined.found, table_incarnation=joined.table_incarnation, schema_id=joined.schema_id
+    )
 
 
 async def _divide_keys(keys: bytes, calls: TabletCalls) -> dict[int, RowsOfTablet]:
@@ -269,9 +273,8 @@ async def _join(
     answers: Mapping[int, transaction_pb2.GetForUpdateResponse] | Mapping[int, transaction_pb2.LookupStagedResponse],
     parts: Mapping[int, RowsOfTablet],
     calls: TabletCalls,
-) -> tuple[bytes, bytes]:
-    """Returns the rows found, in the order of the keys, and a byte for each key: 1 if it was found, else 0."""
+) -> lookup_pb2.LookupResponse:
+    """Returns the rows found, in the order of the keys, as a lookup does."""
     found = {tablet: lookup_pb2.LookupResponse(rows=each.rows, found=each.found) for tablet, each in answers.items()}
     places = {tablet: numbers for tablet, (numbers, _) in parts.items()}
-    joined = await calls.table.state.executor.run(join_found, found, places, calls)
-    return joined.rows, joined.found
+    return await calls.table.state.executor.run(join_found, found, places, calls)

@@ -4,158 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import itertools
-import time
-from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 import scankv
-from scankv.model.errors import (
-    ConnectionFailed,
-    ScanInterrupted,
-    ScanKvError,
-    ServerBusy,
-    SnapshotLost,
-    SnapshotNotTaken,
-    TableNotFound,
-    TableRecreated,
-    Unavailable,
-)
+from scankv.model.errors import TableRecreated
 from scankv.model.names import tablet_name
-from tests.support.server_process import ServerProcess
-from tests.support.waiting import wait_until
-from tests.support.workers import freeze, kill_worker, processes_of, wait_for_worker
+from tests.support.altered_tables import LENGTHS, TABLETS, WORKERS, Story, skewed_server
+from tests.support.workers import processes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator
 
     from aio_client._client.transaction import LockMode
     from scankv.model.scans.consistency import Consistency
+    from tests.support.altered_tables import Read
+    from tests.support.server_process import ServerProcess
 
-    Read = Callable[[scankv.Table], Awaitable[object]]
-
-WORKERS = 2
-TABLETS = 8
 ROWS = 2000
-SKEWED = Path(__file__).parents[2] / "support" / "skewed_clocks"
-LENGTHS = [pytest.param(4.0, id="short"), pytest.param(120.0, id="long", marks=pytest.mark.soak)]
-
-OF_FAULTS = (Unavailable, ConnectionFailed, ScanInterrupted, SnapshotLost, SnapshotNotTaken, TimeoutError)
-"""What a client may see when a process of the server ends or hangs."""
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300), pytest.mark.parametrize("seconds", LENGTHS)]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
+@pytest.fixture(scope="module", params=[1, WORKERS], ids=["one_process", "two_workers"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server whose processes have different wall clocks."""
-    data = tmp_path_factory.mktemp("points") / "data"
-    wrapper = ("env", f"PYTHONPATH={SKEWED}", f"STARTS={data.parent / 'starts'}")
-    with ServerProcess(data, "--workers", str(request.param), wrapper=wrapper) as server:
+    with skewed_server(tmp_path_factory.mktemp("points") / "data", request.param) as server:
         yield server
-
-
-class Story:
-    """Reads a table again and again while it is altered, and keeps what no single instant explains.
-
-    Args:
-        server: The server.
-        name: The table.
-        seconds: For how long.
-        fails: Whether workers are killed and stopped in the meantime.
-
-    Attributes:
-        reads: How often each kind of read was answered.
-        wrong: The wrong answers of each kind of read.
-        errors: How often each kind of read has ended with which error.
-    """
-
-    def __init__(self, server: ServerProcess, name: str, seconds: float, *, fails: bool = False) -> None:
-        self._server = server
-        self._url = server.url
-        self._fails = fails
-        self._name = name
-        self._seconds = seconds
-        self.reads: Counter[str] = Counter()
-        self.errors: Counter[tuple[str, str]] = Counter()
-        self.wrong: dict[str, list[object]] = {}
-
-    async def run(
-        self,
-        change: Callable[[scankv.Client, int], Awaitable[None]],
-        reads: Mapping[str, Read],
-        is_right: Callable[[object], bool],
-    ) -> int:
-        """Makes changes, and reads at the same time. Returns how many changes were made."""
-        ends = time.monotonic() + self._seconds
-        changes = 0
-
-        def has_read(number: int) -> bool:
-            return self.reads.total() >= number or is_over()
-
-        async def fail() -> None:
-            """Kills and stops workers, one after the other."""
-            numbers = itertools.cycle(range(WORKERS))
-            while not is_over():
-                await asyncio.to_thread(wait_until, partial(has_read, self.reads.total() + 40), "reads are answered")
-                number = next(numbers)
-                with freeze(processes_of(self._server)[number]):
-                    await asyncio.sleep(0.5)
-                await asyncio.to_thread(kill_worker, self._server, number)
-                await asyncio.to_thread(wait_for_worker, self._server, number)
-
-        def is_over() -> bool:
-            return time.monotonic() > ends
-
-        async def alter() -> None:
-            nonlocal changes
-            async with scankv.connect(self._url) as client:
-                while not is_over():
-                    try:
-                        await change(client, changes)
-                    except ScanKvError:
-                        if not self._fails:
-                            raise
-                    changes += 1
-                    await asyncio.sleep(0.005)
-
-        async def repeat(kind: str, read: Read) -> None:
-            async with scankv.connect(self._url) as client:
-                table = await client.table(self._name)
-                while not is_over():
-                    try:
-                        answer = await read(table)
-                    except TableRecreated:
-                        table = await client.table(self._name)
-                    except TableNotFound:
-                        await asyncio.sleep(0.01)
-                    except ScanKvError as error:
-                        if not isinstance(error, (ServerBusy, *(OF_FAULTS if self._fails else ()))):
-                            self.errors[kind, f"{type(error).__name__}: {error}"[:120]] += 1
-                        await asyncio.sleep(0.01)
-                    else:
-                        self.reads[kind] += 1
-                        if not is_right(answer):
-                            self.wrong.setdefault(kind, []).append(answer)
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(alter())
-            if self._fails:
-                tasks.create_task(fail())
-            for kind, read in reads.items():
-                tasks.create_task(repeat(kind, read))
-        return changes
-
-    def check(self, kinds: Mapping[str, Read]) -> None:
-        """Checks that every kind of read was answered, and always rightly."""
-        assert self.wrong == {}
-        assert self.errors == {}
-        assert self._fails or set(self.reads) == set(kinds)
 
 
 async def values_of_stream(table: scankv.Table, column: str, consistency: Consistency = "table") -> set[object]:

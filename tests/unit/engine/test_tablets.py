@@ -82,9 +82,9 @@ async def test_a_tablet_with_a_transaction_that_cannot_be_applied_follows_its_ta
 @pytest.mark.asyncio
 async def test_tablets_that_are_closed_stay_closed_when_a_late_call_shows_that_they_are_behind(tables: Tables) -> None:
     tablets_of(tables)
-    async with tables.tablets.ddl:
+    async with tables.tablets.following:
         closing = asyncio.create_task(tables.tablets.follow("t.t", closing=True))
-        await await_until(lambda: asyncio.sleep(0, bool(tables.tablets.ddl._waiters)), "the closing waiting")
+        await await_until(lambda: asyncio.sleep(0, bool(tables.tablets.following._waiters)), "the closing waiting")
         tables.tablets.catch_up("t.t")
     await closing
     await tables.tablets.join()
