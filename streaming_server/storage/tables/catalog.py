@@ -126,7 +126,7 @@ class Catalog:
         if definition is None:
             TableName.parse(table_of(name))
             # A worker process does not know the tables of others, so the name that was meant may be missing here.
-            known = self._tables if self._placement.is_alone else ()
+            known = [each for each in self._tables if tablet_number(each) is None] if self._placement.is_alone else []
             similar = did_you_mean(name, known if is_visible is None else filter(is_visible, known))
             raise TableNotFound(f'table "{name}" does not exist{similar}', table=name)
         return definition

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 
-from scankv.model.errors import DiskFailed, Unavailable
+from scankv.model.errors import DiskFailed, TableNotFound, Unavailable
 from streaming_server.config import ServerConfig
 from streaming_server.engine.backups.archive_part import StoredCapture
 from streaming_server.engine.bucket.commit_barrier import CommitBarrier
@@ -91,3 +91,9 @@ async def test_tablets_that_are_closed_stay_closed_when_a_late_call_shows_that_t
     with pytest.raises(Unavailable, match="being dropped"):
         tables.table("t.t#0")
     await tables.tablets.follow("t.t", closing=False)
+
+
+@pytest.mark.asyncio
+async def test_the_error_of_an_unknown_name_suggests_no_tablets(tables: Tables) -> None:
+    with pytest.raises(TableNotFound, match=r'did you mean "t\.t"\?$'):
+        tables.table("t.tt")
