@@ -24,6 +24,8 @@ from scankv.model.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from streaming_server.shared_times import SharedTimes
+
 MAX_DOUBTFUL_SPANS: Final = 16
 """The most spans of doubtful commit times that are remembered: the latest ones."""
 
@@ -154,6 +156,8 @@ class ServerClock:
         machine: The clocks of the machine. None: the real ones.
         stored: The times that an earlier server has stored in the data directory. None: it has none.
         limits: How far the wall clock is trusted.
+        shared: The commit times of all processes of the server, none of which then is behind any other. None: there is
+            one process.
     """
 
     def __init__(
@@ -161,7 +165,9 @@ class ServerClock:
         machine: MachineClocks | None = None,
         stored: StoredTimes | None = None,
         limits: ClockLimits | None = None,
+        shared: SharedTimes | None = None,
     ) -> None:
+        self._shared = shared
         self._machine = SystemClocks() if machine is None else machine
         limits = ClockLimits() if limits is None else limits
         self._max_step = int(limits.max_step_seconds * 1e9)
@@ -294,6 +300,12 @@ class ServerClock:
             self._jumps += 1
             self._report_jump(step)
         self._commit = next_commit_time(self._commit, elapsed, wall, self._max_step)
+        if self._shared is not None:
+            # Rule: no process answers with an earlier time than another one has answered with before.
+            own, self._commit = self._commit, max(self._commit, self._shared.latest())
+            if self._commit - own > self._max_step:
+                # Another process was the first to follow a jump forward.
+                self._doubt(own, self._commit)
         self._offset = wall - self._commit
         if self._offset > self._max_step and uptime - self._jumped >= min(self._offset, self._trust):
             _log.warning("commit time follows the wall clock again, which was %s ahead", _text(self._offset))
@@ -303,6 +315,8 @@ class ServerClock:
             if before < -self._max_step:
                 self._doubt(self._agreed, self._commit)
             self._agreed = self._commit
+        if self._shared is not None:
+            self._shared.set(self._commit)
 
     def _open_span(self) -> tuple[int, float]:
         """Returns the span of commit time that is currently doubtful; empty while commit time and wall clock agree."""

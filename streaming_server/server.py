@@ -255,9 +255,10 @@ class Server:
             placement=self._calls_itself.placement,
             lock=None if worker is None else worker.lock,
             lender=None if worker is None else ViewLoans(self._workers, worker.aliases),
+            times=None if worker is None else worker.open_times(),
         )
         tables.tablets.notify_owners = partial(notify_owners, self._workers)
-        tables.consumers.set_tablets(TabletChangelogs(self._workers))
+        tables.consumers.set_tablets(TabletChangelogs(self._workers, tables.clock))
         return tables
 
     def _make_registry(self) -> ScanRegistry:

@@ -32,6 +32,7 @@ from streaming_server.engine.tables.tables import Tables
 from streaming_server.engine.transactions.worker_logs import divide_log
 from streaming_server.gateway_process import GatewaySupervisor, listen_for_gateway
 from streaming_server.server import PortTaken, exit_code_of, start_log
+from streaming_server.shared_times import create_times
 from streaming_server.storage.tables.data_directory import WORKERS_FORMAT, DataDirectory
 from streaming_server.storage.tables.placement import Placement
 from streaming_server.workers import HEARTBEAT_SECONDS, WorkerSettings
@@ -72,6 +73,7 @@ class WorkerSupervisor:
         self._config = _share_of(config, ports[0])
         self._ports = ports[1:]
         self._lock = lock
+        self._times = create_times(config.workers)
         self._sockets = sockets
         self._key, self.peer_key = secrets.token_hex(32), secrets.token_hex(32)
         self._children: dict[int, asyncio.subprocess.Process] = {}
@@ -140,7 +142,7 @@ class WorkerSupervisor:
             *(sys.executable, "-P", "-m", "streaming_server.worker_process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            pass_fds=[self._lock],
+            pass_fds=[self._lock, self._times],
         )
         self._children[number] = child
         assert child.stdin is not None
@@ -148,6 +150,7 @@ class WorkerSupervisor:
         settings = WorkerSettings(
             placement=Placement(number, self._config.workers),
             lock=self._lock,
+            times=self._times,
             sockets=self._sockets,
             key=self._key,
             peer_key=self.peer_key,

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from streaming_server.shared_times import SharedTimes
 from streaming_server.storage.tables.placement import ALONE
 
 HEARTBEAT_SECONDS: Final = 1.0
@@ -25,6 +26,7 @@ class WorkerSettings:
         placement: The place of the worker among all workers.
         lock: The inherited descriptor by which the supervisor has locked the data directory. The lock lasts until all
             processes that have it have ended.
+        times: The inherited descriptor of the commit times of all workers.
         sockets: The directory of the sockets on which workers listen for each other. Only their user can use it. None:
             the server is one process.
         key: A secret of this start of the server, by which workers recognize each other.
@@ -34,6 +36,7 @@ class WorkerSettings:
 
     placement: Placement
     lock: int
+    times: int
     sockets: Path | None
     key: str = field(repr=False)
     peer_key: str = field(repr=False)
@@ -51,6 +54,10 @@ class WorkerSettings:
         assert self.sockets is not None
         return self.sockets / f"aliases-{self.placement.number}"
 
+    def open_times(self) -> SharedTimes:
+        """Opens the commit times of all workers."""
+        return SharedTimes(self.times, self.placement.number)
+
     def address_of(self, number: int) -> str:
         """Returns the address on which a worker listens for the others, as gRPC writes it."""
         return self._abstract if self.sockets is None else f"unix:{self.sockets / str(number)}"
@@ -62,4 +69,6 @@ def alone() -> WorkerSettings:
     The socket of the server has no file, so any user of the host can connect to it. But the server answers only calls
     with the key.
     """
-    return WorkerSettings(placement=ALONE, lock=-1, sockets=None, key=secrets.token_hex(32), peer_key="", ports=())
+    return WorkerSettings(
+        placement=ALONE, lock=-1, times=-1, sockets=None, key=secrets.token_hex(32), peer_key="", ports=()
+    )

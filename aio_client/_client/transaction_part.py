@@ -10,7 +10,7 @@ from aio_client._input.data import rows_of
 from aio_client._input.keys import is_one_key, keys_of
 from aio_client._input.other_rows import to_pylist
 from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
-from aio_client._queries.lookup import LookupAnswer, join_answers
+from aio_client._queries.lookup import LookupAnswer, join_answers, look_up_pieces
 from aio_client._transport.repeatable_calls import call_again, call_again_and_wait
 from aio_client._write.column_locks import lock_ids_of
 from aio_client._write.selection import Selection, check_selection, range_of_bounds
@@ -20,7 +20,7 @@ from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import lookup_pb2, transaction_pb2, write_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     import pyarrow as pa
     from google.protobuf.message import Message
@@ -302,7 +302,7 @@ class TransactionPart:
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
         table._handle.shape.require_key("rows are not found by a key: scan the table with a filter")
         batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
-        answers = [await self._read(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
+        answers = await self._look_up(self._read, table, batch)
         return join_answers(answers, table.schema, fill_missing=missing == "null")
 
     async def get(self, table: Table, key: object) -> dict[str, Any] | None:
@@ -346,8 +346,20 @@ class TransactionPart:
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
         table._handle.shape.require_key("rows are not found by a key: scan the table with a filter")
         batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
-        answers = [await self._read_staged(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
+        answers = await self._look_up(self._read_staged, table, batch)
         return join_answers(answers, table.schema, fill_missing=missing == "null")
+
+    async def _look_up(
+        self,
+        read: Callable[[Table, pa.RecordBatch], Awaitable[LookupAnswer]],
+        table: Table,
+        keys: pa.RecordBatch,
+    ) -> list[LookupAnswer]:
+        async def find(piece: pa.RecordBatch) -> list[LookupAnswer]:
+            return [await read(table, piece)]
+
+        pieces = list(cut([keys], max_rows=LOOKUP_KEYS))
+        return await look_up_pieces(find, pieces, table.name, self._transport.config.operation_timeout)
 
     async def _read_staged(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
         async with self._turn:
@@ -356,7 +368,7 @@ class TransactionPart:
             )
             calls = self._transport
             response = await call_again(calls, lambda: calls.services.transactions.LookupStaged, request)
-        return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
+        return _answer_of(keys, response)
 
     async def _read(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
         async with self._turn:
@@ -365,7 +377,7 @@ class TransactionPart:
             )
             with self._staging():
                 response = await self._call(lambda services: services.transactions.GetForUpdate, request)
-        return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
+        return _answer_of(keys, response)
 
     async def _stage(self, table: Table, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
         rows = 0
@@ -405,3 +417,15 @@ class TransactionPart:
         if self._lock_timeout is None:
             return await call_again(calls, lambda: method(calls.services), request)
         return await call_again_and_wait(calls, method, request, self._lock_timeout)
+
+
+def _answer_of(
+    keys: pa.RecordBatch, response: transaction_pb2.GetForUpdateResponse | transaction_pb2.LookupStagedResponse
+) -> LookupAnswer:
+    found = lookup_pb2.LookupResponse(
+        rows=response.rows,
+        found=response.found,
+        table_incarnation=response.table_incarnation,
+        schema_id=response.schema_id,
+    )
+    return LookupAnswer.decode(keys, found)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from aio_client._transport.retry import with_retries
 from scankv.model import lazy_compute as pc
 from scankv.model.changes.log_offsets import LogOffsets
-from scankv.model.errors import ProtocolViolation
+from scankv.model.errors import ProtocolViolation, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import numpy.typing as npt
 
@@ -43,12 +44,14 @@ class LookupAnswer:
         rows: The rows found, in the order of their keys.
         found: For every key, whether it has a row.
         log_offsets: For every bucket of a key, the offset of the first change that the rows do not show.
+        columns: The incarnation of the table and the id of the schema that the rows have.
     """
 
     keys: pa.RecordBatch
     rows: pa.Table
     found: npt.NDArray[np.bool_]
     log_offsets: LogOffsets
+    columns: tuple[str, int]
 
     @classmethod
     def decode(cls, keys: pa.RecordBatch, response: LookupResponse) -> LookupAnswer:
@@ -70,7 +73,7 @@ class LookupAnswer:
             )
         offsets = LogOffsets()
         offsets.advance(response.log_offsets, response.table_incarnation)
-        return cls(keys, rows, found, offsets)
+        return cls(keys, rows, found, offsets, (response.table_incarnation, response.schema_id))
 
     def split(self, lengths: Sequence[int]) -> list[LookupAnswer]:
         """Splits the answer for several calls, by the number of keys of each call. The parts have no log offsets."""
@@ -80,16 +83,48 @@ class LookupAnswer:
             end = first + int(found.sum())
             # Copies, because a slice would keep the rows of all calls in memory.
             rows = self.rows if len(lengths) == 1 else self.rows.take(np.arange(first, end))
-            parts.append(LookupAnswer(self.keys.slice(start, length), rows, found, LogOffsets()))
+            parts.append(LookupAnswer(self.keys.slice(start, length), rows, found, LogOffsets(), self.columns))
             start, first = start + length, end
         return parts
+
+
+async def look_up_pieces(
+    find: Callable[[pa.RecordBatch], Awaitable[Sequence[LookupAnswer]]],
+    pieces: Sequence[pa.RecordBatch],
+    table: str,
+    timeout: float,
+) -> list[LookupAnswer]:
+    """Looks up the keys of several requests, and begins again if the table was altered between them.
+
+    Args:
+        find: Looks up the keys of one request.
+        pieces: The keys.
+        table: The name of the table.
+        timeout: For how many seconds to begin again.
+
+    Raises:
+        Unavailable: The table was altered, or created again, in each of the attempts.
+        ScanKvError: As `find`.
+    """
+
+    async def attempt(_: float) -> list[LookupAnswer]:
+        answers = [answer for piece in pieces for answer in await find(piece)]
+        if len({answer.columns for answer in answers}) > 1:
+            raise _ColumnsDifferError(f"table {table} was altered while its rows were looked up: try again")
+        return answers
+
+    return await with_retries(attempt, timeout=timeout, retries=lambda error: isinstance(error, _ColumnsDifferError))
+
+
+class _ColumnsDifferError(Unavailable):
+    """The answers to the requests of one lookup have columns of different versions of the table."""
 
 
 def join_answers(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_missing: bool) -> pa.Table:
     """Joins answers in order.
 
     Args:
-        answers: The answers. After an `alter_table`, later answers may have more columns than earlier ones.
+        answers: The answers. Later answers of a server of version 0.1.0 may have more columns than earlier ones.
         schema: The columns of the result if there is no answer.
         fill_missing: Whether a key without a row gets a row that is null except for the key.
     """

@@ -10,7 +10,7 @@ from aio_client._input.isolation import isolation_message
 from aio_client._input.keys import is_one_key, keys_of
 from aio_client._input.other_rows import to_pylist
 from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
-from aio_client._queries.lookup import LookupAnswer, VersionedRows, join_answers, oldest_offsets
+from aio_client._queries.lookup import LookupAnswer, VersionedRows, join_answers, look_up_pieces, oldest_offsets
 from aio_client._queries.row_gets import RowGets
 from aio_client._table.handle import TableMethods
 from aio_client._table.python_rows import MAX_FEW_ROWS
@@ -144,7 +144,12 @@ class LookupMethods(TableMethods):
         batch = await asyncio.to_thread(keys_of, keys, self._handle.read_shape.key_schema)
         alone = with_version or batch.num_rows > MAX_FEW_ROWS
         find = partial(self._find, isolation) if alone else self._gets[isolation].look_up
-        answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await _look_up(find, piece)]
+        answers = await look_up_pieces(
+            partial(_look_up, find),
+            list(cut([batch], max_rows=LOOKUP_KEYS)),
+            self._handle.name,
+            self._handle.transport.config.operation_timeout,
+        )
         rows = join_answers(answers, self._handle.read_shape.schema, fill_missing=missing == "null")
         return VersionedRows(rows, oldest_offsets(answers)) if with_version else rows
 

@@ -58,14 +58,20 @@ async def write_rows(
     requests = await asyncio.to_thread(_divide, shape, kind, batch)
     for request in requests.values():
         complete(request)
-    answers = await asyncio.gather(
-        *(_write_to_tablet(transport, description, *each) for each in requests.items()), return_exceptions=True
-    )
-    joined = write_pb2.WriteResponse()
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-        joined.MergeFrom(answer)
+    while True:
+        answers = await asyncio.gather(
+            *(_write_to_tablet(transport, description, *each) for each in requests.items()), return_exceptions=True
+        )
+        joined, incarnations = write_pb2.WriteResponse(), set[str]()
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            joined.MergeFrom(answer)
+            incarnations.add(answer.table_incarnation)
+        if len(incarnations) == 1:
+            break
+        # The table was created again in between, and lacks the rows that went to the earlier one. Those that it has are
+        # not written twice, because each request keeps its identity.
     joined.rows = batch.num_rows
     return joined
 

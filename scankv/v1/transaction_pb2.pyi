@@ -277,18 +277,24 @@ class GetForUpdateResponse(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     FOUND_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    SCHEMA_ID_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     """As in LookupResponse."""
     found: _builtins.bytes
+    table_incarnation: _builtins.str
+    schema_id: _builtins.int
     def __init__(
         self,
         *,
         rows: _builtins.bytes = ...,
         found: _builtins.bytes = ...,
+        table_incarnation: _builtins.str = ...,
+        schema_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "rows", b"rows", "schema_id", b"schema_id", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -334,18 +340,24 @@ class LookupStagedResponse(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     FOUND_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    SCHEMA_ID_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     """As in LookupResponse."""
     found: _builtins.bytes
+    table_incarnation: _builtins.str
+    schema_id: _builtins.int
     def __init__(
         self,
         *,
         rows: _builtins.bytes = ...,
         found: _builtins.bytes = ...,
+        table_incarnation: _builtins.str = ...,
+        schema_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "rows", b"rows", "schema_id", b"schema_id", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

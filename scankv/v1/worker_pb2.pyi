@@ -323,21 +323,60 @@ Global___FollowTableRequest: _TypeAlias = FollowTableRequest  # noqa: Y015
 class FollowTableResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    COMMIT_MICROS_FIELD_NUMBER: _builtins.int
-    commit_micros: _builtins.int
-    """The commit time of the worker, in microseconds since 1970 UTC. Its later writes have later commit times."""
     def __init__(
         self,
-        *,
-        commit_micros: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_micros", b"commit_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FollowTableResponse: _TypeAlias = FollowTableResponse  # noqa: Y015
+
+@_typing.final
+class CallPoint(_message.Message):
+    """What a call about a table with tablets has decided where it began. Each request to a tablet carries it, in the metadata
+    `scankv-point-bin`. A worker answers for exactly that, or with UNAVAILABLE; the call then begins again as a whole.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    DEFINITION_VERSION_FIELD_NUMBER: _builtins.int
+    NOW_MICROS_FIELD_NUMBER: _builtins.int
+    IS_ALONE_FIELD_NUMBER: _builtins.int
+    IS_PASSED_ON_FIELD_NUMBER: _builtins.int
+    table_incarnation: _builtins.str
+    """The incarnation of the table."""
+    definition_version: _builtins.int
+    """The version of its definition. Absent: the call reads a snapshot, for which its pin has decided that."""
+    now_micros: _builtins.int
+    """The commit time as of which rows have expired, in microseconds since 1970 UTC."""
+    is_alone: _builtins.bool
+    """Whether the call reads only the tablet of the request. The tablet then takes the time of its view, which is not
+    earlier.
+    """
+    is_passed_on: _builtins.bool
+    """Whether a worker passes on what a client has sent to the tablet itself, so that nothing is decided yet."""
+    def __init__(
+        self,
+        *,
+        table_incarnation: _builtins.str = ...,
+        definition_version: _builtins.int | None = ...,
+        now_micros: _builtins.int = ...,
+        is_alone: _builtins.bool = ...,
+        is_passed_on: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_definition_version", b"_definition_version", "definition_version", b"definition_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_definition_version", b"_definition_version", "definition_version", b"definition_version", "is_alone", b"is_alone", "is_passed_on", b"is_passed_on", "now_micros", b"now_micros", "table_incarnation", b"table_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__definition_version: _TypeAlias = _typing.Literal["definition_version"]  # noqa: Y015
+    _WhichOneofArgType__definition_version: _TypeAlias = _typing.Literal["_definition_version", b"_definition_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__definition_version) -> _WhichOneofReturnType__definition_version | None: ...
+
+Global___CallPoint: _TypeAlias = CallPoint  # noqa: Y015
 
 @_typing.final
 class HoldTabletRequest(_message.Message):

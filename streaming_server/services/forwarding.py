@@ -15,6 +15,7 @@ from scankv.model.forwarded_peers import FORWARDED_PEER, forwarded_peer
 from scankv.model.limits import MIN_CALLS_PER_CONNECTION
 from scankv.model.typed_errors import typed_error_of
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_client
+from streaming_server.engine.bucket.call_point import PASSED_ON
 from streaming_server.services.errors import end_with
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ PARK: Final = "scankv-park"
 SCAN_ID: Final = "scankv-scan"
 """Further metadata of a worker's call: the id of the scan of which the call reads a part."""
 
+POINT: Final = "scankv-point-bin"
+"""Further metadata of a worker's call about a tablet: the `CallPoint` of the call that it is a part of."""
+
 OF_SERVER: Final = "scankv-of-server"
 """The metadata, with the same value, by which a worker shows that it makes a call in the name of the server."""
 
@@ -58,7 +62,7 @@ _DETAILS_KEY: Final = "grpc-status-details-bin"
 # gRPC makes these by itself for every call.
 _OF_GRPC: Final = ("grpc-", ":")
 _NOT_FORWARDED: Final = frozenset(
-    {"user-agent", "content-type", "te", FORWARDED, FORWARDED_PEER, HOLD, OF_SERVER, PARK, SCAN_ID}
+    {"user-agent", "content-type", "te", POINT, FORWARDED, FORWARDED_PEER, HOLD, OF_SERVER, PARK, SCAN_ID}
 )
 _CALLS_PER_CONNECTION: Final = MIN_CALLS_PER_CONNECTION // 2
 """Streams may last forever, and further calls over their connection would wait for their end."""
@@ -124,6 +128,7 @@ class Workers:
         *,
         of_server: bool = False,
         hold_id: str = "",
+        point: bytes = b"",
     ) -> bytes:
         """Makes a call with one answer to a worker, possibly this one, in the name of the caller of the current call.
 
@@ -134,15 +139,15 @@ class Workers:
             timeout: The seconds that are left. None: no limit.
             of_server: Whether to make the call in the name of the server instead, which may do everything.
             hold_id: The hold under which the call opens its view. Empty: none.
+            point: What the call has decided, if it is about a tablet.
 
         Raises:
             grpc.aio.AioRpcError: The answer of the worker is an error, or it does not run.
         """
         with self._connections[number].use() as channel:
             call = channel.unary_unary(f"/{method}", _as_it_is, _as_it_is)
-            answer: bytes = await call(
-                request, metadata=self._metadata(of_server=of_server, hold_id=hold_id), timeout=timeout
-            )
+            metadata = self._metadata(of_server=of_server, hold_id=hold_id, point=point)
+            answer: bytes = await call(request, metadata=metadata, timeout=timeout)
             return answer
 
     async def relay(
@@ -157,7 +162,7 @@ class Workers:
             grpc.aio.AioRpcError: As `ask`.
             ScanStalled: The client has taken nothing for the stall timeout.
         """
-        with self.open(number, method, request, context.time_remaining()) as call:
+        with self.open(number, method, request, context.time_remaining(), point=PASSED_ON) as call:
             try:
                 async for message in call:
                     with self.patient(call.cancel, unread.answer(context.peer()), len(message)):
@@ -177,6 +182,7 @@ class Workers:
         hold_id: str = "",
         ticket: str = "",
         scan_id: str = "",
+        point: bytes = b"",
     ) -> Iterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
         """Makes a streaming call to a worker for the length of the block, in the name of the current caller.
 
@@ -188,10 +194,11 @@ class Workers:
             hold_id: The hold under which the call opens its view. Empty: none.
             ticket: The ticket of the call that will read the stream. Empty: this call reads it.
             scan_id: The scan that the call reads a part of. Empty: none.
+            point: What the call has decided, if it is about a tablet.
         """
         with self._connections[number].use() as channel:
             stream = channel.unary_stream(f"/{method}", _as_it_is, _as_it_is)
-            metadata = self._metadata(hold_id=hold_id, ticket=ticket, scan_id=scan_id)
+            metadata = self._metadata(hold_id=hold_id, ticket=ticket, scan_id=scan_id, point=point)
             call = stream(request, metadata=metadata, timeout=timeout)
             try:
                 yield call
@@ -232,17 +239,24 @@ class Workers:
             )
 
     def _metadata(
-        self, *, of_server: bool = False, hold_id: str = "", ticket: str = "", scan_id: str = ""
+        self,
+        *,
+        of_server: bool = False,
+        hold_id: str = "",
+        ticket: str = "",
+        scan_id: str = "",
+        point: bytes = b"",
     ) -> tuple[tuple[str, str | bytes], ...]:
+        decided = ((POINT, point),) if point else ()
         if of_server:
-            return ((OF_SERVER, self._key),)
+            return ((OF_SERVER, self._key), *decided)
         given = [
             (name, value)
             for name, value in CALL_METADATA.get()
             if name not in _NOT_FORWARDED and not name.startswith(_OF_GRPC)
         ]
         held = tuple((name, value) for name, value in ((HOLD, hold_id), (PARK, ticket), (SCAN_ID, scan_id)) if value)
-        return ((FORWARDED, self._key), *held, forwarded_peer(self._peer_key, current_client()), *given)
+        return ((FORWARDED, self._key), *held, *decided, forwarded_peer(self._peer_key, current_client()), *given)
 
     def hold_of(self, metadata: Metadata) -> str:
         """Returns the id of the hold under which a call of a worker opens its view. Empty: none."""
@@ -255,6 +269,10 @@ class Workers:
     def scan_of(self, metadata: Metadata) -> str:
         """Returns the id of the scan that a call of a worker reads a part of. Empty: none."""
         return self._given(metadata, SCAN_ID)
+
+    def point_of(self, metadata: Metadata) -> bytes:
+        """Returns what the call that a worker's call is a part of has decided. Empty: nothing."""
+        return next((value for name, value in metadata if name == POINT and isinstance(value, bytes)), b"")
 
     def _given(self, metadata: Metadata, wanted: str) -> str:
         given = next((value for name, value in metadata if name == wanted), "")

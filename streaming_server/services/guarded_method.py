@@ -21,7 +21,7 @@ from streaming_server.services.call_handlers import CallHandlers
 from streaming_server.services.errors import end_with
 from streaming_server.services.message_shape import check_shape
 from streaming_server.services.permissions import permission_of
-from streaming_server.services.routes import StreamRoute
+from streaming_server.services.routes import SERVICE, StreamRoute
 from streaming_server.services.tablets.joined_calls import JoinedCall
 
 if TYPE_CHECKING:
@@ -93,19 +93,23 @@ class _ArrivedCall:
 
     Attributes:
         audited: Its line in the audit log. None: it gets none here.
+        is_forwarded: Whether another worker makes it.
         caller: Who makes the call. None: the call is open to all callers, or another worker has checked the caller.
         count_bytes: Counts bytes against the limits of the caller.
         request: The message.
         claimed: The memory that it claims.
         route: How other workers answer it. None: this one does.
+        ends_decided: Whether what its call has decided is checked again before it is answered.
     """
 
     audited: AuditedCall | None
+    is_forwarded: bool = False
     caller: CallerIdentity | None = None
     count_bytes: Callable[[int], None] | None = None
     request: Any = None
     claimed: int = 0
     route: Route | None = None
+    ends_decided: bool = False
 
 
 class _GuardedMethod:
@@ -145,6 +149,7 @@ class _GuardedMethod:
         # Operators look at the server, and release what takes memory.
         self._pressure = None if name.startswith(_OF_OPERATORS) else intake.pressure
         self._response_type = _response_type(name)
+        self._method = name.removeprefix(SERVICE)
         self._permission = permission_of(name)
         self._access = None if self._permission.is_open else access
         self._audit = None if self._access is None else self._access.audit
@@ -161,7 +166,7 @@ class _GuardedMethod:
         """Receives the only message of a call. Ends the call if it is refused."""
         metadata, router = CALL_METADATA.get(), self._router
         is_forwarded = router is not None and router.workers.is_forwarded(metadata)
-        received = _ArrivedCall(None if is_forwarded else self._begin_audit(context))
+        received = _ArrivedCall(None if is_forwarded else self._begin_audit(context), is_forwarded)
         try:
             if not is_forwarded and context.peer().startswith("unix"):
                 raise PermissionDenied("this socket is for the server itself: use the port of the server")
@@ -209,6 +214,8 @@ class _GuardedMethod:
         request = received.request = self._parse(data)
         if self._router is not None:
             received.route = self._router.route(self._name, request, data or b"", metadata)
+            if received.route is None and received.is_forwarded:
+                received.ends_decided = self._router.point_check.begin(self._method, request, metadata)
         is_guarded = self._access is not None and received.caller is not None
         if received.audited is not None and (received.route is not None or is_guarded):
             received.audited.read_request(request, size)
@@ -256,6 +263,8 @@ class _GuardedMethod:
     def _finish(self, received: _ArrivedCall, response: Any, memory: _AnswerMemory) -> bytes:  # noqa: ANN401
         """Returns the answer of a call as bytes, without what its caller may not see."""
         permission, audited = self._permission, received.audited
+        if received.ends_decided and self._router is not None:
+            self._router.point_check.end(received.request)
         if self._access is not None and received.caller is not None and received.route is None:
             if not permission.changes:
                 # The call may have waited for a change. What is written cannot be refused any more.

@@ -107,6 +107,7 @@ class LookupService:
                     table_incarnation=table.definition.table_incarnation,
                 ).SerializeToString()
             rows, found, offsets = await table.reads.lookup(request.keys, columns, latest=latest)
+            schema_id = table.definition.schema.id  # nothing was awaited since the rows were decoded
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)
@@ -114,7 +115,8 @@ class LookupService:
             rows=sink.getvalue().to_pybytes(),
             found=found,
             log_offsets=offsets,
-            table_incarnation=table.definition.incarnation,
+            table_incarnation=table.definition.table_incarnation,
+            schema_id=schema_id,
         )
         return response.SerializeToString()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 from scankv.model.names import tablet_number
 from streaming_server.current_call import CURRENT_CALL
+from streaming_server.engine.bucket.call_point import check_is_recent, check_point
 from streaming_server.scan.admission.live_scans import RegisteredScan, part_id
 from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.execution.explain import plan_text
@@ -64,7 +65,11 @@ class RowSink(Protocol):
 async def open_view(
     tables: Tables, table: LiveTable | None, request: Request, plan: ReadPlan
 ) -> AsyncIterator[OpenedScan]:
-    """Opens the view that a request reads, for the length of the block: of a table, or of a snapshot (None)."""
+    """Opens the view that a request reads, for the length of the block: of a table, or of a snapshot (None).
+
+    Raises:
+        Unavailable: The table was altered since the call began at another process, or that was long ago.
+    """
     async with AsyncExitStack() as stack:
         if table is None:
             reading = tables.snapshots.reading(request.snapshot.snapshot_id, request.table, plan.buckets)
@@ -72,6 +77,9 @@ async def open_view(
         else:
             opened = await table.reads.open_view(plan)
         stack.callback(opened.source.close)
+        if table is not None:
+            check_point(opened.definition)
+            check_is_recent(table.state.clock)
         yield opened
 
 

@@ -10,6 +10,7 @@ import grpc
 
 from scankv.model.errors import LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost
 from scankv.v1 import admin_pb2, lock_pb2, snapshot_pb2, table_pb2, transaction_pb2
+from streaming_server.engine.bucket.call_point import PASSED_ON
 from streaming_server.services.errors import end_with
 from streaming_server.services.forwarding import Workers, end_as, is_absent, reason_of
 from streaming_server.services.merged_answers import merge_lists, merge_metrics, merge_stats, merge_transactions
@@ -81,7 +82,8 @@ class Forward:
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
         try:
-            return await self.workers.ask(self.owner, self.method, self.data, context.time_remaining())
+            seconds = context.time_remaining()
+            return await self.workers.ask(self.owner, self.method, self.data, seconds, point=PASSED_ON)
         except grpc.aio.AioRpcError as error:
             await end_as(context, error, self.owner, self.what)
 

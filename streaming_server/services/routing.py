@@ -17,6 +17,7 @@ from streaming_server.engine.snapshots.leases import lost_error
 from streaming_server.engine.snapshots.part_ids import PartId
 from streaming_server.services.permissions import NamedTable, permission_of
 from streaming_server.services.routes import MERGED, SERVICE, CallById, Forward, MergedCall, Route
+from streaming_server.services.tablets.decided_calls import PointCheck
 from streaming_server.services.tablets.joined_calls import JoinedCall, is_of_owner
 from streaming_server.services.transaction_routes import transaction_route
 
@@ -65,6 +66,11 @@ class Router:
     workers: Workers
     tables: Tables
     memory: QueryMemory
+
+    @property
+    def point_check(self) -> PointCheck:
+        """The check of requests to the tablets of this worker."""
+        return PointCheck(self.workers, self.tables)
 
     def hold_of(self, metadata: Metadata) -> str:
         """Returns the id of the hold under which a call of a worker opens its view. Empty: none."""

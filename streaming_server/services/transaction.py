@@ -112,8 +112,13 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
                 token=request.token, part=request.part, sequence=request.sequence, fragment=request.fragment
             )
             table = self._tables.table(request.table)
-            rows, found = await self._transactions.staging.get_for_update(place, table, request.keys)
-            return transaction_pb2.GetForUpdateResponse(rows=ipc_of(rows).to_pybytes(), found=found)
+            rows, found, schema_id = await self._transactions.staging.get_for_update(place, table, request.keys)
+            return transaction_pb2.GetForUpdateResponse(
+                rows=ipc_of(rows).to_pybytes(),
+                found=found,
+                table_incarnation=table.definition.table_incarnation,
+                schema_id=schema_id,
+            )
         raise AssertionError("map_errors ends the call")
 
     async def LookupStaged(
@@ -124,8 +129,13 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         async with map_errors(request, context):
             place = StagedRequestId(token=request.token, part=request.part, sequence=request.requests)
             table = self._tables.table(request.table)
-            rows, found = await self._transactions.staging.lookup(place, table, request.keys)
-            return transaction_pb2.LookupStagedResponse(rows=ipc_of(rows).to_pybytes(), found=found)
+            rows, found, schema_id = await self._transactions.staging.lookup(place, table, request.keys)
+            return transaction_pb2.LookupStagedResponse(
+                rows=ipc_of(rows).to_pybytes(),
+                found=found,
+                table_incarnation=table.definition.table_incarnation,
+                schema_id=schema_id,
+            )
         raise AssertionError("map_errors ends the call")
 
     async def StageDeleteAll(

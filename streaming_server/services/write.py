@@ -64,7 +64,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 self._check_untracked(request)
             if request.HasField("transaction"):
                 return await self._stage(request, table, UPSERT, request.rows)
-            async with admitted(request, self._workers, context.time_remaining()):
+            async with admitted(request, self._workers, self._tables, context.time_remaining()):
                 if request.encoded_rows:
                     return await self._write_few(request, table, request.encoded_rows)
                 require_no_incarnation(request)
@@ -84,7 +84,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._stage(request, table, DELETE, request.keys)
-            async with admitted(request, self._workers, context.time_remaining()):
+            async with admitted(request, self._workers, self._tables, context.time_remaining()):
                 if request.encoded_keys:
                     return await self._write_few(request, table, request.encoded_keys)
                 require_no_incarnation(request)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -13,7 +16,11 @@ from hypothesis import strategies as st
 import streaming_server
 from scankv.model.errors import InvalidRequest
 from streaming_server.clock import ClockLimits, ServerClock, StoredTimes, SystemClocks, next_commit_time
+from streaming_server.shared_times import SharedTimes, create_times
 from tests.support.clocks import DAY, HOUR, FakeClocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LIMITS = ClockLimits()
 STEP = LIMITS.max_step_seconds
@@ -33,6 +40,15 @@ def clock_of(machine: FakeClocks, stored: StoredTimes | None = None) -> ServerCl
 def error(clock: ServerClock, machine: FakeClocks) -> float:
     """Returns how many seconds commit time is ahead of the machine's wall clock."""
     return (clock.commit_micros() - machine.wall_micros) / 1e6
+
+
+@contextmanager
+def shared_times(workers: int) -> Iterator[list[SharedTimes]]:
+    descriptor = create_times(workers)
+    try:
+        yield [SharedTimes(descriptor, number) for number in range(workers)]
+    finally:
+        os.close(descriptor)
 
 
 def is_refused(clock: ServerClock, micros: int) -> bool:
@@ -58,6 +74,41 @@ def test_no_other_module_of_the_server_reads_the_wall_clock() -> None:
         or (isinstance(node, ast.ImportFrom) and node.module == "time")
     ]
     assert found == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(-2, 3)), max_size=40), st.lists(st.integers(-3, 3), max_size=3)
+)
+def test_no_process_is_behind_a_time_with_which_another_one_has_answered(
+    steps: list[tuple[int, int]], skews: list[int]
+) -> None:
+    machines = [FakeClocks() for _ in range(3)]
+    for machine, skew in zip(machines, skews, strict=False):
+        machine.set_wall(skew * 0.3)
+    last = 0
+    with shared_times(3) as times:
+        clocks = [ServerClock(each, shared=shared) for each, shared in zip(machines, times, strict=True)]
+        for number, seconds in steps:
+            machines[number].set_wall(seconds * 0.1)
+            now = clocks[number].commit_micros()
+            assert now >= last
+            last = now
+            if seconds == 3:
+                clocks[number] = ServerClock(machines[number], clocks[number].store(), shared=times[number])
+
+
+def test_all_processes_know_the_times_that_a_jump_has_made_doubtful() -> None:
+    machine = FakeClocks()
+    with shared_times(2) as times:
+        clocks = [ServerClock(machine, shared=each) for each in times]
+        machine.set_wall(2 * HOUR)
+        within = machine.wall_micros - int(HOUR * 1e6)
+        for _ in range(2 * 60 * 4 + 2):
+            machine.pass_time(15)
+            for clock in clocks:
+                clock.commit_micros()
+    assert [clock.status().offset_millis for clock in clocks] == [0, 0]
+    assert [is_refused(clock, within + int(2 * HOUR * 1e6)) for clock in clocks] == [True, True]
 
 
 def test_the_real_clocks_advance() -> None:

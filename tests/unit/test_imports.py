@@ -48,6 +48,7 @@ PACKAGES = {
 LAYERS = {
     "scankv.model": ("", "types", "keys", "rows", "expressions", "tables", "changes", "scans"),
     "streaming_server": (
+        "shared_times",
         "clock",
         "current_call",
         "histogram",

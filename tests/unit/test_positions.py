@@ -63,6 +63,7 @@ FIELDS: Final[dict[str, str]] = {
     r"Changelog\.(stop_)?offsets|\w+\.(next_)?offsets?|ScanExplain\w+\..*": "log offsets",
     r"\w+\.log_offsets?|\w+\.offset_runs|\w+\.next_offset|\w+\.by_offset": "log offsets",
     r"(Upsert|Delete)Request\.table_incarnation": "(encoded rows, which the client encodes again)",
+    r"CallPoint\..*": "(lasts as long as one call)",
     r"\w+\.table_incarnation|Table\.incarnation|ArchivedLog\.incarnation": "log offsets",
     r"StatsResponse\..*|ScanHeader\.server_incarnation": "(describes the process)",
     r"Merging\.version_column": "(names a column)",

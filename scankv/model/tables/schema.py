@@ -16,7 +16,7 @@ from scankv.model.limits import (
     MAX_INDEX_COLUMNS,
     MAX_INDEXES,
 )
-from scankv.model.names import TableName, tablet_name
+from scankv.model.names import TableName, table_of, tablet_name
 from scankv.model.tables import log_tables
 from scankv.model.tables.columns import (
     ColumnDefinition,
@@ -95,6 +95,8 @@ class TableDefinition:
             backup from which this one was restored, or the table before a recovery that could not tell where its
             history ends.
         losses: How many recoveries may have lost acknowledged changes in this incarnation.
+        version: The version of the definition: increased by 1 with every change. Versions are compared only within one
+            incarnation. 0: an earlier version of ScanKV has created the table, and nothing was changed since.
     """
 
     name: str
@@ -120,6 +122,7 @@ class TableDefinition:
     tablet: int | None = None
     has_predecessor: bool = False
     losses: int = 0
+    version: int = 0
 
     def __post_init__(self) -> None:
         greatest = max(column.id for schema in self.schemas for column in schema.columns)
@@ -230,6 +233,11 @@ class TableDefinition:
         """Returns the definition of one tablet of the table."""
         name, incarnation = tablet_name(self.name, number), f"{self.incarnation}-{number}"
         return replace(self, name=name, incarnation=incarnation, tablet=number)
+
+    @property
+    def table_name(self) -> str:
+        """The name of the table; for a tablet, of the table that it belongs to."""
+        return table_of(self.name)
 
     @property
     def table_incarnation(self) -> str:
@@ -584,6 +592,7 @@ class TableDefinition:
             **({} if self.tablet is None else {"tablet": self.tablet}),
             **({"has_predecessor": True} if self.has_predecessor else {}),
             **({"losses": self.losses} if self.losses else {}),
+            **({"version": self.version} if self.version else {}),
         }
 
     @classmethod
@@ -620,6 +629,7 @@ class TableDefinition:
             tablet=values.get("tablet"),
             has_predecessor=values.get("has_predecessor", False),
             losses=values.get("losses", 0),
+            version=values.get("version", 0),
         )
 
 

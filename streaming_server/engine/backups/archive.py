@@ -44,6 +44,7 @@ from streaming_server.storage.files.checked_json import find_checked_json, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
@@ -90,7 +91,7 @@ class Archive:
         placement: The place of this process among the worker processes. The first one stores the segments.
         executor: Runs blocking work on buckets.
         clock: The clock of the server.
-        ddl: Held while tables are created, altered or dropped.
+        unchanging: Keeps the tables of this process from being created, altered and dropped.
         tables: Returns all tables and tablets of this process, which it opens.
         closed: Returns the own tablets that are closed, because their table is being dropped.
         remembered: Returns the remembered commits of transactions.
@@ -113,7 +114,7 @@ class Archive:
         placement: Placement,
         executor: StorageExecutor,
         clock: ServerClock,
-        ddl: asyncio.Lock,
+        unchanging: Callable[[], AbstractAsyncContextManager[None]],
         *,
         tables: Callable[[], Iterable[LiveTable]],
         closed: Callable[[], Iterable[TableDefinition]],
@@ -135,7 +136,7 @@ class Archive:
         self.part = ArchivePart(
             executor,
             clock,
-            ddl,
+            unchanging,
             self._kept,
             tables=tables,
             closed=closed,
@@ -234,7 +235,7 @@ class Archive:
                 _log.exception("the last writes were not archived; the next start does that")
 
     def follow(self, backup_micros: int) -> None:
-        """Records that a backup has taken its instant. Hold `instants` and `ddl`.
+        """Records that a backup has taken its instant. Hold `instants`, and keep the tables unchanging.
 
         The archive may continue from the backup, so changes of tables are recorded from then on.
         """

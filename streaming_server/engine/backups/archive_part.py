@@ -27,6 +27,7 @@ from streaming_server.storage.rocks.write_ahead_log import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
@@ -73,7 +74,7 @@ class ArchivePart:
     Args:
         executor: Runs blocking work on buckets.
         clock: The clock of the server.
-        ddl: Held while tables are created, altered or dropped.
+        unchanging: Keeps the tables of this process from being created, altered and dropped.
         kept: The logs of dropped tables.
         tables: Returns all tables and tablets of the process, which it opens.
         closed: Returns the own tablets that are closed, because their table is being dropped.
@@ -86,7 +87,7 @@ class ArchivePart:
         self,
         executor: StorageExecutor,
         clock: ServerClock,
-        ddl: asyncio.Lock,
+        unchanging: Callable[[], AbstractAsyncContextManager[None]],
         kept: KeptLogs,
         *,
         tables: Callable[[], Iterable[LiveTable]],
@@ -97,7 +98,7 @@ class ArchivePart:
     ) -> None:
         self._executor = executor
         self._clock = clock
-        self._ddl = ddl
+        self._unchanging = unchanging
         self._kept = kept
         self._tables = tables
         self._closed = closed
@@ -119,7 +120,7 @@ class ArchivePart:
         self._families: dict[Place, tuple[str, ...]] = {}
 
     def record(self, micros: int, incarnation: str, definition: TableDefinition | None) -> None:
-        """Records that a table was created, altered or dropped: see `TableChange`. Hold `ddl`."""
+        """Records that a table was created, altered or dropped: see `TableChange`. Not while tables are unchanging."""
         if self.is_recording:
             self._changes.append(TableChange(micros=micros, incarnation=incarnation, definition=definition))
 
@@ -129,7 +130,7 @@ class ArchivePart:
         return [each for each in found if each is not None]
 
     def record_files(self, micros: int, incarnation: str) -> None:
-        """Records that a new table has rows that no write-ahead log has, so that the archive lacks them. Hold `ddl`."""
+        """Records that a new table has rows that no write-ahead log has, so the archive lacks them. As `record`."""
         if self.is_recording:
             self._gaps[incarnation] = ArchiveGap(micros, TAKEN_IN)
 
@@ -154,7 +155,7 @@ class ArchivePart:
             await self._hear(stored)
             # Before tables are kept from being changed: a transaction may wait for another process.
             await self._wait_for_barriers()
-            async with self._ddl:
+            async with self._unchanging():
                 self.is_recording = True
                 self._last = await self._capture()
             return self._last.capture

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from scankv.model.errors import InvalidRequest
+from streaming_server.engine.bucket.call_point import now_of
 from streaming_server.engine.bucket.own_buckets import OwnBuckets
 from streaming_server.engine.bucket.sweep_record import SweepRecord
 from streaming_server.scan.chunk_source import View, total_rows
@@ -116,10 +117,10 @@ class TableState:
         return [self.buckets[number] for number in sorted(numbers)]
 
     def view_of(self, states: Mapping[int, BucketState]) -> View:
-        """Returns the view that consists of these states of buckets. Its time is now."""
+        """Returns the view that consists of these states of buckets. Its time is now, or what the call has decided."""
         return View(
             {number: state.log_offset for number, state in states.items()},
-            self.clock.commit_micros(),
+            now_of(self.clock),
             total_rows(state.rows for state in states.values()),
         )
 

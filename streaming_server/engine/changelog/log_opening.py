@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scankv.model.changes.log_positions import PositionKind
+from streaming_server.engine.bucket.call_point import now_of
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.changelog.applied_tail import AppliedTail
 from streaming_server.engine.changelog.consumer_starts import start_of_consumer
@@ -172,7 +173,7 @@ class LogOpening:
         return FullSource(table, rows, log, position.views, position.scanned)
 
     def _rows_of_table(self, scanned: ScanPosition | None, ends: Mapping[int, int]) -> KvSource:
-        now_micros = self._clock.commit_micros()
+        now_micros = now_of(self._clock)
         plan = replace(self._plan.of_rows().as_of(now_micros), changes_follow=True)
         reader = plan.reader(self._codec.rows, self._codec.key_codec)
         self.bases = choose_bases(plan, reader, list(self._buckets.values()))

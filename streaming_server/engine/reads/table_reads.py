@@ -13,6 +13,7 @@ import pyarrow as pa
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_ENCODED_KEYS, MAX_LOOKUP_KEYS
 from scankv.model.tables.expiry import tick_of
+from streaming_server.engine.bucket.call_point import now_of
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable, wait_until_readable
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.columnar.base_adoption import adopt_bases
@@ -93,7 +94,7 @@ class TableReads:
         chosen, codec = table.select_buckets(plan.buckets), table.codec
         # A scan that resumes leaves out the rows that had expired for its first part.
         resumed = time_of_token(plan.resume_token) if plan.resume_token else plan.expired_at
-        plan = plan.as_of(table.clock.commit_micros() if resumed is None else resumed)
+        plan = plan.as_of(now_of(table.clock) if resumed is None else resumed)
         reader, choices = await plan_reads_off_loop(table.executor.run, plan, codec)
         if consider_bases(plan, reader).base:
             await self._adopt_bases(plan, chosen)
@@ -141,7 +142,7 @@ class TableReads:
         table = self._table
         chosen = table.select_buckets(plan.buckets)
         definition, choice, partitions = table.definition, None, set[bytes]()
-        plan = plan.as_of(table.clock.commit_micros())
+        plan = plan.as_of(now_of(table.clock))
         reader, choices = plan_reads(plan, table.codec)
         if consider_bases(plan, reader).base:
             await self._adopt_bases(plan, chosen)
@@ -239,7 +240,7 @@ class TableReads:
         table = self._table
         if table.definition.expiry is None:
             return rows
-        return table.codec.rows.without_expired(rows, table.clock.commit_micros())
+        return table.codec.rows.without_expired(rows, now_of(table.clock))
 
     async def count(self, numbers: Sequence[int] | None, *, latest: bool = False) -> tuple[int | None, dict[int, int]]:
         """Counts the rows of some buckets (None: all) in a view of one instant, which is durable unless `latest`.
@@ -288,7 +289,7 @@ class TableReads:
             counts.append(state.rows)
         rows = total_rows(counts)
         definition, known = self._table.definition, self._version
-        micros = self._table.clock.commit_micros()
+        micros = now_of(self._table.clock)
         tick = 0 if definition.expiry is None else tick_of(micros)
         if known is not None and known[0] is definition and known[1:4] == (offsets, tick, rows):
             return known[4]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, TooManySnapshots
 from scankv.model.tables.expiry import tick_of
+from streaming_server.engine.bucket.call_point import now_of
 from streaming_server.engine.snapshots.leases import lost_error
 from streaming_server.engine.snapshots.pinned_view import PinnedView
 from streaming_server.storage.changelog.offsets import count_of
@@ -142,7 +143,7 @@ class PinnedViews:
         name = table.definition.name
         if any(view.table == name for view in self._views.values()):
             offsets = await pinning.offsets()
-            now = _position(offsets, table.definition, table.clock.commit_micros())
+            now = _position(offsets, table.definition, now_of(table.clock))
             for view in self._views.values():
                 if view.table == name and view.is_readable and _position_of(view.manifest) == now:
                     return view, 0

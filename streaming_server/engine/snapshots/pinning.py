@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import SnapshotNotTaken
+from streaming_server.engine.bucket.call_point import now_of
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.columnar.base_adoption import adopt_bases
@@ -158,7 +159,7 @@ class ViewPinner:
                         # While all mutexes are held, so that nothing is trimmed between the view and its hold.
                         for live in self._buckets:
                             live.retain_log(log_owner, states[live.number].log_offset)
-                    instant, now = definition(), self._clock.commit_micros()
+                    instant, now = definition(), now_of(self._clock)
                     numbers = (live.number for live in self._buckets)
                     to_link = dict(zip(numbers, base_paths, strict=True)) if base_paths else {}
                     bases = self._bases() if base_paths else {}

@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.snapshots.loans import Lender
     from streaming_server.engine.table.table_partitions import PartitionStats
     from streaming_server.engine.tables.definition_rules import DefinitionChanges, TableParts
+    from streaming_server.shared_times import SharedTimes
     from streaming_server.storage.files.disk_use import DiskBytes
     from streaming_server.storage.tables.placement import Placement
 
@@ -109,6 +110,7 @@ class Tables:
         placement: Which tables belong to this process.
         lock: The descriptor by which another process has locked the directory for this one. None: it is not locked yet.
         lender: Borrows views of tables of other processes. None: this process has all tables.
+        times: The commit times of all processes of the server. None: there is one process.
 
     Attributes:
         clock: The server's clock.
@@ -133,6 +135,7 @@ class Tables:
         placement: Placement = ALONE,
         lock: int | None = None,
         lender: Lender | None = None,
+        times: SharedTimes | None = None,
     ) -> None:
         """Opens the directory.
 
@@ -147,7 +150,7 @@ class Tables:
         with ExitStack() as on_failure:
             on_failure.callback(self._directory.close)
             self._catalog = Catalog(self._directory, placement)
-            self._open_shared_resources(config, clocks)
+            self._open_shared_resources(config, clocks, times)
             self.rules = DefinitionRules(self._directory, self._installed, self.clock)
             self._live: dict[str, LiveTable] = {}
             self._ddl = asyncio.Lock()
@@ -203,7 +206,7 @@ class Tables:
                 placement,
                 self._executor,
                 self.clock,
-                self._ddl,
+                self.tablets.unchanging,
                 tables=self._all_tables,
                 closed=self._closed_tablets,
                 remembered=self.transactions.remembered,
@@ -213,7 +216,9 @@ class Tables:
             )
             on_failure.pop_all()
 
-    def _open_shared_resources(self, config: ServerConfig, clocks: MachineClocks | None) -> None:
+    def _open_shared_resources(
+        self, config: ServerConfig, clocks: MachineClocks | None, times: SharedTimes | None
+    ) -> None:
         """Makes what all tables share: memory, threads, the clock, and their limits."""
         self._most_open = max_open_buckets(config.max_open_buckets)
         self._resources = RocksResources.of_sizes(
@@ -229,7 +234,7 @@ class Tables:
             files += [ClockFile(part) for part in self._directory.parts()]
         found = [file.read(is_new=not len(self._catalog)) for file in files]
         stored = max((each for each in found if each is not None), key=lambda each: each.service, default=None)
-        self.clock = ServerClock(clocks, stored, clock_limits(config))
+        self.clock = ServerClock(clocks, stored, clock_limits(config), times)
         self._clock_keeper = ClockKeeper(self.clock, clock_file, self._executor)
         self._catch_up = catch_up_limits(config)
         self._writer_limits = writer_limits(config)
@@ -534,7 +539,9 @@ class Tables:
             if changes.get("add_indexes") or definition.schema.id != before.schema.id:
                 self.transactions.check_applied(name, before.incarnation)
             # Fails unless all owners of tablets answer, because none of them may miss what follows.
-            micros = await self.tablets.notify(before)
+            # Everything that is written under the new definition is later, because no process is behind another one.
+            micros = self.clock.commit_micros()
+            await self.tablets.notify(before)
             if definition.changelogs == before.changelogs:
                 definition = await self._replace_definition(definition, micros)
                 try:
@@ -570,9 +577,10 @@ class Tables:
             micros: A commit time before everything that can be written under the definition. None: now.
 
         Returns:
-            The definition with that time.
+            The definition with that time, and with its version.
         """
-        definition = replace(definition, changed_micros=self.clock.commit_micros() if micros is None else micros)
+        micros = self.clock.commit_micros() if micros is None else micros
+        definition = replace(definition, changed_micros=micros, version=definition.version + 1)
         await self._executor.run(store, definition)
         self.archive.part.record(definition.changed_micros, definition.incarnation, definition)
         return definition
@@ -652,7 +660,7 @@ class Tables:
         attempts: int,
     ) -> BackupCut:
         """Takes one instant of all tables for a backup: see `CutTaker`."""
-        async with self.archive.instants, self._ddl:
+        async with self.archive.instants, self.tablets.unchanging():
             left_out.update(self._catalog.unusable)
             left_out.update({each.name: BEING_DROPPED for each in self._closed_tablets()})
             cutter = CutTaker(root, self._executor, self.clock, self.transactions, left_out, before, agree, attempts)

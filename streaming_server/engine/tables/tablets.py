@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from scankv.model.errors import ConnectionFailed, TableNotFound, Unavailable
+from scankv.model.errors import ScanKvError, TableNotFound, Unavailable
 from scankv.model.names import table_of
+from streaming_server.engine.bucket.commit_barrier import lock_behind_barriers
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
 from streaming_server.storage.bootstrap.taken_in import has_taken_in
@@ -31,11 +32,8 @@ if TYPE_CHECKING:
     from streaming_server.engine.writes.column_locks import ColumnLocks
     from streaming_server.storage.tables.catalog import Catalog
 
-NotifyOwners: TypeAlias = Callable[[str, bool], Awaitable[list[int]]]
-"""Calls `Tablets.follow` at all other worker processes, and returns the commit time of each, in microseconds.
-
-Raises ConnectionFailed if one of them does not answer.
-"""
+NotifyOwners: TypeAlias = Callable[[str, bool], Awaitable[None]]
+"""Calls `Tablets.follow` at all other worker processes. Raises ConnectionFailed if one of them does not answer."""
 
 _CLOSED_SECONDS: Final = 10.0
 """For how long tablets stay closed if the owner of the table ends before it reports whether the table was dropped."""
@@ -58,7 +56,8 @@ class Tablets:
         snapshots: The snapshots of the tables and tablets.
         consumers: The consumers of the tables.
         locks: The column locks of the tables.
-        ddl: Held while tables are created, altered or dropped.
+        ddl: Held while tables of this process are created, altered or dropped. The other processes are notified
+            meanwhile, so none of them needs its own `ddl` for that: it may be altering a table, too.
         clock: The clock of the server.
         transactions: Returns the transactions of this process.
         table: Returns a table or tablet, and opens it.
@@ -67,6 +66,7 @@ class Tablets:
         writers: By incarnation and writer, keeps a writer of a table with tablets from being opened while a request of
             the writer is written.
         notify_owners: Notifies the other worker processes. None: no others exist.
+        following: Held while this process follows a table. Taken after `ddl`, and for no longer than that takes here.
     """
 
     catalog: Catalog
@@ -81,9 +81,18 @@ class Tablets:
     table: Callable[[str], LiveTable]
     writers: TableUsageLock = field(default_factory=TableUsageLock)
     notify_owners: NotifyOwners | None = None
+    following: asyncio.Lock = field(default_factory=asyncio.Lock)
     _closed: dict[str, float] = field(default_factory=dict)
     _notifying: DetachedTasks = field(default_factory=DetachedTasks)
+    _follows: DetachedTasks = field(default_factory=DetachedTasks)
+    _catching_up: set[str] = field(default_factory=set)
     _is_closing: bool = False
+
+    @asynccontextmanager
+    async def unchanging(self) -> AsyncIterator[None]:
+        """Keeps the tables and tablets of this process from being created, altered and dropped."""
+        async with self.ddl, self.following:
+            yield
 
     def check_open(self, name: str) -> None:
         """Raises Unavailable for a tablet of a table that is about to be dropped."""
@@ -99,22 +108,16 @@ class Tablets:
         """Reads the definition of a tablet that this process does not know yet, if it exists. Blocks briefly."""
         self._add(self.catalog.reload(table_of(name))[1])
 
-    async def notify(self, table: TableDefinition, *, closing: bool = False) -> int:
+    async def notify(self, table: TableDefinition, *, closing: bool = False) -> None:
         """Has the owners of all tablets of an own table follow it: see `follow`. Hold `ddl`.
-
-        Returns:
-            A commit time, in microseconds since 1970 UTC. Whatever is written to the table from now on is later, even
-            at a worker whose clock is behind.
 
         Raises:
             ConnectionFailed: One of them does not answer.
         """
-        times = []
         if table.tablets > 1:
-            await self.follow_locked(table.name, closing=closing)
+            await self.follow(table.name, closing=closing)
             if self.notify_owners is not None:
-                times = await self.notify_owners(table.name, closing)
-        return min([self.clock.commit_micros(), *times])
+                await self.notify_owners(table.name, closing)
 
     async def close_all(self, table: TableDefinition) -> None:
         """Closes all tablets of an own table that is about to be dropped, or none. As `notify`."""
@@ -125,10 +128,10 @@ class Tablets:
             raise
 
     async def notify_reliably(self, table: TableDefinition) -> None:
-        """As `notify`, after a change that is done: owners that do not answer are notified again in the background."""
+        """As `notify`, after a change that is done: owners that cannot follow are notified again in the background."""
         try:
             await self.notify(table)
-        except ConnectionFailed as error:
+        except ScanKvError as error:
             _log.warning("some workers do not know a change of table %s yet: %s", table.name, error.message)
             self._notifying.start(self._notify_again(table))
 
@@ -137,7 +140,7 @@ class Tablets:
         while not is_known and not self._is_closing:
             await asyncio.sleep(_NOTIFY_SECONDS)
             async with self.ddl:
-                with suppress(ConnectionFailed):
+                with suppress(ScanKvError):
                     await self.notify(table)
                     is_known = True
 
@@ -148,6 +151,7 @@ class Tablets:
     async def join(self) -> None:
         """Returns once all notifications in the background have ended."""
         await self._notifying.join()
+        await self._follows.join()
 
     async def follow(self, table: str, *, closing: bool) -> bool:
         """Follows a table that its owner has created or altered, has dropped, or is about to drop.
@@ -159,11 +163,13 @@ class Tablets:
         Returns:
             Whether tablets of the table were dropped.
         """
-        async with self.ddl:
-            return await self.follow_locked(table, closing=closing)
+        return await asyncio.shield(self._follows.start(self._follow_in_turn(table, closing=closing)))
 
-    async def follow_locked(self, table: str, *, closing: bool) -> bool:
-        """Does what `follow` does, for a caller that holds `ddl`."""
+    async def _follow_in_turn(self, table: str, *, closing: bool) -> bool:
+        async with self.following:
+            return await self._follow(table, closing=closing)
+
+    async def _follow(self, table: str, *, closing: bool) -> bool:
         if closing:
             self._closed[table] = self.clock.monotonic()
             for name in [name for name in self.live if name != table and table_of(name) == table]:
@@ -178,10 +184,13 @@ class Tablets:
             if new is None or new.incarnation != old.incarnation:
                 are_dropped = True
                 await self._forget(old.name, TableNotFound(f'table "{table}" was dropped', table=table))
-            elif new != old and old.name in self.live:
-                # Rows are checked against the definition before they are committed, and applied after that.
-                async with self.transactions().uses.altering(old.name):
-                    self.live[old.name].alter(new)
+        for new in now:
+            # What is open counts, and not what was read before: an earlier call may have failed in between.
+            if (live := self.live.get(new.name)) is not None and live.definition != new:
+                # Rows are checked against the definition before they are committed, and applied after that. A hold has
+                # the mutexes, so all views that are opened under holds of several tablets have one definition.
+                async with self.transactions().uses.altering(new.name), lock_behind_barriers([*live.buckets]):
+                    live.alter(new)
         known = {each.name: each.incarnation for each in before}
         added = [each for each in now if known.get(each.name) != each.incarnation]
         self._add(added)
@@ -194,6 +203,23 @@ class Tablets:
                 # The table may be about to get an index, for which these rows were not checked.
                 self.transactions().check_applied(each.name, each.incarnation)
         return are_dropped
+
+    def catch_up(self, table: str) -> None:
+        """Follows a table in the background, because a call has shown that this process knows an old definition."""
+        if not self.is_closed(table) and table not in self._catching_up:
+            self._catching_up.add(table)
+            self._notifying.start(self._catch_up(table))
+
+    async def _catch_up(self, table: str) -> None:
+        try:
+            async with self.following:
+                # It may have been closed while this waited.
+                if not self.is_closed(table):
+                    await self._follow(table, closing=False)
+        except ScanKvError as error:
+            _log.warning("the definition of table %s cannot be read: %s", table, error.message)
+        finally:
+            self._catching_up.discard(table)
 
     def _add(self, tablets: list[TableDefinition]) -> None:
         for each in tablets:

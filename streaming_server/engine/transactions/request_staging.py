@@ -271,8 +271,11 @@ class RequestStaging:
 
     async def get_for_update(
         self, request_id: StagedRequestId, table: LiveTable, keys: bytes
-    ) -> tuple[pa.RecordBatch, bytes]:
+    ) -> tuple[pa.RecordBatch, bytes, int]:
         """Looks keys up as `TableReads.lookup`, and makes the commit depend on them. May lock them first.
+
+        Returns:
+            The rows found; a byte for each key, 1 if it was found, else 0; and the id of the schema of the rows.
 
         Raises:
             LockTimeout, DeadlockDetected, TooManyLocks: As for `stage`.
@@ -285,6 +288,7 @@ class RequestStaging:
             _, parts = await self._executor.run(request_check(table, READ, keys, 0, OVERWRITE))
             await self._lock_keys(transaction, table, parts)
         rows, found, offsets = await table.reads.lookup(keys, None)
+        schema_id = table.definition.schema.id
         request = StagedRequest(
             part=request_id.part,
             table=table.definition.name,
@@ -294,15 +298,20 @@ class RequestStaging:
             buckets=offsets,
         )
         await self._append(transaction, request_id, request, keys, table)
-        return rows, found
+        return rows, found, schema_id
 
-    async def lookup(self, request_id: StagedRequestId, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
+    async def lookup(
+        self, request_id: StagedRequestId, table: LiveTable, keys: bytes
+    ) -> tuple[pa.RecordBatch, bytes, int]:
         """Looks keys up as `TableReads.lookup`, with the rows that a part has staged so far merged in.
 
         Args:
             request_id: The part, and how many requests it has staged; the lookup sees these.
             table: The table.
             keys: An Arrow IPC stream.
+
+        Returns:
+            As `get_for_update`.
 
         Raises:
             TransactionLost, TransactionCommitted: The transaction is no longer open.
@@ -316,7 +325,7 @@ class RequestStaging:
             check_written_to(parts, table.definition)
             files = [(part.path, part.count_before(request_id.sequence)) for part in parts]
             rows, found, _ = await table.reads.lookup(keys, None, partial(with_staged, table, files, self._executor))
-        return rows, found
+            return rows, found, table.definition.schema.id
 
     async def staged(
         self, transaction: OpenTransaction, request_id: StagedRequestId, table: LiveTable

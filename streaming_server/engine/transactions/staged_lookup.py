@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_REQUEST_BYTES
+from streaming_server.engine.bucket.call_point import now_of
 from streaming_server.engine.merging.expired_rows import UnexpiredRows
 from streaming_server.engine.transactions.staged_rows import read_staged_rows
 from streaming_server.engine.writes.bucket_steps import total_bytes
@@ -46,7 +47,7 @@ class StagedRowView:
         wanted = pc.is_in(part.key_array, value_set=self._keys).to_numpy(zero_copy_only=False)
         if wanted.any():
             merger = table.writes.merger.without_indexes()
-            now_micros = table.state.clock.commit_micros()
+            now_micros = now_of(table.state.clock)
             rows = UnexpiredRows(self, merger.codec, now_micros) if table.definition.expiry is not None else self
             change = merger.merge(rows, part.for_codec(merger.codec.rows).where(wanted))
             self._rows.update(zip(change.put_keys.to_pylist(), change.put_values.to_pylist(), strict=True))

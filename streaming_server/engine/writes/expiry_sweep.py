@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from scankv.model.errors import ScanKvError
 from scankv.model.expressions import BoundPredicate
 from scankv.model.keys.key_range import KeyRange
+from streaming_server.engine.bucket.call_point import removable_at
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.engine.writes.bucket_steps import remove_expired
 from streaming_server.scan.row_reader import RowReader
@@ -110,7 +111,7 @@ class ExpirySweep(Background):
                 if bucket.state.rows == 0:
                     return
                 stored = bucket.state.rows
-                found: _Slice = await live.run(_read_slice, bucket, codec, bucket.commit_time(), start)
+                found: _Slice = await live.run(_read_slice, bucket, codec, removable_at(bucket.commit_time()), start)
                 spent = [found.seconds]
                 if found.expired:
                     await live.write(_remove, live, bucket, found.expired, codec, spent)

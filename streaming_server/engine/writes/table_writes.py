@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.changes.log_offsets import check_offsets_of
-from scankv.model.errors import InvalidKey, InvalidRequest, RequestTooLarge, ScanKvError
+from scankv.model.errors import InvalidKey, InvalidRequest, RequestTooLarge, ScanKvError, TableRecreated
 from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
 from scankv.model.tables.columns import CHANGE_TYPE
 from streaming_server.engine.bucket.locking import lock_buckets
@@ -244,7 +244,7 @@ class TableWrites:
         data, decides which bucket gets them.
 
         Raises:
-            InvalidRequest: The table has no such schema.
+            TableRecreated: The table does not have the schema version yet, so the client knows an earlier table.
             NoPrimaryKey: The table has none, and the write needs one.
         """
         merger, definition = self.merger, self._table.definition
@@ -390,8 +390,13 @@ def _turn_of(data: bytes, identity: WriteIdentity | None) -> int:
 
 
 def _check_schema_id(definition: TableDefinition, schema_id: int) -> None:
-    if schema_id not in (0, *(schema.id for schema in definition.schemas)):
-        raise InvalidRequest(f"table {definition.name} has no schema {schema_id}: open the table again")
+    # The owner of a tablet that is behind has not taken the write, so no version is still to come.
+    if schema_id > definition.schema.id:
+        raise TableRecreated(
+            f"table {definition.name} has no schema version {schema_id}, so it was restored, or dropped and created "
+            "again: open it again",
+            table=definition.name,
+        )
 
 
 def _renumber(error: ScanKvError, number: int) -> ScanKvError:

@@ -10,10 +10,12 @@ import grpc
 from scankv.model.errors import NotOwner
 from scankv.model.names import table_of, tablet_number
 from scankv.v1 import worker_pb2, write_pb2
+from streaming_server.engine.bucket.call_point import CallPoint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from streaming_server.engine.tables.tables import Tables
     from streaming_server.services.forwarding import Workers
 
 _Request: TypeAlias = write_pb2.UpsertRequest | write_pb2.DeleteRequest
@@ -22,12 +24,13 @@ _ADMIT: Final = "scankv.v1.TabletService/AdmitWrite"
 
 
 @asynccontextmanager
-async def admitted(request: _Request, workers: Workers, seconds: float | None) -> AsyncIterator[None]:
+async def admitted(request: _Request, workers: Workers, tables: Tables, seconds: float | None) -> AsyncIterator[None]:
     """Has the owner of the table admit a write for the length of the block, if a client has sent it to a tablet.
 
     Args:
         request: The write. Once it is admitted, it needs no column locks.
         workers: The workers of the server.
+        tables: The tables and tablets of this worker.
         seconds: How long the client waits. None: without a limit.
 
     Raises:
@@ -37,11 +40,17 @@ async def admitted(request: _Request, workers: Workers, seconds: float | None) -
     if tablet_number(request.table) is None or request.admitted:
         yield
         return
-    table = table_of(request.table)
+    table, definition = table_of(request.table), tables.table(request.table).definition
+    if request.schema_id > definition.schema.id:
+        # Either this process is behind, or the client knows an earlier table of this name.
+        tables.tablets.catch_up(table)
+        raise _not_admitted(request)
+    point = CallPoint.of(definition, tables.clock)
     asked = worker_pb2.AdmitWriteRequest(
         table_name=table, columns=request.columns, schema_id=request.schema_id, column_locks=request.column_locks
     )
-    with workers.open(workers.placement.owner_of(table), _ADMIT, asked.SerializeToString(), seconds) as call:
+    owner, data = workers.placement.owner_of(table), asked.SerializeToString()
+    with workers.open(owner, _ADMIT, data, seconds, point=point.to_bytes()) as call:
         try:
             answer = await call.read()
         except grpc.aio.AioRpcError as error:

@@ -13,6 +13,7 @@ import numpy as np
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import ScanKvError
 from scankv.v1 import scan_pb2, worker_pb2
+from streaming_server.engine.bucket.call_point import CallPoint
 from streaming_server.engine.changelog.log_starts import check_named, numbers_of_newest
 from streaming_server.services.forwarding import error_of
 from streaming_server.services.tablets.table_errors import of_table
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from scankv.model.changes.log_positions import StartFrom
     from scankv.model.tables.schema import TableDefinition
+    from streaming_server.clock import ServerClock
     from streaming_server.services.forwarding import Workers
 
 FIND: Final = "scankv.v1.TabletService/FindOffsets"
@@ -59,6 +61,7 @@ class TabletChangelogs:
     """Calls the owners of tablets, in the name of the server, which has checked the caller. See `TabletLogs`."""
 
     workers: Workers
+    clock: ServerClock
 
     async def find(
         self,
@@ -133,8 +136,11 @@ class TabletChangelogs:
 
     async def _ask(self, tablet: TableDefinition, method: str, request: Message, seconds: float) -> bytes:
         owner = self.workers.placement.owner_of(tablet.name)
+        point = CallPoint.of(tablet, self.clock).to_bytes()
         try:
-            return await self.workers.ask(owner, method, request.SerializeToString(), seconds, of_server=True)
+            return await self.workers.ask(
+                owner, method, request.SerializeToString(), seconds, of_server=True, point=point
+            )
         except grpc.aio.AioRpcError as error:
             raise of_table(error_of(error, owner, f"the tablet {tablet.name}"), tablet.name) from error
 

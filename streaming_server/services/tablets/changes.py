@@ -42,7 +42,7 @@ class DividedChanges:
         self._request = request
         # A heartbeat of the joined stream repeats the latest heartbeats of the tablets.
         self._heartbeat_millis = max(_LEAST_HEARTBEAT_MILLIS, int(heartbeat_seconds * 500))
-        self._logs = TabletChangelogs(calls.workers)
+        self._logs = TabletChangelogs(calls.workers, calls.tables.clock)
 
     @property
     def table(self) -> TableState:

@@ -34,7 +34,7 @@ async def explain_scan(request: scan_pb2.ScanKvRequest, calls: TabletCalls) -> s
         each.table, each.buckets[:] = calls.tablets[tablet].name, buckets
     answers = await calls.ask(_EXPLAIN, requests, scan_pb2.ExplainScanResponse)
     joined = min(answers.values(), key=lambda each: (bool(each.index), each.read_path == scan_pb2.READ_PATH_COLUMNAR))
-    plan = plan.as_of(calls.table.state.clock.commit_micros())
+    plan = plan.as_of(calls.now_micros)
     # Which keys are read where does not depend on what the tablets have.
     keys = await asyncio.to_thread(_explain_keys, plan, calls.definition)
     joined.buckets[:], joined.ranges[:], joined.first_points[:] = keys.buckets, keys.ranges, keys.first_points

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 import grpc
 
 from scankv.model.errors import InvalidRequest, Unavailable
 from scankv.v1 import admin_pb2, scan_pb2, snapshot_pb2, table_pb2
 from streaming_server.current_call import CALL_METADATA
+from streaming_server.engine.bucket.call_point import is_of_other_definition
 from streaming_server.services.errors import map_errors
 from streaming_server.services.forwarding import RETRY_SECONDS
 from streaming_server.services.tablets.definitions import check, describe
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
 Context = grpc.aio.ServicerContext
 
+_Answer = TypeVar("_Answer")
+
 Join: TypeAlias = "Callable[[Any, TabletCalls], Awaitable[Message | bytes]]"
 """Answers a request about a table by calls about its tablets. The answer may be serialized already."""
 
@@ -63,6 +68,27 @@ _JOINS: Final[Mapping[str, Join]] = {
     "ScanService/ExplainScan": explain_scan,
 }
 
+
+_REPEATED: Final = frozenset(
+    {
+        "LookupService/Lookup",
+        "LookupService/Count",
+        "LookupService/Aggregate",
+        "LookupService/TopN",
+        "SnapshotService/PinSnapshot",
+        "ScanService/ScanKv",
+        "ScanService/ExplainScan",
+        "TransactionService/LookupStaged",
+    }
+)
+"""Calls that can begin again after a tablet has refused them, as nothing has come of them. All others are refused:
+those that change something, and those that the client is better at beginning again, such as streams of changes."""
+
+_DECIDING_SECONDS: Final = 8.0
+_SHARE_OF_WAIT: Final = 0.75
+"""The share of the time for which the client waits in which a call may begin again."""
+_FIRST_PAUSE_SECONDS: Final = 0.005
+_LONGEST_PAUSE_SECONDS: Final = 0.2
 
 _OF_OWNER: Final = frozenset(
     {
@@ -115,23 +141,59 @@ class JoinedCall:
             if join is None:
                 raise self._refusal()
             async with naming_drops(self.tables, self.table.definition):
-                answer = await join(self.request, self._calls(context))
+                answer = await self._decide_until_done(join, context)
         return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
     async def stream(self, context: Context[Any, Any], unread: UnreadAnswers) -> None:
         async with map_errors(self.request, context), naming_drops(self.tables, self.table.definition):
-            calls = self._calls(context)
             if isinstance(self.request, scan_pb2.ScanKvRequest):
-                await scan(self.request, calls, context, unread)
+                await self._decide_until_done(partial(scan, context=context, unread=unread), context)
             elif isinstance(self.request, admin_pb2.CheckTableRequest):
+                calls = self._calls(self.request, context)
                 await check(self.request, calls, calls.sender(context, unread))
             else:
                 raise self._refusal()
 
-    def _calls(self, context: Context[Any, Any]) -> TabletCalls:
+    async def _decide_until_done(
+        self, join: Callable[[Any, TabletCalls], Awaitable[_Answer]], context: Context[Any, Any]
+    ) -> _Answer:
+        """Answers a request. If a tablet has another definition than was decided, begins the call again as a whole.
+
+        Calls that change something are left to the client, which repeats what it may repeat.
+        """
+        if self.method.removeprefix("scankv.v1.") not in _REPEATED:
+            return await join(self.request, self._calls(self.request, context))
+        loop, ends, pause = asyncio.get_running_loop(), 0.0, _FIRST_PAUSE_SECONDS
+        while True:
+            request = type(self.request)()
+            request.CopyFrom(self.request)
+            calls = self._calls(request, context)
+            try:
+                return await join(request, calls)
+            except Unavailable as error:
+                if calls.has_sent or not is_of_other_definition(error):
+                    raise
+                left = context.time_remaining()
+                ends = ends or loop.time() + min(_DECIDING_SECONDS, (left or _DECIDING_SECONDS) * _SHARE_OF_WAIT)
+                if not await self._may_begin_again(calls, pause, ends):
+                    raise
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _may_begin_again(self, calls: TabletCalls, pause: float, ends: float) -> bool:
+        """Waits for a change of the table to end. Returns whether it did in time, and the table is still the same."""
+        try:
+            async with asyncio.timeout_at(ends):
+                # If this process is the one that is behind, its own change ends first.
+                live = await self.tables.table_after_changes(calls.definition.name)
+                await asyncio.sleep(pause)
+        except TimeoutError:
+            return False
+        return live is self.table
+
+    def _calls(self, asked: Message, context: Context[Any, Any]) -> TabletCalls:
         """Returns an object that asks the tablets. If the call reads a snapshot, each tablet reads its part of it."""
         calls = TabletCalls(self.workers, self.tables, self.table, context, self.memory)
-        request = cast("Any", self.request)
+        request = cast("Any", asked)
         if "snapshot" in request.DESCRIPTOR.fields_by_name and request.snapshot.snapshot_id:
             calls.read_snapshot(request.snapshot.snapshot_id)
         return calls

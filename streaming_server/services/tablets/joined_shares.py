@@ -15,15 +15,13 @@ from streaming_server.scan.queries.top_n import MAX_KEPT_BYTES, too_large, too_m
 from streaming_server.services.lookup import ipc_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from scankv.model.errors import ScanKvError
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.v1 import worker_pb2
     from streaming_server.scan.queries.aggregation import Aggregation
     from streaming_server.scan.queries.top_n import TopNSpec
-
-    CheckSchemas = Callable[[Iterable[pa.Schema]], None]
 
 
 class JoinedCount:
@@ -49,17 +47,14 @@ class JoinedGroups:
 
     Args:
         aggregation: An aggregation without rows.
-        check_schemas: Raises if tablets have answered with different columns.
     """
 
-    def __init__(self, aggregation: Aggregation, check_schemas: CheckSchemas) -> None:
+    def __init__(self, aggregation: Aggregation) -> None:
         self._aggregation = aggregation
-        self._check_schemas = check_schemas
 
     def add(self, share: worker_pb2.QueriedResult, state: bytes) -> None:
         """Adds the groups of a tablet, an Arrow IPC stream. Raises InvalidRequest for too many groups."""
         groups = pa.ipc.open_stream(pa.py_buffer(state)).read_all()
-        self._check_schemas([groups.schema, self._aggregation.state().schema])
         self._aggregation.add_state(groups)
 
     def respond(self, log_offsets: Mapping[int, int], version: bytes) -> tuple[bytes, bytes]:
@@ -79,13 +74,11 @@ class JoinedRows:
     Args:
         spec: The requested rows.
         keys: The codec of the keys.
-        check_schemas: Raises if tablets have answered with different columns.
     """
 
-    def __init__(self, spec: TopNSpec, keys: KeyCodec, check_schemas: CheckSchemas) -> None:
+    def __init__(self, spec: TopNSpec, keys: KeyCodec) -> None:
         self._spec = spec
         self._keys = keys
-        self._check_schemas = check_schemas
         self._direction = "ascending" if spec.ascending else "descending"
         # The first rows, with `value`, the sort code of the column, and `key`, the encoded key.
         self._order: pa.Table | None = None
@@ -107,7 +100,6 @@ class JoinedRows:
         if share.has_too_large_ties:
             self._dropped_ties.append((order["value"][self._spec.n - 1], too_large(self._spec.n, MAX_KEPT_BYTES)))
         if self._rows is not None and self._order is not None:
-            self._check_schemas([self._rows.schema, rows.schema])
             rows, order = pa.concat_tables([self._rows, rows]), pa.concat_tables([self._order, order])
         sorted_ = pc.sort_indices(order, sort_keys=[("value", self._direction), ("key", "ascending")])
         kept = sorted_[: self._count(order["value"].take(sorted_))]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from scankv.model.errors import Unavailable
 from scankv.v1 import snapshot_pb2
 from streaming_server.engine.snapshots.part_ids import PartId
-from streaming_server.services.forwarding import RETRY_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,23 +22,16 @@ def join_snapshots(found: Iterable[snapshot_pb2.Snapshot]) -> list[snapshot_pb2.
             continue
         others = parts.setdefault((part.snapshot_id, part.pin), {})
         others[part.tablet] = each
-        # Their schemas can only differ while they are being pinned.
-        if len(others) == part.tablets and len({other.schema_id for other in others.values()}) == 1:
+        if len(others) == part.tablets:
             joined.append(join_parts(others))
     return sorted(joined, key=lambda each: (each.view_micros, each.view_id, each.snapshot_id))
 
 
 def join_parts(parts: Mapping[int, snapshot_pb2.Snapshot]) -> snapshot_pb2.Snapshot:
-    """Returns the snapshot that has these parts, by tablet.
-
-    Raises:
-        Unavailable: The table was altered while the parts were pinned.
-    """
+    """Returns the snapshot that has these parts, by tablet."""
     first = parts[0]
     part = PartId.parse(first.snapshot_id)
     assert part is not None
-    if len({each.schema_id for each in parts.values()}) > 1:
-        raise Unavailable(f"table {first.table} is being altered: try again", retry_after=RETRY_SECONDS)
     joined = snapshot_pb2.Snapshot()
     joined.CopyFrom(first)
     joined.snapshot_id = part.snapshot_id

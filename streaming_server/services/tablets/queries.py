@@ -66,12 +66,25 @@ async def top_n(request: lookup_pb2.TopNRequest, calls: TabletCalls) -> bytes:
 
 
 @asynccontextmanager
-async def one_instant(request: Any, calls: TabletCalls, tablets: Iterable[int]) -> AsyncIterator[Mapping[int, str]]:  # noqa: ANN401  # a request with `snapshot`
-    """Yields the holds under which tablets open the views that a request reads. A pinned view needs no hold."""
+async def one_instant(
+    request: Any,  # noqa: ANN401  # a request with `snapshot`
+    calls: TabletCalls,
+    tablets: Iterable[int],
+    *,
+    is_part: bool = False,
+) -> AsyncIterator[Mapping[int, str]]:
+    """Yields the holds under which tablets open the views that a request reads. A pinned view needs no hold.
+
+    Args:
+        request: The request.
+        calls: The tablets.
+        tablets: The tablets that are read as of this instant.
+        is_part: As for `TabletCalls.hold`.
+    """
     if request.HasField("snapshot"):
         yield dict.fromkeys(tablets, "")
         return
-    async with calls.hold(tablets) as holds:
+    async with calls.hold(tablets, is_part=is_part) as holds:
         yield holds
 
 
@@ -148,6 +161,7 @@ class _JoinedQuery:
             results.computed += 1
             return await asyncio.to_thread(b"".join, (result.response, result.first_caller_fields))
         while True:
+            self._calls.decide()
             versions = await versions_of(request, self._calls, self._by_tablet)
             current = joined_version(versions.values())
             if since is None or since != current:
@@ -172,9 +186,9 @@ class _JoinedQuery:
             bind_count(request, calls.definition)
             return JoinedCount()
         if isinstance(request, lookup_pb2.AggregateRequest):
-            return JoinedGroups(bind_aggregate(request, calls.definition).result, calls.check_same_schema)
+            return JoinedGroups(bind_aggregate(request, calls.definition).result)
         bound = bind_top_n(request, calls.definition)
-        return JoinedRows(bound.result, calls.table.state.codec.key_codec, calls.check_same_schema)
+        return JoinedRows(bound.result, calls.table.state.codec.key_codec)
 
     def _unchanged(self, version: bytes) -> bytes:
         request = self._request

@@ -152,21 +152,22 @@ class _JoinedScan:
         Those with a ticket are read by another call.
         """
         instants = tablets_by_instant(self.request, self.calls, self.tablets)
+        is_part = len(instants) > 1
         parts: dict[int, _Part] = {}
         headers: dict[int, scan_pb2.ScanHeader] = {}
         for opened, their_headers in await all_ended(
-            self._open_at_once(streams, tickets, tablets) for tablets in instants
+            self._open_at_once(streams, tickets, tablets, is_part=is_part) for tablets in instants
         ):
             parts |= opened
             headers |= their_headers
         return dict(sorted(parts.items())), dict(sorted(headers.items()))
 
     async def _open_at_once(
-        self, streams: AsyncExitStack, tickets: Mapping[int, str], tablets: Iterable[int]
+        self, streams: AsyncExitStack, tickets: Mapping[int, str], tablets: Iterable[int], *, is_part: bool
     ) -> tuple[dict[int, _Part], dict[int, scan_pb2.ScanHeader]]:
         """Opens the streams of some tablets as of one instant. Returns their headers, too."""
         requests = {tablet: self._request_of(tablet) for tablet in tablets}
-        async with one_instant(self.request, self.calls, requests) as holds:
+        async with one_instant(self.request, self.calls, requests, is_part=is_part) as holds:
             parts = {
                 tablet: streams.enter_context(
                     self.calls.open(SCAN, tablet, each, holds[tablet], tickets.get(tablet, ""))
@@ -198,10 +199,11 @@ class _JoinedScan:
         return each
 
     def stream_of(self, headers: Mapping[int, scan_pb2.ScanHeader]) -> JoinedStream:
-        """Returns what makes the messages. Raises Unavailable if the table is altered at this moment."""
-        schemas = [pa.ipc.read_schema(pa.py_buffer(each.arrow_schema)) for each in headers.values()]
-        self.calls.check_same_schema(schemas)
-        schema = rows_schema(schemas[0], self.request) if self.request.ordered else schemas[0]
+        """Returns what makes the messages."""
+        # All tablets have the same, since they have the version of the definition that was decided.
+        schema = pa.ipc.read_schema(pa.py_buffer(next(iter(headers.values())).arrow_schema))
+        if self.request.ordered:
+            schema = rows_schema(schema, self.request)
         return JoinedStream(
             self.request,
             self.calls,

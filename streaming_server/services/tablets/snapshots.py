@@ -71,11 +71,7 @@ async def pin(request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls) -> s
 
 
 async def _pin_all(parts: Mapping[int, PartId], request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls) -> int:
-    """Pins all parts, for some seconds. Returns for how many microseconds writers were paused.
-
-    Raises:
-        Unavailable: The table was altered in the meantime.
-    """
+    """Pins all parts, for some seconds. Returns for how many microseconds writers were paused."""
     requests = {
         number: snapshot_pb2.PinSnapshotRequest(
             table=calls.tablets[number].name, lease_id=str(part), ttl_millis=_PENDING_MILLIS
@@ -86,14 +82,12 @@ async def _pin_all(parts: Mapping[int, PartId], request: snapshot_pb2.PinSnapsho
         same = _existing(request.same_view_as, calls).all_parts
         for number, each in requests.items():
             each.same_view_as = str(same[number])
-        answers = await calls.ask(_PIN, requests, snapshot_pb2.PinSnapshotResponse)
-        join_parts({number: each.snapshot for number, each in answers.items()})
+        await calls.ask(_PIN, requests, snapshot_pb2.PinSnapshotResponse)
         return 0
     async with calls.hold(requests, flushes=True) as holds:
         began = time.monotonic()
         answers = await calls.ask(_PIN, requests, snapshot_pb2.PinSnapshotResponse, holds)
     paused = int((time.monotonic() - began) * 1_000_000)
-    join_parts({number: each.snapshot for number, each in answers.items()})
     return paused if any(each.write_pause_micros for each in answers.values()) else 0
 
 

@@ -13,6 +13,7 @@ import grpc
 from scankv.model.errors import InvalidRequest, ScanKvError, TableNotFound, Unavailable
 from scankv.model.keys.buckets import tablet_of
 from scankv.v1 import worker_pb2
+from streaming_server.engine.bucket.call_point import CallPoint
 from streaming_server.services.forwarding import RETRY_SECONDS, error_of
 from streaming_server.services.tablets.table_errors import of_table
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
-    import pyarrow as pa
     from google.protobuf.message import Message
 
     from streaming_server.engine.snapshots.part_ids import PartId
@@ -72,6 +72,7 @@ class TabletCalls:
         definition: The definition of the table when the call began; for a call about a snapshot, at its pin.
         tablets: The definitions of the tablets, by their numbers.
         scan_id: The id of the scan if the call is one.
+        has_sent: Whether the client has got a message of the call.
     """
 
     def __init__(
@@ -93,6 +94,20 @@ class TabletCalls:
         self._memory = memory
         # The parts of the snapshot that the call reads, by tablet. Empty: it reads the table as of now.
         self._parts: dict[int, PartId] = {}
+        self._is_alone = False
+        self.has_sent = False
+        self.decide()
+
+    def decide(self) -> None:
+        """Decides the time as of which rows have expired, for all further calls. Everything else stays decided."""
+        self._point = CallPoint.of(self.definition, self.tables.clock)
+        if self._parts:
+            self._point = replace(self._point, version=None)
+
+    @property
+    def now_micros(self) -> int:
+        """The commit time as of which rows have expired, in microseconds since 1970 UTC."""
+        return self._point.now_micros
 
     @property
     def memory(self) -> QueryMemory:
@@ -113,6 +128,11 @@ class TabletCalls:
         self.definition = replace(
             pinned, name=self.definition.name, incarnation=self.definition.incarnation, tablet=None
         )
+        self.decide()
+
+    def _decided(self, hold_id: str, *, is_alone: bool) -> bytes:
+        """Returns what the call has decided, for a request to a tablet."""
+        return replace(self._point, is_alone=is_alone and not hold_id and not self._parts).to_bytes()
 
     def _serialize(self, tablet: int, request: Any) -> bytes:  # noqa: ANN401  # a message, whose type has a snapshot
         """Returns a request for a tablet as bytes. If the call reads a snapshot, the request names its part."""
@@ -218,7 +238,9 @@ class TabletCalls:
             hold_id = "" if holds is None else holds[number]
             owner = self.owner_of(number)
             try:
-                return answer.FromString(await self.workers.ask(owner, method, data, timeout, hold_id=hold_id))
+                point = self._decided(hold_id, is_alone=len(requests) == 1)
+                found = await self.workers.ask(owner, method, data, timeout, hold_id=hold_id, point=point)
+                return answer.FromString(found)
             except grpc.aio.AioRpcError as error:
                 return self.error_of(number, error)
 
@@ -233,11 +255,6 @@ class TabletCalls:
             return Unavailable(f"{name} is being created or dropped: try again", retry_after=RETRY_SECONDS)
         # Clients know the table, and not its tablets.
         return of_table(found, name)
-
-    def check_same_schema(self, schemas: Iterable[pa.Schema]) -> None:
-        """Raises Unavailable if tablets have answered with different columns, because the table is being altered."""
-        if len(set(map(str, schemas))) > 1:
-            raise Unavailable(f"table {self.definition.name} is being altered: try again", retry_after=RETRY_SECONDS)
 
     @contextmanager
     def open(
@@ -262,8 +279,9 @@ class TabletCalls:
         """
         owner, seconds = self.owner_of(tablet), None if outlasts else self.context.time_remaining()
         data = self._serialize(tablet, request)
+        point = self._decided(hold_id, is_alone=self._is_alone)
         with self.workers.open(
-            owner, method, data, seconds, hold_id=hold_id, ticket=ticket, scan_id=self.scan_id
+            owner, method, data, seconds, hold_id=hold_id, ticket=ticket, scan_id=self.scan_id, point=point
         ) as call:
             self._streams.append(call)
             yield call
@@ -286,13 +304,16 @@ class TabletCalls:
                 stream.cancel()
 
         async def send(message: bytes) -> None:
+            self.has_sent = True
             with self.workers.patient(cancel, unread.answer(context.peer()), len(message)):
                 await context.write(message)
 
         return send
 
     @asynccontextmanager
-    async def hold(self, tablets: Iterable[int], *, flushes: bool = False) -> AsyncIterator[dict[int, str]]:
+    async def hold(
+        self, tablets: Iterable[int], *, flushes: bool = False, is_part: bool = False
+    ) -> AsyncIterator[dict[int, str]]:
         """Pauses the writers of some tablets for the length of the block, at most for two seconds.
 
         Yields the id of the hold of each tablet, for calls that open views. A single tablet is not held, because one
@@ -301,31 +322,46 @@ class TabletCalls:
         Args:
             tablets: The tablets.
             flushes: Whether to flush the tablets first, for a call that pins them.
+            is_part: Whether the call reads other tablets as of other instants. It has one time all the same, as of
+                which rows have expired.
 
         Raises:
             Unavailable: A tablet cannot be held.
         """
         # All holds follow this order, and so do commits that raise barriers. Otherwise they could deadlock.
         order = sorted(tablets, key=lambda each: (self.owner_of(each), each))
+        self._is_alone = len(order) == 1 and not is_part
         if len(order) == 1 or self._parts:
             yield dict.fromkeys(order, "")
             return
         hold_id, name = uuid.uuid4().hex, self.definition.name
         if flushes:
             await asyncio.gather(*map(self._flush, order))
+        if not is_part:
+            # The call may have waited for its turn.
+            self.decide()
         async with AsyncExitStack() as holds:
             ids: dict[int, str] = {}
             for number in order:
                 ids[number] = f"{hold_id}-{number}"
                 request = worker_pb2.HoldTabletRequest(tablet=self.tablets[number].name, hold_id=ids[number])
                 call = holds.enter_context(
-                    self.workers.open(self.owner_of(number), _HOLD, request.SerializeToString(), HOLD_SECONDS)
+                    self.workers.open(
+                        self.owner_of(number),
+                        _HOLD,
+                        request.SerializeToString(),
+                        HOLD_SECONDS,
+                        point=self._decided(ids[number], is_alone=False),
+                    )
                 )
                 try:
                     if not isinstance(await call.read(), bytes):
                         raise Unavailable(f"writes to {name} could not be paused: try again", retry_after=RETRY_SECONDS)
                 except grpc.aio.AioRpcError as error:
                     raise self.error_of(number, error) from error
+            if not is_part:
+                # Nothing is written any more, so no write has treated a row as expired that the views will have.
+                self.decide()
             yield ids
 
     async def _flush(self, tablet: int) -> None:

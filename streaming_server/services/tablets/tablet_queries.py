@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, ScanKvError
 from scankv.v1 import lookup_pb2, worker_pb2
+from streaming_server.engine.bucket.call_point import CURRENT_POINT, check_point
 from streaming_server.engine.bucket.holds import open_again
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.scan.queries.result_cache import CachedResult, Computation
@@ -79,6 +80,9 @@ class TabletQueries:
         asked = lookup_pb2.CountRequest(table=request.tablet)
         if request.HasField("snapshot"):
             asked.snapshot.CopyFrom(request.snapshot)
+        if request.wait_millis and (point := CURRENT_POINT.get()) is not None:
+            # Rows expire while the call waits.
+            CURRENT_POINT.set(replace(point, is_alone=True))
         while True:
             current = await current_version_of(self.tables, asked, bucket_numbers(request.buckets))
             left = until - clock()
@@ -104,6 +108,7 @@ class TabletQueries:
         latest = reads_latest(query)
 
         async def opened(version: bytes) -> None:
+            check_point(definition_of(self.tables, query))
             await send(worker_pb2.QueryTabletResponse(view=worker_pb2.QueriedView(version=version)))
 
         share = None if latest else await self._known_share(query, key)

@@ -11,6 +11,7 @@ from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import PermissionDenied
 from scankv.v1 import worker_pb2, worker_pb2_grpc
 from streaming_server.current_call import CALL_METADATA
+from streaming_server.engine.bucket.call_point import check_is_recent, check_point
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer_registry import ends_of
 from streaming_server.engine.changelog.log_starts import LogStarts
@@ -62,7 +63,7 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
             if await self._tables.tablets.follow(request.table_name, closing=request.closing):
                 # Dropped tablets lack no rows of a transaction any more.
                 await self._tables.transactions.retry(request.table_name)
-        return worker_pb2.FollowTableResponse(commit_micros=self._tables.clock.commit_micros())
+        return worker_pb2.FollowTableResponse()
 
     async def HoldTablet(  # type: ignore[override]  # it writes its answer
         self,
@@ -79,6 +80,9 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
                 await context.write(worker_pb2.HoldTabletResponse())
                 return
             async with self._tables.holds.hold(request.hold_id, table.buckets):
+                # From here on, nothing alters the tablet.
+                check_point(table.definition)
+                check_is_recent(self._tables.clock)
                 await context.write(worker_pb2.HoldTabletResponse())
                 # The caller ends the call once the views are open.
                 await asyncio.sleep(HOLD_SECONDS)
@@ -173,16 +177,15 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         return worker_pb2.DiscardFragmentsResponse()
 
 
-async def notify_owners(workers: Workers, table: str, closing: bool) -> list[int]:
-    """Has all other workers follow a table, and returns their commit times. Raises the first error of one of them."""
+async def notify_owners(workers: Workers, table: str, closing: bool) -> None:
+    """Has all other workers follow a table. Raises the first error of one of them."""
     request = worker_pb2.FollowTableRequest(table_name=table, closing=closing).SerializeToString()
 
-    async def notify(number: int) -> int:
+    async def notify(number: int) -> None:
         try:
-            answer = await workers.ask(number, _FOLLOW, request, _FOLLOW_SECONDS, of_server=True)
+            await workers.ask(number, _FOLLOW, request, _FOLLOW_SECONDS, of_server=True)
         except grpc.aio.AioRpcError as error:
             raise error_of(error, number, f"tablets of {table}") from error
-        return worker_pb2.FollowTableResponse.FromString(answer).commit_micros
 
     others = (number for number in range(len(workers)) if number != workers.placement.number)
-    return list(await all_ended(map(notify, others)))
+    await all_ended(map(notify, others))

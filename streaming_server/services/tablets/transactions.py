@@ -85,6 +85,19 @@ class Fragments:
             await self.discard(requests)
             raise
 
+    async def read(self, method: str, requests: Mapping[int, Message], answer: type[_Response]) -> dict[int, _Response]:
+        """Has tablets stage reads, as `stage`. All rows have expired or not as of one time."""
+        answers = await self.stage(method, requests, answer)
+        if self.transaction.options.lock_wait is None or len(requests) == 1:
+            return answers
+        # Each tablet may have waited for its locks. Now that the transaction has all, a repeated request waits no more.
+        self.calls.decide()
+        try:
+            return await self.calls.ask(method, requests, answer)
+        except ScanKvError:
+            await self.discard(requests)
+            raise
+
     async def discard(self, tablets: Iterable[int]) -> None:
         """Has tablets remove the fragments. As long as a tablet keeps one, the transaction cannot be committed."""
         place = self.request_id
@@ -188,10 +201,8 @@ def _requests_of(
         each = requests[tablet] = without(request, field)
         each.table, each.transaction.fragment = calls.tablets[tablet].name, request_id.fragment
         each.ClearField("column_locks")
-        if isinstance(each, write_pb2.UpsertRequest):
-            each.rows, each.schema_id = data, request.schema_id or calls.definition.schema.id
-        else:
-            each.keys = data
+        each.schema_id = request.schema_id or calls.definition.schema.id
+        setattr(each, field, data)
     return requests
 
 
@@ -216,10 +227,12 @@ async def get_for_update(
                 fragment=request_id.fragment,
             )
         fragments = Fragments(calls, transaction, request_id)
-        answers = await fragments.stage(f"{_TRANSACTIONS}/GetForUpdate", requests, transaction_pb2.GetForUpdateResponse)
-        rows, found = await _join(answers, parts, calls)
-        await fragments.finish(READ, len(found), requests)
-    return transaction_pb2.GetForUpdateResponse(rows=rows, found=found)
+        answers = await fragments.read(f"{_TRANSACTIONS}/GetForUpdate", requests, transaction_pb2.GetForUpdateResponse)
+        joined = await _join(answers, parts, calls)
+        await fragments.finish(READ, len(joined.found), requests)
+    return transaction_pb2.GetForUpdateResponse(
+        rows=joined.rows, found=joined.found, table_incarnation=joined.table_incarnation, schema_id=joined.schema_id
+    )
 
 
 async def look_up_staged(
@@ -240,8 +253,10 @@ async def look_up_staged(
         for tablet, (_, keys) in parts.items()
     }
     answers = await calls.ask(f"{_TRANSACTIONS}/LookupStaged", requests, transaction_pb2.LookupStagedResponse)
-    rows, found = await _join(answers, parts, calls)
-    return transaction_pb2.LookupStagedResponse(rows=rows, found=found)
+    joined = await _join(answers, parts, calls)
+    return transaction_pb2.LookupStagedResponse(
+        rows=joined.rows, found=joined.found, table_incarnation=joined.table_incarnation, schema_id=joined.schema_id
+    )
 
 
 async def _divide_keys(keys: bytes, calls: TabletCalls) -> dict[int, RowsOfTablet]:
@@ -258,9 +273,8 @@ async def _join(
     answers: Mapping[int, transaction_pb2.GetForUpdateResponse] | Mapping[int, transaction_pb2.LookupStagedResponse],
     parts: Mapping[int, RowsOfTablet],
     calls: TabletCalls,
-) -> tuple[bytes, bytes]:
-    """Returns the rows found, in the order of the keys, and a byte for each key: 1 if it was found, else 0."""
+) -> lookup_pb2.LookupResponse:
+    """Returns the rows found, in the order of the keys, as a lookup does."""
     found = {tablet: lookup_pb2.LookupResponse(rows=each.rows, found=each.found) for tablet, each in answers.items()}
     places = {tablet: numbers for tablet, (numbers, _) in parts.items()}
-    joined = await calls.table.state.executor.run(join_found, found, places, calls)
-    return joined.rows, joined.found
+    return await calls.table.state.executor.run(join_found, found, places, calls)

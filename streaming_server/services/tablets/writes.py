@@ -180,10 +180,7 @@ async def upsert(request: write_pb2.UpsertRequest, calls: TabletCalls) -> write_
     calls.table.state.reserve.check(len(request.rows))
     kind = replace(kind_of(request), tracks_changes=not request.untracked)
     check = calls.table.writes.check_upsert(request.rows, request.schema_id, kind)
-    write = await _divide(request, "rows", request.rows, UPSERT_CALL, calls, check)
-    for each in write.requests.values():
-        each.schema_id = request.schema_id or calls.definition.schema.id
-    return await write.run()
+    return await (await _divide(request, "rows", request.rows, UPSERT_CALL, calls, check)).run()
 
 
 async def delete(request: write_pb2.DeleteRequest, calls: TabletCalls) -> write_pb2.WriteResponse:
@@ -213,10 +210,13 @@ async def _divide(
         check_offsets_of(definition, terms.unchanged_since.table_incarnation)
     await run(check)
     requests: dict[int, Any] = {}
+    schema_id = request.schema_id or definition.schema.id
     for tablet, (_, rows) in (await run(divide_rows, data, calls)).items():
         each = requests[tablet] = _for_tablet(request, name, tablet, calls)
         setattr(each, name, rows)
-    columns = current_columns(definition, request.schema_id or definition.schema.id, tuple(request.columns))
+        # A tablet may know later columns.
+        each.schema_id = schema_id
+    columns = current_columns(definition, schema_id, tuple(request.columns))
     return DividedWrite(calls=calls, method=method, terms=request, columns=columns, requests=requests)
 
 

@@ -38,7 +38,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Catalog:
-    """The definitions of all tables, in memory and on disk. For one thread.
+    """The definitions of all tables, in memory and on disk. Threads may change different tables at once.
 
     Every change is durable when its method returns.
 
@@ -126,7 +126,7 @@ class Catalog:
         if definition is None:
             TableName.parse(table_of(name))
             # A worker process does not know the tables of others, so the name that was meant may be missing here.
-            known = self._tables if self._placement.is_alone else ()
+            known = [each for each in self._tables if tablet_number(each) is None] if self._placement.is_alone else []
             similar = did_you_mean(name, known if is_visible is None else filter(is_visible, known))
             raise TableNotFound(f'table "{name}" does not exist{similar}', table=name)
         return definition
@@ -245,7 +245,8 @@ class Catalog:
             The own tablets of the table as they were before, and as they are now.
         """
         file = self.path(name) / _FILE
-        before = [each for each in self._tables.values() if each.tablet is not None and table_of(each.name) == name]
+        known = list(self._tables.values())  # A copy: another thread may add a table.
+        before = [each for each in known if each.tablet is not None and table_of(each.name) == name]
         parts = self._own_parts(_read(file)) if file.exists() else {}
         now = [each for each in parts.values() if each.tablet is not None]
         for each in before:

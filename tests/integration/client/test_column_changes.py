@@ -105,7 +105,7 @@ def test_columns_whose_names_meant_others_are_not_deleted_by_clients_that_do_not
         new = client.alter_table("test.t", rename_columns={"n": "text", "text": "n"}, column_order=[*FIRST.names])
         rows = rows_of(new)
         key = pa.record_batch({"k": [1]}, schema=pa.schema([new.schema.field("k")]))
-        for schema_id, said in ((0, '"n" cannot be deleted by name'), (9, "has no schema 9")):
+        for schema_id, said in ((0, '"n" cannot be deleted by name'), (9, "has no schema version 9")):
             request = write_pb2.DeleteRequest(
                 table="test.t", keys=ipc_stream(key.schema, key), columns=["n"], schema_id=schema_id
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from streaming_server.storage.tables.placement import Placement
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import wait_until
-from tests.support.workers import freeze, processes_of
+from tests.support.workers import freeze, names_of_workers, processes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,6 +118,25 @@ def test_columns_and_indexes_change_in_all_tablets(server: ServerProcess) -> Non
         assert sorted(table.scan().to_arrow()["level"].drop_null().to_pylist()) == [9]
         wait_until(lambda: all(index.ready for index in client.table("changed.scores").index_status()), "indexes")
         assert client.check_table("changed.scores")
+
+
+def test_tables_of_different_owners_are_altered_at_once(server: ServerProcess) -> None:
+    """Each owner notifies the other one, which is altering a table of its own."""
+    names = [name for (name,) in names_of_workers(2, "owners")]
+
+    def alter(name: str) -> None:
+        with sync.connect(server.url) as client:
+            for number in range(20):
+                client.alter_table(name, add_columns=pa.schema([(f"c{number}", pa.int64())]))
+
+    with sync.connect(server.url) as client:
+        for name in names:
+            create(client, name)
+        with ThreadPoolExecutor() as threads:
+            for _ in threads.map(alter, names):
+                pass
+        for name in names:
+            assert client.table(name).schema.names[-1] == "c19"
 
 
 def test_a_dropped_table_is_gone_and_can_be_created_again(server: ServerProcess) -> None:

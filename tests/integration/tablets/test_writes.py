@@ -10,7 +10,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from aio_client import ColumnLocked, InvalidRequest, LockLost, ScanKvError, WriteConflict, sync
+from aio_client import ColumnLocked, InvalidRequest, LockLost, ScanKvError, TableNotFound, WriteConflict, sync
 from scankv.model.rows.row_values import RowValues
 from scankv.v1 import scan_pb2, table_pb2, write_pb2
 from tests.support.tables import ipc_stream
@@ -252,3 +252,27 @@ def test_clients_send_only_plain_writes_to_a_tablet(server: ServerProcess) -> No
         ):
             with pytest.raises(grpc.RpcError, match="can be sent to a tablet"):
                 wire.writes.Upsert(request)
+
+
+def test_a_write_of_many_rows_is_in_one_table_if_its_table_is_created_again_meanwhile(
+    server: ServerProcess, client: Client
+) -> None:
+    name, many = f"writes.t{next(NUMBERS)}", pa.table({"k": range(2000), "a": [1] * 2000, "b": [0] * 2000})
+
+    def create() -> Table:
+        return client.create_table(name, SCHEMA, primary_key=["k"], buckets=6, tablets=3)
+
+    def write(table: Table) -> str | None:
+        try:
+            return table.upsert(many.cast(SCHEMA)).log_offsets.table_incarnation
+        except TableNotFound:
+            return None
+
+    table = create()
+    with sync.connect(server.url) as other, ThreadPoolExecutor(1) as thread:
+        for _ in range(8):
+            writing = thread.submit(write, other.table(name))
+            client.drop_table(name)
+            table = create()
+            incarnation = writing.result()
+            assert table.count() == (2000 if incarnation == table.incarnation else 0) or incarnation is None

@@ -7,7 +7,7 @@ import pytest
 
 from aio_client import ProtocolViolation
 from aio_client._input.requests import to_ipc
-from aio_client._queries.lookup import LookupAnswer, join_answers
+from aio_client._queries.lookup import LookupAnswer, join_answers, look_up_pieces
 from scankv.model.types.types import parse_schema
 from scankv.v1.lookup_pb2 import LookupResponse
 
@@ -50,6 +50,25 @@ def test_a_row_keeps_the_key_that_is_stored() -> None:
 def test_answers_are_joined_in_their_order() -> None:
     table = join_answers([answer([1, 0, 0, 0], 3), answer([0, 0, 0, 1], 1)], SCHEMA, fill_missing=False)
     assert table.column("id").to_pylist() == [3, 1]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("now", [("one", 8), ("other", 7)])
+async def test_a_lookup_of_several_requests_begins_again_if_the_table_was_altered_between_them(
+    now: tuple[str, int],
+) -> None:
+    columns = [("one", 7), now, now, now]
+
+    async def find(keys: pa.RecordBatch) -> list[LookupAnswer]:
+        table_incarnation, schema_id = columns.pop(0)
+        response = LookupResponse(
+            rows=to_ipc(rows(1)), found=bytes([0, 1, 0, 0]), table_incarnation=table_incarnation, schema_id=schema_id
+        )
+        return [LookupAnswer.decode(keys, response)]
+
+    answers = await look_up_pieces(find, [KEYS, KEYS], "game.scores", 60)
+    assert [each.columns for each in answers] == [now, now]
+    assert not columns
 
 
 def test_an_answer_with_a_column_more_is_joined() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 import pytest
 
@@ -17,14 +15,7 @@ from streaming_server.scan.queries.aggregation import Aggregation
 from streaming_server.scan.queries.top_n import TopNSpec
 from streaming_server.services.tablets.joined_shares import JoinedGroups, JoinedRows
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 ARROW = pa.schema([pa.field("id", pa.int64(), nullable=False), ("score", pa.int64())])
-
-
-def assume_equal(schemas: Iterable[pa.Schema]) -> None:
-    """Does not check whether all tablets have the same columns."""
 
 
 def ipc_of_rows(rows: list[tuple[int, int | None]]) -> bytes:
@@ -38,7 +29,7 @@ def ipc_of_rows(rows: list[tuple[int, int | None]]) -> bytes:
 
 def joined_rows(n: int, *, with_ties: bool = False, ascending: bool = False) -> JoinedRows:
     spec = TopNSpec(by="score", n=n, ascending=ascending, columns=("id",), with_ties=with_ties)
-    return JoinedRows(spec, KeyCodec([pa.int64()], ["id"]), assume_equal)
+    return JoinedRows(spec, KeyCodec([pa.int64()], ["id"]))
 
 
 def ids_of(joined: JoinedRows) -> list[int]:
@@ -101,7 +92,7 @@ def state_of(rows: list[tuple[int, int | None]]) -> bytes:
 
 
 def test_sums_of_groups_are_exact_although_a_part_of_them_overflows() -> None:
-    joined = JoinedGroups(groups(), assume_equal)
+    joined = JoinedGroups(groups())
     great = 2**63 - 1
     tablets: list[list[tuple[int, int | None]]] = [[(1, great)], [(1, great), (2, None)], [(1, -great), (1, 3 - great)]]
     for rows in tablets:
@@ -114,7 +105,7 @@ def test_sums_of_groups_are_exact_although_a_part_of_them_overflows() -> None:
 
 
 def test_groups_of_all_tablets_together_have_a_limit() -> None:
-    joined = JoinedGroups(groups(3), assume_equal)
+    joined = JoinedGroups(groups(3))
     joined.add(worker_pb2.QueriedResult(), state_of([(1, 1), (2, 1)]))
     with pytest.raises(InvalidRequest, match="more than 3 groups"):
         joined.add(worker_pb2.QueriedResult(), state_of([(3, 1), (4, 1)]))
