@@ -107,7 +107,7 @@ def listen_for_gateway(config: ServerConfig) -> socket.socket:
         OSError: The address cannot be listened on.
         UsageError: The packages of the gateway are not installed.
     """
-    missing = [name for name in ("starlette", "uvicorn", "jinja2") if find_spec(name) is None]
+    missing = [name for name in ("starlette", "uvicorn", "jinja2", "cryptography") if find_spec(name) is None]
     if missing:
         raise UsageError(
             f"http_port needs the package {missing[0]}, which is not installed: pip install 'scankv[http]'",
@@ -136,6 +136,9 @@ def _settings(config: ServerConfig, address: str) -> dict[str, Any]:
         "insecure": config.insecure,
         "access_log": config.http_access_log,
         "log_level": config.log_level,
+        "sessions": str(config.data.absolute() / "console"),
+        "session_seconds": config.http_session_seconds,
+        "session_idle_seconds": config.http_session_idle_seconds,
     }
 
 
