@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
@@ -77,6 +77,8 @@ class Application:
             # Only at the end of the gateway, after the time that running answers get.
             scope[ABORT]()
             await asyncio.sleep(0)
+        except ClientDisconnect:
+            pass
         except Exception as error:
             if started:
                 raise

@@ -16,7 +16,7 @@ from aio_client._transport.tokens import CallerToken
 from http_gateway.app import Application
 from http_gateway.console.session_files import SessionFiles
 from http_gateway.gateway import Bound, Gateway
-from http_gateway.limits import MAX_DOWNLOADS, MAX_EVENT_STREAMS, MAX_HEAD_BYTES
+from http_gateway.limits import MAX_DOWNLOADS, MAX_EVENT_STREAMS
 from http_gateway.protocol import GuardedProtocol
 from http_gateway.tls import https_context, name_in_certificate
 
@@ -111,7 +111,6 @@ class _Server(uvicorn.Server):
                 proxy_headers=False,
                 timeout_keep_alive=max(1, int(settings.request_seconds)),
                 timeout_graceful_shutdown=_DRAIN_SECONDS,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 reset_contextvars=True,
             )
         )

@@ -29,7 +29,6 @@ _COOKIE: Final = "scankv_session"
 # Browsers take a cookie with this prefix only over HTTPS. `__Host-` would need the path "/".
 _ENCRYPTED_ONLY: Final = "__Secure-"
 _FORM_KEY: Final = secrets.token_hex(32)  # of this process, for forms without a session
-_MAX_BODY_BYTES: Final = 32 * 1024
 _MAX_FIELDS: Final = 20
 _MAX_COOKIES: Final = 10
 
@@ -102,18 +101,14 @@ async def read_form(request: Request, session: Session) -> dict[str, str]:
     """Returns the fields of a form that was sent from a page of this console.
 
     Raises:
-        HttpRefusal: Another site has had the browser send it, it is too large, or its page is from an earlier session.
+        HttpRefusal: Another site has had the browser send it, or its page is from an earlier session.
     """
     origin = request.headers.get("origin", "")
     # The pages of a session let browsers say nothing of where a form comes from. Only they have its key.
     is_silent = origin == "null" and session.keys is not None
     if not is_silent and (urlsplit(origin).netloc != request.headers.get("host", "") or not origin):
         raise HttpRefusal(403, "FOREIGN_FORM", "the form was not sent from a page of this console: open it again")
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_BODY_BYTES:
-            raise HttpRefusal(413, "REQUEST_TOO_LARGE", f"a form has at most {_MAX_BODY_BYTES:,} bytes")
+    body = await request.body()
     try:
         fields = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError:
