@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import socket
 import sys
 import time
@@ -21,6 +22,8 @@ from scankv.model.errors import UsageError
 from streaming_server.addresses import address_of, is_loopback
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from streaming_server.access.forwarded_peers import ForwardedPeers
     from streaming_server.access.request_principals import RequestPrincipals
     from streaming_server.config import ServerConfig
@@ -32,6 +35,9 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 # A child that has run for so long has not failed because of its settings.
 _LONG_LIFE_SECONDS: Final = 60.0
 _LAST_WORDS_SECONDS: Final = 10.0
+# Not those of the server, which may have keys of object stores and tokens.
+_VARIABLES: Final = frozenset({"LANG", "LANGUAGE", "LD_LIBRARY_PATH", "TMPDIR", "TZ"})
+_PREFIXES: Final = ("LC_", "PYTHON", "GRPC_", "ARROW_", "MALLOC_", "OTEL_")
 
 
 class GatewaySupervisor:
@@ -86,6 +92,7 @@ class GatewaySupervisor:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=[number],
+            env=environment_of_gateway(os.environ),
         )
         assert child.stdin is not None
         assert child.stderr is not None
@@ -98,6 +105,11 @@ class GatewaySupervisor:
             child.stdin.close()
             await _end(child)
             await logging_
+
+
+def environment_of_gateway(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment variables that the interpreter of the gateway and its libraries need."""
+    return {name: value for name, value in environ.items() if name in _VARIABLES or name.startswith(_PREFIXES)}
 
 
 def listen_for_gateway(config: ServerConfig) -> socket.socket:
