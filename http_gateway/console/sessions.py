@@ -77,8 +77,13 @@ def find_session(files: SessionFiles, request: Request) -> Session | None:
 
 
 def begin_session(files: SessionFiles, token: str) -> Session:
-    """Makes a session. Raises HttpRefusal or OSError."""
-    return Session(files.begin(token, time.time()), token)
+    """Makes a session. Raises HttpRefusal if there are too many, or it cannot be stored."""
+    try:
+        return Session(files.begin(token, time.time()), token)
+    except OSError as error:
+        raise HttpRefusal(
+            503, "SESSION_NOT_STORED", f"the session cannot be stored ({error.strerror}): see to the gateway's disk"
+        ) from error
 
 
 def give_cookie(request: Request, response: Response, session: Session) -> None:

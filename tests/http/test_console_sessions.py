@@ -13,7 +13,7 @@ import pytest
 
 from aio_client import Unauthenticated, sync
 from http_gateway.console.session_files import SessionFiles
-from tests.http.test_console import log_in
+from tests.http.test_console import form_key, log_in
 from tests.support.console import log_in_browser
 from tests.support.gateway import GatewayProcess, HttpCaller
 from tests.support.monitoring import free_port
@@ -164,6 +164,12 @@ def test_a_page_that_refreshes_itself_is_in_use(tmp_path: Path, secured: TokenGa
             assert session.get("/scans", refresh="5").status == 200
         os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 4000))
         assert session.get("/scans", refresh="5").status == 303
+        file.unlink()
+        tmp_path.rmdir()
+        tmp_path.write_text("in the way")
+        answer = gateway.post("/login", form_key=form_key(gateway, "/login"), token=secured.issuer.root)
+        assert answer.status == 503
+        assert b"the session cannot be stored (File exists)" in answer.body
 
 
 def test_a_session_ends_without_use_and_at_the_latest_after_its_time(tmp_path: Path) -> None:
