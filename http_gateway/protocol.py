@@ -101,8 +101,11 @@ class GuardedProtocol(H11Protocol):
         headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
         headers.append(("Connection", "close"))
         answer = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
-        for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write(self.conn.send(answer) or b"")
+        # An answer to HEAD has no body.
+        with suppress(h11.LocalProtocolError):
+            self.transport.write(self.conn.send(h11.Data(data=body)) or b"")
+            self.conn.send(h11.EndOfMessage())
 
     def pause_writing(self) -> None:
         super().pause_writing()

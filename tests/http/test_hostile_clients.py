@@ -148,6 +148,9 @@ FORM = b"POST /login HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 
 
+ASKING = b"HEAD /v1/tables HTTP/1.1\r\nHost: localhost\r\n"
+
+
 @pytest.mark.parametrize(
     ("request_", "status", "reason"),
     [
@@ -159,6 +162,10 @@ CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
         (FORM + CHUNKED + b"0\r\n\n", 400, b"a line ends without a carriage return"),
         (FORM + CHUNKED + b"0\r\nX: a\r\n b\r\n\r\n", 400, b"a header continues on the next line"),
         (FORM + CHUNKED + b"zz\r\nskv_secret", 400, b"it is not a request of HTTP/1.1"),
+        (ASKING + CHUNKED + b"zz\r\n", 400, b""),
+        (ASKING + b"Content-Length: 32769\r\n\r\n", 413, b""),
+        (b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n" + CHUNKED + b"zz\r\n", 400, b""),
+        (FORM + b"Expect: 100-continue\r\n" + CHUNKED + b"zz\r\n", 400, b"it is not a request of HTTP/1.1"),
         (HEAD + b"skv_secret\r\n\r\n", 400, b"it is not a request of HTTP/1.1"),
         (HEAD + b"X: " + b"x" * 32_768 + b"\r\n\r\n", 431, b"the head of the request has more than 32,768 bytes"),
         (FORM + CHUNKED + b"0\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", 431, b"has more than 32,768 bytes"),
