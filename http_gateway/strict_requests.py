@@ -73,12 +73,15 @@ class _StrictBuffer(ReceiveBuffer):
 
 
 def _check_length(request: h11.Request) -> None:
-    lengths = [value for name, value in request.headers if name == b"content-length"]
-    if not lengths:
-        return
-    if any(name == b"transfer-encoding" for name, _ in request.headers):
+    # h11 has checked that each stands there once, and is valid.
+    headers = dict(request.headers)
+    length, is_chunked = headers.get(b"content-length"), b"transfer-encoding" in headers
+    if is_chunked and length is not None:
         raise _refusal("the request has both Content-Length and Transfer-Encoding")
-    _check_size("body", int(lengths[0]), MAX_BODY_BYTES, 413)
+    if is_chunked and request.http_version != b"1.1":
+        raise _refusal("the request has Transfer-Encoding, which only HTTP/1.1 has")
+    if length is not None:
+        _check_size("body", int(length), MAX_BODY_BYTES, 413)
 
 
 def _check_size(what: str, number: int, limit: int, status: int) -> None:
