@@ -6,8 +6,10 @@ A line has no query, header or body, since they may contain tokens and values of
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote_to_bytes
 
 from scankv.model.forwarded_peers import peer_text
 
@@ -23,6 +25,7 @@ REQUEST_ID: Final = "scankv.request_id"
 _log = logging.getLogger(__name__)
 
 _MOST_PATH: Final = 1000  # characters
+_SESSION: Final = re.compile(rb"(/console/+)[^/]+")
 _VISIBLE: Final = frozenset(range(0x21, 0x7F)) - frozenset(b'"\\')
 
 
@@ -70,10 +73,16 @@ class LoggedRequest:
 def path_text(raw: bytes) -> str:
     """Returns the path of a request as visible ASCII without quotes, so that it cannot end a line or a field.
 
+    A session of the console has a secret path, for which there is a "-".
+
     Args:
         raw: The target of the request without its query. One that names a host is not shown: it may have a password.
     """
     if not raw.startswith((b"/", b"*")):
         return "-"
-    path = raw.partition(b"#")[0][:_MOST_PATH]
+    path = raw.partition(b"#")[0]
+    # The application takes an encoded path for the same.
+    if _SESSION.search(plain := unquote_to_bytes(path)):
+        path = _SESSION.sub(rb"\1-", plain)
+    path = path[:_MOST_PATH]
     return "".join(chr(byte) if byte in _VISIBLE else f"%{byte:02X}" for byte in path)

@@ -8,13 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from http_gateway.access_log import REQUEST_ID
 from http_gateway.answers import ABORT
 from http_gateway.console import pages
+from http_gateway.console.sessions import SESSION_PATH
 from http_gateway.operations import OPERATIONS, Call
 from http_gateway.parameters import read_parameters
 from http_gateway.problems import HttpRefusal, problem_response
@@ -40,12 +41,17 @@ class Application:
         self._gateway = gateway
         self._routes = [
             *(Route(each.path, _endpoint(gateway, each), methods=["GET"], name=each.name) for each in OPERATIONS),
-            *(Route(each.path, partial(pages.answer_page, gateway, each), methods=["GET"]) for each in pages.PAGES),
+            *(
+                Route(path, partial(pages.answer_page, gateway, each), methods=["GET"])
+                for each in pages.PAGES
+                for path in each.paths
+            ),
             Route("/console.css", partial(pages.answer_style, gateway), methods=["GET"]),
             Route("/favicon.ico", partial(pages.answer_icon, gateway), methods=["GET"]),
             Route("/login", partial(pages.answer_login, gateway), methods=["POST"]),
-            Route("/logout", partial(pages.answer_logout, gateway), methods=["POST"]),
+            Route(f"{SESSION_PATH}/logout", partial(pages.answer_logout, gateway), methods=["POST"]),
             Route("/scans/stop", partial(pages.answer_stop, gateway), methods=["POST"]),
+            Route(f"{SESSION_PATH}/scans/stop", partial(pages.answer_stop, gateway), methods=["POST"]),
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,6 +77,8 @@ class Application:
             # Only at the end of the gateway, after the time that running answers get.
             scope[ABORT]()
             await asyncio.sleep(0)
+        except ClientDisconnect:
+            pass
         except Exception as error:
             if started:
                 raise

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import io
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
 from http_gateway.answers import StreamedResponse
 from http_gateway.limits import DEFAULT_SCAN_ROWS, MAX_SCAN_ROWS
-from http_gateway.parameters import Choice, WholeNumber
-from http_gateway.problems import HttpRefusal
+from http_gateway.parameters import Choice, Truth, WholeNumber
+from http_gateway.problems import HttpRefusal, bad_request
 from http_gateway.queries import COLUMNS, WHERE
 from scankv.formats.csv_text import csv_header, csv_lines
 from scankv.formats.json_text import json_lines
@@ -46,6 +47,11 @@ PARAMETERS: Final = (
         low=1,
         high=MAX_SCAN_ROWS,
     ),
+    Truth(
+        name="quote_formulas",
+        meaning="Whether an apostrophe precedes each text that a spreadsheet would take for a formula. CSV only.",
+        default=False,
+    ),
 )
 
 
@@ -75,14 +81,15 @@ class _ArrowEncoder:
 
 
 class _CsvEncoder:
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, *, quote_formulas: bool = False) -> None:
         self._names = schema.names
+        self._quote_formulas = quote_formulas
 
     def start(self) -> bytes:
-        return csv_header(self._names)
+        return csv_header(self._names, quote_formulas=self._quote_formulas)
 
     def encode(self, rows: pa.RecordBatch) -> bytes:
-        return bytes(csv_lines(rows).to_pybytes())
+        return bytes(csv_lines(rows, quote_formulas=self._quote_formulas).to_pybytes())
 
     def end(self) -> bytes:
         return b""
@@ -121,7 +128,8 @@ class _JsonEncoder:
         return b"\n]\n"
 
 
-_ENCODERS: Final[dict[str, Callable[[pa.Schema], _ArrowEncoder | _CsvEncoder | _JsonLinesEncoder | _JsonEncoder]]] = {
+_Encoder: TypeAlias = "_ArrowEncoder | _CsvEncoder | _JsonLinesEncoder | _JsonEncoder"
+_ENCODERS: Final[dict[str, Callable[[pa.Schema], _Encoder]]] = {
     "arrow": _ArrowEncoder,
     "csv": _CsvEncoder,
     "jsonl": _JsonLinesEncoder,
@@ -133,13 +141,18 @@ async def download(gateway: Gateway, call: Call) -> Response:
     """Answers with the rows of a scan."""
     values = call.values
     format_ = values["format"] or format_of(call.request.headers.get("accept", ""))
+    encoder: Callable[[pa.Schema], _Encoder] = _ENCODERS[format_]
+    if values["quote_formulas"]:
+        if format_ != "csv":
+            raise bad_request(f"quote_formulas is for the format csv, not {format_}: leave it out")
+        encoder = partial(_CsvEncoder, quote_formulas=True)
     table = await gateway.client.table(call.table)
     scan = table.scan().limit(values["limit"])
     if values["where"] is not None:
         scan = scan.where(values["where"])
     if values["columns"] is not None:
         scan = scan.select(values["columns"])
-    pieces = _pieces(gateway, scan.stream(), format_)
+    pieces = _pieces(gateway, scan.stream(), encoder)
     # The first piece is made before the answer begins, so that a scan that is refused is a problem with a status.
     first = await anext(pieces)
     name = f"{table.name}.{format_}"
@@ -167,10 +180,12 @@ def format_of(accept: str) -> str:
     raise HttpRefusal(406, "NOT_ACCEPTABLE", f"the formats are {', '.join(MEDIA_TYPES.values())}")
 
 
-async def _pieces(gateway: Gateway, stream: ScanStream, format_: str) -> AsyncGenerator[bytes, None]:
+async def _pieces(
+    gateway: Gateway, stream: ScanStream, make_encoder: Callable[[pa.Schema], _Encoder]
+) -> AsyncGenerator[bytes, None]:
     with gateway.downloads.take():
         async with stream:
-            encoder = _ENCODERS[format_](stream.schema)
+            encoder = make_encoder(stream.schema)
             yield encoder.start()
             async for rows in stream:
                 # In a thread, since thousands of rows would keep other requests waiting.

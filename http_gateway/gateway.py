@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from aio_client import Client
     from aio_client._transport.tokens import CallerToken
+    from http_gateway.console.session_files import SessionFiles
     from http_gateway.settings import GatewaySettings
 
 _MAX_UNSENT_BYTES: Final = 256 * 1024 * 1024
@@ -61,6 +62,7 @@ class Gateway:
         client: The client of the gRPC server, shared by all callers.
         tokens: The token that the calls of the running task send.
         settings: The settings of the gateway.
+        sessions: The sessions of the console.
         event_streams: The streams of events that are open.
         downloads: The downloads that run.
         unsent: The bytes of answers that are in memory until they are sent.
@@ -70,6 +72,7 @@ class Gateway:
     client: Client
     tokens: CallerToken
     settings: GatewaySettings
+    sessions: SessionFiles
     event_streams: Bound
     downloads: Bound
     unsent: Bound = field(default_factory=lambda: Bound("bytes of unread answers", _MAX_UNSENT_BYTES))

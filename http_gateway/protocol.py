@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
 import uuid
 from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -13,6 +15,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from http_gateway.access_log import REQUEST_ID, LoggedRequest
 from http_gateway.answers import ABORT
+from http_gateway.limited_log import LimitedLog
+from http_gateway.strict_requests import RequestRefused, StrictConnection
+from scankv.model.forwarded_peers import peer_text
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from http_gateway.settings import GatewaySettings
+
+_malformed = LimitedLog(logging.getLogger(__name__))
 
 
 class GuardedProtocol(H11Protocol):
@@ -30,6 +37,7 @@ class GuardedProtocol(H11Protocol):
 
     def __init__(self, settings: GatewaySettings, **uvicorns: Any) -> None:  # noqa: ANN401
         super().__init__(**uvicorns)
+        self.conn = self._requests = StrictConnection()
         self._settings = settings
         self._application = self.app
         self.app = self._serve
@@ -71,6 +79,33 @@ class GuardedProtocol(H11Protocol):
         elif self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is no request. uvicorn's own fails with a traceback if an answer has begun, or begins later."""
+        error = self._requests.refusal
+        status = 400 if error is None else error.error_status_hint
+        reason = str(error) if isinstance(error, RequestRefused) else "it is not a request of HTTP/1.1"
+        _malformed.info("a malformed request from %s was refused: %s", peer_text(*(self.client or ("", 0))), reason)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state is h11.SEND_BODY:
+            self._break()
+            return
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._write_refusal(status, reason)
+        self.transport.close()
+
+    def _write_refusal(self, status: int, reason: str) -> None:
+        body = f"{reason}\n".encode()
+        headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
+        headers.append(("Connection", "close"))
+        answer = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+        self.transport.write(self.conn.send(answer) or b"")
+        # An answer to HEAD has no body.
+        with suppress(h11.LocalProtocolError):
+            self.transport.write(self.conn.send(h11.Data(data=body)) or b"")
+            self.conn.send(h11.EndOfMessage())
 
     def pause_writing(self) -> None:
         super().pause_writing()

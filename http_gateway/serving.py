@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager
+import tempfile
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
@@ -12,8 +14,9 @@ import uvicorn
 from aio_client import Client, ClientConfig, Tls
 from aio_client._transport.tokens import CallerToken
 from http_gateway.app import Application
+from http_gateway.console.session_files import SessionFiles
 from http_gateway.gateway import Bound, Gateway
-from http_gateway.limits import MAX_DOWNLOADS, MAX_EVENT_STREAMS, MAX_HEAD_BYTES
+from http_gateway.limits import MAX_DOWNLOADS, MAX_EVENT_STREAMS
 from http_gateway.protocol import GuardedProtocol
 from http_gateway.tls import https_context, name_in_certificate
 
@@ -47,11 +50,14 @@ async def serve(
         UsageError: A certificate cannot be used.
     """
     tokens = CallerToken()
-    async with Client(config_of(settings, tokens, config)) as client:
+    async with AsyncExitStack() as stack:
+        sessions = stack.enter_context(_open_sessions(settings))
+        client = await stack.enter_async_context(Client(config_of(settings, tokens, config)))
         gateway = Gateway(
             client=client,
             tokens=tokens,
             settings=settings,
+            sessions=sessions,
             event_streams=Bound("streams of events", MAX_EVENT_STREAMS),
             downloads=Bound("downloads", MAX_DOWNLOADS),
         )
@@ -105,7 +111,6 @@ class _Server(uvicorn.Server):
                 proxy_headers=False,
                 timeout_keep_alive=max(1, int(settings.request_seconds)),
                 timeout_graceful_shutdown=_DRAIN_SECONDS,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 reset_contextvars=True,
             )
         )
@@ -131,6 +136,15 @@ class _Server(uvicorn.Server):
 
     def _protocol(self) -> GuardedProtocol:
         return GuardedProtocol(self._settings, config=self.config, server_state=self.server_state, app_state={})
+
+
+@contextmanager
+def _open_sessions(settings: GatewaySettings) -> Iterator[SessionFiles]:
+    with ExitStack() as stack:
+        # Readable by its owner only, as those of the server are.
+        directory = settings.sessions or stack.enter_context(tempfile.TemporaryDirectory(prefix="scankv-sessions-"))
+        seconds, idle_seconds = settings.session_seconds, settings.session_idle_seconds
+        yield SessionFiles(Path(directory), seconds=seconds, idle_seconds=idle_seconds)
 
 
 async def _ask(until: Callable[[], Awaitable[None]]) -> None:

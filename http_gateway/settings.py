@@ -32,6 +32,9 @@ class GatewaySettings:
             gateway itself for the client of each call.
         access_log: Whether to log each request.
         log_level: As of the server.
+        sessions: The directory of the sessions of the console. Empty: one that is removed with the gateway.
+        session_seconds: After which a session ends.
+        session_idle_seconds: After which without use a session ends.
         request_seconds: How long a connection may take until its request is complete, and may stay without one.
         stall_seconds: How long a reader may take nothing of an answer before its connection is broken.
         max_connections: The most connections at once. Further ones are closed as soon as they are made.
@@ -49,6 +52,9 @@ class GatewaySettings:
     forwarding_key: str = field(default="", repr=False)
     access_log: bool = False
     log_level: str = "info"
+    sessions: str = ""
+    session_seconds: float = 43_200.0
+    session_idle_seconds: float = 3600.0
     request_seconds: float = 10.0
     stall_seconds: float = 30.0
     max_connections: int = 1000

@@ -46,6 +46,8 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "worker_timeout_seconds": (2, 86_400),
     "metrics_port": (0, 65535),
     "http_port": (0, 65535),
+    "http_session_seconds": (1, 365 * 86_400),
+    "http_session_idle_seconds": (1, 365 * 86_400),
     "metrics_max_tables": (0, 100_000),
     "slow_request_seconds": (0, 86_400),
     "jwt_leeway_seconds": (0, 300),
@@ -160,6 +162,9 @@ class ServerConfig:
             `https://example.com`. A list in TOML; comma-separated elsewhere.
         http_access_log: Whether to log each request over HTTP at the level `info`: its client and user, its path
             without the query, and what was answered.
+        http_session_seconds: How long a login to the console lasts, at most as long as its token is valid.
+        http_session_idle_seconds: How long a login to the console lasts without use. A page that refreshes itself is
+            in use.
         metrics_max_tables: The most tables with metrics of their own. The others are combined under the name `other`.
         log_level: The least severe level of messages to log: `debug`, `info`, `warning` or `error`.
         log_format: The format of log messages: `text`, or `json` with one JSON object for each line.
@@ -315,6 +320,8 @@ class ServerConfig:
     http_host: str = "127.0.0.1"
     http_origins: tuple[str, ...] = ()
     http_access_log: bool = False
+    http_session_seconds: float = 43_200.0
+    http_session_idle_seconds: float = 3600.0
     log_level: str = "info"
     log_format: str = "text"
     slow_request_seconds: float = 10.0

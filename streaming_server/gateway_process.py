@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import socket
 import sys
 import time
@@ -21,6 +22,8 @@ from scankv.model.errors import UsageError
 from streaming_server.addresses import address_of, is_loopback
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from streaming_server.access.forwarded_peers import ForwardedPeers
     from streaming_server.access.request_principals import RequestPrincipals
     from streaming_server.config import ServerConfig
@@ -32,6 +35,9 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 # A child that has run for so long has not failed because of its settings.
 _LONG_LIFE_SECONDS: Final = 60.0
 _LAST_WORDS_SECONDS: Final = 10.0
+# Not those of the server, which may have keys of object stores and tokens.
+_VARIABLES: Final = frozenset({"LANG", "LANGUAGE", "LD_LIBRARY_PATH", "TMPDIR", "TZ"})
+_PREFIXES: Final = ("LC_", "PYTHON", "GRPC_", "ARROW_", "MALLOC_", "OTEL_")
 
 
 class GatewaySupervisor:
@@ -86,6 +92,7 @@ class GatewaySupervisor:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=[number],
+            env=environment_of_gateway(os.environ),
         )
         assert child.stdin is not None
         assert child.stderr is not None
@@ -100,6 +107,11 @@ class GatewaySupervisor:
             await logging_
 
 
+def environment_of_gateway(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment variables that the interpreter of the gateway and its libraries need."""
+    return {name: value for name, value in environ.items() if name in _VARIABLES or name.startswith(_PREFIXES)}
+
+
 def listen_for_gateway(config: ServerConfig) -> socket.socket:
     """Returns a socket that listens on the HTTP port.
 
@@ -107,7 +119,7 @@ def listen_for_gateway(config: ServerConfig) -> socket.socket:
         OSError: The address cannot be listened on.
         UsageError: The packages of the gateway are not installed.
     """
-    missing = [name for name in ("starlette", "uvicorn", "jinja2") if find_spec(name) is None]
+    missing = [name for name in ("starlette", "uvicorn", "jinja2", "cryptography") if find_spec(name) is None]
     if missing:
         raise UsageError(
             f"http_port needs the package {missing[0]}, which is not installed: pip install 'scankv[http]'",
@@ -136,6 +148,9 @@ def _settings(config: ServerConfig, address: str) -> dict[str, Any]:
         "insecure": config.insecure,
         "access_log": config.http_access_log,
         "log_level": config.log_level,
+        "sessions": str(config.data.absolute() / "console"),
+        "session_seconds": config.http_session_seconds,
+        "session_idle_seconds": config.http_session_idle_seconds,
     }
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.responses import RedirectResponse, Response
 
 from http_gateway.console.rendering import cells_of, no_icon, page, style
-from http_gateway.console.sessions import form_key, log_in, log_out, read_form, token_of_browser
+from http_gateway.console.sessions import (
+    SESSION_PATH,
+    Session,
+    begin_session,
+    end_session,
+    find_session,
+    give_cookie,
+    read_form,
+)
 from http_gateway.parameters import Choice, Parameter, WholeNumber, read_parameters
 from http_gateway.problems import HttpRefusal, problem_of
 from scankv.model.errors import PermissionDenied, ProtocolViolation, ScanKvError, Unauthenticated, UsageError
@@ -45,11 +54,18 @@ class ConsolePage:
         path: Its path.
         handler: Makes it.
         parameters: The parameters of its query.
+        in_sessions: Whether it is a page of each session, too.
     """
 
     path: str
     handler: Callable[[Gateway, Request, Values], Awaitable[Response]]
     parameters: tuple[Parameter, ...] = (_REFRESH,)
+    in_sessions: bool = True
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its paths: on a server without tokens, and in a session."""
+        return (self.path, f"{SESSION_PATH}{self.path}") if self.in_sessions else (self.path,)
 
 
 async def _tables(gateway: Gateway, request: Request, values: Values) -> Response:
@@ -148,18 +164,20 @@ PAGES: Final = (
     ConsolePage(path="/tables/{table}", handler=_table, parameters=_QUERY),
     ConsolePage(path="/scans", handler=_scans),
     ConsolePage(path="/server", handler=_server),
-    ConsolePage(path="/login", handler=_login, parameters=()),
+    ConsolePage(path="/login", handler=_login, parameters=(), in_sessions=False),
 )
 
 
 async def answer_page(gateway: Gateway, found: ConsolePage, request: Request) -> Response:
     """Returns a page, an error page, or the login if the server needs a token and has not got one."""
+    session = _enter(gateway, request)
+    if session is None:
+        return _ask_for_login()
     try:
-        _use_token(gateway, token_of_browser(request))
         values = read_parameters(found.parameters, request.query_params.multi_items())
         return await found.handler(gateway, request, values)
     except Unauthenticated:
-        return RedirectResponse("/login", 303)
+        return _leave(gateway, request, session)
     except (HttpRefusal, ScanKvError) as error:
         return _error_page(request, error)
 
@@ -175,51 +193,70 @@ async def answer_icon(_gateway: Gateway, _request: Request) -> Response:
 
 
 async def answer_login(gateway: Gateway, request: Request) -> Response:
-    """Logs in: checks the token of the form with the server, and has the browser keep it."""
+    """Logs in: checks the token of the form with the server, and begins a session with it."""
+    request.state.session = Session()
     try:
-        token = (await read_form(request)).get("token", "").strip()
+        token = (await read_form(request, request.state.session)).get("token", "").strip()
     except HttpRefusal as error:
         return _error_page(request, error)
     try:
-        _use_token(gateway, token)
+        gateway.tokens.set(token or None)
         await gateway.client.tables()
-    except ScanKvError as error:
-        message = "The server does not accept this token." if isinstance(error, Unauthenticated) else error.message
-        return _page(request, "login.html", {}, status=401, problem=message)
-    response = RedirectResponse("/", 303)
-    log_in(request, response, token)
+        session = await asyncio.to_thread(begin_session, gateway.sessions, token)
+    except (ScanKvError, HttpRefusal) as error:
+        if isinstance(error, Unauthenticated | UsageError):
+            return _page(request, "login.html", {}, status=401, problem="The server does not accept this token.")
+        return _page(request, "login.html", {}, status=problem_of(error)["status"], problem=error.message)
+    response = RedirectResponse(f"{session.base}/", 303)
+    give_cookie(request, response, session)
     return response
 
 
-async def answer_logout(_gateway: Gateway, request: Request) -> Response:
+async def answer_logout(gateway: Gateway, request: Request) -> Response:
     """Logs out."""
+    session = _enter(gateway, request)
+    if session is None:
+        return _ask_for_login()
     try:
-        await read_form(request)
+        await read_form(request, session)
     except HttpRefusal as error:
         return _error_page(request, error)
-    response = RedirectResponse("/login", 303)
-    log_out(request, response)
-    return response
+    return _leave(gateway, request, session)
 
 
 async def answer_stop(gateway: Gateway, request: Request) -> Response:
     """Stops a scan, if the server lets the caller."""
+    session = _enter(gateway, request)
+    if session is None:
+        return _ask_for_login()
     try:
-        fields = await read_form(request)
-        _use_token(gateway, token_of_browser(request))
+        fields = await read_form(request, session)
         await gateway.client.cancel_scan(fields.get("scan_id", ""))
     except Unauthenticated:
-        return RedirectResponse("/login", 303)
+        return _leave(gateway, request, session)
     except (HttpRefusal, ScanKvError) as error:
         return _error_page(request, error)
-    return RedirectResponse("/scans", 303)
+    return RedirectResponse(f"{session.base}/scans", 303)
 
 
-def _use_token(gateway: Gateway, token: str | None) -> None:
-    try:
-        gateway.tokens.set(token or None)
-    except UsageError as error:
-        raise Unauthenticated(error.message) from error
+def _enter(gateway: Gateway, request: Request) -> Session | None:
+    """Returns the session of a request, whose calls send its token; None if it has ended."""
+    session = find_session(gateway.sessions, request)
+    if session is not None:
+        request.state.session = session
+        gateway.tokens.set(session.token or None)
+    return session
+
+
+def _ask_for_login() -> Response:
+    return RedirectResponse("/login", 303)
+
+
+def _leave(gateway: Gateway, request: Request, session: Session) -> Response:
+    """Ends a session, because its user or the end of its token has ended it."""
+    response = _ask_for_login()
+    end_session(gateway.sessions, request, response, session)
+    return response
 
 
 def _error_page(request: Request, error: Exception) -> Response:
@@ -228,16 +265,18 @@ def _error_page(request: Request, error: Exception) -> Response:
 
 
 def _page(request: Request, template: str, values: Values, *, status: int = 200, **more: Any) -> Response:  # noqa: ANN401
-    token = token_of_browser(request)
+    session: Session = request.state.session
     response = page(
         template,
         status,
         path=request.url.path,
+        base=session.base,
         values=values,
-        form_key=form_key(token),
-        has_token=token is not None,
+        form_key=session.form_key,
         **more,
     )
+    # Nothing may say where the pages of a session are. Without a session, a form needs to say that it comes from here.
+    response.headers["Referrer-Policy"] = "no-referrer" if session.base else "same-origin"
     if seconds := values.get("refresh"):
         response.headers["Refresh"] = seconds
     return response

@@ -58,9 +58,7 @@ _ENVIRONMENT.filters |= {
 def page(name: str, status: int = 200, **values: Any) -> Response:  # noqa: ANN401  # what the template needs
     """Returns a page."""
     text = _ENVIRONMENT.get_template(name).render(**values)
-    # With `no-referrer`, browsers would not say that a form comes from this site.
-    headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "same-origin"}
-    return Response(text, status, headers, "text/html")
+    return Response(text, status, {"Content-Security-Policy": _POLICY}, "text/html")
 
 
 def style() -> Response:

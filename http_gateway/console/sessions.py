@@ -1,75 +1,138 @@
-"""Who uses the console: the token is in a cookie that scripts and other sites cannot use."""
+"""Whose session is a request of? And: has a form been sent from a page of this console?
+
+Browsers send a cookie to every port of a host whose path fits. So the cookie has a random path, which no other port is
+asked for, and the pages of a session are below it. The path alone is of no use either: it stands in the history.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
 
+from http_gateway.console.session_files import SessionKeys
 from http_gateway.problems import HttpRefusal
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-_COOKIE: Final = "scankv_token"
-# Browsers take a cookie with this prefix only over HTTPS and from the host itself, not from another one of its domain.
-_HOST_ONLY: Final = "__Host-"
-_SECRET: Final = secrets.token_bytes(32)  # of this process: its forms are worth nothing to another one
-_MAX_BODY_BYTES: Final = 32 * 1024
+    from http_gateway.console.session_files import SessionFiles
+
+SESSION_PATH: Final = "/console/{session}"
+"""What the paths of the pages of a session begin with."""
+
+_COOKIE: Final = "scankv_session"
+# Browsers take a cookie with this prefix only over HTTPS. `__Host-` would need the path "/".
+_ENCRYPTED_ONLY: Final = "__Secure-"
+_FORM_KEY: Final = secrets.token_hex(32)  # of this process, for forms without a session
 _MAX_FIELDS: Final = 20
+_MAX_COOKIES: Final = 10
 
 
-def token_of_browser(request: Request) -> str | None:
-    """Returns the token of the cookie; None without a cookie."""
-    return request.cookies.get(_cookie_name(request)) or None
+@dataclass(frozen=True, slots=True)
+class Session:
+    """For whom a request is answered.
+
+    Attributes:
+        keys: The keys of the session. None: the request has none.
+        token: The token of the session.
+    """
+
+    keys: SessionKeys | None = None
+    token: str | None = None
+
+    @property
+    def base(self) -> str:
+        """What the paths of its pages begin with."""
+        return "" if self.keys is None else SESSION_PATH.format(session=self.keys.path)
+
+    @property
+    def form_key(self) -> str:
+        """What its forms contain, and no other site can know."""
+        return _FORM_KEY if self.keys is None else self.keys.derive("form").hex()
 
 
-def log_in(request: Request, response: Response, token: str) -> None:
-    """Has the browser keep a token until it is closed."""
-    name, secure = _cookie_name(request), _is_encrypted(request)
-    response.set_cookie(name, token, httponly=True, samesite="strict", secure=secure, path="/")
+def find_session(files: SessionFiles, request: Request) -> Session | None:
+    """Returns the session that the path and the cookie of a request name, which has been used now.
+
+    Without a path of a session, it is a session without a token. None: it has ended, or another site or another port
+    has had the browser ask.
+    """
+    path = request.path_params.get("session")
+    if path is None:
+        return Session()
+    if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return None
+    # Another port of the host may have added cookies of the same name.
+    for secret in _cookies(request)[:_MAX_COOKIES]:
+        keys = SessionKeys(path, secret)
+        token = files.use(keys, time.time())
+        if token is not None:
+            return Session(keys, token)
+    return None
 
 
-def log_out(request: Request, response: Response) -> None:
-    """Has the browser forget the token."""
-    name, secure = _cookie_name(request), _is_encrypted(request)
-    response.delete_cookie(name, httponly=True, samesite="strict", secure=secure, path="/")
+def begin_session(files: SessionFiles, token: str) -> Session:
+    """Makes a session. Raises HttpRefusal if there are too many, or it cannot be stored."""
+    try:
+        return Session(files.begin(token, time.time()), token)
+    except OSError as error:
+        raise HttpRefusal(
+            503, "SESSION_NOT_STORED", f"the session cannot be stored ({error.strerror}): see to the gateway's disk"
+        ) from error
 
 
-def _cookie_name(request: Request) -> str:
-    return f"{_HOST_ONLY}{_COOKIE}" if _is_encrypted(request) else _COOKIE
+def give_cookie(request: Request, response: Response, session: Session) -> None:
+    """Has the browser keep the cookie of a session until it is closed."""
+    assert session.keys is not None
+    name, secure, path = _cookie_name(request), _is_encrypted(request), f"{session.base}/"
+    response.set_cookie(name, session.keys.secret, httponly=True, samesite="strict", secure=secure, path=path)
 
 
-def _is_encrypted(request: Request) -> bool:
-    return request.url.scheme == "https"
+def end_session(files: SessionFiles, request: Request, response: Response, session: Session) -> None:
+    """Ends a session, and has the browser forget its cookie."""
+    if session.keys is None:
+        return
+    files.end(session.keys)
+    name, secure, path = _cookie_name(request), _is_encrypted(request), f"{session.base}/"
+    response.delete_cookie(name, httponly=True, samesite="strict", secure=secure, path=path)
 
 
-def form_key(token: str | None) -> str:
-    """Returns what the forms of a session contain, and no other site can know."""
-    return hmac.new(_SECRET, (token or "").encode(), hashlib.sha256).hexdigest()
-
-
-async def read_form(request: Request) -> dict[str, str]:
+async def read_form(request: Request, session: Session) -> dict[str, str]:
     """Returns the fields of a form that was sent from a page of this console.
 
     Raises:
-        HttpRefusal: Another site has had the browser send it, it is too large, or its page is from an earlier session.
+        HttpRefusal: Another site has had the browser send it, or its page is from an earlier session.
     """
     origin = request.headers.get("origin", "")
-    if urlsplit(origin).netloc != request.headers.get("host", "") or not origin:
+    # The pages of a session let browsers say nothing of where a form comes from. Only they have its key.
+    is_silent = origin == "null" and session.keys is not None
+    if not is_silent and (urlsplit(origin).netloc != request.headers.get("host", "") or not origin):
         raise HttpRefusal(403, "FOREIGN_FORM", "the form was not sent from a page of this console: open it again")
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_BODY_BYTES:
-            raise HttpRefusal(413, "REQUEST_TOO_LARGE", f"a form has at most {_MAX_BODY_BYTES:,} bytes")
+    body = await request.body()
     try:
         fields = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError:
         raise HttpRefusal(400, "INVALID_REQUEST", "the body is not a form") from None
-    if not hmac.compare_digest(fields.get("form_key", ""), form_key(token_of_browser(request))):
+    if not hmac.compare_digest(fields.get("form_key", "").encode(), session.form_key.encode()):
         raise HttpRefusal(403, "OLD_FORM", "the form is from an earlier session: open its page again")
     return fields
+
+
+def _cookies(request: Request) -> list[str]:
+    """Returns the values of all cookies that may be of a session."""
+    pairs = (each.strip().partition("=") for each in request.headers.get("cookie", "").split(";"))
+    name = _cookie_name(request)
+    return [value for found, _, value in pairs if found == name and value]
+
+
+def _cookie_name(request: Request) -> str:
+    return f"{_ENCRYPTED_ONLY}{_COOKIE}" if _is_encrypted(request) else _COOKIE
+
+
+def _is_encrypted(request: Request) -> bool:
+    return request.url.scheme == "https"

@@ -33,6 +33,12 @@ def http(
         ),
     ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log each request, without its query.")] = False,
+    session_seconds: Annotated[
+        float, typer.Option(min=1, max=365 * 86_400, help="How long a login to the console lasts at most.")
+    ] = 43_200.0,
+    session_idle_seconds: Annotated[
+        float, typer.Option(min=1, max=365 * 86_400, help="How long a login to the console lasts without use.")
+    ] = 3600.0,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow to listen beyond this machine without TLS.")
     ] = False,
@@ -60,6 +66,8 @@ def http(
         origins=tuple(origin or ()),
         insecure=insecure,
         access_log=access_log,
+        session_seconds=session_seconds,
+        session_idle_seconds=session_idle_seconds,
     )
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)

@@ -6,7 +6,7 @@ are formatted as in `text`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -19,25 +19,40 @@ from scankv.model import lazy_compute as pc
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# Some spreadsheets also take the wide forms.
+_FORMULA: Final = "^[=+@\\-\\t\\r\\n\uff1d\uff0b\uff0d\uff20]"
 
-def csv_header(names: Sequence[str]) -> bytes:
-    """Returns the line with the names of the columns."""
+
+def csv_header(names: Sequence[str], *, quote_formulas: bool = False) -> bytes:
+    """Returns the line with the names of the columns. `quote_formulas` is as in `csv_lines`."""
+    texts = pa.array(names, pa.string())
     # Names that contain any common delimiter are quoted, because readers detect the delimiter from the header.
-    fields: list[str] = _quote(pa.array(names, pa.string()), "".join(DELIMITERS)).to_pylist()
+    fields = _quote(_without_formulas(texts) if quote_formulas else texts, "".join(DELIMITERS)).to_pylist()
     return (",".join(fields) + "\n").encode()
 
 
-def csv_lines(rows: pa.RecordBatch) -> pa.Buffer:
-    """Returns the rows of a batch, one per line, each line with its newline. The batch has at least one column."""
-    fields = [pc.fill_null(_field(column), "") for column in rows.columns]
+def csv_lines(rows: pa.RecordBatch, *, quote_formulas: bool = False) -> pa.Buffer:
+    """Returns the rows of a batch, one per line, each line with its newline. The batch has at least one column.
+
+    Args:
+        rows: The rows.
+        quote_formulas: Whether an apostrophe precedes each text that a spreadsheet would take for a formula.
+    """
+    fields = [pc.fill_null(_field(column, quote_formulas=quote_formulas), "") for column in rows.columns]
     lines = pc.binary_join_element_wise(*fields, ",")
     return concatenate(pc.binary_join_element_wise(lines, "\n", ""))
 
 
-def _field(column: pa.Array) -> pa.StringArray:
+def _field(column: pa.Array, *, quote_formulas: bool) -> pa.StringArray:
     text = to_text(column)
+    if quote_formulas and pat.is_string(column.type):
+        text = _without_formulas(text)
     may_need_quotes = pat.is_string(column.type) or pat.is_binary(column.type) or pat.is_nested(column.type)
     return _quote(text) if may_need_quotes else text
+
+
+def _without_formulas(texts: pa.StringArray) -> pa.StringArray:
+    return pc.if_else(pc.match_substring_regex(texts, _FORMULA), pc.binary_join_element_wise("'", texts, ""), texts)
 
 
 def _quote(texts: pa.StringArray, delimiters: str = ",") -> pa.StringArray:

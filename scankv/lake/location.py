@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from scankv.model.errors import LakeConflict, LakeUnavailable, UsageError
+from scankv.model.shown_uris import has_user, show_location, show_reason, show_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,9 +55,11 @@ class LakeLocation:
         try:
             self._files, self._root = _open(uri)
         except (pa.ArrowException, OSError, ValueError) as error:
+            # Without its cause, which may have the complete URI.
             raise UsageError(
-                f'"{uri}" is no location for a table ({error}): give a directory, or a URI such as s3://bucket/table'
-            ) from error
+                f'"{show_location(uri)}" is no location for a table ({show_reason(error, uri)}): give a directory, '
+                "or a URI such as s3://bucket/table"
+            ) from None
         self.local: Final = Path(self._root) if isinstance(self._files, fs.LocalFileSystem) else None
 
     def __str__(self) -> str:
@@ -231,11 +234,10 @@ def is_temporary(name: str) -> bool:
 def _open(uri: str) -> tuple[fs.FileSystem, str]:
     if "://" not in uri:
         return fs.LocalFileSystem(), str(Path(uri).absolute())
-    parts = urlsplit(uri)
-    if parts.username or parts.password:
+    if has_user(uri):
         # It would appear in logs and in the list of processes.
         raise UsageError(
-            f"the location {parts.scheme}://{parts.hostname or ''}{parts.path} contains credentials: leave them out, "
+            f"the location {show_uri(uri)} contains credentials: leave them out, "
             "and set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     files, root = fs.FileSystem.from_uri(uri)

@@ -48,6 +48,7 @@ class TokenGateway(GatewayProcess):
 
     def __init__(self, url: str, issuer: TokenIssuer, client: sync.Client) -> None:
         super().__init__(url)
+        self.url = url
         self.issuer = issuer
         self.client = client
 

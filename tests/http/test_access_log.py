@@ -120,9 +120,9 @@ def test_no_line_has_a_token_a_query_or_a_cookie(server: LoggingServer) -> None:
     queries: list[dict[str, Any]] = [{"token": secret}, {secret: ""}, {"where": f"player = '{secret}'"}]
     for query in queries:
         HttpCaller(server.port, secret).get(path, **query)
-    HttpCaller(server.port).get(path, headers={"Cookie": f"scankv_token={secret}", "X-Token": secret})
+    HttpCaller(server.port).get(path, headers={"Cookie": f"scankv_session={secret}", "X-Token": secret})
     HttpCaller(server.port).get(path, headers={"Authorization": f"Basic {secret}"})
-    HttpCaller(server.port).get("/", headers={"Cookie": f"scankv_token={secret}; other={secret}"})
+    HttpCaller(server.port).get("/", headers={"Cookie": f"scankv_session={secret}; other={secret}"})
     HttpCaller(server.port).post("/login", form_key=secret, token=secret)
     raw = [f"http://x:{secret}@localhost{path}?{secret}", f"{path}#{secret}"]
     for each in raw:
@@ -213,6 +213,11 @@ def test_a_gateway_alone_logs_requests_without_users(shared_server: ServerProces
         (b"http://user:password@host/a", "-"),
         (b"/a#token", "/a"),
         (b"/" + b"x" * 5000, "/" + "x" * 999),
+        (b"/console/secret/scans", "/console/-/scans"),
+        (b"/console/secret", "/console/-"),
+        (b"/c%6Fnsole%2Fsecret%2Fscans", "/console/-/scans"),
+        (b"//console//secret/a%20b", "//console//-/a%20b"),
+        (b"/console.css", "/console.css"),
     ],
 )
 def test_paths_are_visible_ascii(raw: bytes, text: str) -> None:

@@ -70,11 +70,19 @@ def test_a_killed_gateway_is_started_again_and_ends_with_a_killed_server(tmp_pat
         wait_until(lambda: is_gone(second), "the end of the gateway")
 
 
-def test_a_gateway_ends_in_order_with_its_server(tmp_path: Path) -> None:
+def test_a_gateway_gets_no_secret_of_its_environment_and_ends_in_order_with_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     port = free_port()
+    for name in ("AWS_SECRET_ACCESS_KEY", "SCANKV_TOKEN", "SCANKV_BACKUP_LOCATION", "https_proxy"):
+        monkeypatch.setenv(name, "s3://the-secret")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
     with ServerProcess(tmp_path / "data", "--http-port", str(port), "--log-format", "json") as server:
         assert HttpCaller(port).get("/v1/tables").status == 200
         child = the_child(server.process.pid)
+        environment = Path(f"/proc/{child}/environ").read_bytes()
+        assert b"the-secret" not in environment
+        assert b"LC_ALL=C.UTF-8" in environment
         assert server.stop() == 0
         assert is_gone(child)
         assert "Traceback" not in server.log

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -17,7 +19,8 @@ from selenium.webdriver.common.keys import Keys
 
 from aio_client import ScanCancelled, sync
 from tests.http.conftest import SCORES, TokenGateway
-from tests.support.gateway import GatewayProcess, HttpCaller
+from tests.support.console import log_in_browser
+from tests.support.gateway import GatewayProcess, HttpAnswer, HttpCaller
 from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
@@ -31,6 +34,29 @@ WIDE = "game.wide"
 SCRIPT = "<script>document.title = 'hacked'</script><img src=x onerror=\"document.title='hacked'\">"
 
 
+@dataclass(frozen=True)
+class LoggedIn:
+    """A session of the console, as its browser knows it."""
+
+    caller: HttpCaller
+    base: str
+    cookie: str
+
+    @property
+    def form_key(self) -> str:
+        """What its forms contain."""
+        return form_key(self.caller, f"{self.base}/", self.cookie)
+
+    def get(self, path: str, **query: str) -> HttpAnswer:
+        return self.caller.get(self.base + path, headers={"Cookie": self.cookie}, **query)
+
+    def post(self, path: str, headers: dict[str, str] | None = None, **fields: str) -> HttpAnswer:
+        """Sends a form as the pages of a session do, which say nothing of where they are."""
+        return self.caller.post(
+            self.base + path, {"Cookie": self.cookie, "Origin": "null", **(headers or {})}, **fields
+        )
+
+
 def form_key(caller: HttpCaller, path: str, cookie: str = "") -> str:
     """Returns what the forms of a page contain."""
     text = caller.get(path, headers={"Cookie": cookie} if cookie else {}).body.decode()
@@ -39,69 +65,84 @@ def form_key(caller: HttpCaller, path: str, cookie: str = "") -> str:
     return found[1]
 
 
-def log_in(gateway: TokenGateway, token: str) -> str:
-    """Logs in; returns the cookie."""
-    caller = HttpCaller(gateway.port)
+def log_in(caller: HttpCaller, token: str) -> LoggedIn:
+    """Logs in with a form as a browser does."""
+    caller = copy(caller)
+    caller.token = None
     answer = caller.post("/login", form_key=form_key(caller, "/login"), token=token)
-    assert (answer.status, answer.headers["location"]) == (303, "/")
-    return answer.headers["set-cookie"].partition(";")[0]
+    assert answer.status == 303
+    return LoggedIn(caller, answer.headers["location"].rstrip("/"), answer.headers["set-cookie"].partition(";")[0])
 
 
-def test_a_token_is_kept_where_scripts_and_other_sites_cannot_use_it(secured: TokenGateway) -> None:
+def test_a_session_is_kept_where_scripts_and_other_sites_cannot_use_it(secured: TokenGateway) -> None:
     caller = HttpCaller(secured.port)
     assert (caller.get("/").status, caller.get("/").headers["location"]) == (303, "/login")
-    answer = caller.post("/login", form_key=form_key(caller, "/login"), token=secured.issuer.create("read:game.*"))
+    token = secured.issuer.create("read:game.*")
+    answer = caller.post("/login", form_key=form_key(caller, "/login"), token=token)
+    base = answer.headers["location"]
+    assert re.fullmatch(r"/console/[\w-]{32}/", base)
     cookie, *attributes = answer.headers["set-cookie"].split("; ")
     # Browsers would not keep a secure cookie of plain HTTP.
-    assert cookie.startswith("scankv_token=")
-    assert set(attributes) == {"HttpOnly", "SameSite=strict", "Path=/"}
+    assert re.fullmatch(r"scankv_session=[\w-]{43}", cookie)
+    assert token not in cookie
+    assert set(attributes) == {"HttpOnly", "SameSite=strict", f"Path={base}"}
     assert caller.post("/login", form_key=form_key(caller, "/login"), token="scankv_0_wrong").status == 401
 
 
 def test_pages_show_what_the_token_may_read(secured: TokenGateway) -> None:
-    cookie, caller = log_in(secured, secured.issuer.create("read:game.*")), HttpCaller(secured.port)
-
-    def get(path: str) -> tuple[int, str]:
-        answer = caller.get(path, headers={"Cookie": cookie})
-        return answer.status, answer.body.decode()
-
-    status, text = get("/")
-    assert status == 200
-    assert "game.scores" in text
-    assert "other.scores" not in text
-    assert get("/tables/game.scores")[0] == 200
-    assert get("/tables/other.scores")[0] == 403
-    assert get("/scans")[0] == 200
-    assert get("/server")[0] == 200
+    session = log_in(secured, secured.issuer.create("read:game.*"))
+    page = session.get("/")
+    assert page.status == 200
+    assert b"game.scores" in page.body
+    assert b"other.scores" not in page.body
+    # The path of the session stays between browser and gateway.
+    assert page.headers["referrer-policy"] == "no-referrer"
+    assert session.get("/tables/game.scores").status == 200
+    assert session.get("/tables/other.scores").status == 403
+    assert session.get("/scans").status == 200
+    assert session.get("/server").status == 200
     # The cookie is for the console only.
-    assert caller.get("/v1/tables", headers={"Cookie": cookie}).status == 401
+    assert session.caller.get("/v1/tables", headers={"Cookie": session.cookie}).status == 401
 
 
 @pytest.mark.parametrize(
-    ("origin", "key", "status"),
-    [("http://evil.example", None, 403), ("", None, 403), ("null", None, 403), (None, "0" * 64, 403), (None, "", 403)],
+    ("headers", "key", "status"),
+    [
+        ({"Origin": "http://evil.example"}, None, 403),
+        ({"Origin": ""}, None, 403),
+        ({"Sec-Fetch-Site": "same-site"}, None, 303),
+        ({"Sec-Fetch-Site": "cross-site"}, None, 303),
+        ({}, "0" * 64, 403),
+        ({}, "\xe4", 403),
+        ({}, "", 403),
+    ],
 )
 def test_a_form_of_another_site_or_session_is_refused(
-    secured: TokenGateway, origin: str | None, key: str | None, status: int
+    secured: TokenGateway, headers: dict[str, str], key: str | None, status: int
 ) -> None:
-    cookie, caller = log_in(secured, secured.issuer.root), HttpCaller(secured.port)
-    headers = {"Cookie": cookie, **({} if origin is None else {"Origin": origin})}
-    field = form_key(caller, "/scans", cookie) if key is None else key
-    assert caller.post("/scans/stop", headers, form_key=field, scan_id="x").status == status
-    own = form_key(caller, "/scans", cookie)
-    assert caller.post("/scans/stop", {"Cookie": cookie}, form_key=own, scan_id="x").status == 404
+    session = log_in(secured, secured.issuer.root)
+    own = session.form_key
+    answer = session.post("/scans/stop", headers, form_key=own if key is None else key, scan_id="x")
+    assert answer.status == status
+    assert answer.headers.get("location") == ("/login" if status == 303 else None)
+    assert session.post("/scans/stop", form_key=own, scan_id="x").status == 404
+    other = log_in(secured, secured.issuer.root)
+    assert other.post("/scans/stop", form_key=own, scan_id="x").status == 403
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "", "null"])
+def test_another_site_cannot_log_a_browser_in(secured: TokenGateway, origin: str) -> None:
+    caller = HttpCaller(secured.port)
+    fields = {"form_key": form_key(caller, "/login"), "token": secured.issuer.root}
+    assert caller.get("/login").headers["referrer-policy"] == "same-origin"
+    assert caller.post("/login", {"Origin": origin}, **fields).status == 403
 
 
 def test_only_an_admin_stops_a_scan(secured: TokenGateway, browser: Chrome) -> None:
     """In a browser: readers have no button, and a form that they make themselves is refused."""
     base = f"http://127.0.0.1:{secured.port}"
 
-    def log_in_browser(grant: str) -> None:
-        browser.get(f"{base}/login")
-        browser.find_element(By.ID, "token").send_keys(secured.issuer.create(grant), Keys.ENTER)
-        wait_until(lambda: browser.title == "Tables - ScanKV", "the login")
-
-    def rows() -> list[str]:
+    def rows(base: str) -> list[str]:
         browser.get(f"{base}/scans")
         return [row.text for row in browser.find_elements(By.CSS_SELECTOR, "tbody tr") if WIDE in row.text]
 
@@ -110,20 +151,18 @@ def test_only_an_admin_stops_a_scan(secured: TokenGateway, browser: Chrome) -> N
 
     with secured.client.table(WIDE).scan().with_chunk(rows=100).stream() as stream:
         next(stream)
-        caller = HttpCaller(secured.port)
-        cookie = log_in(secured, secured.issuer.create("read:*"))
-        key = form_key(caller, "/", cookie)
+        session = log_in(secured, secured.issuer.create("read:*"))
         # Whether there is such a scan makes no difference for a reader.
         for scan_id in (stream.scan_id, "x"):
-            assert caller.post("/scans/stop", {"Cookie": cookie}, form_key=key, scan_id=scan_id).status == 403
-        log_in_browser("read:*")
-        assert len(rows()) == 1
+            assert session.post("/scans/stop", form_key=session.form_key, scan_id=scan_id).status == 403
+        reader = log_in_browser(browser, base, secured.issuer.create("read:*"))
+        assert len(rows(reader)) == 1
         assert not browser.find_elements(By.CSS_SELECTOR, "main form, main button")
         assert is_live()
-        log_in_browser(f"admin:{WIDE}")
-        assert len(rows()) == 1
+        admin = log_in_browser(browser, base, secured.issuer.create(f"admin:{WIDE}"))
+        assert len(rows(admin)) == 1
         browser.find_element(By.CSS_SELECTOR, f"button[aria-label$='of {WIDE}']").send_keys(Keys.ENTER)
-        wait_until(lambda: not rows(), "a list without the scan")
+        wait_until(lambda: not rows(admin), "a list without the scan")
         assert not is_live()
         with pytest.raises(ScanCancelled):
             list(stream)
@@ -141,11 +180,9 @@ def test_an_admin_sees_slow_calls_without_values(tmp_path: Path) -> None:
         table = client.create_table("a.slow", SCORES, primary_key=["player"])
         table.upsert([{"player": "the-secret", "score": 1}])
         assert table.count("player = 'the-secret'") == 1
-        caller = HttpCaller(gateway.port)
 
         def page(grant: str) -> str:
-            cookie = log_in(gateway, issuer.create(grant))
-            return caller.get("/server", headers={"Cookie": cookie}).body.decode()
+            return log_in(gateway, issuer.create(grant)).get("/server").body.decode()
 
         text = wait_until(lambda: found if "LookupService/Count" in (found := page("admin:*")) else "", "the count")
         assert "a.slow" in text

@@ -49,9 +49,7 @@ def scan(busy: BusyConsole) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def admin(browser: Chrome, busy: BusyConsole) -> Chrome:
     """A browser that is logged in."""
-    browser.get(f"{busy.base}/login")
-    browser.find_element(By.ID, "token").send_keys(busy.token, Keys.ENTER)
-    wait_until(lambda: browser.title == "Tables - ScanKV", "the login")
+    busy.log_in(browser)
     return browser
 
 
@@ -61,7 +59,7 @@ def admin(browser: Chrome, busy: BusyConsole) -> Chrome:
 def test_a_page_keeps_the_rules_of_accessibility(admin: Chrome, busy: BusyConsole, mode: Mode, path: str) -> None:
     set_mode(admin, mode)
     set_size(admin, WIDE_PIXELS, HEIGHT_PIXELS)
-    admin.get(busy.base + path)
+    admin.get(busy.url(path))
     assert problems_of(admin) == []
     set_size(admin, NARROW_PIXELS, HEIGHT_PIXELS)
     # Whether text that one must scroll to has enough contrast, axe cannot tell.
@@ -83,13 +81,13 @@ def test_the_login_after_a_wrong_token_keeps_the_rules(browser: Chrome, busy: Bu
 
 def test_every_part_of_the_pages_has_something_to_show(admin: Chrome, busy: BusyConsole, scan: str) -> None:
     for name in ("tables", "rows", "scans", "server"):
-        admin.get(busy.base + PAGES[name])
+        admin.get(busy.url(PAGES[name]))
         assert "None." not in admin.find_element(By.TAG_NAME, "main").text
-    admin.get(f"{busy.base}/scans")
+    admin.get(busy.url("/scans"))
     assert scan in admin.page_source
-    admin.get(f"{busy.base}/")
+    admin.get(busy.url("/"))
     assert "game.damaged" in admin.find_element(By.CSS_SELECTOR, "section").text
-    admin.get(f"{busy.base}/server")
+    admin.get(busy.url("/server"))
     headings = [each.text for each in admin.find_elements(By.TAG_NAME, "h2")]
     assert headings == ["Now", "Snapshots", "Open transactions", "Column locks", "Slow calls", "Columnar bases"]
 
@@ -110,6 +108,6 @@ def test_every_part_of_the_pages_has_something_to_show(admin: Chrome, busy: Busy
 def test_a_page_that_breaks_a_rule_is_found(admin: Chrome, busy: BusyConsole, rule: str, change: str) -> None:
     set_mode(admin, "light")
     set_size(admin, WIDE_PIXELS, HEIGHT_PIXELS)
-    admin.get(busy.base + PAGES["table"])
+    admin.get(busy.url(PAGES["table"]))
     admin.execute_script(change)
     assert rule in [problem.partition(":")[0] for problem in problems_of(admin)]

@@ -13,6 +13,7 @@ from aio_client import ScanCancelled, Tls, sync
 from tests.http.conftest import fill_wide
 from tests.http.test_console import form_key
 from tests.support.browser import open_browser
+from tests.support.console import log_in_browser
 from tests.support.gateway import HttpCaller
 from tests.support.monitoring import free_port
 from tests.support.tls_server import TlsServer
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-COOKIE = "__Host-scankv_token"
+COOKIE = "__Secure-scankv_session"
 WIDE = "game.wide"
 
 
@@ -38,12 +39,6 @@ class HttpsConsole(HttpCaller):
     def connect(self) -> sync.Client:
         return sync.connect(self.server.url, token=self.server.root, tls=Tls(ca=self.authority))
 
-    def log_in(self, token: str) -> list[str]:
-        """Logs in. Returns the parts of the header with the cookie."""
-        answer = self.post("/login", form_key=form_key(self, "/login"), token=token)
-        assert (answer.status, answer.headers["location"]) == (303, "/")
-        return answer.headers["set-cookie"].split("; ")
-
 
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpsConsole]:
@@ -53,18 +48,21 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpsConsole]:
         yield console
 
 
-def test_the_cookie_is_sent_over_https_to_this_host_only(console: HttpsConsole) -> None:
-    cookie, *attributes = console.log_in(console.server.root)
-    assert cookie == f"{COOKIE}={console.server.root}"
-    assert set(attributes) == {"HttpOnly", "SameSite=strict", "Path=/", "Secure"}
-    assert console.get("/scans", headers={"Cookie": cookie}).status == 200
-    # Another host of the domain can set a cookie without the prefix.
-    planted = console.get("/scans", headers={"Cookie": f"scankv_token={console.server.root}"})
+def test_the_cookie_is_sent_over_https_to_the_paths_of_its_session_only(console: HttpsConsole) -> None:
+    answer = console.post("/login", form_key=form_key(console, "/login"), token=console.server.root)
+    base = answer.headers["location"]
+    cookie, *attributes = answer.headers["set-cookie"].split("; ")
+    assert cookie.startswith(f"{COOKIE}=")
+    assert set(attributes) == {"HttpOnly", "SameSite=strict", f"Path={base}", "Secure"}
+    assert console.get(f"{base}scans", headers={"Cookie": cookie}).status == 200
+    # A page over plain HTTP can set a cookie without the prefix.
+    planted = console.get(f"{base}scans", headers={"Cookie": cookie.removeprefix("__Secure-")})
     assert (planted.status, planted.headers["location"]) == (303, "/login")
-    left = console.post("/logout", {"Cookie": cookie}, form_key=form_key(console, "/scans", cookie))
+    left = console.post(f"{base}logout", {"Cookie": cookie}, form_key=form_key(console, f"{base}scans", cookie))
     removed, *attributes = left.headers["set-cookie"].split("; ")
     assert removed == f'{COOKIE}=""'
-    assert {"Max-Age=0", "HttpOnly", "SameSite=strict", "Path=/", "Secure"} <= set(attributes)
+    assert {"Max-Age=0", "HttpOnly", "SameSite=strict", f"Path={base}", "Secure"} <= set(attributes)
+    assert console.get(f"{base}scans", headers={"Cookie": cookie}).status == 303
 
 
 def test_an_operator_logs_in_stops_a_scan_and_logs_out(console: HttpsConsole) -> None:
@@ -72,8 +70,7 @@ def test_an_operator_logs_in_stops_a_scan_and_logs_out(console: HttpsConsole) ->
     with open_browser(any_certificate=True) as browser, console.connect() as client:
         browser.get(f"{base}/scans")
         assert browser.current_url == f"{base}/login"
-        browser.find_element(By.ID, "token").send_keys(console.server.root, Keys.ENTER)
-        wait_until(lambda: browser.title == "Tables - ScanKV", "the login")
+        session = log_in_browser(browser, base, console.server.root)
         (cookie,) = browser.get_cookies()
         kept = {name: cookie[name] for name in ("name", "secure", "httpOnly", "sameSite", "path", "domain")}
         assert kept == {
@@ -81,14 +78,14 @@ def test_an_operator_logs_in_stops_a_scan_and_logs_out(console: HttpsConsole) ->
             "secure": True,
             "httpOnly": True,
             "sameSite": "Strict",
-            "path": "/",
+            "path": f"{session.removeprefix(base)}/",
             "domain": "localhost",
         }
         assert "expiry" not in cookie
         assert browser.execute_script("return document.cookie") == ""
         with client.table(WIDE).scan().with_chunk(rows=100).stream() as stream:
             next(stream)
-            browser.get(f"{base}/scans")
+            browser.get(f"{session}/scans")
             browser.find_element(By.CSS_SELECTOR, f"button[aria-label$='of {WIDE}']").send_keys(Keys.ENTER)
             wait_until(lambda: not client.live_scans(), "the end of the scan")
             with pytest.raises(ScanCancelled):
@@ -96,5 +93,5 @@ def test_an_operator_logs_in_stops_a_scan_and_logs_out(console: HttpsConsole) ->
         browser.find_element(By.CSS_SELECTOR, "header form button").send_keys(Keys.ENTER)
         wait_until(lambda: browser.current_url == f"{base}/login", "the logout")
         assert browser.get_cookies() == []
-        browser.get(f"{base}/scans")
+        browser.get(f"{session}/scans")
         assert browser.current_url == f"{base}/login"

@@ -11,6 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from aio_client import ScanCancelled
+from tests.http.test_console import log_in as log_in_by_http
 from tests.support.browser import set_mode
 from tests.support.waiting import wait_until
 
@@ -70,6 +71,7 @@ def log_in(browser: Chrome, busy: BusyConsole) -> None:
     # The only field of the page has the focus from the start.
     press(browser, busy.token)
     follow(browser, "Log in", "Tables", Keys.SPACE)
+    busy.session = browser.current_url.rstrip("/")
 
 
 def luminance(color: str) -> float:
@@ -111,7 +113,7 @@ def test_every_link_field_and_button_is_reached_in_order_and_visibly_focused(
     log_in(browser, busy)
     with busy.live_scan():
         for path in PAGES:
-            browser.get(busy.base + path)
+            browser.get(busy.url(path))
             found = stops(browser)
             elements = browser.find_elements(By.CSS_SELECTOR, FOCUSABLE)
             assert [each["number"] for each in found] == list(range(len(elements)))
@@ -155,21 +157,21 @@ def test_an_admin_works_with_the_keyboard_alone(browser: Chrome, busy: BusyConso
             list(stream)
 
     follow(browser, "Log out", "Log in")
-    browser.get(f"{busy.base}/scans")
+    browser.get(busy.url("/scans"))
     assert browser.title == "Log in - ScanKV"
 
 
 def test_no_page_refreshes_unless_asked_to_and_none_with_a_form(browser: Chrome, busy: BusyConsole) -> None:
     """A refresh clears what was typed, and takes the focus away."""
     log_in(browser, busy)
-    cookie = {"Cookie": f"scankv_token={busy.token}"}
+    session = log_in_by_http(busy.gateway, busy.token)
     with busy.live_scan():
         for path, forms in (("/", 0), ("/tables/game.scores", 1), ("/scans", 1), ("/server", 0)):
-            page = busy.gateway.get(path, headers=cookie)
+            page = session.get(path)
             assert "refresh" not in page.headers
             assert b"http-equiv" not in page.body
-            assert busy.gateway.get(path, headers=cookie, refresh="5").headers["refresh"] == "5"
-            browser.get(busy.base + path)
+            assert session.get(path, refresh="5").headers["refresh"] == "5"
+            browser.get(busy.url(path))
             title = browser.title.removesuffix(" - ScanKV")
             assert len(browser.find_elements(By.CSS_SELECTOR, "main form")) == forms
             follow(browser, "Refresh every 5 seconds", title)

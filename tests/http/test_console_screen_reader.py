@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
-
-from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -75,15 +72,14 @@ def admin(browser: Chrome, busy: BusyConsole) -> Chrome:
     browser.get(f"{busy.base}/login")
     tree = AccessibilityTree(browser)
     assert (tree.names("textbox"), tree.names("button")) == (["Token"], ["Log in"])
-    browser.find_element(By.ID, "token").send_keys(busy.token, Keys.ENTER)
-    wait_until(lambda: browser.title == "Tables - ScanKV", "the login")
+    busy.log_in(browser)
     return browser
 
 
 @pytest.mark.parametrize("path", HEADINGS)
 def test_titles_landmarks_and_headings_say_where_one_is(admin: Chrome, busy: BusyConsole, path: str) -> None:
     with busy.live_scan():
-        admin.get(busy.base + path)
+        admin.get(busy.url(path))
     tree = AccessibilityTree(admin)
     assert tree.names("RootWebArea") == [f"{HEADINGS[path][0]} - ScanKV"]
     assert admin.find_element(By.TAG_NAME, "html").get_attribute("lang") == "en"
@@ -95,7 +91,7 @@ def test_titles_landmarks_and_headings_say_where_one_is(admin: Chrome, busy: Bus
 @pytest.mark.parametrize("path", TABLES)
 def test_a_table_has_a_name_and_headers_for_every_cell(admin: Chrome, busy: BusyConsole, path: str) -> None:
     with busy.live_scan(), busy.live_scan():
-        admin.get(busy.base + path)
+        admin.get(busy.url(path))
     tables = AccessibilityTree(admin).tables()
     assert [name.partition(" ")[2] for name in tables] == TABLES[path]
     for head, *rows in tables.values():
@@ -106,29 +102,29 @@ def test_a_table_has_a_name_and_headers_for_every_cell(admin: Chrome, busy: Busy
 
 
 def test_buttons_fields_and_links_say_what_they_are_for(admin: Chrome, busy: BusyConsole) -> None:
-    admin.get(f"{busy.base}/tables/game.scores?n=3&run=rows")
+    admin.get(busy.url("/tables/game.scores?n=3&run=rows"))
     tree = AccessibilityTree(admin)
     assert tree.names("button") == ["Log out", "Show rows", "Count rows", "Explain query"]
     assert (tree.names("textbox"), tree.names("combobox")) == (["Where"], ["Order by"])
     assert tree.names("spinbutton") == ["Rows"]
     assert tree.tables()["3 rows"] == [["columnheader"] * 3, *[["cell"] * 3] * 3]
     with busy.live_scan() as one, busy.live_scan() as other:
-        admin.get(f"{busy.base}/scans")
+        admin.get(busy.url("/scans"))
     tree = AccessibilityTree(admin)
     stops = [f"Stop scan {each.scan_id} of game.wide" for each in (one, other)]
     assert tree.names("button") == ["Log out", *stops]
     # Links that lead to different places have different names.
     for path in HEADINGS:
-        admin.get(busy.base + path)
+        admin.get(busy.url(path))
         links = {(each.accessible_name, each.get_attribute("href")) for each in admin.find_elements(By.TAG_NAME, "a")}
         assert max(Counter(name for name, _ in links).values()) == 1
 
 
 def test_a_problem_is_an_alert_and_a_result_is_a_status(admin: Chrome, busy: BusyConsole) -> None:
-    admin.get(f"{busy.base}/tables/game.scores?where=score+%3C&run=count")
+    admin.get(busy.url("/tables/game.scores?where=score+%3C&run=count"))
     assert len(AccessibilityTree(admin).names("alert")) == 1
-    admin.get(f"{busy.base}/tables/game.scores?run=count")
+    admin.get(busy.url("/tables/game.scores?run=count"))
     tree = AccessibilityTree(admin)
     assert (len(tree.names("alert")), len(tree.names("status"))) == (0, 1)
-    admin.get(f"{busy.base}/tables/game.missing")
+    admin.get(busy.url("/tables/game.missing"))
     assert len(AccessibilityTree(admin).names("alert")) == 1

@@ -52,6 +52,31 @@ def test_a_download_has_the_columns_the_rows_and_the_limit_that_were_asked_for(
     assert pa.ipc.open_stream(gateway.get(path, format="arrow", where="score < 0").body).read_all().num_rows == 0
 
 
+def test_formulas_are_quoted_if_asked_for(gateway: GatewayProcess, client: Client) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("=1+1", pa.string())])
+    formulas = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1", '="a,b"']
+    texts = [*formulas, "a=1", "", None, "1-1"]
+    table = client.create_table("http.formulas", schema, primary_key=["k"])
+    table.upsert([{"k": number - 5, "=1+1": text} for number, text in enumerate(texts)])
+    path = f"/v1/tables/{table.name}/scan"
+
+    def get(**query: Any) -> list[list[str]]:
+        body = gateway.get(path, format="csv", columns="k,=1+1", **query).body.decode()
+        first, *rows = csv.reader(io.StringIO(body, newline=""))
+        return [first, *sorted(rows, key=lambda row: int(row[0]))]
+
+    given = [[str(number - 5), text or ""] for number, text in enumerate(texts)]
+    assert get() == [["k", "=1+1"], *given]
+    # Numbers stay numbers.
+    quoted = [[number, f"'{text}" if place < len(formulas) else text] for place, (number, text) in enumerate(given)]
+    assert get(quote_formulas="true") == [["k", "'=1+1"], *quoted]
+    refused = gateway.get(path, format="json", quote_formulas="true")
+    assert (refused.status, refused.json["detail"]) == (
+        400,
+        "quote_formulas is for the format csv, not json: leave it out",
+    )
+
+
 @pytest.mark.parametrize(
     ("accept", "media_type"),
     [

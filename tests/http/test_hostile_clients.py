@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
+from http_gateway.limited_log import LimitedLog
 from tests.support.gateway import GatewayProcess, target
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from aio_client.sync import Client, Table
     from tests.support.server_process import ServerProcess
@@ -22,10 +25,16 @@ REQUEST_SECONDS = 1.5
 
 
 @pytest.fixture(scope="module")
-def impatient(shared_server: ServerProcess) -> Iterator[GatewayProcess]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of `impatient`."""
+    return tmp_path_factory.mktemp("impatient") / "log"
+
+
+@pytest.fixture(scope="module")
+def impatient(shared_server: ServerProcess, log: Path) -> Iterator[GatewayProcess]:
     """A gateway that waits for no client for long, and takes 40 connections."""
     with GatewayProcess(
-        shared_server.url, request_seconds=REQUEST_SECONDS, stall_seconds=1.0, max_connections=40
+        shared_server.url, log, request_seconds=REQUEST_SECONDS, stall_seconds=1.0, max_connections=40
     ) as gateway:
         assert gateway.get("/healthz").status == 200
         yield gateway
@@ -132,6 +141,86 @@ def test_a_malformed_request_hurts_only_its_connection(gateway: GatewayProcess, 
         connection.shutdown(socket.SHUT_WR)
         assert ends(connection)
     assert gateway.get("/healthz").status == 200
+
+
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+FORM = b"POST /login HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+ASKING = b"HEAD /v1/tables HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "reason"),
+    [
+        (b"GET /healthz HTTP/1.1\nHost: localhost\n\n", 400, b"a line ends without a carriage return"),
+        (HEAD + b"X: a\n\r\n", 400, b"a line ends without a carriage return"),
+        (HEAD + b"X: a\n", 400, b"a line ends without a carriage return"),
+        (HEAD + b"X: a\r\n b\r\n\r\n", 400, b"a header continues on the next line"),
+        (HEAD + b"Content-Length: 5\r\n" + CHUNKED + b"0\r\n\r\n", 400, b"both Content-Length and Transfer-Encoding"),
+        (FORM.replace(b"1.1", b"1.0") + CHUNKED + b"0\r\n\r\n", 400, b"Transfer-Encoding, which only HTTP/1.1 has"),
+        (FORM + b"Content-Length: +5\r\n\r\n", 400, b"it is not a request of HTTP/1.1"),
+        (FORM + b"Content-Length: 9999999999999999999999\r\n\r\n", 400, b"it is not a request of HTTP/1.1"),
+        (FORM + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501, b"it is not a request of HTTP/1.1"),
+        (FORM + CHUNKED + b"0\r\n\n", 400, b"a line ends without a carriage return"),
+        (FORM + CHUNKED + b"0\r\nX: a\r\n b\r\n\r\n", 400, b"a header continues on the next line"),
+        (FORM + CHUNKED + b"zz\r\nskv_secret", 400, b"it is not a request of HTTP/1.1"),
+        (ASKING + CHUNKED + b"zz\r\n", 400, b""),
+        (ASKING + b"Content-Length: 32769\r\n\r\n", 413, b""),
+        (b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n" + CHUNKED + b"zz\r\n", 400, b""),
+        (FORM + b"Expect: 100-continue\r\n" + CHUNKED + b"zz\r\n", 400, b"it is not a request of HTTP/1.1"),
+        (HEAD + b"skv_secret\r\n\r\n", 400, b"it is not a request of HTTP/1.1"),
+        (HEAD + b"X: " + b"x" * 32_768 + b"\r\n\r\n", 431, b"the head of the request has more than 32,768 bytes"),
+        (FORM + CHUNKED + b"0\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", 431, b"has more than 32,768 bytes"),
+        (HEAD + b"Content-Length: 32769\r\n\r\n", 413, b"the body of the request has more than 32,768 bytes"),
+        (FORM + CHUNKED + b"8001\r\n" + b"x" * 32_769 + b"\r\n0\r\n\r\n", 413, b"has more than 32,768 bytes"),
+    ],
+)
+def test_a_request_that_is_ambiguous_or_large_is_refused_in_one_line_of_the_log(
+    impatient: GatewayProcess, log: Path, request_: bytes, status: int, reason: bytes
+) -> None:
+    before = len(log.read_text())
+    answer = b""
+    with opened(impatient) as connection, suppress(ConnectionResetError):
+        connection.sendall(request_)
+        while part := connection.recv(65536):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.lower().count(b"\r\ncontent-type: ") == 1
+    assert reason in answer
+    assert impatient.get("/healthz").status == 200
+    (line,) = log.read_text()[before:].splitlines()
+    assert "a malformed request from ipv4:127.0.0.1:" in line
+    assert "skv_secret" not in line
+
+
+def test_a_malformed_body_breaks_an_answer_that_has_begun(impatient: GatewayProcess, log: Path, wide: Table) -> None:
+    before = len(log.read_text())
+    with opened(impatient) as connection:
+        path = target(f"/v1/tables/{wide.name}/scan").encode()
+        connection.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n" + CHUNKED)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(b"zz\r\n")
+        assert ends(connection)
+    assert impatient.get("/healthz").status == 200
+    assert len(log.read_text()[before:].splitlines()) == 1
+
+
+def test_a_form_whose_sender_leaves_is_no_error(impatient: GatewayProcess, log: Path) -> None:
+    before = len(log.read_text())
+    with opened(impatient) as connection:
+        connection.sendall(FORM + b"Content-Length: 10\r\n\r\nx")
+    assert impatient.get("/healthz").status == 200
+    assert len(log.read_text()[before:].splitlines()) <= 1
+
+
+def test_a_log_of_malformed_requests_is_limited(caplog: pytest.LogCaptureFixture) -> None:
+    log = LimitedLog(logging.getLogger("limited"))
+    with caplog.at_level("INFO"):
+        for number in range(1000):
+            log.info("request %d", number)
+    assert [record.getMessage() for record in caplog.records] == [f"request {number}" for number in range(100)]
 
 
 def test_pipelined_requests_get_their_answers_in_order(gateway: GatewayProcess, scores: Table) -> None:

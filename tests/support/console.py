@@ -6,6 +6,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 from aio_client import StartFrom, sync
 from tests.support.gateway import GatewayProcess
@@ -16,6 +18,8 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from selenium.webdriver import Chrome
 
 _SCHEMA = pa.schema(
     [pa.field("player", pa.string(), nullable=False), pa.field("score", pa.int64()), pa.field("note", pa.string())]
@@ -30,6 +34,8 @@ class BusyConsole:
         gateway: The gateway.
         client: An admin.
         token: The admin's token.
+        base: Where the console is.
+        session: Where the pages of the session are that `log_in` has begun.
     """
 
     def __init__(self, gateway: GatewayProcess, client: sync.Client, token: str) -> None:
@@ -37,6 +43,15 @@ class BusyConsole:
         self.client = client
         self.token = token
         self.base = f"http://127.0.0.1:{gateway.port}"
+        self.session = self.base
+
+    def log_in(self, browser: Chrome) -> None:
+        """Logs the admin in."""
+        self.session = log_in_browser(browser, self.base, self.token)
+
+    def url(self, path: str) -> str:
+        """Returns the address of a page of the session, or of the login."""
+        return (self.base if path == "/login" else self.session) + path
 
     @contextmanager
     def live_scan(self) -> Iterator[sync.ScanStream]:
@@ -87,3 +102,11 @@ def _fill(client: sync.Client, stack: ExitStack) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
     rows = pa.table({"k": range(40_000), "text": [f"{number:01000}" for number in range(40_000)]}, schema)
     client.create_table("game.wide", schema, primary_key=["k"], columnar_base="off").upsert(rows)
+
+
+def log_in_browser(browser: Chrome, base: str, token: str) -> str:
+    """Logs in; returns where the pages of the session are, without a slash at the end."""
+    browser.get(f"{base}/login")
+    browser.find_element(By.ID, "token").send_keys(token, Keys.ENTER)
+    wait_until(lambda: browser.title == "Tables - ScanKV", "the login")
+    return browser.current_url.rstrip("/")

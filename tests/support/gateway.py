@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlencode
@@ -17,6 +18,7 @@ from http_gateway.settings import GatewaySettings
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
+    from pathlib import Path
 
 _TIMEOUT_SECONDS = 30.0
 
@@ -89,9 +91,10 @@ def target(path: str, **query: Any) -> str:
 
 
 class GatewayProcess(HttpCaller):
-    """A gateway of a server, as the server starts it."""
+    """A gateway of a server, as the server starts it. Its log goes to the file `log`, if there is one."""
 
-    def __init__(self, url: str, **settings: Any) -> None:
+    def __init__(self, url: str, log: Path | None = None, **settings: Any) -> None:
+        self._log = log
         self.listener = socket.create_server(("127.0.0.1", 0))
         super().__init__(self.listener.getsockname()[1])
         self._settings = GatewaySettings(url=url, **settings)
@@ -100,12 +103,14 @@ class GatewayProcess(HttpCaller):
     def start(self) -> None:
         """Starts the process, after the last one has ended."""
         number = self.listener.fileno()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "http_gateway", str(number)],
-            stdin=subprocess.PIPE,
-            pass_fds=[number],
-            env={**os.environ, "PYTHONWARNINGS": "error"},
-        )
+        with nullcontext() if self._log is None else self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "http_gateway", str(number)],
+                stdin=subprocess.PIPE,
+                stderr=log,
+                pass_fds=[number],
+                env={**os.environ, "PYTHONWARNINGS": "error"},
+            )
         assert self.process.stdin is not None
         self.process.stdin.write(f"{self._settings.to_json()}\n".encode())
         self.process.stdin.flush()

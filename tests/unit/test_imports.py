@@ -137,7 +137,7 @@ PLACES = {
     "opentelemetry": ("scankv/model/tracing.py",),
     "prometheus_client": ("streaming_server/monitoring",),
     "jwt": ("streaming_server/access",),
-    "cryptography": ("streaming_server/access",),
+    "cryptography": ("streaming_server/access", "http_gateway/console"),
     "pyspark": ("spark_bridge",),
     "starlette": ("http_gateway",),
     "uvicorn": ("http_gateway",),

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from scankv.lake.formats import CATALOG_FILE
 from scankv.model.errors import LakeConflict, LakeDamaged, LakeUnavailable, UsageError
+from scankv.model.shown_uris import hide_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,8 +60,8 @@ class CatalogTable:
             return load_catalog(self.catalog, **_object_store_properties(location))
         except (ValueError, ImportError) as error:
             raise UsageError(
-                f'the catalog "{self.catalog}" cannot be opened ({error}): name a catalog of the file .pyiceberg.yaml '
-                f"or of variables such as PYICEBERG_CATALOG__{self.catalog.upper()}__URI",
+                f'the catalog "{self.catalog}" cannot be opened ({hide_users(str(error))}): name a catalog of the file '
+                f".pyiceberg.yaml or of variables such as PYICEBERG_CATALOG__{self.catalog.upper()}__URI",
                 option="catalog",
             ) from error
 
@@ -115,12 +116,12 @@ def translate_errors(location: LakeLocation) -> Iterator[None]:
     except conflicts as error:
         raise LakeConflict(
             f"another program has committed to the Iceberg table in {location} since the last version was read "
-            f"({error}): nothing was committed; let one program publish each table"
+            f"({hide_users(str(error))}): nothing was committed; let one program publish each table"
         ) from error
     except (FileNotFoundError, ValidationError, exceptions.ValidationError) as error:
         raise LakeDamaged(
-            f"the Iceberg table in {location} cannot be read ({error}): restore the file, or remove the table and "
-            "publish again"
+            f"the Iceberg table in {location} cannot be read ({hide_users(str(error))}): restore the file, or "
+            "remove the table and publish again"
         ) from error
     except (
         OSError,
@@ -130,8 +131,8 @@ def translate_errors(location: LakeLocation) -> Iterator[None]:
         exceptions.WaitingForLockException,
     ) as error:
         raise LakeUnavailable(
-            f"the Iceberg table in {location} cannot be reached ({error}): see to its space, its permissions and its "
-            "catalog, then repeat the command"
+            f"the Iceberg table in {location} cannot be reached ({hide_users(str(error))}): see to its space, its "
+            "permissions and its catalog, then repeat the command"
         ) from error
 
 

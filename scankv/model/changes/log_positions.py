@@ -11,6 +11,7 @@ from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import InvalidRequest, UsageError
 from scankv.model.limits import MAX_BUCKETS, MAX_LAG_THRESHOLD, MAX_LAST_CHANGES
 from scankv.model.names import check_consumer_id
+from scankv.model.shown_uris import show_location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +104,7 @@ class _Position:
             case PositionKind.LAST:
                 return f"{name}.last({self.count})"
             case PositionKind.LAKE:
-                return f"{name}.lake({self.uri!r})"
+                return f"{name}.lake({show_location(self.uri)!r})"
         return f"{name}.{self.kind.name}"
 
 

@@ -28,6 +28,7 @@ import xxhash
 from pyarrow import fs
 
 from scankv.model.errors import BackupFailed, DataLoss, ScanKvError, UsageError
+from scankv.model.shown_uris import has_user, show_location, show_reason, show_uri
 from streaming_server.storage.files.checked_json import (
     from_checked_bytes,
     make_directory,
@@ -70,10 +71,11 @@ class BackupStore:
         try:
             self._files, self._root = _open_location(location)
         except (pa.ArrowException, OSError, ValueError) as error:
+            # Without its cause, which may have the complete URI.
             raise UsageError(
-                f'"{location}" is no location for backups ({error}): give a directory, or a URI such as '
-                "s3://bucket/backups"
-            ) from error
+                f'"{show_location(location)}" is no location for backups ({show_reason(error, location)}): give a '
+                "directory, or a URI such as s3://bucket/backups"
+            ) from None
         self.local = Path(self._root) if isinstance(self._files, fs.LocalFileSystem) else None
         self._durable: set[Path] = set()
 
@@ -324,13 +326,13 @@ def local_directory(location: str) -> Path | None:
     """
     if "://" not in location:
         return Path(location).absolute()
-    parts = urlsplit(location)
-    if parts.username or parts.password:
+    if has_user(location):
         # It would appear in logs and in the list of processes.
         raise UsageError(
-            f"the location {parts.scheme}://{parts.hostname or ''}{parts.path} contains credentials: leave them out, "
-            "and set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            f"the location {show_uri(location)} contains credentials: leave them out, and set them in the environment, "
+            "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
+    parts = urlsplit(location)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 

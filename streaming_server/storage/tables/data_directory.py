@@ -14,6 +14,7 @@ tables/.../<table>/snapshots/<view>      a pinned view: its manifest, checkpoint
 tables/.../<table>/consumers/<id>.json   the position of a consumer of the changelog
 transactions/log-7                       the transaction log
 transactions/<token>/                    the staged requests of a transaction
+console/<hash>                           a session of the console, written by the gateway; see `http_gateway/console/`
 bootstraps/<id>/                         a bootstrap: see `storage/bootstrap/bootstrap_directory.py`
 workers/workers.json                     how many worker processes the server has; missing: the server is one process
 workers/3/transactions, workers/3/clock.json  what worker 3 has of its own, in place of those above

@@ -1,0 +1,207 @@
+"""A session of the console is of use to its browser only: not over gRPC, not to another port, not after its end."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aio_client import Unauthenticated, sync
+from http_gateway.console.session_files import SessionFiles
+from tests.http.test_console import form_key, log_in
+from tests.support.console import log_in_browser
+from tests.support.gateway import GatewayProcess, HttpCaller
+from tests.support.monitoring import free_port
+from tests.support.secured import TokenIssuer
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from selenium.webdriver import Chrome
+
+    from tests.http.conftest import TokenGateway
+
+PATHS = ("/", "/tables/game.scores", "/scans", "/server")
+
+
+class CuriousProgram(ThreadingHTTPServer):
+    """A program on another port of the host, which keeps all that browsers send to it."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), CuriousHandler)
+        self.heads: list[tuple[str, dict[str, str]]] = []
+        self.base = f"http://127.0.0.1:{self.server_port}"
+
+
+class CuriousHandler(BaseHTTPRequestHandler):
+    """Answers every path with a page that asks for more of them, and sends the browser to the console."""
+
+    server: CuriousProgram
+
+    def do_GET(self) -> None:
+        self.server.heads.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        images = "".join(f'<img src="{path}">' for path in ("/console/x.png", "/console", "/scans", "/v1/tables"))
+        body = f"<title>curious</title>{images}".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Set-Cookie", "scankv_session=planted; Path=/")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Logs nothing."""
+
+
+@contextmanager
+def curious_program() -> Iterator[CuriousProgram]:
+    with CuriousProgram() as program:
+        thread = threading.Thread(target=program.serve_forever)
+        thread.start()
+        try:
+            yield program
+        finally:
+            program.shutdown()
+            thread.join()
+
+
+def secrets_of(heads: list[tuple[str, dict[str, str]]]) -> set[str]:
+    """Returns the values of all cookies, and where the browser says that it comes from."""
+    found: set[str] = set()
+    for _, headers in heads:
+        pairs = [each.partition("=") for each in headers.get("cookie", "").split(";")]
+        found |= {value.strip(' "') for _, _, value in pairs} | {headers.get("referer", "")}
+    return found - {""}
+
+
+def test_what_a_browser_sends_to_another_port_is_of_no_use_there(secured: TokenGateway, browser: Chrome) -> None:
+    base = log_in_browser(browser, f"http://127.0.0.1:{secured.port}", secured.issuer.root)
+    with curious_program() as program:
+        for path in ("/", "/login", "/console/", "/tables/game.scores", "/console.css"):
+            browser.get(program.base + path)
+        browser.get(f"{base}/scans")
+        browser.get(program.base)
+        heads = list(program.heads)
+        assert len(heads) > 5
+        # The other port does get cookies: those whose path it is asked for.
+        path = base.partition(str(secured.port))[2]
+        browser.get(f"{program.base}{path}/")
+        assert "cookie" in dict(program.heads)[f"{path}/"]
+    caller = HttpCaller(secured.port)
+    received = secrets_of(heads)
+    assert not any(secret in each for each in received for secret in (secured.issuer.root, path.rpartition("/")[2]))
+    for value in received | secrets_of(program.heads):
+        with pytest.raises(Unauthenticated), sync.connect(secured.url, token=value) as client:
+            client.tables()
+        assert caller.get("/v1/tables", headers={"Authorization": f"Bearer {value}"}).status == 401
+    for cookie in {headers.get("cookie", "") for _, headers in heads}:
+        assert caller.get("/v1/tables", headers={"Cookie": cookie}).status == 401
+        for each in {*PATHS, *(asked for asked, _ in heads if asked.startswith("/console/"))}:
+            assert caller.get(each, headers={"Cookie": cookie}).status in (303, 404), each
+    # The session itself is unharmed.
+    browser.get(f"{base}/scans")
+    assert browser.title == "Live scans - ScanKV"
+    browser.delete_all_cookies()
+
+
+def test_neither_the_path_of_a_session_nor_its_cookie_is_of_use_alone(secured: TokenGateway) -> None:
+    session, other = log_in(secured, secured.issuer.root), log_in(secured, secured.issuer.root)
+    caller = session.caller
+    for base, cookie in ((session.base, ""), (session.base, other.cookie), ("", session.cookie)):
+        for path in PATHS:
+            answer = caller.get(base + path, headers={"Cookie": cookie})
+            assert (answer.status, answer.headers["location"]) == (303, "/login")
+    planted = f"scankv_session=x; {session.cookie}; scankv_session=y"
+    assert caller.get(f"{session.base}/", headers={"Cookie": planted}).status == 200
+
+
+def test_logging_out_ends_a_session_for_whoever_has_its_cookie(secured: TokenGateway) -> None:
+    session, other = log_in(secured, secured.issuer.root), log_in(secured, secured.issuer.root)
+    key = session.form_key
+    assert session.post("/logout", form_key=other.form_key).status == 403
+    assert session.get("/").status == 200
+    assert session.post("/logout", form_key=key).headers["location"] == "/login"
+    assert session.get("/").status == 303
+    assert session.post("/scans/stop", form_key=key, scan_id="x").headers["location"] == "/login"
+    assert other.get("/").status == 200
+
+
+def test_sessions_survive_a_restart_and_end_when_their_token_is_revoked(tmp_path: Path) -> None:
+    issuer, port = TokenIssuer(tmp_path / "tokens"), free_port()
+    caller, token = HttpCaller(port), issuer.create("read:*")
+
+    def start() -> ServerProcess:
+        return ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), "--http-port", str(port))
+
+    with start():
+        session = log_in(caller, token)
+    (file,) = (tmp_path / "data" / "console").iterdir()
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (file, file.parent)] == [0o600, 0o700]
+    secrets = (token, session.base.rpartition("/")[2], session.cookie.partition("=")[2])
+    assert not any(secret in file.name + file.read_text() for secret in secrets)
+    with start():
+        key = session.form_key
+        assert session.post("/scans/stop", form_key=key, scan_id="x").status == 403
+        issuer.revoke(token)
+        wait_until(lambda: session.get("/").status == 303, "the end of the session")
+        assert not file.exists()
+
+
+def test_a_page_that_refreshes_itself_is_in_use(tmp_path: Path, secured: TokenGateway) -> None:
+    with GatewayProcess(secured.url, sessions=str(tmp_path), session_idle_seconds=3600.0) as gateway:
+        session = log_in(gateway, secured.issuer.root)
+        (file,) = tmp_path.iterdir()
+        for _ in range(2):
+            os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 3000))
+            assert session.get("/scans", refresh="5").status == 200
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 4000))
+        assert session.get("/scans", refresh="5").status == 303
+        file.unlink()
+        tmp_path.rmdir()
+        tmp_path.write_text("in the way")
+        answer = gateway.post("/login", form_key=form_key(gateway, "/login"), token=secured.issuer.root)
+        assert answer.status == 503
+        assert b"the session cannot be stored (File exists)" in answer.body
+
+
+def test_a_session_ends_without_use_and_at_the_latest_after_its_time(tmp_path: Path) -> None:
+    files = SessionFiles(tmp_path / "sessions", seconds=100, idle_seconds=10)
+    unused, used = files.begin("one", 1000.0), files.begin("two", 1000.0)
+    for now in range(1000, 1100, 9):
+        assert files.use(used, float(now)) == "two"
+    assert files.use(unused, 1010.0) is None
+    assert files.use(used, 1100.0) is None
+    # A clock that is set back does not bring it to life again for long.
+    assert files.use(used, 900.0) is None
+    assert len(list(tmp_path.glob("sessions/*"))) == 2
+    files.begin("three", 1101.0)
+    assert len(list(tmp_path.glob("sessions/*"))) == 1
+
+
+def test_a_token_has_a_bounded_number_of_sessions(tmp_path: Path) -> None:
+    files = SessionFiles(tmp_path, seconds=100, idle_seconds=100)
+    other = files.begin("other", 1000.0)
+    first, *sessions = [files.begin("token", 1000.0 + number) for number in range(20)]
+    assert files.use(first, 1050.0) == "token"
+    files.begin("token", 1051.0)
+    # The one that was not used for the longest time has ended.
+    assert [files.use(each, 1052.0) for each in (other, first, *sessions[:2])] == ["other", "token", None, "token"]
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[]", '{"began": "x", "owner": "", "sealed": ""}', "\udcff"])
+def test_a_damaged_file_is_no_session(tmp_path: Path, damage: str) -> None:
+    files = SessionFiles(tmp_path, seconds=100, idle_seconds=100)
+    keys = files.begin("token", 1000.0)
+    (tmp_path / keys.name).write_bytes(damage.encode(errors="surrogateescape"))
+    os.utime(tmp_path / keys.name, (1000, 1000))
+    assert files.use(keys, 1000.0) is None
+    files.end(keys)
+    files.end(keys)
