@@ -205,6 +205,22 @@ def test_a_server_does_not_start_with_files_that_do_not_fit(files: Directory) ->
         files.start()
 
 
+def test_a_key_that_other_users_can_read_is_refused_and_a_running_server_keeps_its_pair(files: Directory) -> None:
+    for mode in (0o644, 0o602):
+        files.key.chmod(mode)
+        with pytest.raises(Unavailable, match=rf"its mode must be 0600, 0640 or 0440, not {mode:04o}; run: chmod o= "):
+            files.start()
+    files.key.chmod(0o440)
+    with files.start() as server:
+        old = served_certificate(server.url)
+        new = certify("server", files.ca)
+        files.install(new, mode=0o644)
+        assert served_certificate(server.url) == old
+        assert "the certificate read last stays in use: users outside the owner and the group" in server.log
+        files.key.chmod(0o640)
+        wait_until(lambda: served_certificate(server.url) == der(new), "new certificate")
+
+
 def test_beyond_loopback_a_server_starts_only_with_tls_and_tokens(files: Directory) -> None:
     data = files.path / "data"
     with ServerProcess(data, *files.arguments(), "--host", "0.0.0.0") as server:
