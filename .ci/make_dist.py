@@ -1,13 +1,15 @@
-"""Builds the wheel and the sdist of a release in `dist/`, and checks what a package index and its users need.
+"""Builds the wheel, the sdist and the SBOM of a release in `dist/`, and checks what an index and users need.
 
 The sdist must build the same wheel, byte for byte, and have the changelog and what is needed to run a server. Twine
 must accept the metadata and the README. Both archives must install into a new environment in which the client and the
-command line start. `make check` runs `check_wheel.py`, which checks the content of the wheel.
+command line start. The SBOM has every package that a server needs, in the version that is installed now. `make check`
+runs `check_wheel.py`, which checks the content of the wheel.
 """
 
 from __future__ import annotations
 
 import email
+import json
 import subprocess
 import sys
 import tarfile
@@ -18,12 +20,17 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 if TYPE_CHECKING:
     from email.message import Message
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DIST = ROOT / "dist"
+SERVER = ("server", "oidc", "http")
+"""The extras whose packages are in the SBOM."""
 LONGEST_SUMMARY = 512  # of a package index
 PACKAGES: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["packages"]
 IN_SDIST = ("CHANGELOG.md", "Containerfile", "LICENSE", "README.md", "pyproject.toml", "packaging/scankv.service")
@@ -45,9 +52,10 @@ def main() -> None:
         run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
         for archive in (wheel, sdist):
             check_install(archive, directory / archive.suffix)
+        sbom = make_sbom(wheel, directory / "server")
     if "\n## Unreleased\n" in (ROOT / "CHANGELOG.md").read_text():
         print("not a release yet: CHANGELOG.md has unreleased changes")
-    for archive in (wheel, sdist):
+    for archive in (wheel, sdist, sbom):
         print(f"{archive.relative_to(ROOT)}: {archive.stat().st_size:,} bytes")
 
 
@@ -134,6 +142,29 @@ def check_install(archive: Path, directory: Path) -> None:
     run(python, "-I", "-c", USE.format(version=PROJECT["version"]), cwd=directory)
     run(python.with_name("scankv"), "--help", cwd=directory)
     print(f"{archive.name} installs and starts")
+
+
+def make_sbom(wheel: Path, directory: Path) -> Path:
+    """Installs the wheel with what a server needs, writes that as CycloneDX beside the wheel, and returns the path."""
+    venv.create(directory, symlinks=True)
+    python, sbom = directory / "bin" / "python", DIST / f"{PROJECT['name']}-{PROJECT['version']}.cdx.json"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", f"{wheel}[{','.join(SERVER)}]")
+    arguments = ("--pyproject", ROOT / "pyproject.toml", "--output-reproducible", "--output-file", sbom)
+    run(sys.executable, "-m", "cyclonedx_py", "environment", *arguments, python)
+    check_sbom(json.loads(sbom.read_text()))
+    return sbom
+
+
+def check_sbom(sbom: dict[str, Any]) -> None:
+    """Checks that an SBOM is of this version, and has each direct dependency of a server with its version."""
+    main = sbom["metadata"]["component"]
+    if (main["name"], main["version"]) != (PROJECT["name"], PROJECT["version"]):
+        sys.exit(f"the SBOM is of {main['name']} {main['version']}")
+    optional = [each for extra in SERVER for each in PROJECT["optional-dependencies"][extra]]
+    needed = {canonicalize_name(Requirement(each).name) for each in (*PROJECT["dependencies"], *optional)}
+    found = {canonicalize_name(each["name"]) for each in sbom["components"] if each.get("version") and "purl" in each}
+    if missing := sorted(needed - found - {PROJECT["name"]}):
+        sys.exit(f"the SBOM lacks {missing}")
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from scankv.model.errors import UsageError
+from scankv.model.private_keys import check_key_mode
 
 if TYPE_CHECKING:
     from http_gateway.settings import GatewaySettings
@@ -77,6 +78,7 @@ def _load(settings: GatewaySettings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
+        check_key_mode(settings.tls_key, os.stat(settings.tls_key).st_mode)
         # Without a password, OpenSSL would ask for one on the terminal.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
         if settings.tls_client_ca:
@@ -101,4 +103,4 @@ def _identity(path: str) -> tuple[int, ...]:
         status = os.stat(path)
     except OSError:
         return ()
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode

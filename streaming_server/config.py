@@ -20,6 +20,7 @@ from scankv.model.limits import (
     MIN_LEASE_SECONDS,
 )
 from scankv.model.toml import toml_value
+from streaming_server.access.audit_outputs import parse_audit_output
 from streaming_server.access.jwt_settings import ALGORITHMS, JwtSettings, url_problem
 from streaming_server.access.limits import MIN_BYTES_PER_SECOND, CallerLimits
 from streaming_server.addresses import is_loopback
@@ -201,7 +202,10 @@ class ServerConfig:
             certificate of every client (mutual TLS). Tokens are needed nevertheless. Empty: clients need no
             certificate.
         audit_log: The file to which the server appends a line of JSON for each call that changes something, and for
-            each call that it refuses for lack of rights. Empty: it keeps no audit log.
+            each call that it refuses for lack of rights. Empty: it keeps no audit log in a file.
+        audit_output: Where these lines also go, or go without a file: `stdout`, `syslog` for `/dev/log`, `syslog:/PATH`
+            for another local socket, or `syslog:HOST:PORT` for UDP. Empty: nowhere.
+        audit_reads: Whether calls that only read have a line, too.
         max_caller_scans: The most live scans and streams of one principal, unless its token sets another limit. Without
             tokens, all clients together are one principal. 0: no limit.
         max_caller_requests_per_second: The most calls of one principal in a second, unless its token sets another
@@ -341,6 +345,8 @@ class ServerConfig:
     tls_key: str = ""
     tls_client_ca: str = ""
     audit_log: str = ""
+    audit_output: str = ""
+    audit_reads: bool = False
     max_caller_scans: int = 0
     max_caller_requests_per_second: float = 0.0
     max_caller_bytes_per_second: int = 0
@@ -420,6 +426,10 @@ class ServerConfig:
             )
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise UsageError("tls_certificate and tls_key need each other: give both or neither", option="tls_key")
+        if self.audit_output:
+            parse_audit_output(self.audit_output)
+        if self.audit_reads and not self.is_audited:
+            raise UsageError("audit_reads needs audit_log or audit_output: give one of them too", option="audit_reads")
         if self.tls_client_ca and not self.tls_certificate:
             raise UsageError("tls_client_ca needs tls_certificate and tls_key: give them too", option="tls_client_ca")
         self._check_jwt()
@@ -542,6 +552,11 @@ class ServerConfig:
             + self.max_unread_answer_bytes
             + _CHUNKS_OF_SCAN * self.max_live_scans * self.chunk_bytes
         )
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether the server keeps an audit log."""
+        return bool(self.audit_log or self.audit_output)
 
     @property
     def caller_limits(self) -> CallerLimits:

@@ -49,6 +49,7 @@ from scankv.v1 import (
     write_pb2_grpc,
 )
 from streaming_server.access.audit_log import AuditLog
+from streaming_server.access.audit_outputs import AuditFile, AuditOutput, audit_output
 from streaming_server.access.authentication import Authenticator
 from streaming_server.access.callers import TokenStore
 from streaming_server.access.forwarded_peers import ForwardedPeers
@@ -216,14 +217,14 @@ class Server:
         pressure = MemoryPressure(memory_limit())
         self._intake = self._make_intake(pressure)
         self._not_ready: str | None = "the server is starting"
-        self._audit_log: AuditLog | None = None
+        self._audit_logs: list[AuditLog] = []
         self._monitoring = Endpoint(self._read_all_metrics, lambda: self._not_ready)
         try:
             await self._start(authenticator, credentials, pressure)
         except BaseException:
             await self._monitoring.close()
             await self._tables.close()
-            await self._close_audit_log()
+            await self._close_audit_logs()
             raise
         self._watching.start()
         if missing := self.config.missing_protection:
@@ -293,8 +294,7 @@ class Server:
         self, authenticator: Authenticator | None, credentials: grpc.ServerCredentials | None, pressure: MemoryPressure
     ) -> None:
         """Adds the services, listens, recovers the tables, and starts what runs in the background."""
-        if self.config.audit_log:
-            self._audit_log = AuditLog(Path(self.config.audit_log), self._wall_nanos)
+        self._open_audit_logs()
         self._access = self._make_access(authenticator)
         watch: list[Callable[[], Coroutine[Any, Any, None]]] = [partial(repeat, CHECK_SECONDS, pressure.check)]
         if self._access is not None:
@@ -372,19 +372,27 @@ class Server:
 
     def _make_access(self, authenticator: Authenticator | None) -> CallGuard | None:
         config, clocks = self.config, self._machine_clocks
-        if authenticator is None and not config.audit_log and not config.caller_limits.is_any:
+        if authenticator is None and not config.is_audited and not config.caller_limits.is_any:
             return None
         return CallGuard(
             Resources(self._tables, self._registry),
             authenticator,
             CallerLimiter(config.caller_limits, clocks.monotonic),
-            None if self._audit_log is None else AuditTrail(self._audit_log, clocks.monotonic),
+            AuditTrail(self._audit_logs, clocks.monotonic, reads=config.audit_reads) if self._audit_logs else None,
             self._principals if config.http_access_log else None,
         )
 
-    async def _close_audit_log(self) -> None:
-        if self._audit_log is not None:
-            await asyncio.to_thread(self._audit_log.close)
+    def _open_audit_logs(self) -> None:
+        config, outputs = self.config, list[AuditOutput]()
+        if config.audit_log:
+            outputs.append(AuditFile(Path(config.audit_log)))
+        if config.audit_output:
+            outputs.append(audit_output(config.audit_output, self._calls_itself.stdout))
+        self._audit_logs = [AuditLog(output, self._wall_nanos) for output in outputs]
+
+    async def _close_audit_logs(self) -> None:
+        for log in self._audit_logs:
+            await asyncio.to_thread(log.close)
 
     def _wall_nanos(self) -> int:
         return self._machine_clocks.wall_nanos()
@@ -427,7 +435,7 @@ class Server:
                 writes=writes,
                 intake=self._intake,
                 limiter=None if self._access is None else self._access.limiter,
-                audit_log=self._audit_log,
+                audit_logs=self._audit_logs,
                 loop_turns=self._loop_turns,
                 incarnation=self.incarnation,
                 version=version,
@@ -516,7 +524,7 @@ class Server:
             # Last, so that monitoring systems see the drain. Metrics are read from the tables.
             await self._monitoring.close()
             await self._tables.close()
-            await self._close_audit_log()
+            await self._close_audit_logs()
             await self._workers.close()
 
 

@@ -79,6 +79,8 @@ class WorkerSupervisor:
         self._children: dict[int, asyncio.subprocess.Process] = {}
         self._ready = [asyncio.Event() for _ in range(config.workers)]
         self._is_stopping = False
+        # Workers answer on their own standard output, and write the audit log to that of the server.
+        self._stdout = os.dup(1) if config.audit_output == "stdout" else None
 
     async def run(self) -> None:
         """Keeps all workers running until it is cancelled.
@@ -142,7 +144,7 @@ class WorkerSupervisor:
             *(sys.executable, "-P", "-m", "streaming_server.worker_process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            pass_fds=[self._lock, self._times],
+            pass_fds=[self._lock, self._times, *([] if self._stdout is None else [self._stdout])],
         )
         self._children[number] = child
         assert child.stdin is not None
@@ -155,6 +157,7 @@ class WorkerSupervisor:
             key=self._key,
             peer_key=self.peer_key,
             ports=tuple(self._ports),
+            stdout=self._stdout or 1,
         )
         data = pickle.dumps((self._config, settings))
         try:

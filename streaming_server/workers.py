@@ -32,6 +32,7 @@ class WorkerSettings:
         key: A secret of this start of the server, by which workers recognize each other.
         peer_key: Another secret, with which workers and the HTTP gateway name the client for whom they make a call.
         ports: The port of each worker, by number, on which only that worker listens, besides the port of the server.
+        stdout: The descriptor of the standard output of the server. That of a worker leads to the supervisor.
     """
 
     placement: Placement
@@ -41,6 +42,7 @@ class WorkerSettings:
     key: str = field(repr=False)
     peer_key: str = field(repr=False)
     ports: tuple[int, ...]
+    stdout: int = 1
     _abstract: str = field(default_factory=lambda: f"unix-abstract:scankv-{secrets.token_hex(16)}", repr=False)
 
     @property

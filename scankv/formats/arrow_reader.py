@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from scankv.formats.bounds import check_column_count
 from scankv.formats.columns import bad_row, check_file_columns, conform_block
 from scankv.model.errors import SchemaMismatch
 from scankv.model.types.int96 import COARSE, FINE, exact_int96, has_int96, int96_columns
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     import io
     from collections.abc import Iterable, Iterator, Mapping
 
+    from pyarrow import parquet
+
 _BATCH_ROWS: Final = 65_536
+_BATCH_BYTES: Final = 64 << 20
 _ARROW_FILE: Final = b"ARROW1"
 
 
@@ -89,30 +93,44 @@ def read_typed(file: TypedFile, schema: pa.Schema, defaults: Mapping[str, pa.Sca
 
 
 def open_parquet(stream: io.BufferedReader) -> TypedFile:
-    """Returns the rows of a Parquet file, in batches of at most 65,536.
+    """Returns the rows of a Parquet file, in batches of at most 65,536 rows and about 64 MiB.
 
     Raises:
-        ValueError: The file is not a Parquet file, or is damaged.
+        ValueError: The file is not a Parquet file, is damaged, or has too many columns.
     """
     from pyarrow import parquet  # on use, see `writers`
 
     file = parquet.ParquetFile(stream, **COARSE)
-    batches = file.iter_batches(_BATCH_ROWS)
+    check_column_count(len(file.schema_arrow), "the file")
+    at_once = _rows_at_once(file.metadata)
+    batches = file.iter_batches(at_once)
     if not has_int96(file.metadata):
         return TypedFile(file.schema_arrow, batches)
     fine = parquet.ParquetFile(stream, metadata=file.metadata, **FINE)
     columns = int96_columns(file.schema_arrow, fine.schema_arrow)
-    return TypedFile(file.schema_arrow, batches, fine.iter_batches(_BATCH_ROWS, columns=columns))
+    return TypedFile(file.schema_arrow, batches, fine.iter_batches(at_once, columns=columns))
+
+
+def _rows_at_once(metadata: parquet.FileMetaData) -> int:
+    """Returns how many rows a batch may have, so that long values do not fill the memory."""
+    most = _BATCH_ROWS
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        # Not from its columns: pyarrow ends the process if the metadata of a column are damaged.
+        most = min(most, _BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1))
+    return max(most, 1)
 
 
 def open_arrow(stream: io.BufferedReader) -> TypedFile:
     """Returns the rows of an Arrow IPC file or stream, in the batches of the file.
 
     Raises:
-        ValueError: The file is neither an Arrow IPC file nor an Arrow IPC stream.
+        ValueError: The file is neither an Arrow IPC file nor an Arrow IPC stream, or has too many columns.
     """
     if not stream.peek(len(_ARROW_FILE)).startswith(_ARROW_FILE):
         reader = pa.ipc.open_stream(stream)
+        check_column_count(len(reader.schema), "the file")
         return TypedFile(reader.schema, reader)
     file = pa.ipc.open_file(stream)
+    check_column_count(len(file.schema), "the file")
     return TypedFile(file.schema, (file.get_batch(index) for index in range(file.num_record_batches)))

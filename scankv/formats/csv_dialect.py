@@ -73,4 +73,5 @@ def sniff_delimiter(header: str, rows: Callable[[], str]) -> str:
 
 
 def _fields(line: str, delimiter: str) -> int:
-    return len(next(csv.reader([line], delimiter=delimiter), ()))
+    # The reader refuses a long field, and a long header is one field for each character that it does not have.
+    return len(next(csv.reader([line], delimiter=delimiter), ())) if delimiter in line else 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from scankv.formats.bounds import check_column_count, check_line_length
 from scankv.formats.csv_dialect import sniff_delimiter
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tupl
         delimiter: The character between two fields. None: detected.
 
     Raises:
-        ValueError: The file has no header, a quote in the header is not closed, or a column name occurs twice.
+        ValueError: The file has no header, a quote in the header is not closed, or a column name occurs twice, or
+            there are too many columns.
     """
     header = b""
     # A quoted name may hold a line break.
@@ -42,6 +44,7 @@ def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tupl
     text = header.decode("utf-8-sig").strip(" \r\n")
     found = delimiter or sniff_delimiter(text, lambda: _peek(stream))
     names = [name.strip() for name in next(csv.reader([text], delimiter=found), [])]
+    check_column_count(len(names), "the header")
     if not any(names):
         raise ValueError("there is no header row with the names of the columns")
     for name in names:
@@ -71,6 +74,9 @@ def read_rows(stream: io.BufferedReader, delimiter: str = ",") -> Iterator[bytes
     """Yields the rest of a file in blocks of complete rows, each about 4 MiB, or one row if that row is longer.
 
     pyarrow's own reader would read in another thread, where Ctrl-C could not interrupt the wait for a slow pipe.
+
+    Raises:
+        ValueError: A row is too long.
     """
     pending = b""
     while data := stream.read(_BLOCK_BYTES):
@@ -82,6 +88,7 @@ def read_rows(stream: io.BufferedReader, delimiter: str = ",") -> Iterator[bytes
         if end:
             yield pending[:end]
             pending = pending[end:]
+        check_line_length(len(pending), "a row, perhaps with a quote that is not closed,")
     if pending.strip():
         yield pending
 

@@ -208,7 +208,10 @@ def large_paths(column: pa.Array, path: FieldPath) -> Iterator[FieldPath]:
 
 
 def _parse(line: bytes) -> dict[str, object]:
-    values = json.loads(line, parse_int=_Number, parse_float=_Number, strict=False)
+    try:
+        values = json.loads(line, parse_int=_Number, parse_float=_Number, strict=False)
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deeply") from error
     if not isinstance(values, dict):
         raise ValueError("the line is not an object")
     return values
@@ -218,11 +221,11 @@ def _check(value: object, type_: pa.DataType) -> None:
     if isinstance(value, _Number):
         if pat.is_floating(type_) and _is_changed(value, type_):
             raise InexactNumberError(value, type_)
-    elif isinstance(value, list):
+    elif isinstance(value, list) and (pat.is_map(type_) or pat.is_list(type_)):
         items = pa.struct([("key", type_.key_type), ("value", type_.item_type)]) if pat.is_map(type_) else None
         for item in value:
             _check(item, type_.value_type if items is None else items)
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and pat.is_struct(type_):
         for field in type_.fields:
             _check(value.get(field.name), field.type)
 

@@ -211,6 +211,9 @@ def convert_errors(name: str) -> Iterator[None]:
         raise BadFile(f"{name}: {error.message}") from error
     except OSError as error:
         raise BadFile(f"{name}: {error.strerror or error}") from error
+    except MemoryError as error:
+        # Most often, a damaged length.
+        raise BadFile(f"{name}: the file is damaged, or a part of it needs more memory than there is") from error
     except (EOFError, ValueError, csv.Error, pa.ArrowException, *_DECOMPRESSION_ERRORS) as error:
         raise BadFile(f"{name}: {error}") from error
 

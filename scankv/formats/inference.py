@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.types as pat
 
+from scankv.formats.bounds import BeyondBoundsError, check_column_count, short_pieces
 from scankv.formats.csv_reader import CsvFile, csv_values, report_wrong
 from scankv.formats.exact_floats import has_large_integer, has_many_digits, large_numbers, large_paths
 from scankv.formats.json_text import infer_json_lines
-from scankv.formats.jsonl_reader import JsonlBlock, read_lines
+from scankv.formats.jsonl_reader import JsonlBlock, Lines, read_lines
 from scankv.model import lazy_compute as pc
 
 if TYPE_CHECKING:
     import io
+    from collections.abc import Iterator
 
     from scankv.formats.blocks import BadRows
     from scankv.formats.csv_dialect import CsvOptions
     from scankv.formats.exact_floats import FieldPath
-    from scankv.formats.jsonl_reader import Lines
 
 _MICROS: Final = pa.timestamp("us")
 _NANOS: Final = pa.timestamp("ns")
@@ -62,7 +63,7 @@ def infer_jsonl(stream: io.BufferedReader, bad: BadRows) -> pa.Schema:
             This includes integers beyond 2^53 in a field that also has fractions (see `exact_floats`).
     """
     schema, large = pa.schema([]), _LargeNumbers()
-    for lines in read_lines(stream):
+    for lines in _pieces(stream):
         schema = _widen_by_lines(schema, lines, bad, large)
     schema = pa.schema([(field.name, _without_nulls(field.type)) for field in schema])
     if not bad.skip:
@@ -167,6 +168,14 @@ def _type_at(schema: pa.Schema, path: FieldPath) -> pa.DataType:
     return type_
 
 
+def _pieces(stream: io.BufferedReader) -> Iterator[Lines]:
+    for lines in read_lines(stream):
+        first_line = lines.first_line
+        for piece in short_pieces(lines.data):
+            yield Lines(piece, first_line)
+            first_line += piece.count(b"\n")
+
+
 def _widen_by_lines(schema: pa.Schema, lines: Lines, bad: BadRows, large: _LargeNumbers) -> pa.Schema:
     try:
         rows = infer_json_lines(lines.data)
@@ -179,6 +188,8 @@ def _widen_by_lines(schema: pa.Schema, lines: Lines, bad: BadRows, large: _Large
         for row in range(len(block)):
             try:
                 schema = _unify(schema, infer_json_lines(block.line(row)).schema)
+            except BeyondBoundsError as error:
+                bad.add(block.where(row), f"the line {error}")
             except ValueError as error:
                 bad.add(block.where(row), str(error))
         return schema
@@ -188,6 +199,7 @@ def _unify(left: pa.Schema, right: pa.Schema) -> pa.Schema:
     types = {field.name: field.type for field in left}
     for field in right:
         types[field.name] = _union(types.get(field.name, pa.null()), field.type, field.name)
+    check_column_count(len(types), "together with the lines before")
     return pa.schema(list(types.items()))
 
 

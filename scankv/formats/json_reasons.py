@@ -8,6 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.types as pat
 
+from scankv.formats.bounds import BeyondBoundsError, check_json_levels
 from scankv.formats.columns import check_no_others
 from scankv.formats.exact_floats import InexactNumberError, check_json
 from scankv.formats.json_text import infer_json_lines, read_json_lines, wire_type
@@ -20,11 +21,15 @@ _LONGEST_SHOWN: Final = 40
 
 def reason_of(line: bytes, schema: pa.Schema) -> str:
     """Returns why one line cannot be read as a row of a schema."""
-    if changed := _changed_number(line, schema):
-        return changed
     try:
+        # First, because Python's parser uses the stack for each level, too.
+        check_json_levels(line)
+        if changed := _changed_number(line, schema):
+            return changed
         found = infer_json_lines(line).schema
         check_no_others(found.names, schema)
+    except BeyondBoundsError as error:
+        return f"the line {error}"
     except ValueError as error:
         return str(error)
     except SchemaMismatch as error:
@@ -47,7 +52,7 @@ def _changed_number(line: bytes, schema: pa.Schema) -> str | None:
             check_json(line, pa.schema([field]))
         except InexactNumberError as error:
             return f'column "{field.name}": {error.shown} {error}'
-        except (ValueError, RecursionError):
+        except ValueError:
             return None
     return None
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.types as pat
 
+from scankv.formats.bounds import check_json_levels, check_json_names
 from scankv.formats.exact_floats import (
     InexactNumberError,
     check_json,
@@ -189,7 +190,9 @@ def infer_json_lines(data: bytes) -> pa.Table:
 
     Raises:
         ValueError: A line is not a JSON object, or no type can hold all values of a field.
+        BeyondBoundsError: The lines are nested too deeply, or have too many fields.
     """
+    check_json_names(data)
     return _parse(data, unexpected_field_behavior="infer") if data.strip() else pa.schema([]).empty_table()
 
 
@@ -215,6 +218,7 @@ def _leaf_types(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
 
 
 def _parse(data: bytes | pa.Buffer, **options: object) -> pa.Table:
+    check_json_levels(bytes(data))
     # A single block with all lines, because pyarrow refuses an object that crosses the end of a block.
     read_options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
 from scankv.formats.blocks import BadRowError
+from scankv.formats.bounds import check_line_length, rows_at_once
 from scankv.formats.columns import conform_block
 from scankv.formats.json_reasons import reason_of
 from scankv.formats.json_text import absent_in_json_lines, read_json_lines
@@ -98,7 +100,21 @@ def read_jsonl(
 
     A field that an object lacks has its default, or is null without one.
     """
-    return (JsonlBlock(lines, schema, defaults) for lines in read_lines(stream))
+    most = rows_at_once(schema)
+    return (JsonlBlock(each, schema, defaults) for lines in read_lines(stream) for each in _divide(lines, most))
+
+
+def _divide(lines: Lines, most: int) -> Iterator[Lines]:
+    """Yields lines in blocks of at most `most` lines, which may be short and still have a cell for every column."""
+    data, first_line = lines.data, lines.first_line
+    if data.count(b"\n") <= most:
+        yield lines
+        return
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
+    starts = [0, *ends[most - 1 :: most].tolist()]
+    for number, (start, end) in enumerate(pairwise([*starts, len(data)])):
+        if start < end:
+            yield Lines(data[start:end], first_line + number * most)
 
 
 def read_lines(stream: io.BufferedReader) -> Iterator[Lines]:
@@ -107,7 +123,7 @@ def read_lines(stream: io.BufferedReader) -> Iterator[Lines]:
     Lines end in a line feed, a carriage return, or both.
 
     Raises:
-        ValueError: The file is one JSON array.
+        ValueError: The file is one JSON array, or a line is too long.
     """
     pending: list[bytes] = []
     first_line = 1
@@ -122,6 +138,7 @@ def read_lines(stream: io.BufferedReader) -> Iterator[Lines]:
         end = data.rfind(b"\n") + 1
         if not end:
             pending.append(data)
+            check_line_length(sum(map(len, pending)), f"line {first_line:,}")
             continue
         complete = b"".join([*pending, data[:end]])
         pending = [data[end:]] if end < len(data) else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.types as pat
 
+from scankv.formats.bounds import BeyondBoundsError
 from scankv.formats.exact_floats import InexactNumberError
 from scankv.formats.json_text import from_json, to_json
 from scankv.formats.scalar_text import scalars_from_text, scalars_to_text
@@ -38,4 +39,4 @@ def from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
 
 def not_a_value(error: ValueError, type_: pa.DataType) -> str:
     """Returns what is wrong with a text for which `from_text` raised an error, to follow the text in a message."""
-    return str(error) if isinstance(error, InexactNumberError) else f"is not {format_type(type_)}"
+    return str(error) if isinstance(error, BeyondBoundsError | InexactNumberError) else f"is not {format_type(type_)}"

@@ -19,6 +19,8 @@ from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.rocks.store import RocksStats
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from streaming_server.access.audit_log import AuditLog
     from streaming_server.access.limits import CallerLimiter
     from streaming_server.engine.bucket.live_bucket import LiveBucket
@@ -51,7 +53,7 @@ class StatsSources:
     writes: WriteService
     intake: Intake
     limiter: CallerLimiter | None
-    audit_log: AuditLog | None
+    audit_logs: Sequence[AuditLog]
     loop_turns: LoopTurns | None
     incarnation: str
     version: str
@@ -87,7 +89,7 @@ class MetricsReader:
         held_up = [scan for scan in scans if scan.sending_since and now - scan.sending_since > _STALLED_SECONDS]
         ages = [now - scan.admitted_at for scan in scans if scan.admitted_at is not None and not scan.follows]
         resources = tables.storage_resources
-        limiter, audit_log = sources.limiter, sources.audit_log
+        limiter, audit_logs = sources.limiter, sources.audit_logs
         single: dict[str, float | Distribution] = {
             "scankv_uptime_seconds": time.monotonic() - self._started,
             "scankv_ready": is_ready,
@@ -110,8 +112,8 @@ class MetricsReader:
             "scankv_request_bytes_in_flight": sources.intake.claimed_bytes,
             "scankv_requests_refused_total": sources.intake.refused,
             "scankv_caller_limit_delay_seconds_total": 0 if limiter is None else limiter.delayed_seconds,
-            "scankv_audit_lines_total": 0 if audit_log is None else audit_log.lines_written,
-            "scankv_audit_lines_lost_total": 0 if audit_log is None else audit_log.lines_lost,
+            "scankv_audit_lines_total": sum(log.lines_written for log in audit_logs),
+            "scankv_audit_lines_lost_total": sum(log.lines_lost for log in audit_logs),
             "scankv_unread_answer_bytes": sources.intake.unread.unread_bytes,
             "scankv_answers_refused_total": sources.intake.unread.refused,
             "scankv_transactions_open": len(tables.transactions.open),

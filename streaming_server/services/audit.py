@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from streaming_server.services.permissions import NamedTable, ids_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import grpc
     from google.protobuf.message import Message
@@ -32,12 +32,17 @@ class AuditTrail:
     """Decides which calls the audit log records. Bound to the event loop.
 
     Args:
-        log: The audit log.
+        logs: The audit logs, which get the same lines.
         monotonic: Returns monotonic seconds.
+        reads: Whether calls that only read are recorded, too.
+
+    Attributes:
+        reads: Whether calls that only read are recorded, too.
     """
 
-    def __init__(self, log: AuditLog, monotonic: Callable[[], float]) -> None:
-        self._log = log
+    def __init__(self, logs: Sequence[AuditLog], monotonic: Callable[[], float], *, reads: bool = False) -> None:
+        self.reads = reads
+        self._logs = logs
         self._monotonic = monotonic
         self._minute = 0.0
         self._unauthenticated = 0
@@ -45,7 +50,7 @@ class AuditTrail:
     def begin(
         self, call: CurrentCall, permission: Permission, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AuditedCall:
-        """Lets a call be recorded when it ends, if it changes something or is refused."""
+        """Lets a call be recorded when it ends, if it changes something, is refused, or is a read to record."""
         audited = AuditedCall(self, call, permission, context)
         call.on_end = audited.end
         return audited
@@ -57,12 +62,18 @@ class AuditTrail:
             if minute != self._minute:
                 if self._unauthenticated > MAX_UNAUTHENTICATED:
                     omitted = self._unauthenticated - MAX_UNAUTHENTICATED
-                    self._log.add({"event": "unauthenticated_calls_omitted", "calls": omitted})
+                    self._add({"event": "unauthenticated_calls_omitted", "calls": omitted})
                 self._minute, self._unauthenticated = minute, 0
             self._unauthenticated += 1
             if self._unauthenticated > MAX_UNAUTHENTICATED:
                 return
-        self._log.add(entry)
+        self._add(entry)
+
+    def _add(self, entry: dict[str, Any]) -> None:
+        # A line is the same in all logs.
+        nanos = self._logs[0].now_nanos()
+        for log in self._logs:
+            log.add(entry, nanos)
 
 
 class AuditedCall:
@@ -76,8 +87,8 @@ class AuditedCall:
     __slots__ = (
         "_bytes",
         "_call",
-        "_changes",
         "_context",
+        "_is_recorded",
         "_permission",
         "_resources",
         "_rows",
@@ -96,7 +107,7 @@ class AuditedCall:
         self._trail = trail
         self._call = call
         self._permission = permission
-        self._changes = permission.changes
+        self._is_recorded = permission.changes or trail.reads
         self._context = context
         self._bytes: int | None = None
         self._rows: int | None = None
@@ -117,7 +128,7 @@ class AuditedCall:
         names = [str(getattr(request, scope.field)) for scope in scopes if isinstance(scope, NamedTable)]
         self.tables = [name[:_MAX_RESOURCE] for name in names if name]
         fields = request.DESCRIPTOR.fields_by_name
-        if self._changes:
+        if self._is_recorded:
             for name in _RESOURCES:
                 if name in fields and (value := getattr(request, name)):
                     self._resources[name] = value[:_MAX_RESOURCE]
@@ -135,13 +146,13 @@ class AuditedCall:
             self._rows = rows
 
     def end(self, code: str, seconds: float) -> None:
-        """Records the call if it changes something or was refused.
+        """Records the call if it changes something or was refused, or if reads are recorded.
 
         Args:
             code: The name of its status.
             seconds: How long it took.
         """
-        if self._changes or code in _REFUSED:
+        if self._is_recorded or code in _REFUSED:
             self._trail.record(self._entry(code, seconds), code)
 
     def _entry(self, code: str, seconds: float) -> dict[str, Any]:

@@ -168,8 +168,8 @@ class _GuardedMethod:
         is_forwarded = router is not None and router.workers.is_forwarded(metadata)
         received = _ArrivedCall(None if is_forwarded else self._begin_audit(context), is_forwarded)
         try:
-            if not is_forwarded and context.peer().startswith("unix"):
-                raise PermissionDenied("this socket is for the server itself: use the port of the server")
+            if not is_forwarded:
+                _check_socket(context)
             # What the server asks itself needs no rights.
             if self._access is not None and not (router is not None and router.workers.is_of_server(metadata)):
                 await self._admit(self._access, received, context, is_forwarded=is_forwarded)
@@ -318,6 +318,7 @@ class _GuardedMethod:
         """Yields the messages of a call that has several."""
         access, received = self._access, _ArrivedCall(self._begin_audit(context))
         try:
+            _check_socket(context)
             while True:
                 # For each message, because the token may be revoked in the meantime.
                 if access is not None:
@@ -332,6 +333,12 @@ class _GuardedMethod:
                 yield request
         except ScanKvError as error:
             await end_with(context, error)
+
+
+def _check_socket(context: Context[Any, Any]) -> None:
+    """Raises PermissionDenied if a caller uses the socket on which a process of the server calls another."""
+    if context.peer().startswith("unix"):
+        raise PermissionDenied("this socket is for the server itself: use the port of the server")
 
 
 class _AnswerMemory:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import grpc
 
 from scankv.model.errors import UsageError
+from scankv.model.private_keys import check_key_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,8 @@ def server_credentials(config: ServerConfig) -> grpc.ServerCredentials:
     """Returns the credentials of a server, which read their files again when these change. At least TLS 1.2.
 
     Raises:
-        UsageError: A file cannot be read, or has no certificate or no key, or the key belongs to another certificate.
+        UsageError: A file cannot be read, or has no certificate or no key, the key belongs to another certificate,
+            or users outside its owner and group can read the key.
     """
     files = CertificateFiles(config.tls_certificate, config.tls_key, config.tls_client_ca)
     # The stub does not know that the function may return None for no change.
@@ -78,6 +80,7 @@ class CertificateFiles:
         """
         seen = self._identities()
         try:
+            check_key_mode(self._key, self._key.stat().st_mode)
             chain, key = self._certificate.read_bytes(), self._key.read_bytes()
             authorities = None if self._client_ca is None else self._client_ca.read_bytes()
         except OSError as error:
@@ -133,4 +136,4 @@ def _identity(path: Path) -> tuple[int, ...]:
         status = path.stat()
     except OSError:
         return ()
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode

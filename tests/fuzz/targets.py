@@ -5,12 +5,7 @@ An input has its checksum repaired where one is expected, so that random changes
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import struct
-import tempfile
-import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -20,12 +15,9 @@ import pyarrow as pa
 from google.protobuf import descriptor_pool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
-from pyarrow import csv, parquet
 
 from scankv.cli.positions import parse_start, parse_stop
-from scankv.formats.blocks import BadRowError, BadRows
-from scankv.formats.files import BadFile, open_input
-from scankv.formats.reader import infer_schema, read_blocks
+from scankv.formats.files import Format
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import ScanKvError, ServerRefused, UsageError
 from scankv.model.expressions.binding import bind
@@ -39,7 +31,6 @@ from scankv.model.keys.key_range import KeyRange
 from scankv.model.rows.key_values import KeyValues
 from scankv.model.rows.row_values import RowValues
 from scankv.model.tables.schema import TableDefinition
-from scankv.model.types.conform import check_batch
 from scankv.model.types.types import parse_schema
 from scankv.v1 import expression_pb2
 from streaming_server.engine.bucket.request_rows import read_request
@@ -57,6 +48,19 @@ from streaming_server.services.errors import refuse_unknown_fields
 from streaming_server.services.message_shape import check_shape
 from streaming_server.services.table import schema_of
 from streaming_server.storage.rows.table_codec import TableCodec
+from tests.fuzz.file_targets import (
+    arrow_files,
+    csv_files,
+    file_reader,
+    json_files,
+    manifest,
+    manifests,
+    parquet_files,
+    segment,
+    segments,
+    source_files,
+    source_reader,
+)
 from tests.fuzz.token_targets import bearer_token, bearer_tokens, claims, signed_claims
 from tests.fuzz.world import NESTED, SCHEMA, row
 from tests.support.hostile_requests import hostile_requests
@@ -84,11 +88,13 @@ class Target:
         run: Decodes an input. Returns, or raises one of `refusals`.
         seeds: Returns valid inputs.
         refusals: The errors by which the decoder refuses an input.
+        weight: How many times fewer inputs the decoder gets in `make test`, because each takes long.
     """
 
     run: Callable[[bytes], object]
     seeds: Callable[[], Sequence[bytes]]
     refusals: tuple[type[Exception], ...] = (ServerRefused,)
+    weight: int = 1
 
     def __call__(self, data: bytes) -> None:
         """Decodes an input. Raises what the decoder must not raise."""
@@ -239,51 +245,6 @@ def _position_texts() -> list[bytes]:
     return [text.encode() for text in texts]
 
 
-def _file(data: bytes) -> None:
-    """Loads a file as `scankv load --create` does, and as `load --on-error skip` into a table."""
-    with tempfile.NamedTemporaryFile(prefix="fuzzed-") as file:
-        file.write(data)
-        file.flush()
-        with suppress(BadFile, ScanKvError), open_input(file.name, again=True) as source:
-            infer_schema(source, BadRows(source.name, skip=True))
-        with open_input(file.name) as source:
-            bad = BadRows(source.name, skip=True)
-            for block in read_blocks(source, SCHEMA, bad):
-                with suppress(BadRowError, ScanKvError):
-                    check_batch(block.convert(0, len(block)), SCHEMA)
-                block.where(0)
-
-
-def _arrow_file(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue().to_pybytes())
-
-
-def _parquet_file(table: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    parquet.write_table(table, sink)
-    return sink.getvalue()
-
-
-def _csv_file(table: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    csv.write_csv(table.drop_columns(["b"]), sink)
-    return sink.getvalue()
-
-
-def _files() -> list[bytes]:
-    table = pa.Table.from_batches([_BATCH.slice(0, 5)])
-    text, zipped = _csv_file(table), io.BytesIO()
-    with zipfile.ZipFile(zipped, "w") as archive:
-        archive.writestr("rows.csv", text)
-    rows = [{"k": 1, "s": "a", "n": 2, "x": 1.5, "flag": True}, {"k": 2, "s": "b", "at": "2026-01-01T00:00:00Z"}]
-    lines = "".join(json.dumps(each) + "\n" for each in rows).encode()
-    arrow = ipc_stream(SCHEMA, _BATCH.slice(0, 5))
-    return [text, lines, gzip.compress(text), zipped.getvalue(), arrow, _arrow_file(table), _parquet_file(table)]
-
-
 TARGETS: Final[dict[str, Target]] = {
     "bearer tokens": Target(bearer_token, bearer_tokens),
     "claims of tokens": Target(signed_claims, claims),
@@ -304,6 +265,14 @@ TARGETS: Final[dict[str, Target]] = {
     "key ranges": Target(_key_range, lambda: [b"\x04" + key for key in _encoded_keys()]),
     "messages": Target(_message, lambda: [b"\x0a\x03a.b\x2a\x02\x00\x01"]),
     "positions": Target(_positions, _position_texts, (UsageError,)),
-    "files": Target(_file, _files, (BadFile, ScanKvError)),
+    "CSV files": Target(file_reader(Format.CSV), csv_files, weight=5),
+    "JSON files": Target(file_reader(Format.JSONL), json_files, weight=5),
+    "Parquet files": Target(file_reader(Format.PARQUET), parquet_files, weight=5),
+    "Arrow files": Target(file_reader(Format.ARROW), arrow_files, weight=5),
+    "Delta tables": Target(source_reader("delta"), lambda: source_files("delta"), (ScanKvError,), weight=5),
+    "Iceberg tables": Target(source_reader("iceberg"), lambda: source_files("iceberg"), (ScanKvError,), weight=5),
+    "Parquet tables": Target(source_reader("parquet"), lambda: source_files("parquet"), (ScanKvError,), weight=5),
+    "backup manifests": Target(manifest, manifests, weight=3),
+    "archive segments": Target(segment, segments, weight=3),
 }
 """The decoders of outside bytes, by what they decode."""

@@ -22,15 +22,15 @@ def test_a_changed_input_is_decoded_or_refused(name: str) -> None:
     seeds = target.seeds()
     for seed in seeds:
         target(seed)
-        for end in range(min(len(seed), 60)):
+        for end in range(0, min(len(seed), 60), target.weight):
             target(seed[:end])
 
-    @examples(150)
+    @examples(max(150 // target.weight, 5))
     @given(st.sampled_from(seeds), st.randoms(use_true_random=False))
     def check(seed: bytes, random: Random) -> None:
         target(mutate(random, seed))
 
-    @examples(50)
+    @examples(max(50 // target.weight, 2))
     @given(st.binary(max_size=200))
     def check_noise(data: bytes) -> None:
         target(data)

@@ -65,6 +65,7 @@ class Authority:
         )
         path, key_path = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        key_path.touch(0o600)
         key_path.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

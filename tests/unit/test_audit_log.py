@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 
 from scankv.model.errors import UsageError
 from streaming_server.access.audit_log import AuditLog
+from streaming_server.access.audit_outputs import AuditFile, AuditStream, AuditSyslog, parse_audit_output
 from tests.support.small_disk import small_disk
 from tests.support.waiting import wait_until
 
@@ -22,7 +24,7 @@ NOW = 1_767_323_045_678_000_000
 
 
 def open_log(path: Path, **options: Any) -> AuditLog:
-    return AuditLog(path, lambda: NOW, **options)
+    return AuditLog(AuditFile(path), lambda: NOW, **options)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -133,3 +135,56 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=problem) as caught:
             open_log(path)
         assert caught.value.details["option"] == "audit_log"
+
+
+def test_lines_on_a_stream_are_complete_and_in_order() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb") as reader, open(writing, "wb") as writer:
+        with closing(AuditLog(AuditStream(writer.fileno()), lambda: NOW)) as log:
+            for number in range(3):
+                log.add({"n": number})
+            assert [json.loads(reader.readline())["n"] for _ in range(3)] == [0, 1, 2]
+        os.write(writing, b"still open")
+
+
+def test_lines_in_syslog_are_datagrams_and_are_sent_again_when_syslog_is_back(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+
+    def listen() -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listening.bind(str(path))
+        listening.settimeout(30)
+        return listening
+
+    with closing(AuditLog(AuditSyslog(str(path)), lambda: NOW)) as log:
+        with listen() as syslog:
+            log.add({"n": 0})
+            head, _, line = syslog.recv(1000).partition(b": ")
+            assert head == f"<86>scankv[{os.getpid()}]".encode()
+            assert json.loads(line)["n"] == 0
+        path.unlink()
+        log.add({"n": 1})
+        wait_until(lambda: log._failing, "the log has noticed that syslog is away")
+        with listen() as syslog:
+            assert json.loads(syslog.recv(1000).partition(b": ")[2])["n"] == 1
+
+
+def test_lines_are_sent_to_syslog_over_udp() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as syslog:
+        syslog.bind(("127.0.0.1", 0))
+        syslog.settimeout(30)
+        address = parse_audit_output(f"syslog:127.0.0.1:{syslog.getsockname()[1]}")
+        assert address is not None
+        with closing(AuditLog(AuditSyslog(address), lambda: NOW)) as log:
+            log.add({"n": 0})
+            assert json.loads(syslog.recv(1000).partition(b": ")[2])["n"] == 0
+
+
+def test_outputs_of_another_form_are_refused() -> None:
+    assert parse_audit_output("stdout") is None
+    assert parse_audit_output("syslog") == "/dev/log"
+    assert parse_audit_output("syslog:/run/log") == "/run/log"
+    assert parse_audit_output("syslog:[::1]:514") == ("::1", 514)
+    for text in ("stderr", "syslog:", "syslog:host", "syslog:host:0", "syslog:host:70000", "file:/x"):
+        with pytest.raises(UsageError, match=f'must be "stdout", "syslog", .*, not "{text}"'):
+            parse_audit_output(text)

@@ -102,3 +102,17 @@ def test_the_policy_names_every_public_module_and_what_is_deprecated() -> None:
     listed = any(re.match(r"Deprecated:?$", line) for line in (ROOT / "CHANGELOG.md").read_text().splitlines())
     assert is_deprecated == listed
     assert ("Nothing is deprecated at present." in VERSIONING) == (not is_deprecated)
+
+
+def test_an_sbom_without_a_package_or_of_another_version_is_refused() -> None:
+    check = runpy.run_path(str(ROOT / ".ci/make_dist.py"))["check_sbom"]
+    extras = [each for extra in ("server", "oidc", "http") for each in PROJECT["optional-dependencies"][extra]]
+    names = {Requirement(each).name for each in (*PROJECT["dependencies"], *extras)} - {"scankv"}
+    components = [{"name": name.upper(), "version": "1", "purl": f"pkg:pypi/{name}@1"} for name in sorted(names)]
+    main = {"name": "scankv", "version": PROJECT["version"]}
+    check({"metadata": {"component": main}, "components": components})
+    with pytest.raises(SystemExit, match=r"the SBOM is of scankv 0\.0\.1"):
+        check({"metadata": {"component": main | {"version": "0.0.1"}}, "components": components})
+    for missing in components:
+        with pytest.raises(SystemExit, match=r"the SBOM lacks \['"):
+            check({"metadata": {"component": main}, "components": [each for each in components if each != missing]})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -13,6 +14,8 @@ from scankv.lake.source_rows import SourceRows
 from scankv.model.errors import LakeDamaged, LakeUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from deltalake import DeltaTable
 
     from scankv.lake.location import LakeLocation
@@ -36,23 +39,57 @@ def read_delta(location: LakeLocation) -> SourceRows:
         UsageError: deltalake is not installed.
     """
     require_package("deltalake")
-    from deltalake import DeltaTable, QueryBuilder
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
     try:
-        table = DeltaTable(location.root_uri, storage_options=location.object_store_options("aws_") or None)
-        if table.metadata().partition_columns:
-            _check_partition_values(table, location)
-        # The number of rows that a vector masks would have to be read.
-        has_vectors = "deletionVectors" in (table.protocol().reader_features or ())
-        schema, count = pa.schema(table.schema()), None if has_vectors else table.count()
-        query = QueryBuilder(_SETTINGS).register("source", table).execute("SELECT * FROM source")
-        state = f"version {table.version()} of the Delta table {table.metadata().id}"
-        return SourceRows(reader=pa.RecordBatchReader.from_stream(query).cast(schema), count=count, state=state)
+        with _translate_panics(location):
+            return _read(location)
     except (TableNotFoundError, OSError) as error:
         raise LakeUnavailable(f"the Delta table in {location} cannot be read: {error}") from error
     except (DeltaError, pa.ArrowException) as error:
         raise LakeDamaged(f"the Delta table in {location} cannot be read: {error}") from error
+
+
+def _read(location: LakeLocation) -> SourceRows:
+    from deltalake import DeltaTable, QueryBuilder
+
+    table = DeltaTable(location.root_uri, storage_options=location.object_store_options("aws_") or None)
+    if table.metadata().partition_columns:
+        _check_partition_values(table, location)
+    # The number of rows that a vector masks would have to be read.
+    has_vectors = "deletionVectors" in (table.protocol().reader_features or ())
+    schema, count = pa.schema(table.schema()), None if has_vectors else table.count()
+    query = QueryBuilder(_SETTINGS).register("source", table).execute("SELECT * FROM source")
+    state = f"version {table.version()} of the Delta table {table.metadata().id}"
+    reader = pa.RecordBatchReader.from_batches(pa.schema(query.schema), _batches(query, location))
+    return SourceRows(reader=reader.cast(schema), count=count, state=state)
+
+
+def _batches(query: Iterable[Any], location: LakeLocation) -> Iterator[pa.RecordBatch]:
+    """Yields the batches of a query.
+
+    Not through a stream in C, within which a panic of Rust ends the process.
+    """
+    with _translate_panics(location):
+        try:
+            for batch in query:
+                yield pa.record_batch(batch)
+        except Exception as error:
+            # The reader of deltalake raises nothing more precise.
+            raise OSError(str(error)) from error
+
+
+@contextmanager
+def _translate_panics(location: LakeLocation) -> Iterator[None]:
+    """Converts a panic of deltalake, which is no `Exception`. Its libraries panic at damaged files."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise LakeDamaged(
+            f"the Delta table in {location} cannot be read, most likely it is damaged: {error}"
+        ) from error
 
 
 def _check_partition_values(table: DeltaTable, location: LakeLocation) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from scankv.lake.iceberg.catalogs import catalog_table, translate_errors
+from scankv.lake.iceberg.checked_avro import checked_avro
 from scankv.lake.location import require_package
 from scankv.lake.source_rows import SourceRows
 from scankv.model.errors import LakeDamaged, ScanKvError, UsageError
@@ -38,7 +39,7 @@ def read_iceberg(location: LakeLocation) -> SourceRows:
     """
     require_package("pyiceberg")
     try:
-        with translate_errors(location):
+        with translate_errors(location), checked_avro():
             return _read(_open(location), location)
     except ScanKvError:
         raise

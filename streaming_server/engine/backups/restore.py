@@ -24,6 +24,7 @@ from streaming_server.engine.backups.restored_transactions import write_transact
 from streaming_server.engine.backups.stored_consumers import consumers_by_part
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_token import parse_log_token
+from streaming_server.storage.backup.stored_fields import translate_unusable
 from streaming_server.storage.bucket.bucket_state import BucketState, load_state
 from streaming_server.storage.bucket.service_times import shift_service_times
 from streaming_server.storage.bucket.writer_states import forget_transactions
@@ -120,7 +121,8 @@ def restore_all(
     try:
         incarnations = {name: uuid.uuid4().hex for name in plan.sources}
         restoring, left_out = _Restore(store, directory, plan.manifest.times, on_bytes), dict[str, str]()
-        restored = restoring.run(plan, {name: name for name in plan.sources}, incarnations, left_out=left_out)
+        with translate_unusable(f"the backup {plan.manifest.backup_id}"):
+            restored = restoring.run(plan, {name: name for name in plan.sources}, incarnations, left_out=left_out)
         ClockFile(data).write(plan.manifest.times)
         directory.end_restore()
     finally:
@@ -173,7 +175,8 @@ def restore_tables(
             )
         incarnations = {name: uuid.uuid4().hex for name in names}
         restoring = _Restore(store, directory, _stored_times(directory), on_bytes)
-        return RestoreResult(restoring.run(plan, names, incarnations, buckets), {})
+        with translate_unusable(f"the backup {plan.manifest.backup_id}"):
+            return RestoreResult(restoring.run(plan, names, incarnations, buckets), {})
     finally:
         directory.close()
 
@@ -304,17 +307,19 @@ class _Restore:
         return {number: self._settle(source, number, draft / "buckets" / f"{number:04}") for number in numbers}
 
     def _write(self, file: StoredFile, packs: Mapping[str, bytes], draft: Path) -> None:
-        checksum = xxhash.xxh3_128()
+        checksum, size = xxhash.xxh3_128(), 0
         with (draft / file.path).open("xb") as target:
             if file.pack:
                 content = packs[file.pack][file.offset : file.offset + file.size]
                 checksum.update(content)
-                target.write(content)
+                size = target.write(content)
             else:
                 for piece in self._store.read_pieces(file.sha256):
                     checksum.update(piece)
-                    target.write(piece)
-            if checksum.hexdigest() != file.checksum:
+                    size += target.write(piece)
+                    if size > file.size:
+                        break
+            if size != file.size or checksum.hexdigest() != file.checksum:
                 raise self._store.damaged(file.pack or file.sha256)
             target.flush()
             os.fsync(target.fileno())

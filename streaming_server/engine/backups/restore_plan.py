@@ -18,6 +18,7 @@ from streaming_server.engine.backups.stored_consumers import consumers_by_part
 from streaming_server.storage.backup.archive_segment import reached_micros, read_segments
 from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, read_backup
 from streaming_server.storage.backup.backup_store import instant_id
+from streaming_server.storage.backup.stored_fields import translate_unusable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -95,6 +96,11 @@ def plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
         UsageError: No backup is earlier, or the archive does not reach so far.
         DataLoss: The manifest of a backup, or a segment of the archive, is missing or cannot be read.
     """
+    with translate_unusable(f"the archive in {store.location}"):
+        return _plan_instant(store, micros)
+
+
+def _plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
     before = _backup_before(store, micros)
     segments = read_segments(store, before.micros)
     reached = max(reached_micros(store, before.micros) - 1, before.micros)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-
-from scankv.model.errors import DataLoss, NewerFormat, ScanKvError
+from scankv.model.errors import DataLoss, NewerFormat
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import StoredTimes
 from streaming_server.storage.backup.backup_store import instant_id
+from streaming_server.storage.backup.stored_fields import check_fields, translate_unreadable
 from streaming_server.storage.tables.consumers import ConsumerRecord
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from streaming_server.storage.backup.backup_store import BackupStore
 
 _FORMAT: Final = 1
+# Part of a path, so nothing else may be in it.
+_DATA: Final = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9]+\.wal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,11 @@ class LogPiece:
     data: str
     offset: int
     checksum: str
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not _DATA.fullmatch(self.data) or min(self.log, self.start, self.size, self.offset) < 0:
+            raise ValueError(f"{self.data[:80]!r} describes no part of a log")
 
     @property
     def end(self) -> int:
@@ -82,8 +89,8 @@ class TableChange:
     def from_json(cls, values: Mapping[str, Any]) -> TableChange:
         """Reads the result of `to_json`."""
         found = values["definition"]
-        definition = None if found is None else TableDefinition.from_json(found)
-        return cls(micros=values["micros"], incarnation=values["incarnation"], definition=definition)
+        definition = None if found is None else check_fields(TableDefinition.from_json(found))
+        return check_fields(cls(micros=values["micros"], incarnation=values["incarnation"], definition=definition))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,17 +180,18 @@ class ArchiveSegment:
         """Reads the result of `to_json`."""
         if values["segment_format"] != _FORMAT:
             raise NewerFormat(f"it has format {values['segment_format']}, and this version of ScanKV reads {_FORMAT}")
-        return cls(
+        segment = cls(
             segment_id=values["segment_id"],
             previous=values["previous"],
             since_micros=values["since_micros"],
             gap_micros=values["gap_micros"],
             micros=values["micros"],
             ended_micros=values["ended_micros"],
-            times=StoredTimes.from_json(values["times"]),
+            times=check_fields(StoredTimes.from_json(values["times"])),
             changes=tuple(map(TableChange.from_json, values["changes"])),
             consumers={
-                table: tuple(map(ConsumerRecord.from_json, each)) for table, each in values["consumers"].items()
+                table: tuple(check_fields(ConsumerRecord.from_json(one)) for one in each)
+                for table, each in values["consumers"].items()
             },
             committed=tuple(values["committed"]),
             buckets={
@@ -197,19 +205,16 @@ class ArchiveSegment:
                 for table, buckets in values["buckets"].items()
             },
             left_out=values["left_out"],
-            gaps={table: ArchiveGap(**gap) for table, gap in values["gaps"].items()},
+            gaps={table: check_fields(ArchiveGap(**gap)) for table, gap in values["gaps"].items()},
         )
+        return check_fields(segment)
 
 
 def read_segment(store: BackupStore, segment_id: str) -> ArchiveSegment:
     """Returns a segment of the archive. Raises DataLoss, or NewerFormat, if it cannot be read."""
     content = store.read_segment(segment_id)
-    try:
+    with translate_unreadable(f"the segment {segment_id} in {store.location}"):
         segment = ArchiveSegment.from_json(content)
-    except NewerFormat as error:
-        raise NewerFormat(f"the segment {segment_id} in {store.location} cannot be read: {error.message}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException, ScanKvError) as error:
-        raise DataLoss(f"the segment {segment_id} in {store.location} cannot be read: {error}") from error
     if segment.segment_id != segment_id:
         raise DataLoss(f"the segment {segment_id} in {store.location} is that of {segment.segment_id}")
     return segment

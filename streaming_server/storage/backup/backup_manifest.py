@@ -8,11 +8,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-
 from scankv.model.errors import DataLoss, NewerFormat, ScanKvError, TableNotFound, did_you_mean
+from scankv.model.limits import MAX_BUCKETS
+from scankv.model.names import TableName
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import StoredTimes
+from streaming_server.storage.backup.stored_fields import check_fields, translate_unreadable
 from streaming_server.storage.bucket.bucket_state import BucketState
 from streaming_server.storage.tables.consumers import ConsumerRecord
 
@@ -53,6 +54,7 @@ class StoredFile:
     offset: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         digests = (self.sha256, self.tail, *([self.pack] if self.pack else ()))
         if (
             not _PATH.fullmatch(self.path)
@@ -112,13 +114,31 @@ class StoredTable:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StoredTable:
-        """Reads the result of `to_json`."""
-        return cls(
-            definition=TableDefinition.from_json(values["definition"]),
-            states={int(number): BucketState.from_bytes(one.encode()) for number, one in values["states"].items()},
+        """Reads the result of `to_json`. Raises ValueError if it contradicts itself, and others if it lacks fields."""
+        states = {int(number): BucketState.from_bytes(one.encode()) for number, one in values["states"].items()}
+        table = cls(
+            definition=check_fields(TableDefinition.from_json(values["definition"])),
+            states={number: check_fields(state) for number, state in states.items()},
             files=tuple(StoredFile(**file) for file in values["files"]),
-            consumers=tuple(map(ConsumerRecord.from_json, values["consumers"])),
+            consumers=tuple(check_fields(ConsumerRecord.from_json(one)) for one in values["consumers"]),
         )
+        table._check()
+        return table
+
+    def _check(self) -> None:
+        """Raises ValueError if its parts do not fit together."""
+        TableName.parse(self.name)
+        buckets = self.definition.buckets
+        if not 1 <= buckets <= MAX_BUCKETS:
+            raise ValueError(f"{self.name} has {buckets:,} buckets; a table has between 1 and {MAX_BUCKETS:,}")
+        if beyond := [number for number in self.states if not 0 <= number < buckets]:
+            raise ValueError(f"{self.name} has the state of bucket {beyond[0]:,}, and only {buckets:,} buckets")
+        paths = [file.path for file in self.files]
+        if len(set(paths)) != len(paths):
+            raise ValueError(f"{self.name} has a file twice")
+        for path in paths:
+            if int(path.split("/")[1]) not in self.states:
+                raise ValueError(f"{self.name} has the file {path} and no state of its bucket")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,30 +217,27 @@ class BackupManifest:
         """Reads the result of `to_json`."""
         if values["backup_format"] != _FORMAT:
             raise NewerFormat(f"it has format {values['backup_format']}, and this version of ScanKV reads {_FORMAT}")
-        return cls(
+        manifest = cls(
             backup_id=values["backup_id"],
             micros=values["micros"],
             pause_micros=values["pause_micros"],
             seconds=values["seconds"],
             directory_format=values["directory_format"],
-            times=StoredTimes.from_json(values["times"]),
+            times=check_fields(StoredTimes.from_json(values["times"])),
             epoch=values["epoch"],
             committed=tuple(values["committed"]),
             tables=tuple(map(StoredTable.from_json, values["tables"])),
             left_out=values["left_out"],
             new_bytes=values["new_bytes"],
         )
+        return check_fields(manifest)
 
 
 def read_manifest(store: BackupStore, backup_id: str) -> BackupManifest:
     """Returns the manifest of a backup. Raises DataLoss, or NewerFormat, if it cannot be read."""
     content = store.read_manifest(backup_id)
-    try:
+    with translate_unreadable(f"the manifest of the backup {backup_id} in {store.location}"):
         manifest = BackupManifest.from_json(content)
-    except NewerFormat as error:
-        raise NewerFormat(f"the backup {backup_id} in {store.location} cannot be read: {error.message}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException, ScanKvError) as error:
-        raise DataLoss(f"the manifest of the backup {backup_id} in {store.location} cannot be read: {error}") from error
     if manifest.backup_id != backup_id:
         raise DataLoss(f"the manifest of the backup {backup_id} in {store.location} is that of {manifest.backup_id}")
     return manifest

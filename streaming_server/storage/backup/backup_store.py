@@ -210,6 +210,12 @@ class BackupStore:
         path = f"{_ARCHIVE}/{name}"
         try:
             with self._files.open_input_file(f"{self._root}/{path}") as file:
+                # As much memory is taken as is asked for.
+                if offset + size > (existing := file.size()):
+                    raise DataLoss(
+                        f"the file {path} in {self.location} has {existing:,} bytes, and the segment needs {size:,} "
+                        f"from {offset:,} on"
+                    )
                 content = bytes(file.read_at(size, offset))
         except FileNotFoundError as error:
             raise DataLoss(f"the file {path} in {self.location} is missing") from error

@@ -90,7 +90,7 @@ def from_checked_bytes(data: bytes, what: str) -> dict[str, Any]:
         check_format(what, stored.get("format", _FORMAT), _FORMAT)
         content: dict[str, Any] = stored["content"]
         intact = stored["crc32c"] == _checksum(content)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DataLoss(f"{what} cannot be read: {error}") from error
     if not intact:
         raise DataLoss(f"{what} is damaged: its checksum differs; restore it from a copy")

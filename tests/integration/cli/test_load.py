@@ -191,6 +191,13 @@ def test_a_file_that_does_not_fit_is_refused(scankv: CommandLine, scores: str, t
     assert message in scankv.fails("load", scores, "-", stdin=text)
 
 
+def test_a_line_nested_beyond_any_column_is_refused_in_time(scankv: CommandLine, scores: str) -> None:
+    for depth in (10_000, 100_000):
+        text = f'{{"player": "ann", "score": {"[" * depth}{"]" * depth}}}\n'
+        message = scankv.fails("load", scores, "-", "--format", "jsonl", stdin=text)
+        assert "line 1: the line has more than 100 levels of lists and objects" in message
+
+
 def test_an_arrow_file_with_other_types_is_refused(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     path = tmp_path / "other.parquet"
     pa.parquet.write_table(pa.table({"player": ["dan", "eve"], "score": ["1", "2"]}), path)

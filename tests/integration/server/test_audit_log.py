@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from aio_client import InvalidOption, PermissionDenied, Tls, Unauthenticated, col, connect
+from aio_client import InvalidOption, PermissionDenied, Tls, Unauthenticated, col, connect, sync
 from streaming_server.services.audit import MAX_UNAUTHENTICATED
 from tests.support.secured import SecuredServer, TokenCaller, TokenIssuer
 from tests.support.server_process import ServerProcess
@@ -240,3 +241,35 @@ async def test_a_line_names_the_certificate_of_the_client(tmp_path: Path) -> Non
             await new_table(client, "audit.tls")
         wait_until(lambda: path.read_text(), "written")
     assert json.loads(path.read_text().splitlines()[0])["tls_client"] == "etl.example"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_reads_have_lines_if_asked_for_also_on_standard_output(tmp_path: Path, workers: str) -> None:
+    issuer, path = TokenIssuer(tmp_path / "tokens"), tmp_path / "audit.log"
+    reader = issuer.create("read:*", principal="ann")
+    settings = {"audit_reads": "true", "audit_output": "stdout", "workers": workers}
+    flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    arguments = ("--tokens", str(issuer.path), "--audit-log", str(path), *flags)
+    with ServerProcess(tmp_path / "data", *arguments) as process:
+        with sync.connect(process.url, token=issuer.root) as client:
+            table = client.create_table("audit.reads", SCHEMA, primary_key=["k"], buckets=1)
+            table.upsert([{"k": "secret-key", "v": "secret-value"}])
+        with sync.connect(process.url, token=reader) as client:
+            table = client.table("audit.reads")
+            table.get("secret-key")
+            table.scan(where=col("v") == "secret-predicate").to_arrow()
+
+        def lines() -> list[dict[str, Any]]:
+            found = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            return [line for line in found if line["principal"] == "ann"]
+
+        wait_until(lambda: {line["method"].partition("/")[0] for line in lines()} >= {"ScanService"}, "written")
+        assert process.process.stdout is not None
+        with open(os.dup(process.process.stdout.fileno())) as stdout:
+            assert process.stop() == 0
+            printed = stdout.read().splitlines()
+    tables = {line["method"]: line["tables"] for line in lines()}
+    assert [each for name, each in tables.items() if name.startswith("ScanService/")] == [["audit.reads"]]
+    assert len(tables) >= 3
+    assert sorted(printed) == sorted(path.read_text().splitlines())
+    assert not any(secret in path.read_text() for secret in SECRETS)

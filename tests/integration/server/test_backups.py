@@ -6,16 +6,19 @@ import json
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+import xxhash
 
 from aio_client import (
     BackupFailed,
     DataLoss,
     InvalidRequest,
     InvalidResumeToken,
+    ScanKvError,
     StartFrom,
     StopAt,
     TableExists,
@@ -38,6 +41,7 @@ from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS,
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.rocks.store_options import RocksResources
 from streaming_server.storage.tables.clock_file import ClockFile
+from tests.support.examples import seeds
 from tests.support.prepared import flip
 from tests.support.s3_server import s3_bucket
 from tests.support.server_process import ServerProcess
@@ -498,3 +502,91 @@ def test_a_backup_whose_objects_were_removed_is_not_completed(tmp_path: Path) ->
     with pytest.raises(BackupFailed, match="another server"):
         complete(store, manifest, claim)
     assert verify(store, [manifest.backup_id]) == {manifest.backup_id: []}
+
+
+HOSTILE: list[Any] = [None, True, -1, 0, 1.5, 2**63, 2**70, 10**30, "", "x", "../x", "\ud800", [], {}, [[]], {"a": 1}]
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the paths of all values within a JSON value."""
+    yield path
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in pairs:
+        yield from _leaves(each, (*path, key))
+
+
+def _with_change(content: dict[str, Any], random: Random) -> dict[str, Any]:
+    """Returns JSON with another value in one place, or without it."""
+    changed = json.loads(json.dumps(content))
+    *parents, last = random.choice([path for path in _leaves(content) if path])
+    within = changed
+    for key in parents:
+        within = within[key]
+    if random.random() < 0.2:
+        del within[last]
+    elif isinstance(within[last], str) and random.random() < 0.5:
+        within[last] = json.dumps(_with_change(json.loads(within[last]), random)) if within[last][:1] == "{" else "7"
+    else:
+        within[last] = random.choice(HOSTILE)
+    return dict(changed)
+
+
+@seeds(1)
+def test_a_manipulated_manifest_ends_in_a_typed_error_or_is_restored(tmp_path: Path, seed: int) -> None:
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        table = create_scores(client, indexes=[["score"]], buckets=1)
+        table.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id="c").to_arrow()
+        client.create_backup()
+    store, manifest = latest(tmp_path / "backups")
+    random, content, refused = Random(seed), manifest.to_json(), 0
+    for number in range(60):
+        store.write_manifest(manifest.backup_id, _with_change(content, random))
+        try:
+            read = read_manifest(store, manifest.backup_id)
+            verify(store, [read.backup_id], quick=True)
+            restore_all(store, plan_backup(read), tmp_path / f"restored-{number}")
+        except ScanKvError:
+            refused += 1
+    assert refused > 20
+
+
+def test_a_manifest_that_contradicts_its_files_or_itself_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        create_scores(client, buckets=1)
+        client.create_backup()
+    store, manifest = latest(tmp_path / "backups")
+    table = manifest.tables[0]
+    sizes = [replace(table, files=(replace(file, size=file.size + 1),)) for file in table.files]
+    for beyond in [*sizes, replace(table, files=(replace(table.files[0], size=2**60),))]:
+        with pytest.raises(DataLoss, match="damaged"):
+            restore_all(store, plan_backup(replace(manifest, tables=(beyond,))), tmp_path / "restored")
+    content = manifest.to_json()
+    (stored,) = content["tables"]
+    states = stored["states"]["0"]
+    for changed, message in (
+        ({"states": {"0": states, "7": states}}, "has the state of bucket 7, and only 1 buckets"),
+        ({"states": {}}, "and no state of its bucket"),
+        ({"files": stored["files"] * 2}, "has a file twice"),
+        ({"definition": stored["definition"] | {"buckets": 2**40}}, "a table has between 1 and 1,024"),
+        ({"definition": stored["definition"] | {"name": "../x"}}, "is not a table name"),
+        (
+            {"states": {"0": json.dumps(json.loads(states) | {"commit_micros": "7"})}},
+            "commit_micros must be a whole number",
+        ),
+    ):
+        store.write_manifest(manifest.backup_id, content | {"tables": [stored | changed]})
+        with pytest.raises(DataLoss, match=message):
+            read_manifest(store, manifest.backup_id)
+    path = tmp_path / "backups" / "manifests" / f"{manifest.backup_id}.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(DataLoss, match="cannot be read"):
+        read_manifest(store, manifest.backup_id)
+
+
+def test_a_part_of_an_archive_beyond_its_file_takes_no_memory(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path))
+    store.put_archived("a.wal", b"12345678")
+    assert store.read_archived("a.wal", 4, 4, xxhash.xxh3_128_hexdigest(b"5678")) == b"5678"
+    for offset, size in ((0, 9), (8, 1), (0, 2**62)):
+        with pytest.raises(DataLoss, match="has 8 bytes, and the segment needs"):
+            store.read_archived("a.wal", offset, size, "")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import ssl
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPException
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
@@ -21,13 +23,11 @@ from cryptography.x509.oid import NameOID
 from scankv.model.errors import Unavailable, UsageError
 from streaming_server.config import ServerConfig
 from tests.support.monitoring import free_port
-from tests.support.secured import SecuredServer, TokenIssuer
+from tests.support.secured import SecuredServer, TokenCaller, TokenIssuer
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+REFLECT = "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 LIST = "scankv.v1.TableService/ListTables"
 
 
@@ -79,10 +79,11 @@ class Directory:
         self.client_ca.write_bytes(self.ca.pem)
         self.issuer = TokenIssuer(path / "tokens")
 
-    def install(self, certificate: Certificate) -> None:
+    def install(self, certificate: Certificate, *, mode: int = 0o600) -> None:
         for path, content in ((self.certificate, certificate.pem), (self.key, certificate.key_pem)):
             partial = path.with_suffix(".new")
             partial.write_bytes(content)
+            partial.chmod(mode)
             partial.replace(path)
 
     def arguments(self, *, mutual: bool = False) -> list[str]:
@@ -170,6 +171,18 @@ def test_with_mutual_tls_a_client_needs_a_valid_certificate_and_a_token(files: D
         wait_until(lambda: files.code(server.url, client=good) == "UNAUTHENTICATED", "refused")
 
 
+@pytest.mark.one_process
+def test_the_socket_of_the_server_itself_answers_only_the_server(files: Directory) -> None:
+    with files.start(mutual=True) as server:
+        opened = {os.readlink(fd) for fd in Path(f"/proc/{server.process.pid}/fd").iterdir()}
+        lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+        (own,) = {line[7] for line in lines if line[-1].startswith("@scankv-") and f"socket:[{line[6]}]" in opened}
+        with grpc.insecure_channel(f"unix-abstract:{own.removeprefix('@')}") as channel:
+            caller = TokenCaller(channel, files.issuer.root)
+            for method in (LIST, "grpc.health.v1.Health/Check", REFLECT):
+                assert caller.code(method) == "PERMISSION_DENIED", method
+
+
 def test_tls_below_1_2_is_refused(files: Directory) -> None:
     with files.start() as server:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -190,6 +203,22 @@ def test_a_server_does_not_start_with_files_that_do_not_fit(files: Directory) ->
     files.key.unlink()
     with pytest.raises(Unavailable, match=r"key.pem cannot be read: No such file or directory"):
         files.start()
+
+
+def test_a_key_that_other_users_can_read_is_refused_and_a_running_server_keeps_its_pair(files: Directory) -> None:
+    for mode in (0o644, 0o602):
+        files.key.chmod(mode)
+        with pytest.raises(Unavailable, match=rf"its mode must be 0600, 0640 or 0440, not {mode:04o}; run: chmod o= "):
+            files.start()
+    files.key.chmod(0o440)
+    with files.start() as server:
+        old = served_certificate(server.url)
+        new = certify("server", files.ca)
+        files.install(new, mode=0o644)
+        assert served_certificate(server.url) == old
+        assert "the certificate read last stays in use: users outside the owner and the group" in server.log
+        files.key.chmod(0o640)
+        wait_until(lambda: served_certificate(server.url) == der(new), "new certificate")
 
 
 def test_beyond_loopback_a_server_starts_only_with_tls_and_tokens(files: Directory) -> None:

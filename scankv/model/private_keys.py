@@ -1,0 +1,26 @@
+"""Who may read the file of a private key."""
+
+from __future__ import annotations
+
+import stat
+
+from scankv.model.errors import UsageError
+
+
+def check_key_mode(path: object, mode: int) -> None:
+    """Checks that only the owner and the group of a private key can use its file.
+
+    Args:
+        path: The file, for the error.
+        mode: Its mode, as `stat` returns it.
+
+    Raises:
+        UsageError: Other users can read or change it.
+    """
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise UsageError(
+            f"users outside the owner and the group of the TLS key {path} can use it: its mode must be 0600, 0640 or "
+            f"0440, not {stat.S_IMODE(mode):04o}; run: chmod o= {path}, or set defaultMode: 0440 for a secret of "
+            "Kubernetes",
+            option="tls_key",
+        )

@@ -1,0 +1,113 @@
+"""Checks what manifests and segments say: any program that may write to the location may have changed them.
+
+Their checksum only shows that a file is not damaged by chance.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pyarrow as pa
+
+from scankv.model.errors import DataLoss, NewerFormat, ScanKvError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_Stored = TypeVar("_Stored")
+
+_UNREADABLE: Final = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+    pa.ArrowException,
+)
+_SIMPLE: Final[dict[str, tuple[type, ...]]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "bool": (bool,),
+    "bytes": (bytes,),
+    "int | None": (int, type(None)),
+    "str | None": (str, type(None)),
+    "Mapping[str, Any]": (dict,),
+}
+_TEXTS: Final = "Mapping[str, str]"
+_NAMES: Final = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+_LARGEST: Final = 2**63 - 1
+_LATEST_MICROS: Final = 253_402_300_799_999_999
+"""The end of the year 9999, in microseconds since 1970 UTC: later instants have no text in Python."""
+
+_LONGEST_SHOWN: Final = 40
+
+
+def check_fields(value: _Stored) -> _Stored:
+    """Returns a dataclass that was read from JSON. Its simple fields have their types, and 64 bits hold its numbers.
+
+    Raises:
+        ValueError: A field has another type, or a number is too large.
+    """
+    for field in fields(value):  # type: ignore[arg-type]  # always a dataclass
+        found = getattr(value, field.name)
+        # Annotations are text here.
+        type_ = str(field.type)
+        if type_ == _TEXTS:
+            _check(field.name, found, (dict,))
+            found, type_ = found.values(), "str"
+        elif type_.startswith("tuple[") and type_.endswith(", ...]"):
+            type_ = type_[len("tuple[") : -len(", ...]")]
+        else:
+            found = [found]
+        for item in found if type_ in _SIMPLE else ():
+            _check(field.name, item, _SIMPLE[type_])
+    return value
+
+
+def _check(name: str, value: Any, types: tuple[type, ...]) -> None:  # noqa: ANN401  # any JSON
+    # Not isinstance: True is an int.
+    if type(value) not in types or (type(value) is int and abs(value) > _LARGEST):
+        shown = repr(value)[:_LONGEST_SHOWN]
+        allowed = " or ".join(_NAMES.get(each, "an object") for each in types)
+        raise ValueError(f"{name} must be {allowed}, of up to 64 bits, not {shown}")
+    if name.endswith("micros") and type(value) is int and not 0 <= value <= _LATEST_MICROS:
+        raise ValueError(f"{name} must be between 0 and {_LATEST_MICROS}, not {value}")
+
+
+@contextmanager
+def translate_unreadable(what: str) -> Iterator[None]:
+    """Converts the errors of content that is not as ScanKV writes it.
+
+    Args:
+        what: The content, for errors.
+
+    Raises:
+        DataLoss: It cannot be read.
+        NewerFormat: A newer ScanKV has written it.
+    """
+    try:
+        yield
+    except NewerFormat as error:
+        raise NewerFormat(f"{what} cannot be read: {error.message}") from error
+    except (ScanKvError, OSError, *_UNREADABLE) as error:  # OSError: of Arrow, for a schema
+        raise DataLoss(f"{what} cannot be read: {error}") from error
+
+
+@contextmanager
+def translate_unusable(what: str) -> Iterator[None]:
+    """Converts the errors of content whose fields have the right types, and that makes no sense.
+
+    Raises:
+        DataLoss: It makes no sense.
+    """
+    try:
+        yield
+    except ScanKvError:
+        raise
+    except _UNREADABLE as error:
+        raise DataLoss(f"{what} cannot be used, because it contradicts itself or its files: {error}") from error
