@@ -451,7 +451,7 @@ class Server:
         worker_pb2_grpc.add_TabletServiceServicer_to_server(TabletService(self._tables, self._workers, queries), server)
         if self._worker is not None:
             tables = self._tables
-            worker_service = WorkerService(self._shares, tables.backups, tables.archive.part, self._workers)
+            worker_service = WorkerService(self._shares, tables.backups, tables.archive.part)
             worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker_service, server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)
         partition_pb2_grpc.add_PartitionServiceServicer_to_server(PartitionService(self._tables), server)

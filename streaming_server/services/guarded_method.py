@@ -150,7 +150,7 @@ class _GuardedMethod:
         self._method = name.removeprefix(SERVICE)
         self._permission = permission_of(name)
         self._access = None if self._permission.is_open else access
-        self._audit = None if self._access is None else self._access.audit
+        self._audit = None if access is None else access.audit
         self.registered = self._register()
 
     def _register(self) -> grpc.RpcMethodHandler[Any, Any]:
@@ -166,11 +166,7 @@ class _GuardedMethod:
         is_forwarded = router is not None and router.workers.is_forwarded(metadata)
         received = _ArrivedCall(None if is_forwarded else self._begin_audit(context))
         try:
-            if not is_forwarded and context.peer().startswith("unix"):
-                raise PermissionDenied("this socket is for the server itself: use the port of the server")
-            # What the server asks itself needs no rights.
-            if self._access is not None and not (router is not None and router.workers.is_of_server(metadata)):
-                await self._admit(self._access, received, context, is_forwarded=is_forwarded)
+            await self._check_caller(received, context, is_forwarded=is_forwarded)
             if self._pressure is not None and self._pressure.is_high:
                 raise self._pressure.refusal()
             if self._intake.unread.unread_bytes:
@@ -192,6 +188,27 @@ class _GuardedMethod:
         """Begins the line of a call in the audit log, if there is one."""
         call = CURRENT_CALL.get()
         return None if self._audit is None or call is None else self._audit.begin(call, self._permission, context)
+
+    async def _check_caller(self, received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool) -> None:
+        """Checks the token of a call, or the key of the workers, and counts the call. No message is received before.
+
+        Raises:
+            Unauthenticated: The call has no valid token.
+            PermissionDenied: Only the server itself may make the call, or use its socket.
+            ServerBusy: The caller makes too many calls.
+        """
+        permission, access, router = self._permission, self._access, self._router
+        if not is_forwarded:
+            if context.peer().startswith("unix"):
+                raise PermissionDenied("this socket is for the server itself: use the port of the server")
+            if access is not None:
+                await self._admit(access, received, context, is_forwarded=False)
+            if permission.of_workers:
+                raise PermissionDenied("only the processes of the server itself can make this call: use another one")
+        # What the server asks itself needs no rights.
+        elif access is not None and permission.requirements and router is not None:
+            if not router.workers.is_of_server(CALL_METADATA.get()):
+                await self._admit(access, received, context, is_forwarded=True)
 
     async def _admit(
         self, access: CallGuard, received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool
@@ -318,8 +335,7 @@ class _GuardedMethod:
         try:
             while True:
                 # For each message, because the token may be revoked in the meantime.
-                if access is not None:
-                    await self._admit(access, received, context, is_forwarded=False)
+                await self._check_caller(received, context, is_forwarded=False)
                 data, claimed = await self._intake.receive(context)
                 self._intake.release(claimed)
                 if data is None:

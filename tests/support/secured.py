@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import pkgutil
+import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,10 +16,12 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 import scankv.v1
+from scankv.v1 import worker_pb2
 from streaming_server.access.token_file import create_token, revoke_tokens
 from tests.support.wire import Refusal, refusal_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from google.protobuf.descriptor import MethodDescriptor
@@ -46,6 +49,29 @@ def served_methods() -> dict[str, MethodDescriptor]:
 
 
 METHODS = served_methods()
+
+
+METHODS_OF_WORKERS = [
+    f"{service.full_name}/{method.name}"
+    for service in worker_pb2.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+"""The calls that only workers of a server can make."""
+
+
+def code_before_message(channel: Any, method: str, metadata: Any = ()) -> str:
+    """Begins a call, and returns the name of its status, which the server sends before the call has a message."""
+    is_answered = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        is_answered.wait()
+        yield b""
+
+    call = channel.stream_stream(f"/{method}")(messages(), metadata=metadata, timeout=_TIMEOUT_SECONDS)
+    try:
+        return str(call.code().name)
+    finally:
+        is_answered.set()
 
 
 def request_type(method: str) -> type[Message]:
