@@ -63,6 +63,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "request_receive_seconds": (0.1, 3600),
     "min_ping_interval_seconds": (0.01, 3600),
     "max_connections": (1, 1_000_000),
+    "max_unauthenticated_connections": (1, 1_000_000),
     "max_calls_per_connection": (MIN_CALLS_PER_CONNECTION, 1_000_000),
     "max_waiting_scans": (0, 100_000),
     "admission_wait_seconds": (0, 60),
@@ -222,9 +223,11 @@ class ServerConfig:
             there is no room, the server closes connections whose clients have not read an answer for
             `stall_timeout_seconds`. Scans have limits of their own until they end.
         request_receive_seconds: How long a request may take to arrive after its call has begun, and how long a new
-            connection may take until it can carry calls.
+            connection may take until it has had a call with a valid token. On a server without tokens, any call counts.
         max_connections: The most connections at once. The server closes further ones as soon as they are made.
             Connections take at most a quarter of the limit of open files, whatever this setting says.
+        max_unauthenticated_connections: The most connections of one address at once that have had no call with a valid
+            token. The server closes the oldest of them. On a server without tokens, any call counts.
         max_calls_per_connection: The most calls of one connection at once. The client queues further calls.
         min_ping_interval_seconds: The shortest interval of keepalive pings. A client that sends them more often is
             disconnected after the third one.
@@ -362,6 +365,7 @@ class ServerConfig:
     request_receive_seconds: float = 30.0
     min_ping_interval_seconds: float = 5.0
     max_connections: int = 10_000
+    max_unauthenticated_connections: int = 100
     max_calls_per_connection: int = MIN_CALLS_PER_CONNECTION
     log_maintenance_seconds: float = 5.0
     partition_expiry_seconds: float = 60.0

@@ -76,6 +76,7 @@ from streaming_server.services.authorization import CallGuard
 from streaming_server.services.backup import BackupService
 from streaming_server.services.bootstrap import BootstrapService
 from streaming_server.services.calls import Calls
+from streaming_server.services.connection_watch import ConnectionWatch
 from streaming_server.services.connections import close_connection
 from streaming_server.services.consumer import ConsumerService
 from streaming_server.services.forwarding import Workers
@@ -215,6 +216,9 @@ class Server:
         self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=self._worker is not None))
         pressure = MemoryPressure(memory_limit())
         self._intake = self._make_intake(pressure)
+        self._connections = ConnectionWatch(
+            self.config.request_receive_seconds, self.config.max_unauthenticated_connections
+        )
         self._not_ready: str | None = "the server is starting"
         self._audit_log: AuditLog | None = None
         self._monitoring = Endpoint(self._read_all_metrics, lambda: self._not_ready)
@@ -296,13 +300,17 @@ class Server:
         if self.config.audit_log:
             self._audit_log = AuditLog(Path(self.config.audit_log), self._wall_nanos)
         self._access = self._make_access(authenticator)
-        watch: list[Callable[[], Coroutine[Any, Any, None]]] = [partial(repeat, CHECK_SECONDS, pressure.check)]
+        watch: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            partial(repeat, CHECK_SECONDS, pressure.check),
+            self._connections.run,
+        ]
         if self._access is not None:
             watch.append(partial(repeat, _WATCH_SECONDS, self._access.check_streams))
         if authenticator is not None:
             watch.append(authenticator.run)
         self._add_services()
         port = self._listen(credentials)
+        self._connections.ports |= {port} if self._worker is None else {port, self._worker.port}
         self.address = address_of(self.config.host, port)
         if self.config.http_port:
             watch.append(self._make_gateway().run)
@@ -436,7 +444,9 @@ class Server:
         )
         # It has the methods of a server that generated code calls.
         router = Router(self._workers, self._tables, QueryMemory(results, self._waiting))
-        server: Any = GuardedServer(self._intake, self._server, self._registry.turns, self._access, router)
+        server: Any = GuardedServer(
+            self._intake, self._server, self._registry.turns, self._access, router, self._connections
+        )
         scans.add_to_server(server)
         lookups = LookupService(self._tables, self._registry, results, self._waiting)
         lookups.add_to_server(server)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import grpc
 
-from scankv.model.errors import InvalidRequest, ScanKvError, ServerBusy
+from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, ServerBusy
 from scankv.model.limits import MAX_REQUEST_BYTES
 from streaming_server.current_call import CURRENT_CALL
 from streaming_server.scan.admission.memory_pressure import MemoryPressure
@@ -38,6 +38,16 @@ So the bytes that arrive without a claim are bounded by the speed of the network
 
 _PROMPT_SECONDS_IN_QUEUE: Final = 0.005
 """The same for a message whose call had to wait for others. If it is small, it has arrived while its call waited."""
+
+_OPEN_MESSAGE_BYTES: Final = 4096
+"""The most bytes of the message of a health call."""
+
+_OPEN_RECEIVE_SECONDS: Final = 2.0
+"""How long the message of a health call may take to arrive."""
+
+_LATE_OPEN_CALLS: Final = 4
+"""How many messages of health calls may take longer than `_PROMPT_SECONDS` at once. gRPC would receive each of them, up
+to the size of the largest message."""
 
 _RETRY_SECONDS: Final = 0.25
 
@@ -69,6 +79,7 @@ class Intake:
         calls: Calls | None = None,
         unread: UnreadAnswers | None = None,
         pressure: MemoryPressure | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """Creates an intake without claims.
 
@@ -78,12 +89,14 @@ class Intake:
             calls: Measures the calls. None: an object that logs none of them.
             unread: Bounds the memory of answers. None: nothing does.
             pressure: Says when the process has too little memory left for calls. None: never.
+            max_message_bytes: A larger message is refused.
         """
         self.calls = calls or Calls(slow_seconds=0)
         self.pressure = pressure or MemoryPressure(None)
         self.unread = unread or UnreadAnswers(sys.maxsize, 0)
         self._max_bytes = max_bytes
         self._receive_seconds = receive_seconds
+        self._max_message_bytes = max_message_bytes
         self._prompt = PromptTurns(_PROMPT_CALLS)
         self.claimed_bytes = 0
         self.refused = 0
@@ -97,6 +110,7 @@ class Intake:
         Raises:
             ServerBusy: Too little memory is left for the message.
             InvalidRequest: The message did not arrive in time.
+            RequestTooLarge: The message is larger than those of this intake.
         """
         waited = await self._prompt.acquire(context.peer())
         receiving = _IncomingMessage(
@@ -120,7 +134,14 @@ class Intake:
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # not in its stub
             receiving.end()
             return None, 0
-        return message, receiving.record_arrival(len(message))
+        claimed = receiving.record_arrival(len(message))
+        if len(message) > self._max_message_bytes:
+            self.release(claimed)
+            raise RequestTooLarge(
+                f"the message has {len(message):,} bytes; the limit of this call is {self._max_message_bytes:,}: send "
+                "a shorter one"
+            )
+        return message, claimed
 
     def claim(self, size: int) -> ServerBusy | None:
         """Claims memory for a request. Returns the refusal if too little is left; otherwise None."""
@@ -140,6 +161,11 @@ class Intake:
 
     def _next_prompt(self) -> None:
         self._prompt.release()
+
+
+def open_intake() -> Intake:
+    """Returns the intake of health calls, which any program can make, so that they take nothing from other calls."""
+    return Intake(_LATE_OPEN_CALLS * MAX_MESSAGE_BYTES, _OPEN_RECEIVE_SECONDS, max_message_bytes=_OPEN_MESSAGE_BYTES)
 
 
 class _IncomingMessage:

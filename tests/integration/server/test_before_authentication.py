@@ -1,0 +1,121 @@
+"""What callers without a token can take from others: no memory, and few connections for a short time."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from aio_client import Unavailable, sync
+from tests.support import http2
+from tests.support.http2 import Http2Connection, begin_call, send_message
+from tests.support.secured import SecuredServer, TokenIssuer
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
+from tests.support.wire import refusal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from scankv.v1 import admin_pb2
+
+CHECK = "/grpc.health.v1.Health/Check"
+STATS = "scankv.v1.AdminService/Stats"
+LIST = "/scankv.v1.TableService/ListTables"
+CONNECTIONS = 60
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
+    directory = tmp_path_factory.mktemp("before")
+    issuer = TokenIssuer(directory / "tokens")
+    settings = [
+        argument
+        for setting in (
+            f"max_connections={CONNECTIONS}",
+            "max_unauthenticated_connections=20",
+            "request_receive_seconds=2",
+        )
+        for argument in ("--set", setting)
+    ]
+    with (
+        ServerProcess(directory / "data", "--tokens", str(issuer.path), *settings) as process,
+        SecuredServer(process.url, issuer) as server,
+    ):
+        yield server
+
+
+def stats(server: SecuredServer) -> admin_pb2.StatsResponse:
+    answer: admin_pb2.StatsResponse = server.root(STATS)
+    return answer
+
+
+def test_health_calls_without_a_message_claim_no_memory_of_other_calls(server: SecuredServer) -> None:
+    with Http2Connection(server.address) as connection:
+        for number in range(8):
+            connection.send(begin_call(2 * number + 1, CHECK))
+        ended, claimed = set[int](), set[int]()
+        for each in connection.frames():
+            claimed.add(stats(server).request_bytes_in_flight)
+            if each.kind == http2.HEADERS and each.flags & http2.END_STREAM:
+                ended.add(each.stream)
+            if len(ended) == 8:
+                break
+    assert (len(ended), claimed) == (8, {0})
+    assert stats(server).refused_requests == 0
+
+
+def test_a_large_message_of_a_health_call_ends_its_connection_unless_that_has_had_a_token(
+    server: SecuredServer,
+) -> None:
+    large = send_message(3, health_pb2.HealthCheckRequest(service="x" * 60_000).SerializeToString())
+    with Http2Connection(server.address) as connection:
+        connection.send(begin_call(3, CHECK) + large)
+        list(connection.frames())  # until the server closes it
+    assert stats(server).open_files
+    channel: Any = server.channel
+    with pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary(CHECK)(health_pb2.HealthCheckRequest(service="x" * 60_000).SerializeToString(), timeout=30)
+    assert refusal_of(refused.value).reason == "REQUEST_TOO_LARGE"
+
+
+def test_connections_without_a_token_end_and_others_connect_meanwhile(server: SecuredServer) -> None:
+    files = stats(server).open_files
+    metadata = dict(server.root.metadata)
+    with ExitStack() as stack, Http2Connection(server.address) as known:
+        known.send(begin_call(1, LIST, metadata) + send_message(1, b""))
+        assert is_answered(known, 1)
+        flood = [stack.enter_context(Http2Connection(server.address)) for _ in range(CONNECTIONS + 20)]
+        checks_health = stack.enter_context(Http2Connection(server.address))
+
+        def is_ended() -> bool:
+            try:
+                for number in range(10):
+                    checks_health.send(begin_call(2 * number + 1, CHECK) + send_message(2 * number + 1, b""))
+            except OSError:
+                return True
+            return False
+
+        wait_until(partial(connects, server), "another client connected")
+        wait_until(is_ended, "the connection with health calls only ended")
+        for each in flood:
+            list(each.frames())  # until the server closes it
+        wait_until(lambda: stats(server).open_files <= files + 2, "descriptors closed")
+        known.send(begin_call(3, LIST, metadata) + send_message(3, b""))
+        assert is_answered(known, 3)
+
+
+def connects(server: SecuredServer) -> bool:
+    """Whether a new client can make a call."""
+    with sync.connect(server.address, token=server.issuer.root) as client, suppress(Unavailable):
+        return client.tables() == []
+    return False
+
+
+def is_answered(connection: Http2Connection, stream: int) -> bool:
+    """Reads until a call has an answer. Returns False if the server closes the connection before."""
+    return any(each.kind == http2.DATA and each.stream == stream for each in connection.frames())
