@@ -18,8 +18,9 @@ from streaming_server.access.callers import STREAM_CALLER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.services.call_handlers import CallHandlers
+from streaming_server.services.claims import NO_CLAIM, Claim, Sender
 from streaming_server.services.errors import end_with
-from streaming_server.services.intake import open_intake
+from streaming_server.services.intake import announced_bytes, open_intake
 from streaming_server.services.message_shape import check_shape
 from streaming_server.services.permissions import permission_of
 from streaming_server.services.routes import SERVICE, StreamRoute
@@ -117,7 +118,7 @@ class _ArrivedCall:
     caller: CallerIdentity | None = None
     count_bytes: Callable[[int], None] | None = None
     request: Any = None
-    claimed: int = 0
+    claimed: Claim = NO_CLAIM
     route: Route | None = None
     ends_decided: bool = False
 
@@ -193,7 +194,9 @@ class _GuardedMethod:
                 self._intake.unread.check(context.peer())
             if router is not None and (hold_id := router.hold_of(metadata)):
                 CURRENT_HOLD.set(router.tables.holds.find(hold_id))
-            data, received.claimed = await self._messages.receive(context)
+            data, received.claimed = await self._messages.receive(
+                context, _sender(received, context, is_forwarded=is_forwarded), announced_bytes(metadata)
+            )
             try:
                 self._read(received, data, metadata)
             except BaseException:
@@ -361,7 +364,7 @@ class _GuardedMethod:
             while True:
                 # For each message, because the token may be revoked in the meantime.
                 await self._check_caller(received, context, is_forwarded=False)
-                data, claimed = await self._messages.receive(context)
+                data, claimed = await self._messages.receive(context, _sender(received, context, is_forwarded=False))
                 self._messages.release(claimed)
                 if data is None:
                     return
@@ -371,6 +374,13 @@ class _GuardedMethod:
                 yield request
         except ScanKvError as error:
             await end_with(context, error)
+
+
+def _sender(received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool) -> Sender:
+    """Returns whose shares of the memory the message of a call takes. Another worker has counted what it passes on."""
+    if is_forwarded:
+        return Sender()
+    return Sender(context.peer(), "" if received.caller is None else received.caller.principal)
 
 
 class _AnswerMemory:

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 import scankv.v1
+from scankv.model.limits import MESSAGE_BYTES
 from scankv.v1 import worker_pb2
 from streaming_server.access.token_file import create_token, revoke_tokens
 from tests.support.wire import Refusal, refusal_of
@@ -120,10 +121,10 @@ class TokenCaller:
         write = request_type(method).SerializeToString
         if descriptor.client_streaming:
             return self._channel.stream_stream(f"/{method}", write, read)(
-                iter([request]), metadata=self.metadata, timeout=_TIMEOUT_SECONDS
+                iter([request]), metadata=self._announce(request), timeout=_TIMEOUT_SECONDS
             )
         return self._channel.unary_stream(f"/{method}", write, read)(
-            request, metadata=self.metadata, timeout=_TIMEOUT_SECONDS
+            request, metadata=self._announce(request), timeout=_TIMEOUT_SECONDS
         )
 
     def __call__(self, method: str, request: Message | None = None, **fields: Any) -> Any:
@@ -136,7 +137,11 @@ class TokenCaller:
                 return next(iter(call), None)
         read = message_factory.GetMessageClass(METHODS[method].output_type).FromString
         make = self._channel.unary_unary(f"/{method}", request_type(method).SerializeToString, read)
-        return make(request, metadata=self.metadata, timeout=_TIMEOUT_SECONDS)
+        return make(request, metadata=self._announce(request), timeout=_TIMEOUT_SECONDS)
+
+    def _announce(self, request: Message) -> tuple[tuple[str, str], ...]:
+        """Returns the metadata of a call. On a busy machine, a call without a size may claim too much memory."""
+        return (*self.metadata, (MESSAGE_BYTES, str(request.ByteSize())))
 
     def refusal(self, method: str, request: Message | None = None, **fields: Any) -> Refusal | None:
         """Makes a call. Returns its error, or None if it has none."""
