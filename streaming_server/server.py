@@ -138,6 +138,10 @@ _OBJECTS_BEFORE_COLLECTION = 10_000
 _WATCH_SECONDS = 1.0
 # A thread that runs Python code keeps the event loop waiting for so long, 5 ms by default, whenever an event arrives.
 _SWITCH_SECONDS = 0.0005
+# Of the greatest age of a connection: when its client is asked to make another one, and how long a stream may last.
+# gRPC asks up to a tenth earlier or later. A stream that ended before would resume over the same connection. A stream
+# that began at the last moment ends before the connection does.
+_SHARE_OF_CONNECTION, _SHARE_OF_STREAMS = 0.4, 0.5
 _PENDING_CALLS = 8192
 _METADATA_BYTES = 16 * 1024
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -303,6 +307,7 @@ class Server:
         watch: list[Callable[[], Coroutine[Any, Any, None]]] = [
             partial(repeat, CHECK_SECONDS, pressure.check),
             self._connections.run,
+            partial(repeat, _WATCH_SECONDS, self._end_old_streams),
         ]
         if self._access is not None:
             watch.append(partial(repeat, _WATCH_SECONDS, self._access.check_streams))
@@ -319,6 +324,10 @@ class Server:
         await self._tables.recover()
         self._tables.start()
         await self._server.start()
+
+    async def _end_old_streams(self) -> None:
+        """Ends the streams that would keep their connections for too long."""
+        self._registry.end_older(_SHARE_OF_STREAMS * self.config.max_connection_age_seconds)
 
     async def _listen_for_monitoring(self) -> None:
         """Listens for monitoring systems before tables are recovered, because that may take long."""
@@ -680,6 +689,11 @@ def _read_supervisor(all_ready: asyncio.Event) -> None:
     all_ready.set()
 
 
+def _millis(seconds: float) -> int:
+    """Returns milliseconds for gRPC, which has 32 bits for them: up to 24 days."""
+    return min(2**31 - 1, int(seconds * 1000))
+
+
 def _channel_options(config: ServerConfig, *, is_shared: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -693,6 +707,8 @@ def _channel_options(config: ServerConfig, *, is_shared: bool) -> list[tuple[str
         # for writing, and a connection that sends nothing would stay for two minutes.
         ("grpc.max_allowed_incoming_connections", max_connections(config.max_connections)),
         ("grpc.server_handshake_timeout_ms", int(config.request_receive_seconds * 1000)),
+        ("grpc.max_connection_age_ms", _millis(_SHARE_OF_CONNECTION * config.max_connection_age_seconds)),
+        ("grpc.max_connection_age_grace_ms", _millis((1 - _SHARE_OF_CONNECTION) * config.max_connection_age_seconds)),
         # The most that gRPC receives of each call before the server reads it. Both options are needed: with probing,
         # gRPC widens the window of every stream to the capacity of the network.
         ("grpc.max_concurrent_streams", config.max_calls_per_connection),

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import pyarrow as pa
 import pytest
 from grpc_health.v1 import health_pb2
 
-from aio_client import Unavailable, sync
+from aio_client import StartFrom, Unavailable, connect, sync
+from scankv.v1 import scan_pb2
 from tests.support import http2
 from tests.support.http2 import Http2Connection, begin_call, send_message
 from tests.support.secured import SecuredServer, TokenIssuer
 from tests.support.server_process import ServerProcess
-from tests.support.waiting import wait_until
-from tests.support.wire import refusal_of
+from tests.support.waiting import await_until, wait_until
+from tests.support.wire import Wire, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from scankv.v1 import admin_pb2
 
@@ -27,6 +31,7 @@ CHECK = "/grpc.health.v1.Health/Check"
 STATS = "scankv.v1.AdminService/Stats"
 LIST = "/scankv.v1.TableService/ListTables"
 CONNECTIONS = 60
+KEYS = pa.schema([pa.field("k", pa.int64(), nullable=False)])
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +112,44 @@ def test_connections_without_a_token_end_and_others_connect_meanwhile(server: Se
         wait_until(lambda: stats(server).open_files <= files + 2, "descriptors closed")
         known.send(begin_call(3, LIST, metadata) + send_message(3, b""))
         assert is_answered(known, 3)
+
+
+@pytest.mark.asyncio
+async def test_a_stream_continues_over_another_connection_once_its_connection_is_too_old(tmp_path: Path) -> None:
+    settings = ("--set", "max_connection_age_seconds=4", "--set", "follow_heartbeat_seconds=0.2")
+    with ServerProcess(tmp_path / "data", *settings) as server, Wire(server.url) as wire:
+        async with connect(server.url) as client, connect(server.url) as observer:
+            table = await client.create_table("before.aged", KEYS, primary_key=["k"], buckets=1)
+            stream = table.changes(StartFrom.LATEST).stream()
+            first = asyncio.create_task(first_rows(stream))
+
+            async def connections() -> set[str]:
+                return {each.peer for each in await observer.live_scans()}
+
+            await await_until(connections, "the stream opened")
+            (before,) = await connections()
+            request = scan_pb2.ScanKvRequest(table=table.name, log=scan_pb2.Changelog(latest=scan_pb2.LogLatest()))
+            with pytest.raises(grpc.RpcError) as ended:
+                await asyncio.to_thread(list, wire.scans.ScanKv(request, timeout=60))
+            assert (refusal_of(ended.value).reason, refusal_of(ended.value).retry_after) == ("UNAVAILABLE", 0.1)
+
+            async def is_resumed() -> bool:
+                return not await connections() & {before, ""}
+
+            await await_until(is_resumed, "the stream ended")
+            await await_until(connections, "the stream continued over another connection")
+            await table.upsert([{"k": 7}])
+            assert await first == [7]
+            await stream.aclose()
+
+
+async def first_rows(stream: Any) -> list[int]:
+    """Returns the keys of the first rows of a stream of changes."""
+    async for rows in stream:
+        if rows.num_rows:
+            keys: list[int] = rows.column("k").to_pylist()
+            return keys
+    raise AssertionError("the stream has ended")
 
 
 def connects(server: SecuredServer) -> bool:
