@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.responses import RedirectResponse, Response
 
+from http_gateway.answers import NEEDS_TOKEN
 from http_gateway.console.rendering import cells_of, no_icon, page, style
 from http_gateway.console.sessions import form_key, log_in, log_out, read_form, token_of_browser
 from http_gateway.parameters import Choice, Parameter, WholeNumber, read_parameters
@@ -157,11 +158,13 @@ async def answer_page(gateway: Gateway, found: ConsolePage, request: Request) ->
     try:
         _use_token(gateway, token_of_browser(request))
         values = read_parameters(found.parameters, request.query_params.multi_items())
-        return await found.handler(gateway, request, values)
+        response = await found.handler(gateway, request, values)
     except Unauthenticated:
         return RedirectResponse("/login", 303)
     except (HttpRefusal, ScanKvError) as error:
         return _error_page(request, error)
+    request.scope[NEEDS_TOKEN] = found.handler is not _login
+    return response
 
 
 async def answer_style(_gateway: Gateway, _request: Request) -> Response:
