@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,10 +17,13 @@ from grpc_health.v1 import health_pb2
 from aio_client import StartFrom, Unavailable, connect, sync
 from scankv.v1 import scan_pb2
 from tests.support import http2
+from tests.support.flooding_process import KINDS
+from tests.support.forked import ForkedProcess
 from tests.support.http2 import Http2Connection, begin_call, send_message
+from tests.support.processes import resident_bytes
 from tests.support.secured import SecuredServer, TokenIssuer
 from tests.support.server_process import ServerProcess
-from tests.support.waiting import await_until, wait_until
+from tests.support.waiting import await_until, in_time, wait_until
 from tests.support.wire import Wire, refusal_of
 
 if TYPE_CHECKING:
@@ -27,10 +32,13 @@ if TYPE_CHECKING:
 
     from scankv.v1 import admin_pb2
 
+pytestmark = pytest.mark.one_process  # each process has its own connections
+
 CHECK = "/grpc.health.v1.Health/Check"
 STATS = "scankv.v1.AdminService/Stats"
 LIST = "/scankv.v1.TableService/ListTables"
 CONNECTIONS = 60
+ROWS = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string())])
 KEYS = pa.schema([pa.field("k", pa.int64(), nullable=False)])
 
 
@@ -150,6 +158,72 @@ async def first_rows(stream: Any) -> list[int]:
             keys: list[int] = rows.column("k").to_pylist()
             return keys
     raise AssertionError("the stream has ended")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("kind", "has_token"),
+    # A connection alone has no token.
+    [(kind, has_token) for kind in KINDS for has_token in (False, True) if kind != "connections" or not has_token],
+)
+def test_a_flood_leaves_others_their_speed_and_the_server_its_memory(
+    tmp_path: Path, kind: str, has_token: bool
+) -> None:
+    issuer = TokenIssuer(tmp_path / "tokens")
+    # Callers with a token are kept in their limits, which an operator sets.
+    limits = {"requests_per_second": 100, "bytes_per_second": 10_000_000}
+    token = issuer.create("read:*", principal="attacker", limits=limits) if has_token else ""
+    settings = ("--tokens", str(issuer.path), "--set", "max_connections=200", "--set", "request_receive_seconds=5")
+    with (
+        ServerProcess(tmp_path / "data", *settings) as server,
+        sync.connect(server.url, token=issuer.root) as client,
+    ):
+        table = client.create_table("before.flood", ROWS, primary_key=["k"])
+        rows = pa.table({"k": range(10_000), "v": ["x" * 50] * 10_000}, schema=ROWS)
+        write_seconds(table, rows)
+        idle, files, pid = p99_seconds(table), client.server_stats().open_files, server.process.pid
+        memory = resident_bytes(pid)
+        command = (sys.executable, "-m", "tests.support.flooding_process", kind, server.url, token)
+        with ForkedProcess[bytes](command) as attacker:
+            try:
+                refused = calls_of(client)
+                wait_until(lambda: kind == "connections" or calls_of(client) > refused, "the flood began")
+                # Each has several tries, since the machine may be busy with something else.
+                in_time(lambda: p99_seconds(table), max(5 * idle, 0.02), tries=5)
+                in_time(lambda: write_seconds(table, rows), 3.0, tries=5)
+            finally:
+                attacker.kill()
+        wait_until(lambda: client.server_stats().open_files <= files + 5, "descriptors closed")
+        wait_until(lambda: client.server_stats().request_bytes_in_flight == 0, "no memory claimed")
+        wait_until(lambda: resident_bytes(pid) < memory + (200 << 20), "memory returned")
+        assert "Traceback" not in server.log
+
+
+def p99_seconds(table: sync.Table) -> float:
+    """Looks rows up for two seconds, and returns how long the slowest hundredth takes at least."""
+    seconds, ends = list[float](), time.perf_counter() + 2
+    while (began := time.perf_counter()) < ends:
+        assert table.get(7) is not None
+        seconds.append(time.perf_counter() - began)
+    return sorted(seconds)[len(seconds) * 99 // 100]
+
+
+def write_seconds(table: sync.Table, rows: pa.Table) -> float:
+    """Writes 600 kB, and returns how long it took."""
+    began = time.perf_counter()
+    table.upsert(rows)
+    return time.perf_counter() - began
+
+
+def calls_of(client: sync.Client) -> int:
+    """Returns how many calls have begun, also of health, without those of this client."""
+    text = client.metrics()
+    names = ("Health/", "FindOffsets", "ListTables", "Count")
+    samples = [
+        line for line in text.splitlines() if line.startswith("scankv_calls_running{") or "_seconds_count{" in line
+    ]
+    return sum(int(float(line.rpartition(" ")[2])) for line in samples if any(name in line for name in names))
 
 
 def connects(server: SecuredServer) -> bool:
