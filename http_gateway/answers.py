@@ -27,6 +27,12 @@ _log = logging.getLogger(__name__)
 ABORT: Final = "scankv.abort"
 """Where the scope of a request has the function that breaks its connection."""
 
+KNOWN: Final = "scankv.known"
+"""Where the scope of a request has a function that records that its connection has had an authenticated call."""
+
+NEEDS_TOKEN: Final = "scankv.needs_token"
+"""Set in the scope of a request that the server has answered, and that needs a token if the server asks for tokens."""
+
 # Encoding this many rows blocks the event loop for about a millisecond.
 _ROWS_ON_LOOP: Final = 500
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from http_gateway.access_log import REQUEST_ID
-from http_gateway.answers import ABORT
+from http_gateway.answers import ABORT, KNOWN, NEEDS_TOKEN
 from http_gateway.console import pages
 from http_gateway.console.sessions import SESSION_PATH
 from http_gateway.operations import OPERATIONS, Call
@@ -66,6 +66,8 @@ class Application:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                if message["status"] < 400 and scope.get(NEEDS_TOKEN):
+                    scope[KNOWN]()
                 add_headers(self._gateway.settings, headers, MutableHeaders(scope=message))
             await send(message)
 
@@ -118,7 +120,9 @@ def _endpoint(gateway: Gateway, operation: Operation) -> Callable[[Request], Awa
         values = read_parameters(operation.parameters, request.query_params.multi_items())
         set_token(gateway, token_of(request.headers))
         call = Call(table=request.path_params.get("table", ""), values=values, request=request)
-        return await operation.handler(gateway, call)
+        response = await operation.handler(gateway, call)
+        request.scope[NEEDS_TOKEN] = not operation.is_open
+        return response
 
     return answer
 

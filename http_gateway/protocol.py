@@ -14,7 +14,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from http_gateway.access_log import REQUEST_ID, LoggedRequest
-from http_gateway.answers import ABORT
+from http_gateway.answers import ABORT, KNOWN
 from http_gateway.limited_log import LimitedLog
 from http_gateway.strict_requests import RequestRefused, StrictConnection
 from scankv.model.forwarded_peers import peer_text
@@ -33,12 +33,16 @@ class GuardedProtocol(H11Protocol):
     """One connection. It is ended if a request does not arrive in time, or if an answer is not read.
 
     uvicorn waits without a limit for the first request, for the rest of a request, and for a reader that takes nothing.
+
+    Attributes:
+        is_known: Whether it has had an authenticated call; on a server without tokens, any call.
     """
 
     def __init__(self, settings: GatewaySettings, **uvicorns: Any) -> None:  # noqa: ANN401
         super().__init__(**uvicorns)
         self.conn = self._requests = StrictConnection()
         self._settings = settings
+        self.is_known = False
         self._application = self.app
         self.app = self._serve
         self._request_timer: asyncio.TimerHandle | None = None
@@ -46,6 +50,7 @@ class GuardedProtocol(H11Protocol):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ABORT] = self._break
+        scope[KNOWN] = self._record_known
         scope[REQUEST_ID] = uuid.uuid4().hex
         if not self._settings.access_log:
             await self._application(scope, receive, send)
@@ -59,12 +64,21 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._settings.max_connections:
+        if len(self.connections) > self._settings.max_connections or self._has_too_many():
             transport.abort()
             return
         # What the reader has not taken counts at once, not only beyond a mark. With 0, asyncio's TLS pauses for ever.
         transport.set_write_buffer_limits(high=1, low=0)
         self._await_request()
+
+    def _has_too_many(self) -> bool:
+        """Whether the address has too many connections without an authenticated call, which would keep others away."""
+        others = (each for each in self.connections if isinstance(each, GuardedProtocol) and not each.is_known)
+        unknown = sum(each.client is not None and each.client[:1] == (self.client or ())[:1] for each in others)
+        return unknown > self._settings.max_unknown_connections
+
+    def _record_known(self) -> None:
+        self.is_known = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()

@@ -38,6 +38,8 @@ class GatewaySettings:
         request_seconds: How long a connection may take until its request is complete, and may stay without one.
         stall_seconds: How long a reader may take nothing of an answer before its connection is broken.
         max_connections: The most connections at once. Further ones are closed as soon as they are made.
+        max_unknown_connections: The same for those of one address that have not had an authenticated call. On a server
+            without tokens, any call counts.
     """
 
     host: str = "127.0.0.1"
@@ -58,6 +60,7 @@ class GatewaySettings:
     request_seconds: float = 10.0
     stall_seconds: float = 30.0
     max_connections: int = 1000
+    max_unknown_connections: int = 100
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the setting and what it may be."""

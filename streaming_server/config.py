@@ -66,6 +66,8 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "request_receive_seconds": (0.1, 3600),
     "min_ping_interval_seconds": (0.01, 3600),
     "max_connections": (1, 1_000_000),
+    "max_unauthenticated_connections": (1, 1_000_000),
+    "max_connection_age_seconds": (1, 10 * 365 * 86_400),
     "max_calls_per_connection": (MIN_CALLS_PER_CONNECTION, 1_000_000),
     "max_waiting_scans": (0, 100_000),
     "admission_wait_seconds": (0, 60),
@@ -224,16 +226,23 @@ class ServerConfig:
         max_waiting_calls: The most calls that wait at once for a change of their result, as watches do. Further calls
             are answered without waiting.
         max_request_bytes_in_flight: The most bytes that requests over 64 KiB take in memory at once. Further requests
-            are refused with `ServerBusy`, and their clients retry them. The server needs several times the bytes of a
-            write while it carries it out.
+            are refused with `ServerBusy`, and their clients retry them. One connection gets half of them, and one
+            principal three quarters. The server needs several times the bytes of a write while it carries it out.
         max_unread_answer_bytes: The most bytes of answers that are in memory until their clients read them. One
             connection gets half of them. Further calls are refused with `ServerBusy`, and their clients retry them. If
             there is no room, the server closes connections whose clients have not read an answer for
             `stall_timeout_seconds`. Scans have limits of their own until they end.
         request_receive_seconds: How long a request may take to arrive after its call has begun, and how long a new
-            connection may take until it can carry calls.
+            connection may take until it has had a call with a valid token. On a server without tokens, any call counts.
         max_connections: The most connections at once. The server closes further ones as soon as they are made.
             Connections take at most a quarter of the limit of open files, whatever this setting says.
+        max_unauthenticated_connections: The most connections of one address at once that have had no call with a valid
+            token. The server closes the oldest of them. On a server without tokens, any call counts.
+        max_connection_age_seconds: How long a connection may last at most. Before that, at a time that differs for each
+            connection, the server asks its client to make another one, and streams end after half of this time with an
+            error from which clients resume by themselves. So a certificate authority that was removed from
+            `tls_client_ca` is of no use any more after this time. A scan of the latest rows cannot be resumed, so let
+            this be at least twice `max_scan_seconds`.
         max_calls_per_connection: The most calls of one connection at once. The client queues further calls.
         min_ping_interval_seconds: The shortest interval of keepalive pings. A client that sends them more often is
             disconnected after the third one.
@@ -375,6 +384,8 @@ class ServerConfig:
     request_receive_seconds: float = 30.0
     min_ping_interval_seconds: float = 5.0
     max_connections: int = 10_000
+    max_unauthenticated_connections: int = 100
+    max_connection_age_seconds: float = 43_200.0
     max_calls_per_connection: int = MIN_CALLS_PER_CONNECTION
     log_maintenance_seconds: float = 5.0
     partition_expiry_seconds: float = 60.0

@@ -77,6 +77,7 @@ from streaming_server.services.authorization import CallGuard
 from streaming_server.services.backup import BackupService
 from streaming_server.services.bootstrap import BootstrapService
 from streaming_server.services.calls import Calls
+from streaming_server.services.connection_watch import ConnectionWatch
 from streaming_server.services.connections import close_connection
 from streaming_server.services.consumer import ConsumerService
 from streaming_server.services.forwarding import Workers
@@ -138,6 +139,10 @@ _OBJECTS_BEFORE_COLLECTION = 10_000
 _WATCH_SECONDS = 1.0
 # A thread that runs Python code keeps the event loop waiting for so long, 5 ms by default, whenever an event arrives.
 _SWITCH_SECONDS = 0.0005
+# Of the greatest age of a connection: when its client is asked to make another one, and how long a stream may last.
+# gRPC asks up to a tenth earlier or later. A stream that ended before would resume over the same connection. A stream
+# that began at the last moment ends before the connection does.
+_SHARE_OF_CONNECTION, _SHARE_OF_STREAMS = 0.4, 0.5
 _PENDING_CALLS = 8192
 _METADATA_BYTES = 16 * 1024
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -216,6 +221,9 @@ class Server:
         self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=self._worker is not None))
         pressure = MemoryPressure(memory_limit())
         self._intake = self._make_intake(pressure)
+        self._connections = ConnectionWatch(
+            self.config.request_receive_seconds, self.config.max_unauthenticated_connections
+        )
         self._not_ready: str | None = "the server is starting"
         self._audit_logs: list[AuditLog] = []
         self._monitoring = Endpoint(self._read_all_metrics, lambda: self._not_ready)
@@ -296,13 +304,18 @@ class Server:
         """Adds the services, listens, recovers the tables, and starts what runs in the background."""
         self._open_audit_logs()
         self._access = self._make_access(authenticator)
-        watch: list[Callable[[], Coroutine[Any, Any, None]]] = [partial(repeat, CHECK_SECONDS, pressure.check)]
+        watch: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            partial(repeat, CHECK_SECONDS, pressure.check),
+            self._connections.run,
+            partial(repeat, _WATCH_SECONDS, self._end_old_streams),
+        ]
         if self._access is not None:
             watch.append(partial(repeat, _WATCH_SECONDS, self._access.check_streams))
         if authenticator is not None:
             watch.append(authenticator.run)
         self._add_services()
         port = self._listen(credentials)
+        self._connections.ports |= {port} if self._worker is None else {port, self._worker.port}
         self.address = address_of(self.config.host, port)
         if self.config.http_port:
             watch.append(self._make_gateway().run)
@@ -311,6 +324,10 @@ class Server:
         await self._tables.recover()
         self._tables.start()
         await self._server.start()
+
+    async def _end_old_streams(self) -> None:
+        """Ends the streams that would keep their connections for too long."""
+        self._registry.end_older(_SHARE_OF_STREAMS * self.config.max_connection_age_seconds)
 
     async def _listen_for_monitoring(self) -> None:
         """Listens for monitoring systems before tables are recovered, because that may take long."""
@@ -444,7 +461,9 @@ class Server:
         )
         # It has the methods of a server that generated code calls.
         router = Router(self._workers, self._tables, QueryMemory(results, self._waiting))
-        server: Any = GuardedServer(self._intake, self._server, self._registry.turns, self._access, router)
+        server: Any = GuardedServer(
+            self._intake, self._server, self._registry.turns, self._access, router, self._connections
+        )
         scans.add_to_server(server)
         lookups = LookupService(self._tables, self._registry, results, self._waiting)
         lookups.add_to_server(server)
@@ -459,7 +478,7 @@ class Server:
         worker_pb2_grpc.add_TabletServiceServicer_to_server(TabletService(self._tables, self._workers, queries), server)
         if self._worker is not None:
             tables = self._tables
-            worker_service = WorkerService(self._shares, tables.backups, tables.archive.part, self._workers)
+            worker_service = WorkerService(self._shares, tables.backups, tables.archive.part)
             worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker_service, server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)
         partition_pb2_grpc.add_PartitionServiceServicer_to_server(PartitionService(self._tables), server)
@@ -678,6 +697,11 @@ def _read_supervisor(all_ready: asyncio.Event) -> None:
     all_ready.set()
 
 
+def _millis(seconds: float) -> int:
+    """Returns milliseconds for gRPC, which has 32 bits for them: up to 24 days."""
+    return min(2**31 - 1, int(seconds * 1000))
+
+
 def _channel_options(config: ServerConfig, *, is_shared: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -691,6 +715,8 @@ def _channel_options(config: ServerConfig, *, is_shared: bool) -> list[tuple[str
         # for writing, and a connection that sends nothing would stay for two minutes.
         ("grpc.max_allowed_incoming_connections", max_connections(config.max_connections)),
         ("grpc.server_handshake_timeout_ms", int(config.request_receive_seconds * 1000)),
+        ("grpc.max_connection_age_ms", _millis(_SHARE_OF_CONNECTION * config.max_connection_age_seconds)),
+        ("grpc.max_connection_age_grace_ms", _millis((1 - _SHARE_OF_CONNECTION) * config.max_connection_age_seconds)),
         # The most that gRPC receives of each call before the server reads it. Both options are needed: with probing,
         # gRPC widens the window of every stream to the capacity of the network.
         ("grpc.max_concurrent_streams", config.max_calls_per_connection),

@@ -38,6 +38,7 @@ from scankv.model.errors import (
     Unavailable,
     UsageError,
 )
+from scankv.model.limits import MESSAGE_BYTES, SMALL_MESSAGE_BYTES
 from scankv.model.tracing import find_tracer
 from scankv.model.typed_errors import typed_error_of
 from scankv.v1.admin_pb2 import BucketCheck
@@ -252,12 +253,18 @@ class Transport:
             left = max(0.001, deadline - time.monotonic())
             timeout = left if is_long else min(self.config.attempt_timeout, left)
             return await self._answer(
-                lambda metadata: method()(request, timeout=timeout, metadata=self._traced(metadata)),
-                self.services,
-                timeout,
+                lambda metadata: self._start(method(), request, timeout, metadata), self.services, timeout
             )
         finally:
             queue.leave()
+
+    def _start(
+        self, method: Method[_Request, _Response], request: _Request, timeout: float, metadata: Metadata
+    ) -> grpc.aio.UnaryUnaryCall[_Request, _Response]:
+        """Starts a call. The server needs the size of its message, which is known once the message is serialized."""
+        # The calls take a serialized message as well.
+        data: Any = request.SerializeToString()
+        return method(data, timeout=timeout, metadata=self._metadata(metadata, len(data)))
 
     async def call_and_wait(
         self, method: Callable[[_Services], Method[_Request, _Response]], request: _Request, timeout: float
@@ -275,7 +282,7 @@ class Transport:
             await self.prepare_token()
             return await self._answer(
                 lambda metadata: services.stream(
-                    method(services)(request, timeout=timeout, metadata=self._traced(metadata))
+                    method(services)(request, timeout=timeout, metadata=self._metadata(metadata, request.ByteSize()))
                 ),
                 services,
                 timeout,
@@ -322,7 +329,9 @@ class Transport:
         return StreamCall(
             self,
             services,
-            lambda metadata: services.stream(services.scan_kv(request, metadata=_join(metadata, trace))),
+            lambda metadata: services.stream(
+                services.scan_kv(request, metadata=_join(_announce(metadata, request.ByteSize()), trace))
+            ),
             ScanMessage,
         )
 
@@ -332,7 +341,9 @@ class Transport:
         return StreamCall(
             self,
             services,
-            lambda metadata: services.stream(services.admin.CheckTable(request, metadata=self._traced(metadata))),
+            lambda metadata: services.stream(
+                services.admin.CheckTable(request, metadata=self._metadata(metadata, request.ByteSize()))
+            ),
             BucketCheck,
         )
 
@@ -396,13 +407,15 @@ class Transport:
                 self._replaced.add(services)
                 return
 
-    def _traced(self, metadata: Metadata) -> Metadata | _FixedMetadata:
-        """Returns the metadata for gRPC, with the trace context of the current span."""
+    def _metadata(self, metadata: Metadata, size: int) -> Metadata | _FixedMetadata:
+        """Returns the metadata for gRPC, with the size of the message and the trace context of the current span."""
         if self.tracer is not None:
-            return _join(metadata, self.tracer.headers())
+            return _join(_announce(metadata, size), self.tracer.headers())
+        if size > SMALL_MESSAGE_BYTES:
+            return _announce(metadata, size)
         last, fixed = self._fixed
-        if metadata is not last:
-            fixed = None if metadata is None else _FixedMetadata(metadata)
+        if metadata is not last or fixed is None:
+            fixed = _FixedMetadata(_announce(metadata, size))
             self._fixed = metadata, fixed
         return fixed
 
@@ -570,31 +583,48 @@ def _channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(certificates.roots, certificates.key, certificates.chain)
 
 
+class _SerializedCalls:
+    """Makes the calls of stubs over a channel. A call with one answer takes its message, or the serialized message."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.unary_stream: Any = channel.unary_stream
+        self._channel: Any = channel
+
+    def unary_unary(self, method: str, *, request_serializer: Callable[[Any], bytes], **options: Any) -> Any:  # noqa: ANN401
+        """Returns a call, as `Channel.unary_unary` does."""
+
+        def serialize(message: Any) -> bytes:  # noqa: ANN401  # gRPC has no type
+            return message if isinstance(message, bytes) else request_serializer(message)
+
+        return self._channel.unary_unary(method, request_serializer=serialize, **options)
+
+
 class _Services:
     """A channel and the calls over it. When the object is dropped, the channel closes and cancels its calls."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
         self.streams: int = 0
-        self.backups: BackupServiceAsyncStub = BackupServiceStub(channel)
-        self.consumers: ConsumerServiceAsyncStub = ConsumerServiceStub(channel)
-        self.admin: AdminServiceAsyncStub = AdminServiceStub(channel)
+        calls: Any = _SerializedCalls(channel)
+        self.backups: BackupServiceAsyncStub = BackupServiceStub(calls)
+        self.consumers: ConsumerServiceAsyncStub = ConsumerServiceStub(calls)
+        self.admin: AdminServiceAsyncStub = AdminServiceStub(calls)
         self.health: health_pb2_grpc.HealthStub = health_pb2_grpc.HealthStub(channel)
-        self.locks: LockServiceAsyncStub = LockServiceStub(channel)
-        self.lookups: LookupServiceAsyncStub = LookupServiceStub(channel)
-        self.partitions: PartitionServiceAsyncStub = PartitionServiceStub(channel)
-        self.scans: ScanServiceAsyncStub = ScanServiceStub(channel)
+        self.locks: LockServiceAsyncStub = LockServiceStub(calls)
+        self.lookups: LookupServiceAsyncStub = LookupServiceStub(calls)
+        self.partitions: PartitionServiceAsyncStub = PartitionServiceStub(calls)
+        self.scans: ScanServiceAsyncStub = ScanServiceStub(calls)
         # Replaces the method of the stub, whose messages hold copies of the rows.
         self.scan_kv: grpc.aio.UnaryStreamMultiCallable[ScanKvRequest, ScanMessage] = channel.unary_stream(
             f"/{SCAN.services_by_name['ScanService'].full_name}/ScanKv",
             request_serializer=ScanKvRequest.SerializeToString,
             response_deserializer=ScanMessage.from_bytes,
         )
-        self.snapshots: SnapshotServiceAsyncStub = SnapshotServiceStub(channel)
-        self.tables: TableServiceAsyncStub = TableServiceStub(channel)
-        self.bootstraps: BootstrapServiceAsyncStub = BootstrapServiceStub(channel)
-        self.transactions: TransactionServiceAsyncStub = TransactionServiceStub(channel)
-        self.writes: WriteServiceAsyncStub = WriteServiceStub(channel)
+        self.snapshots: SnapshotServiceAsyncStub = SnapshotServiceStub(calls)
+        self.tables: TableServiceAsyncStub = TableServiceStub(calls)
+        self.bootstraps: BootstrapServiceAsyncStub = BootstrapServiceStub(calls)
+        self.transactions: TransactionServiceAsyncStub = TransactionServiceStub(calls)
+        self.writes: WriteServiceAsyncStub = WriteServiceStub(calls)
 
     def stream(self, call: _Call) -> _Call:
         """Counts a call without a time limit until it ends."""
@@ -707,6 +737,11 @@ class StreamCall(Generic[_Response]):
     def cancel(self) -> None:
         """Ends the call, so that the server frees what it holds for it. Idempotent."""
         self._call.cancel()
+
+
+def _announce(metadata: Metadata, size: int) -> tuple[tuple[str, str], ...]:
+    """Adds the size of a message to the metadata of its call, which is the same for all small messages."""
+    return (*(metadata or ()), (MESSAGE_BYTES, str(max(size, SMALL_MESSAGE_BYTES))))
 
 
 def _join(metadata: Metadata, headers: Headers) -> Metadata:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.responses import RedirectResponse, Response
 
+from http_gateway.answers import NEEDS_TOKEN
 from http_gateway.console.rendering import cells_of, no_icon, page, style
 from http_gateway.console.sessions import (
     SESSION_PATH,
@@ -175,11 +176,13 @@ async def answer_page(gateway: Gateway, found: ConsolePage, request: Request) ->
         return _ask_for_login()
     try:
         values = read_parameters(found.parameters, request.query_params.multi_items())
-        return await found.handler(gateway, request, values)
+        response = await found.handler(gateway, request, values)
     except Unauthenticated:
         return _leave(gateway, request, session)
     except (HttpRefusal, ScanKvError) as error:
         return _error_page(request, error)
+    request.scope[NEEDS_TOKEN] = found.handler is not _login
+    return response
 
 
 async def answer_style(_gateway: Gateway, _request: Request) -> Response:

@@ -108,3 +108,11 @@ MIN_CALLS_PER_CONNECTION: Final = 1024
 
 WRITER_WINDOW: Final = 16
 """The number of requests of a writer whose answers a bucket keeps, and so the most that may be in flight at once."""
+
+MESSAGE_BYTES: Final = "scankv-message-bytes"
+"""The metadata by which a call announces the bytes of its message, or more of them. A call without it claims the memory
+of the largest message once its message takes longer than 20 ms to arrive."""
+
+SMALL_MESSAGE_BYTES: Final = 64 * 1024
+"""The server receives so many bytes of a call before it reads its message. Clients announce so many for all messages
+that are not larger."""

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from streaming_server.services.permissions import Permission
 
 MAX_UNAUTHENTICATED: Final = 1000
-"""The most unauthenticated calls of each minute with a line of their own, since any program can make such calls."""
+"""The most refused calls of unknown callers in each minute with a line of their own, since any program can make such
+calls."""
 
-_UNAUTHENTICATED: Final = "UNAUTHENTICATED"
-_REFUSED: Final = frozenset({_UNAUTHENTICATED, "PERMISSION_DENIED"})
+_REFUSED: Final = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 # Fields of requests whose values are neither secret nor data of rows. The tokens of transactions are not here.
 _RESOURCES: Final = ("snapshot_id", "lock_id", "scan_id", "consumer_id", "owner", "lease_id", "id")
 _MAX_RESOURCE: Final = 200  # characters
@@ -56,8 +56,8 @@ class AuditTrail:
         return audited
 
     def record(self, entry: dict[str, Any], code: str) -> None:
-        """Adds a line to the audit log, unless it is one of too many unauthenticated calls."""
-        if code == _UNAUTHENTICATED and entry["principal"] is None:
+        """Adds a line to the audit log, unless it is one of too many refused calls of unknown callers."""
+        if code in _REFUSED and entry["principal"] is None:
             minute = self._monotonic() // 60
             if minute != self._minute:
                 if self._unauthenticated > MAX_UNAUTHENTICATED:

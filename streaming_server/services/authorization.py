@@ -71,6 +71,11 @@ class CallGuard:
         self._minute = 0.0
         self._refusals = 0
 
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether calls need a token."""
+        return self._tokens is not None
+
     async def authenticate(self, context: grpc.aio.ServicerContext[Any, Any], method: str) -> CallerIdentity:
         """Returns who makes a call, from its metadata.
 

@@ -1,4 +1,4 @@
-"""Closes single connections, which gRPC's server cannot do."""
+"""Finds and closes single connections, which gRPC's server cannot do."""
 
 from __future__ import annotations
 
@@ -6,55 +6,124 @@ import ipaddress
 import os
 import socket
 import stat
-from contextlib import suppress
-from typing import Final
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 # The open files of this process, on Linux and on macOS.
 _OPEN_FILES: Final = ("/proc/self/fd", "/dev/fd")
 
 
+@dataclass(frozen=True, slots=True)
+class OpenConnection:
+    """The connection of a client.
+
+    Attributes:
+        descriptor: Its descriptor, which gRPC may close at any time.
+        address: The host and the port of the client.
+        since: When it was found, in monotonic seconds.
+    """
+
+    descriptor: int
+    address: tuple[str, int]
+    since: float
+
+
+def find_connections(
+    known: Mapping[int, OpenConnection | None], ports: Collection[int], now: float
+) -> dict[int, OpenConnection | None]:
+    """Returns the open sockets of this process by their inodes. None: it is not the connection of a client.
+
+    Looks for sockets among the open files, because gRPC does not give them away. Takes about a millisecond for a
+    thousand open files.
+
+    Args:
+        known: What was found before. Its sockets are not looked at again.
+        ports: The ports on which the server listens for clients.
+        now: Monotonic seconds.
+    """
+    found: dict[int, OpenConnection | None] = {}
+    for number in _open_files():
+        with suppress(OSError):
+            status = os.fstat(number)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            if status.st_ino in known:
+                found[status.st_ino] = known[status.st_ino]
+                continue
+            found[status.st_ino] = None
+            with _opened(number) as connection:
+                is_ours = os.fstat(connection.fileno()).st_ino == status.st_ino and _port_of(connection) in ports
+                if is_ours and (address := _client_of(connection)) is not None:
+                    found[status.st_ino] = OpenConnection(number, address, now)
+    return found
+
+
+def close_all(connections: Iterable[OpenConnection]) -> int:
+    """Closes connections. Returns how many of them were still open."""
+    closed = 0
+    for each in connections:
+        with suppress(OSError):
+            closed += _close(each.descriptor, each.address)
+    return closed
+
+
 def close_connection(peer: str) -> bool:
     """Closes the connection of a peer, as gRPC names it: `ipv4:127.0.0.1:1234` or `ipv6:%5B::1%5D:1234`.
 
-    Looks for its socket among the open files, because gRPC does not give it away. gRPC then handles the closed
-    connection as one that the client has closed. Takes about a millisecond for a thousand open files.
+    gRPC then handles the closed connection as one that the client has closed. Takes about a millisecond for a thousand
+    open files.
 
     Returns:
         Whether the connection was found.
     """
-    wanted = _address_of(peer)
+    wanted = address_of_peer(peer)
     if wanted is None:
         return False
     for number in _open_files():
         with suppress(OSError):
-            # A descriptor of its own, which names the same connection even if gRPC closes its descriptor now.
-            own = os.dup(number)
-            try:
-                if stat.S_ISSOCK(os.fstat(own).st_mode) and _shut_down(own, wanted):
-                    return True
-            finally:
-                os.close(own)
+            if stat.S_ISSOCK(os.fstat(number).st_mode) and _close(number, wanted):
+                return True
     return False
 
 
-def _shut_down(descriptor: int, wanted: tuple[str, int]) -> bool:
-    connection = socket.socket(fileno=descriptor)
-    try:
-        is_wanted = _is(connection, wanted)
-        if is_wanted:
-            connection.shutdown(socket.SHUT_RDWR)
-        return is_wanted
-    finally:
-        connection.detach()
-
-
-def _address_of(peer: str) -> tuple[str, int] | None:
+def address_of_peer(peer: str) -> tuple[str, int] | None:
+    """Returns the host and the port of a peer, as gRPC names it. None: it has none, or is no peer."""
     family, _, address = peer.partition(":")
     host, _, port = unquote(address).rpartition(":")
     if family not in ("ipv4", "ipv6") or not port.isdigit():
         return None
     return _canonical(host.strip("[]")), int(port)
+
+
+def _close(descriptor: int, wanted: tuple[str, int]) -> bool:
+    with _opened(descriptor) as connection:
+        is_wanted = _client_of(connection) == wanted
+        if is_wanted:
+            connection.shutdown(socket.SHUT_RDWR)
+        return is_wanted
+
+
+@contextmanager
+def _opened(descriptor: int) -> Iterator[socket.socket]:
+    """Gives a descriptor of its own, which names the same connection even if gRPC closes its descriptor now."""
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        yield connection
+
+
+def _client_of(connection: socket.socket) -> tuple[str, int] | None:
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    host, port = connection.getpeername()[:2]
+    return _canonical(host), port
+
+
+def _port_of(connection: socket.socket) -> int | None:
+    return connection.getsockname()[1] if connection.family in (socket.AF_INET, socket.AF_INET6) else None
 
 
 def _canonical(host: str) -> str:
@@ -69,10 +138,3 @@ def _open_files() -> list[int]:
         with suppress(OSError):
             return [int(name) for name in os.listdir(directory)]
     return []
-
-
-def _is(connection: socket.socket, wanted: tuple[str, int]) -> bool:
-    if connection.family not in (socket.AF_INET, socket.AF_INET6):
-        return False
-    host, port = connection.getpeername()[:2]
-    return port == wanted[1] and _canonical(host) == wanted[0]

@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from scankv.model.errors import InternalError, ScanStalled, Unavailable
 from scankv.model.forwarded_peers import FORWARDED_PEER, forwarded_peer
-from scankv.model.limits import MIN_CALLS_PER_CONNECTION
+from scankv.model.limits import MESSAGE_BYTES, MIN_CALLS_PER_CONNECTION
 from scankv.model.typed_errors import typed_error_of
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_client
 from streaming_server.engine.bucket.call_point import PASSED_ON
@@ -62,7 +62,19 @@ _DETAILS_KEY: Final = "grpc-status-details-bin"
 # gRPC makes these by itself for every call.
 _OF_GRPC: Final = ("grpc-", ":")
 _NOT_FORWARDED: Final = frozenset(
-    {"user-agent", "content-type", "te", POINT, FORWARDED, FORWARDED_PEER, HOLD, OF_SERVER, PARK, SCAN_ID}
+    {
+        "user-agent",
+        "content-type",
+        "te",
+        POINT,
+        FORWARDED,
+        FORWARDED_PEER,
+        HOLD,
+        MESSAGE_BYTES,
+        OF_SERVER,
+        PARK,
+        SCAN_ID,
+    }
 )
 _CALLS_PER_CONNECTION: Final = MIN_CALLS_PER_CONNECTION // 2
 """Streams may last forever, and further calls over their connection would wait for their end."""
@@ -146,7 +158,7 @@ class Workers:
         """
         with self._connections[number].use() as channel:
             call = channel.unary_unary(f"/{method}", _as_it_is, _as_it_is)
-            metadata = self._metadata(of_server=of_server, hold_id=hold_id, point=point)
+            metadata = self._metadata(of_server=of_server, hold_id=hold_id, point=point, size=len(request))
             answer: bytes = await call(request, metadata=metadata, timeout=timeout)
             return answer
 
@@ -198,7 +210,7 @@ class Workers:
         """
         with self._connections[number].use() as channel:
             stream = channel.unary_stream(f"/{method}", _as_it_is, _as_it_is)
-            metadata = self._metadata(hold_id=hold_id, ticket=ticket, scan_id=scan_id, point=point)
+            metadata = self._metadata(hold_id=hold_id, ticket=ticket, scan_id=scan_id, point=point, size=len(request))
             call = stream(request, metadata=metadata, timeout=timeout)
             try:
                 yield call
@@ -246,8 +258,10 @@ class Workers:
         ticket: str = "",
         scan_id: str = "",
         point: bytes = b"",
+        size: int,
     ) -> tuple[tuple[str, str | bytes], ...]:
-        decided = ((POINT, point),) if point else ()
+        point_of_call: tuple[tuple[str, str | bytes], ...] = ((POINT, point),) if point else ()
+        decided = (*point_of_call, (MESSAGE_BYTES, str(size)))
         if of_server:
             return ((OF_SERVER, self._key), *decided)
         given = [

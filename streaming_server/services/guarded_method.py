@@ -13,12 +13,14 @@ import grpc
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from scankv.model.errors import InvalidRequest, PermissionDenied, ScanKvError, TooManyScans
+from scankv.model.errors import InvalidRequest, PermissionDenied, RequestTooLarge, ScanKvError, TooManyScans
 from streaming_server.access.callers import STREAM_CALLER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.services.call_handlers import CallHandlers
+from streaming_server.services.claims import NO_CLAIM, Claim, Sender
 from streaming_server.services.errors import end_with
+from streaming_server.services.intake import announced_bytes, open_intake
 from streaming_server.services.message_shape import check_shape
 from streaming_server.services.permissions import permission_of
 from streaming_server.services.routes import SERVICE, StreamRoute
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.admission.unread_answers import UnreadAnswer, UnreadAnswers
     from streaming_server.services.audit import AuditedCall
     from streaming_server.services.authorization import CallGuard
+    from streaming_server.services.connection_watch import ConnectionWatch
     from streaming_server.services.intake import Intake
     from streaming_server.services.routes import Route
     from streaming_server.services.routing import Router
@@ -62,8 +65,11 @@ class GuardedServer:
         turns: ChunkTurns,
         access: CallGuard | None,
         router: Router | None,
+        connections: ConnectionWatch,
     ) -> None:
         self._intake = intake
+        self._open_intake = open_intake()
+        self._connections = connections
         self._turns = turns
         self._access = access
         self._router = router
@@ -80,7 +86,14 @@ class GuardedServer:
         self._handlers.add(
             {
                 name: _GuardedMethod(
-                    name, handler, self._intake, turns=self._turns, access=self._access, router=self._router
+                    name,
+                    handler,
+                    self._intake,
+                    self._open_intake,
+                    turns=self._turns,
+                    access=self._access,
+                    router=self._router,
+                    connections=self._connections,
                 ).registered
                 for name, handler in methods.items()
             }
@@ -107,7 +120,7 @@ class _ArrivedCall:
     caller: CallerIdentity | None = None
     count_bytes: Callable[[int], None] | None = None
     request: Any = None
-    claimed: int = 0
+    claimed: Claim = NO_CLAIM
     route: Route | None = None
     ends_decided: bool = False
 
@@ -119,9 +132,11 @@ class _GuardedMethod:
         name: The method, as `package.Service/Method`.
         handler: The handler of generated code.
         intake: Receives messages.
+        open_intake: Receives the messages of calls that are open to all callers.
         turns: Has calls yield to streams.
         access: Authenticates and authorises callers. None: anyone may call.
         router: Finds the workers that answer a call. None: this process does.
+        connections: Ends the connections without authenticated calls.
 
     Attributes:
         registered: The handler to register.
@@ -132,14 +147,17 @@ class _GuardedMethod:
         name: str,
         handler: Any,  # noqa: ANN401  # gRPC has no type
         intake: Intake,
+        open_intake: Intake,
         *,
         turns: ChunkTurns,
         access: CallGuard | None,
         router: Router | None,
+        connections: ConnectionWatch,
     ) -> None:
         self._name = name
         self._handler = handler
         self._intake = intake
+        self._connections = connections
         self._turns = turns
         self._router = router
         self._parse = _parser(name, handler.request_deserializer)
@@ -151,8 +169,11 @@ class _GuardedMethod:
         self._response_type = _response_type(name)
         self._method = name.removeprefix(SERVICE)
         self._permission = permission_of(name)
+        self._messages = open_intake if self._permission.is_open else intake
+        # Without tokens, all callers are as well known.
+        self._authenticates = not self._permission.is_open or access is None or not access.asks_for_tokens
         self._access = None if self._permission.is_open else access
-        self._audit = None if self._access is None else self._access.audit
+        self._audit = None if access is None else access.audit
         self.registered = self._register()
 
     def _register(self) -> grpc.RpcMethodHandler[Any, Any]:
@@ -168,24 +189,25 @@ class _GuardedMethod:
         is_forwarded = router is not None and router.workers.is_forwarded(metadata)
         received = _ArrivedCall(None if is_forwarded else self._begin_audit(context), is_forwarded)
         try:
-            if not is_forwarded:
-                _check_socket(context)
-            # What the server asks itself needs no rights.
-            if self._access is not None and not (router is not None and router.workers.is_of_server(metadata)):
-                await self._admit(self._access, received, context, is_forwarded=is_forwarded)
+            await self._check_caller(received, context, is_forwarded=is_forwarded)
             if self._pressure is not None and self._pressure.is_high:
                 raise self._pressure.refusal()
             if self._intake.unread.unread_bytes:
                 self._intake.unread.check(context.peer())
             if router is not None and (hold_id := router.hold_of(metadata)):
                 CURRENT_HOLD.set(router.tables.holds.find(hold_id))
-            data, received.claimed = await self._intake.receive(context)
+            data, received.claimed = await self._messages.receive(
+                context, _sender(received, context, is_forwarded=is_forwarded), announced_bytes(metadata)
+            )
             try:
                 self._read(received, data, metadata)
             except BaseException:
-                self._intake.release(received.claimed)
+                self._messages.release(received.claimed)
                 raise
         except ScanKvError as error:
+            if isinstance(error, RequestTooLarge):
+                # The next large message takes another connection, of which an address has few.
+                self._connections.end_unauthenticated(context.peer())
             await end_with(context, error)
             raise AssertionError("the call is over") from error
         return received
@@ -194,6 +216,29 @@ class _GuardedMethod:
         """Begins the line of a call in the audit log, if there is one."""
         call = CURRENT_CALL.get()
         return None if self._audit is None or call is None else self._audit.begin(call, self._permission, context)
+
+    async def _check_caller(self, received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool) -> None:
+        """Checks the token of a call, or the key of the workers, and counts the call. No message is received before.
+
+        Raises:
+            Unauthenticated: The call has no valid token.
+            PermissionDenied: Only the server itself may make the call, or use its socket.
+            ServerBusy: The caller makes too many calls.
+        """
+        permission, access, router = self._permission, self._access, self._router
+        if not is_forwarded:
+            if context.peer().startswith("unix"):
+                raise PermissionDenied("this socket is for the server itself: use the port of the server")
+            if access is not None:
+                await self._admit(access, received, context, is_forwarded=False)
+            if permission.of_workers:
+                raise PermissionDenied("only the processes of the server itself can make this call: use another one")
+            if self._authenticates:
+                self._connections.record_call(context.peer())
+        # What the server asks itself needs no rights.
+        elif access is not None and permission.requirements and router is not None:
+            if not router.workers.is_of_server(CALL_METADATA.get()):
+                await self._admit(access, received, context, is_forwarded=True)
 
     async def _admit(
         self, access: CallGuard, received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool
@@ -250,7 +295,7 @@ class _GuardedMethod:
                     await end_with(context, error)
                     raise AssertionError("the call is over") from error
             finally:
-                self._intake.release(received.claimed)
+                self._messages.release(received.claimed)
                 del received
         except grpc.aio.AbortError as error:
             # gRPC keeps the error with the call, and the frames of its traceback refer to the call. This cycle would
@@ -290,7 +335,7 @@ class _GuardedMethod:
 
     async def _stream(self, _: object, context: Context[Any, Any]) -> None:
         received = await self._receive(context)
-        self._intake.release(received.claimed)
+        self._messages.release(received.claimed)
         if received.route is not None:
             # Only calls about a table have streams.
             assert isinstance(received.route, StreamRoute)
@@ -318,13 +363,11 @@ class _GuardedMethod:
         """Yields the messages of a call that has several."""
         access, received = self._access, _ArrivedCall(self._begin_audit(context))
         try:
-            _check_socket(context)
             while True:
                 # For each message, because the token may be revoked in the meantime.
-                if access is not None:
-                    await self._admit(access, received, context, is_forwarded=False)
-                data, claimed = await self._intake.receive(context)
-                self._intake.release(claimed)
+                await self._check_caller(received, context, is_forwarded=False)
+                data, claimed = await self._messages.receive(context, _sender(received, context, is_forwarded=False))
+                self._messages.release(claimed)
                 if data is None:
                     return
                 request = self._parse(data)
@@ -335,10 +378,11 @@ class _GuardedMethod:
             await end_with(context, error)
 
 
-def _check_socket(context: Context[Any, Any]) -> None:
-    """Raises PermissionDenied if a caller uses the socket on which a process of the server calls another."""
-    if context.peer().startswith("unix"):
-        raise PermissionDenied("this socket is for the server itself: use the port of the server")
+def _sender(received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool) -> Sender:
+    """Returns whose shares of the memory the message of a call takes. Another worker has counted what it passes on."""
+    if is_forwarded:
+        return Sender()
+    return Sender(context.peer(), "" if received.caller is None else received.caller.principal)
 
 
 class _AnswerMemory:

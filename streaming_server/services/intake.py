@@ -10,22 +10,26 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from scankv.model.errors import InvalidRequest, ScanKvError, ServerBusy
-from scankv.model.limits import MAX_REQUEST_BYTES
+from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, ServerBusy
+from scankv.model.limits import MAX_REQUEST_BYTES, MESSAGE_BYTES, SMALL_MESSAGE_BYTES
 from streaming_server.current_call import CURRENT_CALL
 from streaming_server.scan.admission.memory_pressure import MemoryPressure
 from streaming_server.scan.admission.unread_answers import UnreadAnswers
 from streaming_server.services.calls import Calls
+from streaming_server.services.claims import NO_CLAIM, Claim, Claims, Sender
 from streaming_server.services.prompt_turns import PromptTurns
+
+if TYPE_CHECKING:
+    from streaming_server.current_call import Metadata
 
 MAX_MESSAGE_BYTES: Final = MAX_REQUEST_BYTES + 64 * 1024
 """The most bytes of one message: the Arrow data of a request and its other fields."""
 
-WINDOW_BYTES: Final = 64 * 1024
+WINDOW_BYTES: Final = SMALL_MESSAGE_BYTES
 """The receive window of a stream: how many bytes gRPC receives of a call before its handler reads. A message that fits
 is not counted against the memory for requests, because the limit of calls per connection bounds their number."""
 
@@ -39,7 +43,21 @@ So the bytes that arrive without a claim are bounded by the speed of the network
 _PROMPT_SECONDS_IN_QUEUE: Final = 0.005
 """The same for a message whose call had to wait for others. If it is small, it has arrived while its call waited."""
 
-_RETRY_SECONDS: Final = 0.25
+_OPEN_MESSAGE_BYTES: Final = 4096
+"""The most bytes of the message of a health call."""
+
+_OPEN_RECEIVE_SECONDS: Final = 2.0
+"""How long the message of a health call may take to arrive."""
+
+_LATE_OPEN_CALLS: Final = 4
+"""How many messages of health calls may take longer than `_PROMPT_SECONDS` at once. gRPC would receive each of them, up
+to the size of the largest message."""
+
+_PRESSURE_SECONDS: Final = 0.25
+"""How often a message that takes long is looked at."""
+
+_MAX_DIGITS: Final = 12
+_UNKNOWN: Final = Sender()
 
 Context = grpc.aio.ServicerContext
 
@@ -47,10 +65,11 @@ Context = grpc.aio.ServicerContext
 class Intake:
     """Receives the request of every call, and counts the memory of requests.
 
-    The size of a message is unknown until it has arrived. Small messages arrive at once. A message that takes longer
-    than 20 ms claims the memory of the largest message until its size is known. If too little memory is left, it is
-    refused with `ServerBusy` before all of it has arrived. The claim ends with the call; for a call that streams its
-    response, it ends once the message is parsed.
+    gRPC does not say how much of a message has arrived. A call that announces the size of a large message claims it
+    before the message is received. Other messages are small and arrive at once, or they take longer than 20 ms and then
+    claim what their call has announced, or else the memory of the largest message, until their size is known. If too
+    little memory is left, a message is refused with `ServerBusy` before all of it has arrived. The claim ends with the
+    call; for a call that streams its response, it ends once the message is parsed.
 
     Bound to the event loop.
 
@@ -58,8 +77,6 @@ class Intake:
         calls: The measured calls.
         unread: The answers that clients have not taken yet.
         pressure: Whether the process has memory left for calls.
-        claimed_bytes: The memory that requests of more than 64 KiB claim now.
-        refused: The number of requests that were refused for lack of memory since the start.
     """
 
     def __init__(
@@ -69,6 +86,7 @@ class Intake:
         calls: Calls | None = None,
         unread: UnreadAnswers | None = None,
         pressure: MemoryPressure | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """Creates an intake without claims.
 
@@ -78,29 +96,57 @@ class Intake:
             calls: Measures the calls. None: an object that logs none of them.
             unread: Bounds the memory of answers. None: nothing does.
             pressure: Says when the process has too little memory left for calls. None: never.
+            max_message_bytes: A larger message is refused.
         """
         self.calls = calls or Calls(slow_seconds=0)
         self.pressure = pressure or MemoryPressure(None)
         self.unread = unread or UnreadAnswers(sys.maxsize, 0)
-        self._max_bytes = max_bytes
         self._receive_seconds = receive_seconds
+        self._max_message_bytes = max_message_bytes
         self._prompt = PromptTurns(_PROMPT_CALLS)
-        self.claimed_bytes = 0
-        self.refused = 0
+        self._claims = Claims(max_bytes, MAX_MESSAGE_BYTES)
 
-    async def receive(self, context: Context[Any, Any]) -> tuple[bytes | None, int]:
+    @property
+    def claimed_bytes(self) -> int:
+        """The memory that requests of more than 64 KiB claim now."""
+        return self._claims.claimed_bytes
+
+    @property
+    def refused(self) -> int:
+        """The number of requests that were refused for lack of memory since the start."""
+        return self._claims.refused
+
+    async def receive(
+        self, context: Context[Any, Any], sender: Sender = _UNKNOWN, announced: int | None = None
+    ) -> tuple[bytes | None, Claim]:
         """Receives the next message of a call.
 
+        Args:
+            context: The call.
+            sender: Whose shares of the memory the message takes.
+            announced: The bytes that the call announces for its message. None: it announces nothing.
+
         Returns:
-            The message, and the bytes that it claims, to be passed to `release`. None: the client sends no more.
+            The message, and what it claims, to be passed to `release`. None: the client sends no more.
 
         Raises:
             ServerBusy: Too little memory is left for the message.
-            InvalidRequest: The message did not arrive in time.
+            InvalidRequest: The message did not arrive in time, or is larger than its call has announced.
+            RequestTooLarge: The message is larger than those of this intake.
         """
-        waited = await self._prompt.acquire(context.peer())
+        self._check_size(announced or 0)
+        claim, waited = NO_CLAIM, False
+        if announced is not None and announced > WINDOW_BYTES:
+            claim = self._claims.claim(announced, sender)
+        else:
+            waited = await self._prompt.acquire(context.peer())
         receiving = _IncomingMessage(
-            self, self._receive_seconds, _PROMPT_SECONDS_IN_QUEUE if waited else _PROMPT_SECONDS
+            self,
+            self._receive_seconds,
+            _PROMPT_SECONDS_IN_QUEUE if waited else _PROMPT_SECONDS,
+            sender,
+            announced,
+            claim,
         )
         began = time.perf_counter()
         try:
@@ -117,44 +163,71 @@ class Intake:
         except BaseException:
             receiving.end()
             raise
+        receiving.end()
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # not in its stub
-            receiving.end()
-            return None, 0
-        return message, receiving.record_arrival(len(message))
+            return None, NO_CLAIM
+        return message, self._claim_arrived(len(message), sender, announced)
 
-    def claim(self, size: int) -> ServerBusy | None:
-        """Claims memory for a request. Returns the refusal if too little is left; otherwise None."""
-        if self.claimed_bytes + size > self._max_bytes:
-            self.refused += 1
-            return ServerBusy(
-                f"the server has {self.claimed_bytes:,} bytes of other requests in memory, of at most "
-                f"{self._max_bytes:,}: try again",
-                retry_after=_RETRY_SECONDS,
+    def _claim_arrived(self, size: int, sender: Sender, announced: int | None) -> Claim:
+        """Claims the memory of a message that has arrived. Raises as `receive`."""
+        self._check_size(size)
+        if announced is not None and size > announced:
+            raise InvalidRequest(
+                f"the message has {size:,} bytes; its call has announced {announced:,} in {MESSAGE_BYTES}: announce "
+                "the size of the message, or nothing"
             )
-        self.claimed_bytes += size
-        return None
+        return NO_CLAIM if size <= WINDOW_BYTES else self._claims.claim(size, sender)
 
-    def release(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
+        if size > self._max_message_bytes:
+            raise RequestTooLarge(
+                f"the message has {size:,} bytes; the limit of this call is {self._max_message_bytes:,}: send a "
+                "shorter one"
+            )
+
+    def release(self, claim: Claim) -> None:
         """Releases claimed memory."""
-        self.claimed_bytes -= size
+        self._claims.release(claim)
 
-    def _next_prompt(self) -> None:
-        self._prompt.release()
+
+def announced_bytes(metadata: Metadata) -> int | None:
+    """Returns the bytes that a call announces for its message. None: it announces nothing, or no number."""
+    given = next((value for name, value in metadata if name == MESSAGE_BYTES), "")
+    return int(given) if isinstance(given, str) and given.isdecimal() and len(given) <= _MAX_DIGITS else None
+
+
+def open_intake() -> Intake:
+    """Returns the intake of health calls, which any program can make, so that they take nothing from other calls."""
+    return Intake(_LATE_OPEN_CALLS * MAX_MESSAGE_BYTES, _OPEN_RECEIVE_SECONDS, max_message_bytes=_OPEN_MESSAGE_BYTES)
 
 
 class _IncomingMessage:
-    """The receipt of one message: at first without a claim, and after 20 ms either with a claim or refused."""
+    """The receipt of one message: with a claim from the beginning, or after 20 ms either with a claim or refused."""
 
-    def __init__(self, intake: Intake, receive_seconds: float, prompt_seconds: float) -> None:
+    def __init__(
+        self,
+        intake: Intake,
+        receive_seconds: float,
+        prompt_seconds: float,
+        sender: Sender,
+        announced: int | None,
+        claim: Claim,
+    ) -> None:
         self._intake = intake
         self._receive_seconds = receive_seconds
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        self._prompt = True
-        self._claimed = 0
+        self._sender = sender
+        self._late_bytes = MAX_MESSAGE_BYTES if announced is None else WINDOW_BYTES
+        self._claim = claim
+        self._prompt = not claim.size
         self._refusal: ScanKvError | None = None
         self._prompt_seconds = prompt_seconds
-        self._timer = self._loop.call_later(prompt_seconds, self._late, self._loop.time() + prompt_seconds)
+        self._ends = self._loop.time() + receive_seconds
+        if claim.size:
+            self._timer = self._loop.call_later(0, self._wait)
+        else:
+            self._timer = self._loop.call_later(prompt_seconds, self._late, self._loop.time() + prompt_seconds)
 
     def _late(self, due: float | None) -> None:
         """Claims memory for the message, or refuses it.
@@ -167,15 +240,26 @@ class _IncomingMessage:
             self._timer = self._loop.call_later(self._prompt_seconds, self._late, None)
             return
         self._end_prompt()
-        refusal = self._intake.claim(MAX_MESSAGE_BYTES)
-        if refusal is not None:
+        try:
+            self._claim = self._intake._claims.claim(self._late_bytes, self._sender)
+        except ServerBusy as refusal:
             self._refuse(refusal)
             return
-        self._claimed = MAX_MESSAGE_BYTES
-        self._timer = self._loop.call_later(self._receive_seconds, self._too_late)
+        self._ends = self._loop.time() + self._receive_seconds
+        self._wait()
 
-    def _too_late(self) -> None:
-        self._refuse(InvalidRequest(f"the request did not arrive within {self._receive_seconds:g} s of its call"))
+    def _wait(self) -> None:
+        """Refuses the message once it has taken too long, or the server has too little memory.
+
+        A client may send more than it has announced, which is known only once the message has arrived.
+        """
+        left = self._ends - self._loop.time()
+        if left <= 0:
+            self._refuse(InvalidRequest(f"the request did not arrive within {self._receive_seconds:g} s of its call"))
+        elif self._intake.pressure.is_high:
+            self._refuse(self._intake.pressure.refusal())
+        else:
+            self._timer = self._loop.call_later(min(left, _PRESSURE_SECONDS), self._wait)
 
     def _refuse(self, refusal: ScanKvError) -> None:
         self._refusal = refusal
@@ -188,25 +272,14 @@ class _IncomingMessage:
         if refusal is not None and self._task is not None and self._task.uncancel() == 0:
             raise refusal from None
 
-    def record_arrival(self, size: int) -> int:
-        """Ends the receipt with a message that has arrived. Returns the bytes claimed for it."""
-        claimed, self._claimed = self._claimed, 0
-        self.end()
-        self._intake.release(claimed)
-        if size <= WINDOW_BYTES:
-            return 0
-        if (refusal := self._intake.claim(size)) is not None:
-            raise refusal
-        return size
-
     def end(self) -> None:
         """Ends the receipt and releases its claim, whether the message arrived or not."""
         self._timer.cancel()
         self._end_prompt()
-        claimed, self._claimed = self._claimed, 0
-        self._intake.release(claimed)
+        claim, self._claim = self._claim, NO_CLAIM
+        self._intake.release(claim)
 
     def _end_prompt(self) -> None:
         if self._prompt:
             self._prompt = False
-            self._intake._next_prompt()
+            self._intake._prompt.release()

@@ -7,7 +7,7 @@ with the name of their table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -110,18 +110,21 @@ class Permission:
     """What one call needs. Immutable.
 
     Attributes:
-        requirements: All that the caller must have. Empty: the call is open to all callers, even without a token.
+        requirements: All that the caller must have.
         visible: The lists of the response that are filtered.
         changes: Whether the call changes something. The audit log has a line for it.
+        of_workers: Whether only processes of the server make the call, with their key.
     """
 
     requirements: tuple[Requirement, ...] = ()
     visible: tuple[VisibleItems, ...] = ()
     changes: bool = False
+    of_workers: bool = False
 
     @property
     def is_open(self) -> bool:
-        return not self.requirements
+        """Whether all callers may make the call, even without a token or a key."""
+        return not self.requirements and not self.of_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,18 +292,19 @@ PERMISSIONS: Final[dict[str, Permission]] = {
 """What each call needs, by `package.Service/Method`."""
 
 
-_OF_WORKERS: Final = ("scankv.v1.WorkerService/", "scankv.v1.TabletService/")
-_COMMIT: Final = "scankv.v1.TransactionService/CommitTransaction"
+_SERVICES_OF_WORKERS: Final = ("scankv.v1.WorkerService/", "scankv.v1.TabletService/")
+_OF_WORKERS: Final = Permission(of_workers=True)
+_LOCATES: Final = replace(PERMISSIONS["scankv.v1.TransactionService/CommitTransaction"], of_workers=True)
 
 
 def permission_of(method: str) -> Permission:
     """Returns what a call needs. Raises UsageError for a call that the table lacks, which must not be served.
 
-    The workers of a server have no tokens. `WorkerService` refuses all other callers by itself. Only to locate a
-    transaction, they call each other in the name of the client that commits or aborts it.
+    The workers of a server have a key instead of tokens. Only to locate a transaction, they call each other in the name
+    of the client that commits or aborts it, which then needs its role, too.
     """
-    if method.startswith(_OF_WORKERS):
-        return PERMISSIONS[_COMMIT] if method.endswith("/LocateTransaction") else _OPEN
+    if method.startswith(_SERVICES_OF_WORKERS):
+        return _LOCATES if method.endswith("/LocateTransaction") else _OF_WORKERS
     if method not in PERMISSIONS:
         raise UsageError(
             f"the permission table lacks the call {method}: add it to streaming_server/services/permissions.py"

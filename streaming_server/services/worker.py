@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
-from scankv.model.errors import PermissionDenied, ScanKvError
+from scankv.model.errors import ScanKvError
 from scankv.v1 import transaction_pb2, worker_pb2, worker_pb2_grpc
-from streaming_server.current_call import CALL_METADATA
 from streaming_server.engine.backups.archive_part import StoredCapture
 from streaming_server.engine.backups.backup_cut import MAX_PAUSE_SECONDS
 from streaming_server.engine.backups.segment_capture import SegmentCapture
@@ -56,21 +55,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         shares: The shares that this worker has of transactions.
         backups: The backups of this worker.
         archive_part: What this worker contributes to the archive.
-        workers: The workers of the server.
     """
 
-    def __init__(
-        self, shares: TransactionShares, backups: Backups, archive_part: ArchivePart, workers: Workers
-    ) -> None:
+    def __init__(self, shares: TransactionShares, backups: Backups, archive_part: ArchivePart) -> None:
         self._shares = shares
         self._backups = backups
         self._archive_part = archive_part
-        self._workers = workers
-
-    def _check_caller(self) -> None:
-        """Raises PermissionDenied unless a worker of this server calls."""
-        if not self._workers.is_forwarded(CALL_METADATA.get()):
-            raise PermissionDenied("only the worker processes of the server can make this call")
 
     async def LocateTransaction(
         self,
@@ -78,7 +68,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.LocateTransactionRequest, worker_pb2.LocateTransactionResponse],
     ) -> worker_pb2.LocateTransactionResponse:
         async with map_write_errors(request, context):
-            self._check_caller()
             place = self._shares.locate(request.token, request.id)
         return worker_pb2.LocateTransactionResponse(
             state=(
@@ -100,7 +89,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.PrepareTransactionRequest, worker_pb2.PrepareTransactionResponse],
     ) -> worker_pb2.PrepareTransactionResponse:
         async with map_write_errors(request, context):
-            self._check_caller()
             prepared = await self._shares.prepare(
                 ShareRequest(
                     token=request.token,
@@ -122,7 +110,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         ],
     ) -> worker_pb2.ConcludeTransactionResponse:
         async with map_write_errors(request, context):
-            self._check_caller()
             micros = request.micros if request.HasField("micros") else None
             applied = await self._shares.conclude(request.token, request.attempt, micros)
         offsets = {} if applied is None else applied.log_offsets
@@ -140,7 +127,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         ],
     ) -> worker_pb2.GetTransactionOutcomeResponse:
         async with map_write_errors(request, context):
-            self._check_caller()
             found = self._shares.outcome(request.token, request.attempt)
         if isinstance(found, int):
             return worker_pb2.GetTransactionOutcomeResponse(micros=found)
@@ -152,7 +138,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.FlushForBackupRequest, worker_pb2.FlushForBackupResponse],
     ) -> worker_pb2.FlushForBackupResponse:
         async with map_errors(request, context):
-            self._check_caller()
             await self._backups.flush()
         return worker_pb2.FlushForBackupResponse()
 
@@ -162,7 +147,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.BeginBackupPartRequest, worker_pb2.BeginBackupPartResponse],
     ) -> worker_pb2.BeginBackupPartResponse:
         async with map_errors(request, context):
-            self._check_caller()
             micros = await self._backups.begin_part(request.cut_id)
         return worker_pb2.BeginBackupPartResponse(micros=micros)
 
@@ -172,7 +156,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.FinishBackupPartRequest, worker_pb2.FinishBackupPartResponse],
     ) -> worker_pb2.FinishBackupPartResponse:
         async with map_errors(request, context):
-            self._check_caller()
             micros = request.micros if request.HasField("micros") else None
             part = await self._backups.finish_part(request.cut_id, micros)
         return worker_pb2.FinishBackupPartResponse(manifest=json.dumps(part.to_json()).encode())
@@ -183,7 +166,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.CaptureForArchiveRequest, worker_pb2.CaptureForArchiveResponse],
     ) -> worker_pb2.CaptureForArchiveResponse:
         async with map_errors(request, context):
-            self._check_caller()
             logs = {(each.incarnation, each.bucket): each.file for each in request.logs}
             capture = await self._archive_part.capture(StoredCapture(request.stored, logs))
         return worker_pb2.CaptureForArchiveResponse(capture=json.dumps(capture.to_json()).encode())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from http_gateway.limited_log import LimitedLog
-from tests.support.gateway import GatewayProcess, target
+from tests.support.gateway import GatewayProcess, HttpCaller, target
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -110,6 +110,25 @@ def test_more_connections_than_allowed_are_closed_and_the_others_served(impatien
             refused += ends(connection)
         assert refused == 20
     wait_until(lambda: _status(impatient) == 200, "a free connection")
+
+
+def test_an_address_has_few_connections_without_a_call_of_the_server(shared_server: ServerProcess) -> None:
+    with GatewayProcess(shared_server.url, max_unknown_connections=5) as gateway, ExitStack() as stack:
+        known, *unknown = [stack.enter_context(opened(gateway)) for _ in range(5)]
+        assert ends(stack.enter_context(opened(gateway)))
+        # From another address.
+        assert HttpCaller(gateway.port, source="127.0.0.2").get("/healthz").status == 200
+        for connection, path in ((unknown[0], "/healthz"), (unknown[1], "/nothing"), (known, "/v1/tables")):
+            assert answer_of(connection, path)
+        # The place of the known one is free.
+        assert answer_of(stack.enter_context(opened(gateway)), "/healthz")
+        assert ends(stack.enter_context(opened(gateway)))
+
+
+def answer_of(connection: socket.socket, path: str) -> bytes:
+    """Sends a request, and returns the beginning of its answer. Empty: the gateway has ended the connection."""
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return connection.recv(65536)
 
 
 def _status(gateway: GatewayProcess) -> int:

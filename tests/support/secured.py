@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import pkgutil
+import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,10 +16,13 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 import scankv.v1
+from scankv.model.limits import MESSAGE_BYTES
+from scankv.v1 import worker_pb2
 from streaming_server.access.token_file import create_token, revoke_tokens
 from tests.support.wire import Refusal, refusal_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from google.protobuf.descriptor import MethodDescriptor
@@ -46,6 +50,29 @@ def served_methods() -> dict[str, MethodDescriptor]:
 
 
 METHODS = served_methods()
+
+
+METHODS_OF_WORKERS = [
+    f"{service.full_name}/{method.name}"
+    for service in worker_pb2.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+"""The calls that only workers of a server can make."""
+
+
+def code_before_message(channel: Any, method: str, metadata: Any = ()) -> str:
+    """Begins a call, and returns the name of its status, which the server sends before the call has a message."""
+    is_answered = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        is_answered.wait()
+        yield b""
+
+    call = channel.stream_stream(f"/{method}")(messages(), metadata=metadata, timeout=_TIMEOUT_SECONDS)
+    try:
+        return str(call.code().name)
+    finally:
+        is_answered.set()
 
 
 def request_type(method: str) -> type[Message]:
@@ -94,10 +121,10 @@ class TokenCaller:
         write = request_type(method).SerializeToString
         if descriptor.client_streaming:
             return self._channel.stream_stream(f"/{method}", write, read)(
-                iter([request]), metadata=self.metadata, timeout=_TIMEOUT_SECONDS
+                iter([request]), metadata=self._announce(request), timeout=_TIMEOUT_SECONDS
             )
         return self._channel.unary_stream(f"/{method}", write, read)(
-            request, metadata=self.metadata, timeout=_TIMEOUT_SECONDS
+            request, metadata=self._announce(request), timeout=_TIMEOUT_SECONDS
         )
 
     def __call__(self, method: str, request: Message | None = None, **fields: Any) -> Any:
@@ -110,7 +137,11 @@ class TokenCaller:
                 return next(iter(call), None)
         read = message_factory.GetMessageClass(METHODS[method].output_type).FromString
         make = self._channel.unary_unary(f"/{method}", request_type(method).SerializeToString, read)
-        return make(request, metadata=self.metadata, timeout=_TIMEOUT_SECONDS)
+        return make(request, metadata=self._announce(request), timeout=_TIMEOUT_SECONDS)
+
+    def _announce(self, request: Message) -> tuple[tuple[str, str], ...]:
+        """Returns the metadata of a call. On a busy machine, a call without a size may claim too much memory."""
+        return (*self.metadata, (MESSAGE_BYTES, str(request.ByteSize())))
 
     def refusal(self, method: str, request: Message | None = None, **fields: Any) -> Refusal | None:
         """Makes a call. Returns its error, or None if it has none."""

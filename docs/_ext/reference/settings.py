@@ -17,7 +17,7 @@ GROUPS = {
     "Monitoring": "metrics log_format slow_request",
     "Security": "tokens tls_ audit_log max_caller",
     "Memory and files": "block_cache write_buffer result_cache max_open_buckets bucket_idle",
-    "Requests and connections": "max_request max_unread request_r max_connections max_calls min_ping max_waiting_c",
+    "Requests and connections": "max_request max_un request_r max_connection max_calls min_ping max_waiting_c",
     "Scans": "chunk_bytes max_live max_waiting_scans admission stall max_scan heartbeat",
     "Changes and consumers": "max_followers follow log_ catch_up consumer max_consumers max_retention_hold retention",
     "Snapshots": "snapshot max_snapshot",

@@ -11,7 +11,15 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from scankv.model.errors import ScanCancelled, ScanKvError, ScanNotFound, ScanStalled, ScanTooLong, TooManyScans
+from scankv.model.errors import (
+    ScanCancelled,
+    ScanKvError,
+    ScanNotFound,
+    ScanStalled,
+    ScanTooLong,
+    TooManyScans,
+    Unavailable,
+)
 from scankv.model.names import table_of
 from streaming_server.access.callers import STREAM_CALLER, CallerIdentity
 from streaming_server.current_call import CURRENT_CALL, current_client
@@ -29,6 +37,8 @@ MAX_LARGE_CHUNKS = 8
 MAX_UNPROVEN_LARGE_CHUNKS = 4
 """The same limit for a scan that has sent less than `PROVEN_BYTES`."""
 _PART = "#"
+_JITTER = 0.1
+_RETRY_SECONDS = 0.1
 PROVEN_BYTES = 3 * 1024 * 1024
 """More than the usual flow-control window of a client: a scan that has sent this much has a reader that reads."""
 _AT_ONCE_SECONDS = 0.5
@@ -342,6 +352,26 @@ class ScanRegistry:
         for scan in (*self.live, *self._parts):
             if scan.follows:
                 self.end(scan, error)
+
+    def end_older(self, seconds: float) -> None:
+        """Ends every live scan that is older than a time, so that its client resumes it over another connection.
+
+        Some scans end up to a tenth of the time earlier, so that they do not all come back together.
+        """
+        now = asyncio.get_running_loop().time()
+        for scan in self.live:
+            assert scan.admitted_at is not None
+            if now - scan.admitted_at > seconds * (1 - _JITTER * int(scan.scan_id[:4], 16) / 0x10000):
+                table = table_of(scan.table)
+                self.end(
+                    scan,
+                    Unavailable(
+                        f"the stream of {table} has lasted as long as one may over one connection "
+                        "(max_connection_age_seconds), so the server ended it: resume it",
+                        table=table,
+                        retry_after=_RETRY_SECONDS,
+                    ),
+                )
 
     def close(self) -> None:
         """Accepts no new scans."""

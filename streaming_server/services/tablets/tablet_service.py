@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from scankv.model.changes.log_positions import PositionKind
-from scankv.model.errors import PermissionDenied
 from scankv.v1 import worker_pb2, worker_pb2_grpc
 from streaming_server.current_call import CALL_METADATA
 from streaming_server.engine.bucket.call_point import check_is_recent, check_point
@@ -48,18 +47,12 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         self._workers = workers
         self._queries = queries
 
-    def _check_caller(self) -> None:
-        """Raises PermissionDenied unless a worker of this server calls."""
-        if not self._workers.is_forwarded(CALL_METADATA.get()):
-            raise PermissionDenied("only the worker processes of the server can make this call")
-
     async def FollowTable(
         self,
         request: worker_pb2.FollowTableRequest,
         context: grpc.aio.ServicerContext[worker_pb2.FollowTableRequest, worker_pb2.FollowTableResponse],
     ) -> worker_pb2.FollowTableResponse:
         async with map_errors(request, context):
-            self._check_caller()
             if await self._tables.tablets.follow(request.table_name, closing=request.closing):
                 # Dropped tablets lack no rows of a transaction any more.
                 await self._tables.transactions.retry(request.table_name)
@@ -71,7 +64,6 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         async with map_errors(request, context):
-            self._check_caller()
             table = self._tables.table(request.tablet)
             # Both steps take the mutexes, so a call under the hold cannot take them.
             await adopt_bases(table.state, [*table.buckets])
@@ -93,7 +85,6 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         async with map_errors(request, context):
-            self._check_caller()
             table = self._tables.table(request.table_name)
             columns = current_columns(table.definition, request.schema_id, tuple(request.columns))
             with table.writes.locks.admit(columns, request.column_locks):
@@ -107,7 +98,6 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         async with map_errors(request, context):
-            self._check_caller()
             scan_id = self._workers.scan_of(CALL_METADATA.get())
             await self._queries.answer(request, context.peer(), scan_id, context.write)
 
@@ -117,7 +107,6 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.WatchTabletRequest, worker_pb2.WatchTabletResponse],
     ) -> worker_pb2.WatchTabletResponse:
         async with map_errors(request, context):
-            self._check_caller()
             return worker_pb2.WatchTabletResponse(version=await self._queries.version(request))
         raise AssertionError("map_errors ends the call")
 
@@ -127,7 +116,6 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.FindOffsetsRequest, worker_pb2.FindOffsetsResponse],
     ) -> worker_pb2.FindOffsetsResponse:
         async with map_errors(request, context):
-            self._check_caller()
             state = self._tables.table(request.tablet).state
             if request.ends_of_sound:
                 return worker_pb2.FindOffsetsResponse(log_offsets=await ends_of(state, set(request.buckets)))
@@ -160,7 +148,6 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.KeepChangesRequest, worker_pb2.KeepChangesResponse],
     ) -> worker_pb2.KeepChangesResponse:
         async with map_errors(request, context):
-            self._check_caller()
             state = self._tables.table(request.tablet).state
             self._tables.consumers.keep(state, request.consumer_id, dict(request.log_offsets))
         return worker_pb2.KeepChangesResponse()
@@ -171,7 +158,6 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.DiscardFragmentsRequest, worker_pb2.DiscardFragmentsResponse],
     ) -> worker_pb2.DiscardFragmentsResponse:
         async with map_errors(request, context):
-            self._check_caller()
             place = StagedRequestId(token=request.token, part=request.part, sequence=request.sequence)
             await self._tables.transactions.staging.discard(place)
         return worker_pb2.DiscardFragmentsResponse()

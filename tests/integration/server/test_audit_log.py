@@ -13,7 +13,7 @@ import pytest
 
 from aio_client import InvalidOption, PermissionDenied, Tls, Unauthenticated, col, connect, sync
 from streaming_server.services.audit import MAX_UNAUTHENTICATED
-from tests.support.secured import SecuredServer, TokenCaller, TokenIssuer
+from tests.support.secured import SecuredServer, TokenCaller, TokenIssuer, code_before_message
 from tests.support.server_process import ServerProcess
 from tests.support.small_disk import small_disk
 from tests.support.tls_server import TlsServer
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), nullable=False), ("v", pa.string())])
 DROP = "scankv.v1.TableService/DropTable"
+FOLLOW = "scankv.v1.TabletService/FollowTable"
 LIST = "scankv.v1.TableService/ListTables"
 SECRETS = ("secret-key", "secret-value", "secret-predicate", "secret-staged")
 
@@ -166,6 +167,18 @@ async def test_refused_and_failed_calls_have_a_line(server: AuditedServer) -> No
     )
     assert (unknown["principal"], unknown["token_id"], unknown["code"]) == (None, None, "UNAUTHENTICATED")
     assert (failed["code"], failed["error"], failed["tables"]) == ("NOT_FOUND", "TABLE_NOT_FOUND", ["audit.none"])
+
+
+def test_refused_calls_between_processes_of_the_server_have_a_line(server: AuditedServer) -> None:
+    root = server.root.metadata
+    forged = (("scankv-of-server", "x" * 64),)
+    assert code_before_message(server.channel, FOLLOW, forged) == "UNAUTHENTICATED"
+    (unknown,) = server.new_lines(1)
+    assert code_before_message(server.channel, FOLLOW, root) == "PERMISSION_DENIED"
+    (known,) = server.new_lines(1)
+    for line, principal in ((unknown, None), (known, "someone")):
+        assert (line["method"], line["principal"]) == ("TabletService/FollowTable", principal)
+        assert line["peer"].startswith("ipv4:127.0.0.1:")
 
 
 @pytest.mark.asyncio

@@ -14,7 +14,15 @@ from scankv.model.errors import UsageError
 from scankv.v1 import scan_pb2
 from streaming_server.access.grants import Role
 from streaming_server.services.permissions import PERMISSIONS, EveryTable, NamedById, NamedTable, permission_of
-from tests.support.secured import METHODS, SecuredServer, TokenCaller, TokenIssuer, request_type
+from tests.support.secured import (
+    METHODS,
+    METHODS_OF_WORKERS,
+    SecuredServer,
+    TokenCaller,
+    TokenIssuer,
+    code_before_message,
+    request_type,
+)
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -23,6 +31,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 SERVICES = "scankv.v1"
+# A server of one process has no WorkerService.
+OF_TABLETS = [method for method in METHODS_OF_WORKERS if method.startswith("scankv.v1.TabletService/")]
 CHECKED = sorted(method for method in METHODS if not PERMISSIONS[method].is_open)
 
 # Every other call needs more than `read`.
@@ -263,6 +273,17 @@ def test_a_call_without_a_valid_token_is_refused_with_one_message(secured: Secur
     ((code, reason, message, details),) = answers
     assert (code, reason, details) == ("UNAUTHENTICATED", "UNAUTHENTICATED", ())
     assert "unknown" not in message
+
+
+def test_a_call_without_a_token_is_refused_before_its_message_is_read(secured: SecuredServer) -> None:
+    for method in (*CHECKED, *OF_TABLETS):
+        for metadata in ((), TokenCaller(secured.channel, "x").metadata, (("scankv-forwarded", "x" * 64),)):
+            assert code_before_message(secured.channel, method, metadata) == "UNAUTHENTICATED", method
+
+
+def test_a_call_between_processes_is_refused_with_any_token_before_its_message_is_read(secured: SecuredServer) -> None:
+    for method in OF_TABLETS:
+        assert code_before_message(secured.channel, method, secured.root.metadata) == "PERMISSION_DENIED", method
 
 
 def test_health_is_open_to_everybody(secured: SecuredServer) -> None:

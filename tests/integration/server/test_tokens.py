@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -139,21 +138,6 @@ def test_two_tokens_in_one_call_are_refused(server: TokenServer) -> None:
     caller = TokenCaller(server.channel, server.issuer.root)
     caller.metadata *= 2
     assert caller.code(LIST) == "UNAUTHENTICATED"
-
-
-def test_a_call_without_a_token_is_refused_before_its_message_is_read(server: TokenServer) -> None:
-    sent = threading.Event()
-
-    def messages() -> Iterator[bytes]:
-        sent.wait()
-        yield b""
-
-    call = server.channel.stream_unary(f"/{LIST}", lambda data: data, lambda data: data)
-    pending = call.future(messages(), metadata=TokenCaller(server.channel, "x").metadata, timeout=30)
-    try:
-        assert pending.code() is grpc.StatusCode.UNAUTHENTICATED
-    finally:
-        sent.set()
 
 
 def test_no_token_is_in_the_log_or_the_data_directory(server: TokenServer) -> None:

@@ -22,7 +22,7 @@ from scankv.model.errors import DeadlineExceeded, ScanNotFound, TableExists, Tab
 from scankv.v1 import lookup_pb2, scan_pb2, table_pb2
 from streaming_server.services.forwarding import FORWARDED, OF_SERVER
 from tests.support.monitoring import free_port
-from tests.support.secured import TokenIssuer
+from tests.support.secured import METHODS_OF_WORKERS, TokenIssuer, code_before_message
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import wait_until
@@ -233,6 +233,8 @@ def test_a_client_cannot_claim_to_be_a_worker(tmp_path_factory: pytest.TempPathF
                 with pytest.raises(grpc.RpcError) as refused:
                     wire.tables.ListTables(table_pb2.ListTablesRequest(), metadata=metadata, timeout=60)
                 assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                for method in METHODS_OF_WORKERS:
+                    assert code_before_message(wire.channel, method, metadata) == "UNAUTHENTICATED", method
         finally:
             wire.channel.close()
         reader = issuer.create("read:mine.*")

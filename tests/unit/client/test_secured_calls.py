@@ -12,6 +12,7 @@ import pytest
 
 from aio_client import (
     Client,
+    DeadlineExceeded,
     PermissionDenied,
     ScanInterrupted,
     ScanSpec,
@@ -80,6 +81,21 @@ async def test_every_call_sends_the_token() -> None:
         assert await client.tables() == []
         assert (await client.scan(SCAN).to_arrow()).num_rows > 0
     assert tokens.came == [f"Bearer {SECRET}"] * 3
+
+
+async def test_every_call_announces_the_size_of_its_message() -> None:
+    """So a message that is late does not claim the memory of the largest one."""
+    tokens = WantsTokens(SECRET)
+    async with serving(tokens) as url, connect(url, token=SECRET) as client:
+        await client.tables()
+        await client.scan(SCAN).to_arrow()
+    # The server does not answer this call.
+    async with serving(tokens) as url, connect(url, token=SECRET, attempt_timeout=0.5) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.table(f"a.{'x' * 100_000}")
+    sizes = {name: int(size or 0) for name, size in tokens.announced.items()}
+    assert sizes.pop("GetTable") >= 100_000
+    assert sizes == {"ListTables": 65_536, "ScanKv": 65_536}
 
 
 async def test_a_client_without_a_token_sends_none() -> None:

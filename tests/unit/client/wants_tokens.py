@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # not in the stubs
 
+from scankv.model.limits import MESSAGE_BYTES
 from scankv.v1 import table_pb2
 from scankv.v1.scan_pb2_grpc import add_ScanServiceServicer_to_server
 from scankv.v1.table_pb2_grpc import add_TableServiceServicer_to_server
@@ -24,17 +25,21 @@ class WantsTokens(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not 
     Attributes:
         valid: The tokens that are accepted.
         came: The authorization of every call.
+        announced: The size of its message that every call announces, by the name of its method.
         code: The status of the refusal.
     """
 
     def __init__(self, *valid: str) -> None:
         self.valid = set(valid)
         self.came: list[str | None] = []
+        self.announced: dict[str, str | None] = {}
         self.code = grpc.StatusCode.UNAUTHENTICATED
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         came = dict(details.invocation_metadata).get("authorization")
         self.came.append(came)
+        size = dict(details.invocation_metadata).get(MESSAGE_BYTES)
+        self.announced[details.method.rpartition("/")[2]] = size
         if came is not None and came.removeprefix("Bearer ") in self.valid:
             return await continuation(details)
         handler = await continuation(details)

@@ -9,11 +9,15 @@ from typing import Any
 import grpc
 import pytest
 
-from scankv.model.errors import InvalidRequest, ServerBusy
-from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake
+from scankv.model.errors import InvalidRequest, RequestTooLarge, ServerBusy
+from streaming_server.services.claims import NO_CLAIM, Claim, Sender
+from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake, announced_bytes
 from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.asyncio
+
+
+NOBODY = Sender()
 
 
 class Arrives:
@@ -35,8 +39,10 @@ def intake(messages: int = 2, receive_seconds: float = 3600.0) -> Intake:
     return Intake(messages * MAX_MESSAGE_BYTES, receive_seconds)
 
 
-def receive(intake: Intake, call: Arrives) -> asyncio.Task[tuple[bytes | None, int]]:
-    return asyncio.ensure_future(intake.receive(call))  # type: ignore[arg-type]  # of a context, it is what is read
+def receive(
+    intake: Intake, call: Arrives, announced: int | None = None, sender: Sender = NOBODY
+) -> asyncio.Task[tuple[bytes | None, Claim]]:
+    return asyncio.ensure_future(intake.receive(call, sender, announced))  # type: ignore[arg-type]  # of a context, it is what is read
 
 
 async def until_claimed(intake: Intake, size: int) -> None:
@@ -48,9 +54,9 @@ async def until_claimed(intake: Intake, size: int) -> None:
 
 async def test_small_messages_claim_nothing_and_large_ones_their_size() -> None:
     door = intake()
-    assert await receive(door, Arrives(b"x" * WINDOW_BYTES)) == (b"x" * WINDOW_BYTES, 0)
+    assert await receive(door, Arrives(b"x" * WINDOW_BYTES)) == (b"x" * WINDOW_BYTES, NO_CLAIM)
     _, claimed = await receive(door, Arrives(b"x" * (WINDOW_BYTES + 1)))
-    assert claimed == door.claimed_bytes == WINDOW_BYTES + 1
+    assert claimed.size == door.claimed_bytes == WINDOW_BYTES + 1
     door.release(claimed)
     assert door.claimed_bytes == 0
 
@@ -58,7 +64,7 @@ async def test_small_messages_claim_nothing_and_large_ones_their_size() -> None:
 async def test_the_end_of_a_call_is_no_message() -> None:
     door = intake()
     end = grpc.aio.EOF  # type: ignore[attr-defined]  # not in its stub
-    assert await receive(door, Arrives(end)) == (None, 0)
+    assert await receive(door, Arrives(end)) == (None, NO_CLAIM)
 
 
 async def test_a_message_that_is_late_claims_that_of_the_largest_until_its_size_is_known() -> None:
@@ -66,7 +72,7 @@ async def test_a_message_that_is_late_claims_that_of_the_largest_until_its_size_
     late = receive(door, call)
     await until_claimed(door, MAX_MESSAGE_BYTES)
     call.message.set_result(b"x" * 100_000)
-    assert (await late)[1] == door.claimed_bytes == 100_000
+    assert (await late)[1].size == door.claimed_bytes == 100_000
 
 
 async def test_a_late_message_without_room_is_refused_and_small_ones_still_get_in() -> None:
@@ -77,7 +83,7 @@ async def test_a_late_message_without_room_is_refused_and_small_ones_still_get_i
         await receive(door, Arrives())
     assert caught.value.retry_after
     assert door.refused == 1
-    assert await receive(door, Arrives(b"small")) == (b"small", 0)
+    assert await receive(door, Arrives(b"small")) == (b"small", NO_CLAIM)
     with pytest.raises(ServerBusy):
         await receive(door, Arrives(b"x" * 100_000))
     for each in late:
@@ -96,14 +102,14 @@ async def test_a_message_is_not_late_when_it_was_the_event_loop_that_stalled() -
     for _ in range(3):
         await asyncio.sleep(0)  # The timer is called here.
     call.message.set_result(b"small")
-    assert await receiving == (b"small", 0)
+    assert await receiving == (b"small", NO_CLAIM)
 
 
 async def test_uploads_that_never_end_take_no_turn_of_others() -> None:
     door = intake(messages=1)
     slow = [receive(door, Arrives()) for _ in range(50)]
     await asyncio.wait(slow, timeout=None, return_when=asyncio.FIRST_COMPLETED)
-    assert await receive(door, Arrives(b"small")) == (b"small", 0)
+    assert await receive(door, Arrives(b"small")) == (b"small", NO_CLAIM)
     for each in slow:
         each.cancel()
     ended = await asyncio.gather(*slow, return_exceptions=True)
@@ -131,3 +137,59 @@ async def test_a_client_that_goes_leaves_nothing_claimed() -> None:
     with pytest.raises(asyncio.CancelledError):
         await receive(door, call)
     assert door.claimed_bytes == 0
+
+
+async def test_an_announced_message_claims_its_size_before_it_is_received() -> None:
+    door, call = intake(messages=1), Arrives()
+    receiving = receive(door, call, announced=600_000)
+    await until_claimed(door, 600_000)
+    call.message.set_result(b"x" * 500_000)
+    _, claimed = await receiving
+    assert claimed.size == door.claimed_bytes == 500_000
+    with pytest.raises(ServerBusy):
+        await receive(door, Arrives(), announced=MAX_MESSAGE_BYTES)
+
+
+async def test_a_message_that_is_larger_than_announced_is_refused() -> None:
+    door = intake()
+    for announced in (0, 99_999):
+        with pytest.raises(
+            InvalidRequest, match=rf"100,000 bytes; its call has announced {announced:,} in scankv-mess"
+        ):
+            await receive(door, Arrives(b"x" * 100_000), announced=announced)
+    with pytest.raises(RequestTooLarge, match="the limit of this call is"):
+        await receive(door, Arrives(), announced=MAX_MESSAGE_BYTES + 1)
+    assert door.claimed_bytes == 0
+
+
+async def test_an_announced_message_that_does_not_arrive_in_time_is_refused() -> None:
+    door = intake(receive_seconds=0.05)
+    with pytest.raises(InvalidRequest, match="did not arrive within"):
+        await receive(door, Arrives(), announced=600_000)
+    assert door.claimed_bytes == 0
+
+
+async def test_one_connection_claims_half_and_one_principal_three_quarters() -> None:
+    door, size = intake(messages=8), MAX_MESSAGE_BYTES
+    arriving = [receive(door, Arrives(), size, Sender(f"c{n // 4}", "etl")) for n in range(4)]
+    await until_claimed(door, 4 * size)
+    with pytest.raises(ServerBusy, match="this connection has"):
+        await receive(door, Arrives(), size, Sender("c0", "other"))
+    arriving += [receive(door, Arrives(), size, Sender("c1", "etl")) for _ in range(2)]
+    await until_claimed(door, 6 * size)
+    with pytest.raises(ServerBusy, match="etl has"):
+        await receive(door, Arrives(), size, Sender("c2", "etl"))
+    arriving.append(receive(door, Arrives(), size, Sender("c2", "other")))
+    await until_claimed(door, 7 * size)
+    for each in arriving:
+        each.cancel()
+    await asyncio.wait(arriving)
+    assert door.claimed_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [("70000", 70_000), ("0", 0), ("", None), ("-1", None), ("9" * 13, None), (b"7", None)]
+)
+async def test_what_is_no_number_announces_nothing(given: str | bytes, found: int | None) -> None:
+    assert announced_bytes((("scankv-message-bytes", given),)) == found
+    assert announced_bytes(()) is None

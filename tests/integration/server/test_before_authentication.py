@@ -1,0 +1,238 @@
+"""What callers without a token can take from others: no memory, and few connections for a short time."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pyarrow as pa
+import pytest
+from grpc_health.v1 import health_pb2
+
+from aio_client import StartFrom, Unavailable, connect, sync
+from scankv.v1 import scan_pb2
+from tests.support import http2
+from tests.support.flooding_process import KINDS
+from tests.support.forked import ForkedProcess
+from tests.support.http2 import Http2Connection, begin_call, send_message
+from tests.support.processes import resident_bytes
+from tests.support.secured import SecuredServer, TokenIssuer
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import await_until, in_time, wait_until
+from tests.support.wire import Wire, refusal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from scankv.v1 import admin_pb2
+
+pytestmark = pytest.mark.one_process  # each process has its own connections
+
+CHECK = "/grpc.health.v1.Health/Check"
+STATS = "scankv.v1.AdminService/Stats"
+LIST = "/scankv.v1.TableService/ListTables"
+CONNECTIONS = 60
+ROWS = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string())])
+KEYS = pa.schema([pa.field("k", pa.int64(), nullable=False)])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
+    directory = tmp_path_factory.mktemp("before")
+    issuer = TokenIssuer(directory / "tokens")
+    settings = [
+        argument
+        for setting in (
+            f"max_connections={CONNECTIONS}",
+            "max_unauthenticated_connections=20",
+            "request_receive_seconds=2",
+        )
+        for argument in ("--set", setting)
+    ]
+    with (
+        ServerProcess(directory / "data", "--tokens", str(issuer.path), *settings) as process,
+        SecuredServer(process.url, issuer) as server,
+    ):
+        yield server
+
+
+def stats(server: SecuredServer) -> admin_pb2.StatsResponse:
+    answer: admin_pb2.StatsResponse = server.root(STATS)
+    return answer
+
+
+def test_health_calls_without_a_message_claim_no_memory_of_other_calls(server: SecuredServer) -> None:
+    with Http2Connection(server.address) as connection:
+        for number in range(8):
+            connection.send(begin_call(2 * number + 1, CHECK))
+        ended, claimed = set[int](), set[int]()
+        for each in connection.frames():
+            claimed.add(stats(server).request_bytes_in_flight)
+            if each.kind == http2.HEADERS and each.flags & http2.END_STREAM:
+                ended.add(each.stream)
+            if len(ended) == 8:
+                break
+    assert (len(ended), claimed) == (8, {0})
+    assert stats(server).refused_requests == 0
+
+
+def test_a_large_message_of_a_health_call_ends_its_connection_unless_that_has_had_a_token(
+    server: SecuredServer,
+) -> None:
+    large = send_message(3, health_pb2.HealthCheckRequest(service="x" * 60_000).SerializeToString())
+    with Http2Connection(server.address) as connection:
+        connection.send(begin_call(3, CHECK) + large)
+        list(connection.frames())  # until the server closes it
+    assert stats(server).open_files
+    channel: Any = server.channel
+    with pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary(CHECK)(health_pb2.HealthCheckRequest(service="x" * 60_000).SerializeToString(), timeout=30)
+    assert refusal_of(refused.value).reason == "REQUEST_TOO_LARGE"
+
+
+def test_connections_without_a_token_end_and_others_connect_meanwhile(server: SecuredServer) -> None:
+    files = stats(server).open_files
+    metadata = dict(server.root.metadata)
+    with ExitStack() as stack, Http2Connection(server.address) as known:
+        known.send(begin_call(1, LIST, metadata) + send_message(1, b""))
+        assert is_answered(known, 1)
+        flood = [stack.enter_context(Http2Connection(server.address)) for _ in range(CONNECTIONS + 20)]
+        checks_health = stack.enter_context(Http2Connection(server.address))
+
+        def is_ended() -> bool:
+            try:
+                for number in range(10):
+                    checks_health.send(begin_call(2 * number + 1, CHECK) + send_message(2 * number + 1, b""))
+            except OSError:
+                return True
+            return False
+
+        wait_until(partial(connects, server), "another client connected")
+        wait_until(is_ended, "the connection with health calls only ended")
+        for each in flood:
+            list(each.frames())  # until the server closes it
+        wait_until(lambda: stats(server).open_files <= files + 2, "descriptors closed")
+        known.send(begin_call(3, LIST, metadata) + send_message(3, b""))
+        assert is_answered(known, 3)
+
+
+@pytest.mark.asyncio
+async def test_a_stream_continues_over_another_connection_once_its_connection_is_too_old(tmp_path: Path) -> None:
+    settings = ("--set", "max_connection_age_seconds=4", "--set", "follow_heartbeat_seconds=0.2")
+    with ServerProcess(tmp_path / "data", *settings) as server, Wire(server.url) as wire:
+        async with connect(server.url) as client, connect(server.url) as observer:
+            table = await client.create_table("before.aged", KEYS, primary_key=["k"], buckets=1)
+            stream = table.changes(StartFrom.LATEST).stream()
+            first = asyncio.create_task(first_rows(stream))
+
+            async def connections() -> set[str]:
+                return {each.peer for each in await observer.live_scans()}
+
+            await await_until(connections, "the stream opened")
+            (before,) = await connections()
+            request = scan_pb2.ScanKvRequest(table=table.name, log=scan_pb2.Changelog(latest=scan_pb2.LogLatest()))
+            with pytest.raises(grpc.RpcError) as ended:
+                await asyncio.to_thread(list, wire.scans.ScanKv(request, timeout=60))
+            assert (refusal_of(ended.value).reason, refusal_of(ended.value).retry_after) == ("UNAVAILABLE", 0.1)
+
+            async def is_resumed() -> bool:
+                return not await connections() & {before, ""}
+
+            await await_until(is_resumed, "the stream ended")
+            await await_until(connections, "the stream continued over another connection")
+            await table.upsert([{"k": 7}])
+            assert await first == [7]
+            await stream.aclose()
+
+
+async def first_rows(stream: Any) -> list[int]:
+    """Returns the keys of the first rows of a stream of changes."""
+    async for rows in stream:
+        if rows.num_rows:
+            keys: list[int] = rows.column("k").to_pylist()
+            return keys
+    raise AssertionError("the stream has ended")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("kind", "has_token"),
+    # A connection alone has no token.
+    [(kind, has_token) for kind in KINDS for has_token in (False, True) if kind != "connections" or not has_token],
+)
+def test_a_flood_leaves_others_their_speed_and_the_server_its_memory(
+    tmp_path: Path, kind: str, has_token: bool
+) -> None:
+    issuer = TokenIssuer(tmp_path / "tokens")
+    # Callers with a token are kept in their limits, which an operator sets.
+    limits = {"requests_per_second": 100, "bytes_per_second": 10_000_000}
+    token = issuer.create("read:*", principal="attacker", limits=limits) if has_token else ""
+    settings = ("--tokens", str(issuer.path), "--set", "max_connections=200", "--set", "request_receive_seconds=5")
+    with (
+        ServerProcess(tmp_path / "data", *settings) as server,
+        sync.connect(server.url, token=issuer.root) as client,
+    ):
+        table = client.create_table("before.flood", ROWS, primary_key=["k"])
+        rows = pa.table({"k": range(10_000), "v": ["x" * 50] * 10_000}, schema=ROWS)
+        write_seconds(table, rows)
+        idle, files, pid = p99_seconds(table), client.server_stats().open_files, server.process.pid
+        memory = resident_bytes(pid)
+        command = (sys.executable, "-m", "tests.support.flooding_process", kind, server.url, token)
+        with ForkedProcess[bytes](command) as attacker:
+            try:
+                refused = calls_of(client)
+                wait_until(lambda: kind == "connections" or calls_of(client) > refused, "the flood began")
+                # Each has several tries, since the machine may be busy with something else.
+                in_time(lambda: p99_seconds(table), max(5 * idle, 0.02), tries=5)
+                in_time(lambda: write_seconds(table, rows), 3.0, tries=5)
+            finally:
+                attacker.kill()
+        wait_until(lambda: client.server_stats().open_files <= files + 5, "descriptors closed")
+        wait_until(lambda: client.server_stats().request_bytes_in_flight == 0, "no memory claimed")
+        wait_until(lambda: resident_bytes(pid) < memory + (200 << 20), "memory returned")
+        assert "Traceback" not in server.log
+
+
+def p99_seconds(table: sync.Table) -> float:
+    """Looks rows up for two seconds, and returns how long the slowest hundredth takes at least."""
+    seconds, ends = list[float](), time.perf_counter() + 2
+    while (began := time.perf_counter()) < ends:
+        assert table.get(7) is not None
+        seconds.append(time.perf_counter() - began)
+    return sorted(seconds)[len(seconds) * 99 // 100]
+
+
+def write_seconds(table: sync.Table, rows: pa.Table) -> float:
+    """Writes 600 kB, and returns how long it took."""
+    began = time.perf_counter()
+    table.upsert(rows)
+    return time.perf_counter() - began
+
+
+def calls_of(client: sync.Client) -> int:
+    """Returns how many calls have begun, also of health, without those of this client."""
+    text = client.metrics()
+    names = ("Health/", "FindOffsets", "ListTables", "Count")
+    samples = [
+        line for line in text.splitlines() if line.startswith("scankv_calls_running{") or "_seconds_count{" in line
+    ]
+    return sum(int(float(line.rpartition(" ")[2])) for line in samples if any(name in line for name in names))
+
+
+def connects(server: SecuredServer) -> bool:
+    """Whether a new client can make a call."""
+    with sync.connect(server.address, token=server.issuer.root) as client, suppress(Unavailable):
+        return client.tables() == []
+    return False
+
+
+def is_answered(connection: Http2Connection, stream: int) -> bool:
+    """Reads until a call has an answer. Returns False if the server closes the connection before."""
+    return any(each.kind == http2.DATA and each.stream == stream for each in connection.frames())
