@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from scankv.model.errors import InvalidRequest, PermissionDenied, ScanKvError, TooManyScans
 from streaming_server.access.callers import STREAM_CALLER
+from streaming_server.access.owners import CALLER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.services.call_handlers import CallHandlers
@@ -150,6 +151,8 @@ class _GuardedMethod:
         self._method = name.removeprefix(SERVICE)
         self._permission = permission_of(name)
         self._access = None if self._permission.is_open else access
+        # Other workers pass on calls of clients to open methods, too, about what belongs to principals.
+        self._forwarded_access = access
         self._audit = None if self._access is None else self._access.audit
         self.registered = self._register()
 
@@ -169,8 +172,11 @@ class _GuardedMethod:
             if not is_forwarded and context.peer().startswith("unix"):
                 raise PermissionDenied("this socket is for the server itself: use the port of the server")
             # What the server asks itself needs no rights.
-            if self._access is not None and not (router is not None and router.workers.is_of_server(metadata)):
+            of_server = router is not None and router.workers.is_of_server(metadata)
+            if self._access is not None and not of_server:
                 await self._admit(self._access, received, context, is_forwarded=is_forwarded)
+            elif self._forwarded_access is not None and is_forwarded and not of_server:
+                CALLER.set(await self._forwarded_access.authenticate(context, self._name))
             if self._pressure is not None and self._pressure.is_high:
                 raise self._pressure.refusal()
             if self._intake.unread.unread_bytes:
@@ -226,6 +232,7 @@ class _GuardedMethod:
         if is_here and self._access is not None and received.caller is not None:
             # The message may have taken long.
             received.caller = self._access.renew(received.caller)
+            CALLER.set(received.caller)
             tables = self._access.authorize(received.caller, self._permission, request)
             if received.audited is not None:
                 received.audited.tables = tables

@@ -3,6 +3,9 @@
 Rule: an id grants nothing. A call that names a snapshot, a lock, a scan or a transaction needs its role for their
 tables, like a call that names the tables themselves. Resume tokens, versions and log offsets are only used together
 with the name of their table.
+
+The table also says which calls only the owner of what they name may make. The engine checks that where it finds it: see
+`streaming_server/access/owners.py`.
 """
 
 from __future__ import annotations
@@ -90,6 +93,23 @@ class Requirement:
 
 
 @dataclass(frozen=True, slots=True)
+class Owned:
+    """Something that belongs to the principal that has made it. Only it, or an admin of its tables, may make the call.
+
+    Attributes:
+        what: What it is.
+        field: The field of the request that names it. A dot stands between a message and its field.
+    """
+
+    what: str
+    field: str
+
+    @property
+    def text(self) -> str:
+        return f"to be the owner of the {self.what} in `{self.field}`, if it has one, or `admin`"
+
+
+@dataclass(frozen=True, slots=True)
 class VisibleItems:
     """A list in the response, from which items of tables that the caller may not read are removed.
 
@@ -113,11 +133,13 @@ class Permission:
         requirements: All that the caller must have. Empty: the call is open to all callers, even without a token.
         visible: The lists of the response that are filtered.
         changes: Whether the call changes something. The audit log has a line for it.
+        owned: What the request names that must belong to the caller, if it exists.
     """
 
     requirements: tuple[Requirement, ...] = ()
     visible: tuple[VisibleItems, ...] = ()
     changes: bool = False
+    owned: tuple[Owned, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -162,8 +184,9 @@ def _transaction_tables(resources: Resources, token: str, id_: str) -> Iterable[
     return resources.tables.transactions.tables_of(token, id_)
 
 
-def _needs(role: Role, *scopes: Scope, changes: bool = False) -> Permission:
-    return Permission(tuple(Requirement(role, scope) for scope in scopes), changes=changes or role > READ)
+def _needs(role: Role, *scopes: Scope, changes: bool = False, owned: Iterable[Owned] = ()) -> Permission:
+    requirements = tuple(Requirement(role, scope) for scope in scopes)
+    return Permission(requirements, changes=changes or role > READ, owned=tuple(owned))
 
 
 def _lists(field: str, tables: str, scope: Scope, *more: VisibleItems) -> Permission:
@@ -179,6 +202,7 @@ _PINNED: Final = NamedById("snapshot", ("snapshot.snapshot_id",), _snapshot_tabl
 _LOCK: Final = NamedById("column lock", ("lock_id",), _lock_tables)
 _TOKEN: Final = NamedById("transaction", ("token",), _token_tables)
 _STAGED: Final = NamedById("transaction", ("transaction.token",), _token_tables)
+_OWN_SNAPSHOT: Final = (Owned("snapshot", "snapshot_id"),)
 
 _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
     "TableService": {
@@ -217,9 +241,10 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
             NamedById("snapshot", ("lease_id",), _snapshot_tables),
             NamedById("snapshot", ("same_view_as",), _snapshot_tables),
             changes=True,
+            owned=[Owned("snapshot", "lease_id")],
         ),
-        "RenewSnapshot": _needs(READ, _SNAPSHOT, changes=True),
-        "ReleaseSnapshot": _needs(READ, _SNAPSHOT, changes=True),
+        "RenewSnapshot": _needs(READ, _SNAPSHOT, changes=True, owned=_OWN_SNAPSHOT),
+        "ReleaseSnapshot": _needs(READ, _SNAPSHOT, changes=True, owned=_OWN_SNAPSHOT),
         "ListSnapshots": _lists("snapshots", "table", _FILTER),
         "SplitSnapshot": _needs(READ, _SNAPSHOT),
         "UseSnapshot": _needs(READ, _TABLE, _SNAPSHOT),

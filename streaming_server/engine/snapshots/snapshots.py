@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.names import check_snapshot_name, table_of, tablet_number
+from streaming_server.access.owners import current_principal, is_owner
 from streaming_server.engine.snapshots.borrowed_views import borrowed_view
 from streaming_server.engine.snapshots.leases import (
     Lease,
     SnapshotInfo,
     check_lease_id,
     check_lease_name,
+    check_lease_owner,
     check_lease_table,
     check_part_id,
+    check_renewal,
     check_ttl,
     lost_error,
     snapshot_info,
@@ -34,6 +37,7 @@ from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.snapshots.ended_leases import EndedLeases
+from streaming_server.storage.snapshots.snapshots import LeaseRecord
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -116,8 +120,7 @@ class Snapshots:
         ended.load()
         for view in self._views.load(definition, path):
             for lease_id, stored in view.directory.leases().items():
-                ttl = self._config.snapshot_ttl_seconds if stored.ttl is None else stored.ttl
-                self._add(self._new_lease(view, lease_id, ttl, stored.shared, stored.name, stored.pending))
+                self._add(self._new_lease(view, lease_id, stored))
 
     def start(self) -> None:
         """Starts the task that ends expired leases. Call `close` at the end."""
@@ -172,6 +175,7 @@ class Snapshots:
             SnapshotLost: No snapshot `same_view_as` exists, or the shared lease of this id has ended.
             SnapshotNotTaken: Writers would have been paused for too long.
             TooManySnapshots: The limit of leases, or of the disk space that they hold, is reached.
+            PermissionDenied: The id is that of another principal's snapshot, which is not shared.
             DataLoss: A bucket is damaged.
         """
         lease_id = lease_id or uuid.uuid4().hex
@@ -184,6 +188,7 @@ class Snapshots:
         async with pinning.exclude_others():
             there = await self.find_pinned(table, lease_id, name)
             if there is not None:
+                check_renewal(there)
                 return await self._renew(there, self.renewed_ttl(there, ttl))
             ttl = self.default_ttl if ttl is None else ttl
             await self._make_place()
@@ -194,7 +199,8 @@ class Snapshots:
                     view, write_pause_micros = await self._views.take(pinning)
                 with self._views.use(view):
                     pending = table.definition.tablet == 0
-                    lease = self._new_lease(view, lease_id, ttl, shared, name, pending)
+                    record = LeaseRecord(ttl, shared, name, pending, current_principal())
+                    lease = self._new_lease(view, lease_id, record)
                     await self._write_new(lease)
                     return replace(self._info_of(lease), write_pause_micros=write_pause_micros)
 
@@ -289,18 +295,26 @@ class Snapshots:
         Raises:
             SnapshotLost: No such snapshot exists.
             InvalidRequest: The time to live is out of range.
+            PermissionDenied: It belongs to another principal, and is not shared.
         """
         if ttl is not None:
             check_ttl(ttl)
-        return await self._renew(self.lease(snapshot_id), ttl)
+        lease = self.lease(snapshot_id)
+        check_renewal(lease)
+        if ttl is not None and not is_owner(lease.principal, [lease.view.table]):
+            # Others have asked for the longer one.
+            ttl = max(ttl, lease.ttl)
+        return await self._renew(lease, ttl)
 
     async def release(self, snapshot_id: str) -> None:
         """Ends a lease. If it was the last one of a view without readers, returns once the view is removed from disk.
 
         Raises:
             SnapshotLost: No such snapshot exists.
+            PermissionDenied: It belongs to another principal.
         """
         lease = self.lease(snapshot_id)
+        check_lease_owner(lease)
         await self._end(lease)
         if lease.view.removal is not None:
             await asyncio.shield(lease.view.removal)
@@ -480,8 +494,10 @@ class Snapshots:
         finally:
             self._pending.discard(lease_id)
 
-    def _new_lease(self, view: PinnedView, lease_id: str, ttl: float, shared: bool, name: str, pending: bool) -> Lease:
-        return Lease(lease_id, view, ttl, self._clock.monotonic() + ttl, shared, name, pending)
+    def _new_lease(self, view: PinnedView, lease_id: str, record: LeaseRecord) -> Lease:
+        ttl = self.default_ttl if record.ttl is None else record.ttl
+        expires = self._clock.monotonic() + ttl
+        return Lease(lease_id, view, ttl, expires, record.shared, record.name, record.pending, record.principal)
 
     async def _write_new(self, lease: Lease) -> None:
         """Makes a new lease durable, and then adds it."""
@@ -527,7 +543,10 @@ class Snapshots:
         return None if lease is None else lease.view.table
 
     async def _renew(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
-        changed = ttl is not None and ttl != lease.ttl
+        # Whoever renews a snapshot that was taken before there were owners is its holder. Nobody holds a shared one.
+        principal = lease.principal or ("" if lease.is_shared else current_principal())
+        changed = (ttl is not None and ttl != lease.ttl) or principal != lease.principal
+        lease.principal = principal
         lease.ttl = lease.ttl if ttl is None else ttl
         lease.expires = self._clock.monotonic() + lease.ttl
         self._reaper.notify(lease.expires)
@@ -587,4 +606,12 @@ class Snapshots:
 def _writing(lease: Lease) -> Callable[[], None]:
     """Returns a function that writes the file of a lease."""
     write = lease.view.directory.write_lease
-    return partial(write, lease.lease_id, lease.ttl, shared=lease.shared, name=lease.name, pending=lease.pending)
+    return partial(
+        write,
+        lease.lease_id,
+        lease.ttl,
+        shared=lease.shared,
+        name=lease.name,
+        pending=lease.pending,
+        principal=lease.principal,
+    )
