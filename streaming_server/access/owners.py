@@ -11,6 +11,7 @@ change hands between the check and the change.
 from __future__ import annotations
 
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import PermissionDenied
@@ -33,35 +34,45 @@ def current_principal() -> str:
     return CALLER.get().principal
 
 
-def is_admin_of(tables: Iterable[str]) -> bool:
-    """Whether the caller is an admin of all of some tables; if there are none, of every table."""
-    grants, names = CALLER.get().grants, set(map(table_of, tables))
-    if not names:
-        return grants.allow_everywhere(Role.ADMIN)
-    return all(grants.allow(Role.ADMIN, name) for name in names)
+@dataclass(frozen=True, slots=True)
+class OwnerCheck:
+    """The check of the owner of something, for a caller who is known. May be called in any thread.
 
-
-def is_owner(owner: str, tables: Iterable[str]) -> bool:
-    """Whether the caller may change what belongs to an owner. Arguments as for `check_owner`."""
-    return owner in ("", current_principal()) or is_admin_of(tables)
-
-
-def check_owner(owner: str, what: str, tables: Iterable[str]) -> None:
-    """Checks that the caller may change something.
-
-    Args:
-        owner: The principal that it belongs to. Empty: it has no owner.
+    Attributes:
+        caller: Who makes the call.
         what: What it is, with its name, for the error.
-        tables: The tables that it is about. Whoever calls this has checked that the caller may read them.
-
-    Raises:
-        PermissionDenied: It belongs to another principal, and the caller is no admin of its tables.
+        tables: The tables that it is about, for which the caller has a role. Empty: it is about none yet, and only who
+            is an admin of every table is one of it.
     """
-    if not is_owner(owner, tables):
-        raise PermissionDenied(
-            f'{what} belongs to the principal "{owner}", and the token is of "{current_principal()}": only its owner, '
-            "or a token with the role admin for its tables, can do this; use tokens of one principal for programs that "
-            "take over from each other, or ask an admin to assign it",
-            role=Role.ADMIN.text,
-            principal=owner,
-        )
+
+    caller: CallerIdentity
+    what: str
+    tables: frozenset[str]
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether the caller is an admin of all of the tables."""
+        grants = self.caller.grants
+        if not self.tables:
+            return grants.allow_everywhere(Role.ADMIN)
+        return all(grants.allow(Role.ADMIN, table) for table in self.tables)
+
+    def allows(self, owner: str) -> bool:
+        """Whether the caller may change what belongs to an owner. Empty: it belongs to nobody."""
+        return owner in ("", self.caller.principal) or self.is_admin
+
+    def __call__(self, owner: str) -> None:
+        """Raises PermissionDenied unless the caller may change what belongs to an owner. Empty: to nobody."""
+        if not self.allows(owner):
+            raise PermissionDenied(
+                f'{self.what} belongs to the principal "{owner}", and the token is of "{self.caller.principal}": only '
+                "its owner, or a token with the role admin for its tables, can do this; use tokens of one principal "
+                "for programs that take over from each other, or ask an admin to assign it",
+                role=Role.ADMIN.text,
+                principal=owner,
+            )
+
+
+def owner_check(what: str, tables: Iterable[str]) -> OwnerCheck:
+    """Returns the check for the caller of the current call. Arguments as for `OwnerCheck`."""
+    return OwnerCheck(CALLER.get(), what, frozenset(map(table_of, tables)))

@@ -202,6 +202,11 @@ _PINNED: Final = NamedById("snapshot", ("snapshot.snapshot_id",), _snapshot_tabl
 _LOCK: Final = NamedById("column lock", ("lock_id",), _lock_tables)
 _TOKEN: Final = NamedById("transaction", ("token",), _token_tables)
 _STAGED: Final = NamedById("transaction", ("transaction.token",), _token_tables)
+_OWN_LOCK: Final = (Owned("column lock", "lock_id"),)
+_NAMED_LOCK: Final = Owned("column lock", "column_locks")
+_OWN_WRITE: Final = (_NAMED_LOCK, Owned("transaction", "transaction.token"))
+_OWN_TOKEN: Final = (Owned("transaction", "token"),)
+_OWN_CONSUMER: Final = (Owned("consumer", "consumer_id"),)
 _OWN_SNAPSHOT: Final = (Owned("snapshot", "snapshot_id"),)
 
 _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
@@ -213,7 +218,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "ListTables": _lists("tables", "name", SomeTable(), VisibleItems("damaged", "name")),
     },
     "ScanService": {
-        "ScanKv": _needs(READ, _TABLE, _PINNED),
+        "ScanKv": _needs(READ, _TABLE, _PINNED, owned=[Owned("consumer", "log.consumer_id")]),
         "ExplainScan": _needs(READ, _TABLE, _PINNED),
     },
     "LookupService": {
@@ -223,15 +228,16 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "TopN": _needs(READ, _TABLE, _PINNED),
     },
     "WriteService": {
-        "Upsert": _needs(WRITE, _TABLE, _STAGED),
-        "Delete": _needs(WRITE, _TABLE, _STAGED),
+        "Upsert": _needs(WRITE, _TABLE, _STAGED, owned=_OWN_WRITE),
+        "Delete": _needs(WRITE, _TABLE, _STAGED, owned=_OWN_WRITE),
         "OpenWriter": _needs(WRITE, _TABLE),
-        "Undo": _needs(WRITE, _TABLE),
+        # Whoever may write may also write what was there before, whose writer that was.
+        "Undo": _needs(WRITE, _TABLE, owned=[_NAMED_LOCK]),
     },
     "LockService": {
-        "LockColumns": _needs(WRITE, _TABLE, _LOCK),
-        "RenewColumnLock": _needs(WRITE, _LOCK),
-        "ReleaseColumnLock": _needs(WRITE, _LOCK),
+        "LockColumns": _needs(WRITE, _TABLE, _LOCK, owned=_OWN_LOCK),
+        "RenewColumnLock": _needs(WRITE, _LOCK, owned=_OWN_LOCK),
+        "ReleaseColumnLock": _needs(WRITE, _LOCK, owned=_OWN_LOCK),
         "ListColumnLocks": _lists("locks", "table", _FILTER),
     },
     "SnapshotService": {
@@ -256,12 +262,15 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
             NamedById("transaction", ("id",), _id_tables),
             # Not a `NamedTable`: all workers take part in the call, not only the owner of the table.
             NamedById("job", ("job.table",), _job_tables),
+            owned=[Owned("transaction", "id")],
         ),
-        "GetForUpdate": _needs(WRITE, _TABLE, _TOKEN),
-        "LookupStaged": Permission((Requirement(READ, _TABLE), Requirement(WRITE, _TOKEN))),
-        "StageDeleteAll": _needs(WRITE, _TABLE, _TOKEN),
-        "CommitTransaction": _needs(WRITE, NamedById("transaction", ("token", "id"), _transaction_tables)),
-        "AbortTransaction": _needs(WRITE, _TOKEN),
+        "GetForUpdate": _needs(WRITE, _TABLE, _TOKEN, owned=_OWN_TOKEN),
+        "LookupStaged": Permission((Requirement(READ, _TABLE), Requirement(WRITE, _TOKEN)), owned=_OWN_TOKEN),
+        "StageDeleteAll": _needs(WRITE, _TABLE, _TOKEN, owned=[_NAMED_LOCK, *_OWN_TOKEN]),
+        "CommitTransaction": _needs(
+            WRITE, NamedById("transaction", ("token", "id"), _transaction_tables), owned=_OWN_TOKEN
+        ),
+        "AbortTransaction": _needs(WRITE, _TOKEN, owned=_OWN_TOKEN),
         "GiveUpTransaction": _needs(ADMIN, _TOKEN),
         "ListTransactions": _lists("transactions", "tables", SomeTable()),
     },
@@ -278,9 +287,9 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
     },
     "ConsumerService": {
         "ListConsumers": _needs(READ, _TABLE),
-        "CommitPosition": _needs(READ, _TABLE, changes=True),
-        "ResetConsumer": _needs(WRITE, _TABLE),
-        "DeleteConsumer": _needs(WRITE, _TABLE),
+        "CommitPosition": _needs(READ, _TABLE, changes=True, owned=_OWN_CONSUMER),
+        "ResetConsumer": _needs(WRITE, _TABLE, owned=_OWN_CONSUMER),
+        "DeleteConsumer": _needs(WRITE, _TABLE, owned=_OWN_CONSUMER),
     },
     "BackupService": {
         "CreateBackup": _needs(ADMIN, EveryTable()),

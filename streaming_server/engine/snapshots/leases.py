@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from scankv.model.errors import InvalidRequest, SnapshotLost
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.names import table_of
-from streaming_server.access.owners import check_owner
+from streaming_server.access.owners import owner_check
 from streaming_server.engine.snapshots.part_ids import PartId, shown_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from streaming_server.access.owners import OwnerCheck
     from streaming_server.engine.snapshots.pinned_view import PinnedView
     from streaming_server.storage.snapshots.snapshots import ViewManifest
 
@@ -133,9 +134,14 @@ def check_lease_name(lease: Lease, name: str) -> None:
         raise InvalidRequest(f'the snapshot {shown_id(lease.lease_id)} {has}: its name cannot become "{name}"')
 
 
+def lease_check(lease: Lease) -> OwnerCheck:
+    """Returns the check of the owner of a lease."""
+    return owner_check(f"the snapshot {shown_id(lease.lease_id)}", [lease.view.table])
+
+
 def check_lease_owner(lease: Lease) -> None:
     """Raises PermissionDenied if the lease belongs to another principal, and the caller is no admin of its table."""
-    check_owner(lease.principal, f"the snapshot {shown_id(lease.lease_id)}", [lease.view.table])
+    lease_check(lease)(lease.principal)
 
 
 def check_renewal(lease: Lease) -> None:

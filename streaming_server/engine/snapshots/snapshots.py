@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.names import check_snapshot_name, table_of, tablet_number
-from streaming_server.access.owners import current_principal, is_owner
+from streaming_server.access.owners import current_principal
 from streaming_server.engine.snapshots.borrowed_views import borrowed_view
 from streaming_server.engine.snapshots.leases import (
     Lease,
@@ -25,6 +25,7 @@ from streaming_server.engine.snapshots.leases import (
     check_part_id,
     check_renewal,
     check_ttl,
+    lease_check,
     lost_error,
     snapshot_info,
 )
@@ -301,7 +302,7 @@ class Snapshots:
             check_ttl(ttl)
         lease = self.lease(snapshot_id)
         check_renewal(lease)
-        if ttl is not None and not is_owner(lease.principal, [lease.view.table]):
+        if ttl is not None and not lease_check(lease).allows(lease.principal):
             # Others have asked for the longer one.
             ttl = max(ttl, lease.ttl)
         return await self._renew(lease, ttl)

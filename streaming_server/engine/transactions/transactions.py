@@ -173,7 +173,7 @@ class Transactions:
         tables: set[str] = set()
         for opened in self._open.values():
             if opened.token == token or (id_ and opened.options.id == id_):
-                tables.update(name for part in opened.parts.values() for name in part.tables)
+                tables.update(opened.tables)
         for decision in self.decided:
             if decision.token == token or (id_ and decision.id == id_):
                 tables.update(decision.tables)
@@ -335,6 +335,7 @@ class Transactions:
 
         Raises:
             InvalidRequest: The id or the time to live is not allowed.
+            PermissionDenied: An open transaction of this id belongs to another principal.
             TooManyTransactions: The limit of open transactions is reached.
             TransactionCommitted: The call is late: the transaction is committed, and another worker knows its id.
         """
@@ -342,6 +343,7 @@ class Transactions:
         self.check_log()
         if options.id:
             while (before := self._find_open(options.id)) is not None:
+                before.check_principal()
                 if before.options.attempt == options.attempt:
                     before.renew()
                     return before
@@ -396,13 +398,14 @@ class Transactions:
         return {owner: offsets[bucket] for owner, offsets in holds.items() if bucket in offsets}
 
     def _renew(self, token: str) -> OpenTransaction:
-        """Returns an open transaction, and renews its time to live."""
+        """Returns an open transaction of the caller, and renews its time to live."""
         self.check_log()
         transaction = self._open.get(token)
         if transaction is None:
             self._check_not_committed(token)
             self.check_not_stuck(token, "")
             raise transaction_lost(token)
+        transaction.check_principal()
         transaction.check_open()
         transaction.renew()
         return transaction
@@ -424,6 +427,7 @@ class Transactions:
 
         Raises:
             TransactionLost: No such transaction exists.
+            PermissionDenied: It belongs to another principal.
             ScanKvError: As `CommitCoordinator.commit`.
         """
         self.check_log()
@@ -434,6 +438,7 @@ class Transactions:
         transaction = self._open.get(token)
         if transaction is None:
             raise transaction_lost(token)
+        transaction.check_principal()
         if isinstance(transaction.agreement, Participation):
             raise Unavailable("another worker commits the transaction: try again", retry_after=_RETRY_SECONDS)
         commit = transaction.commit
@@ -602,6 +607,7 @@ class Transactions:
         """Aborts a transaction, if it exists, and removes its staged rows.
 
         Raises:
+            PermissionDenied: It belongs to another principal.
             TransactionCommitted: The transaction is committed, or being committed.
             Unavailable: A share of it is in doubt.
         """
@@ -612,6 +618,8 @@ class Transactions:
             if token in self._decisions.prepared:
                 self.check_not_stuck(token, "")
         transaction = self._open.get(token)
+        if transaction is not None:
+            transaction.check_principal()
         is_committed = self._committed.find(token, "") is not None or any(each.token == token for each in self.decided)
         if is_committed or (transaction is not None and transaction.commit is not None):
             raise TransactionCommitted("the transaction is committed, or is being committed: it cannot be aborted")
