@@ -204,7 +204,7 @@ _TOKEN: Final = NamedById("transaction", ("token",), _token_tables)
 _STAGED: Final = NamedById("transaction", ("transaction.token",), _token_tables)
 _OWN_LOCK: Final = (Owned("column lock", "lock_id"),)
 _NAMED_LOCK: Final = Owned("column lock", "column_locks")
-_OWN_WRITE: Final = (_NAMED_LOCK, Owned("transaction", "transaction.token"))
+_OWN_WRITE: Final = (_NAMED_LOCK, Owned("transaction", "transaction.token"), Owned("writer", "writer.id"))
 _OWN_TOKEN: Final = (Owned("transaction", "token"),)
 _OWN_CONSUMER: Final = (Owned("consumer", "consumer_id"),)
 _OWN_SNAPSHOT: Final = (Owned("snapshot", "snapshot_id"),)
@@ -230,7 +230,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
     "WriteService": {
         "Upsert": _needs(WRITE, _TABLE, _STAGED, owned=_OWN_WRITE),
         "Delete": _needs(WRITE, _TABLE, _STAGED, owned=_OWN_WRITE),
-        "OpenWriter": _needs(WRITE, _TABLE),
+        "OpenWriter": _needs(WRITE, _TABLE, owned=[Owned("writer", "id")]),
         # Whoever may write may also write what was there before, whose writer that was.
         "Undo": _needs(WRITE, _TABLE, owned=[_NAMED_LOCK]),
     },

@@ -120,6 +120,7 @@ MAKERS: dict[str, Callable[[OwnedThings], Any]] = {
     "consumer": consume,
     "column lock": lock,
     "transaction": stage,
+    "writer": opened,
 }
 
 Request: TypeAlias = "Callable[[OwnedThings, TokenCaller], dict[str, Any]]"
@@ -182,7 +183,12 @@ STAGED: dict[str, Request] = {
     "TransactionService/CommitTransaction": lambda on, by: {"token": on.ids["transaction"]["token"]},
     "TransactionService/AbortTransaction": lambda on, by: {"token": on.ids["transaction"]["token"]},
 }
-for kind, requests in (("column lock", LOCKED), ("transaction", STAGED)):
+WRITTEN: dict[str, Request] = {
+    "WriteService/OpenWriter": lambda on, by: {"table": on.table, "id": "w"},
+    "WriteService/Upsert": lambda on, by: {"table": on.table, "rows": rows_of(9, v=[1]), "writer": on.ids["writer"]},
+    "WriteService/Delete": lambda on, by: {"table": on.table, "keys": rows_of(9), "writer": on.ids["writer"]},
+}
+for kind, requests in (("column lock", LOCKED), ("transaction", STAGED), ("writer", WRITTEN)):
     for about, asking in requests.items():
         REQUESTS.setdefault(about, {})[kind] = asking
 # These get as far as a damaged position, which the test does not have.
@@ -339,3 +345,13 @@ def test_no_other_writer_aborts_a_transaction_before_something_is_staged(owners:
         # An admin of some tables could be one of none of its tables.
         assert other.code(abort, token=token) == "PERMISSION_DENIED"
     owners.server.root(abort, token=token)
+
+
+def test_a_writer_of_another_principal_is_neither_fenced_nor_used_up_and_can_be_undone(owners: OwnersServer) -> None:
+    scene = owners.scene().hold("writer")
+    other, upsert = scene.others[-1], f"{SERVICES}.WriteService/Upsert"
+    late = {**scene.ids["writer"], "sequence": 10_000, "acked_below": 10_000}
+    assert other.code(upsert, table=scene.table, rows=rows_of(9, v=[1]), writer=late) == "PERMISSION_DENIED"
+    scene.owner(upsert, table=scene.table, rows=rows_of(9, v=[1]), writer=scene.ids["writer"])
+    undone = other(f"{SERVICES}.WriteService/Undo", table=scene.table, **undoing(scene))
+    assert undone.deleted == 9
