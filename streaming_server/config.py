@@ -51,6 +51,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "jwt_leeway_seconds": (0, 300),
     "jwt_max_key_age_seconds": (600, 30 * 86_400),
     "max_caller_scans": (0, 100_000),
+    "max_caller_share": (0.001, 1),
     "max_caller_requests_per_second": (0, 10**9),
     "max_caller_bytes_per_second": (0, 2**50),
     "chunk_bytes": (MIN_CHUNK_BYTES, LARGEST_CHUNK_BYTES),
@@ -197,6 +198,9 @@ class ServerConfig:
             certificate.
         audit_log: The file to which the server appends a line of JSON for each call that changes something, and for
             each call that it refuses for lack of rights. Empty: it keeps no audit log.
+        max_caller_share: The share of the snapshot leases, consumers, open transactions, and column locks of a table
+            that one principal may have. Admins of a table may have more, and only they get the last twentieth. Without
+            tokens, clients are not told apart, and there is no share.
         max_caller_scans: The most live scans and streams of one principal, unless its token sets another limit. Without
             tokens, all clients together are one principal. 0: no limit.
         max_caller_requests_per_second: The most calls of one principal in a second, unless its token sets another
@@ -334,6 +338,7 @@ class ServerConfig:
     tls_key: str = ""
     tls_client_ca: str = ""
     audit_log: str = ""
+    max_caller_share: float = 0.75
     max_caller_scans: int = 0
     max_caller_requests_per_second: float = 0.0
     max_caller_bytes_per_second: int = 0

@@ -76,3 +76,37 @@ class OwnerCheck:
 def owner_check(what: str, tables: Iterable[str]) -> OwnerCheck:
     """Returns the check for the caller of the current call. Arguments as for `OwnerCheck`."""
     return OwnerCheck(CALLER.get(), what, frozenset(map(table_of, tables)))
+
+
+_RESERVED: Final = 20
+"""Only admins get the last of this many places, so that they can do something about the others."""
+
+
+def share_refusal(things: str, mine: int, taken: int, most: int, share: float, tables: Iterable[str]) -> str | None:
+    """Returns why the current call may not make another one of something, although the server has place. None: it may.
+
+    Admins may. So may all callers of a server without tokens, which does not know one from another.
+
+    Args:
+        things: What it would make, in the plural.
+        mine: How many of them belong to the caller.
+        taken: How many of them are there.
+        most: The most that may be there.
+        share: The share of them that one principal may have (`max_caller_share`).
+        tables: The tables that it is about.
+    """
+    principal = current_principal()
+    if not principal or owner_check(things, tables).is_admin:
+        return None
+    own = max(1, int(most * share))
+    if mine >= own:
+        return (
+            f'the principal "{principal}" has {mine:,} {things}; the limit of each principal is {own:,} of {most:,}: '
+            "end some, or raise max_caller_share"
+        )
+    if taken >= most - most // _RESERVED:
+        return (
+            f"there are {taken:,} {things}; the limit is {most:,}, of which the last {most // _RESERVED:,} are for "
+            "admins: end some, or ask an admin"
+        )
+    return None

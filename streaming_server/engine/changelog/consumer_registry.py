@@ -19,7 +19,7 @@ from scankv.model.errors import (
     TooManyConsumers,
 )
 from scankv.model.names import check_consumer_id
-from streaming_server.access.owners import current_principal
+from streaming_server.access.owners import current_principal, share_refusal
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
     ConsumerInfo,
@@ -96,7 +96,7 @@ class ConsumerRegistry:
     ) -> None:
         self._clock = clock
         self._ttl = config.consumer_ttl_seconds
-        self._limit = config.max_consumers
+        self._limit, self._share = config.max_consumers, config.max_caller_share
         self._executor = executor
         self._live = live
         self._groups: dict[str, TableConsumers] = {}
@@ -444,13 +444,18 @@ class ConsumerRegistry:
                         await tablets.keep(group.definition, plan.consumer_id, {})
 
     def _new(self, group: TableConsumers, consumer_id: str) -> ConsumerState:
+        principal = current_principal() or None
         there = sum(len(each.consumers) for each in self._groups.values())
         if there >= self._limit:
             raise TooManyConsumers(
                 f"the server has {there:,} consumers; the limit is {self._limit:,}: delete some, or raise max_consumers"
             )
+        mine = sum(each.principal == principal for one in self._groups.values() for each in one.consumers.values())
+        refusal = share_refusal("consumers", mine, there, self._limit, self._share, [group.table])
+        if refusal is not None:
+            raise TooManyConsumers(refusal)
         consumer = group.consumers[consumer_id] = ConsumerState(
-            consumer_id=consumer_id, expires=0.0, principal=current_principal() or None
+            consumer_id=consumer_id, expires=0.0, principal=principal
         )
         self._start_idle_time(consumer)
         return consumer

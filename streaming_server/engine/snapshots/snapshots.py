@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.names import check_snapshot_name, table_of, tablet_number
-from streaming_server.access.owners import current_principal
+from streaming_server.access.owners import current_principal, share_refusal
 from streaming_server.engine.snapshots.borrowed_views import borrowed_view
 from streaming_server.engine.snapshots.leases import (
     Lease,
@@ -192,7 +192,7 @@ class Snapshots:
                 check_renewal(there)
                 return await self._renew(there, self.renewed_ttl(there, ttl))
             ttl = self.default_ttl if ttl is None else ttl
-            await self._make_place()
+            await self._make_place(table_name)
             with self._place_for(lease_id, table_name):
                 if same_view_as:
                     view, write_pause_micros = self.lease(same_view_as, table_name).view, 0
@@ -455,14 +455,21 @@ class Snapshots:
                 )
             await self._end(lease)
 
-    async def _make_place(self) -> None:
+    async def _make_place(self, table: str) -> None:
         """Ends the shared snapshot that was not renewed for the longest time, if the limit of leases is reached.
+
+        If the principal has reached its own limit, ends one of its own.
 
         Of a table with tablets, ends the parts in this process. The owners of the other parts end them in the same way.
         """
-        if self._has_place():
+        has_share = self._share_refusal(table) is None
+        if has_share and self._has_place():
             return
-        shared = [lease for lease in self._leases.values() if lease.is_shared]
+        shared = [
+            lease
+            for lease in self._leases.values()
+            if lease.is_shared and (has_share or lease.principal == current_principal())
+        ]
         oldest = min(shared, key=lambda lease: lease.renewed_at, default=None)
         if oldest is not None and oldest.renewed_at + SHARED_LEASE_SECONDS <= self._clock.monotonic():
             snapshot_id = shown_id(oldest.lease_id)
@@ -477,6 +484,16 @@ class Snapshots:
         taken = set(map(shown_id, (*self._leases, *self._pending)))
         return len(taken) < limit or shown_id(lease_id) in taken
 
+    def _share_refusal(self, table: str, lease_id: str = "") -> str | None:
+        """Returns why the caller may have no other lease. The parts of a snapshot count as one. None: it may."""
+        principal, limit = current_principal(), self._config.max_snapshot_leases
+        taken = set(map(shown_id, (*self._leases, *self._pending)))
+        if not principal or shown_id(lease_id) in taken:
+            return None
+        mine = {shown_id(each.lease_id) for each in self._leases.values() if each.principal == principal}
+        share = self._config.max_caller_share
+        return share_refusal("leases on snapshots", len(mine), len(taken), limit, share, [table])
+
     @contextmanager
     def _place_for(self, lease_id: str, table: str) -> Iterator[None]:
         """Counts a lease that is being taken."""
@@ -489,6 +506,8 @@ class Snapshots:
                 f"there are {taken} leases on snapshots, and the limit is {limit}: release some, or raise "
                 "max_snapshot_leases"
             )
+        if (refusal := self._share_refusal(table, lease_id)) is not None:
+            raise TooManySnapshots(refusal)
         self._pending.add(lease_id)
         try:
             yield

@@ -18,6 +18,7 @@ from scankv.model.errors import (
     TransactionCommitted,
     Unavailable,
 )
+from streaming_server.access.owners import current_principal, share_refusal
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
@@ -72,6 +73,7 @@ class TransactionLimits:
 
     Attributes:
         open: How many transactions may be open at once.
+        share: Which share of them one principal may have.
         bytes: How many bytes each transaction may stage.
         ttl_seconds: The default time to live of a transaction without calls.
         remembered_seconds: How long the server remembers the commit of a transaction with an id.
@@ -79,6 +81,7 @@ class TransactionLimits:
     """
 
     open: int
+    share: float
     bytes: int
     ttl_seconds: float
     remembered_seconds: float
@@ -336,7 +339,7 @@ class Transactions:
         Raises:
             InvalidRequest: The id or the time to live is not allowed.
             PermissionDenied: An open transaction of this id belongs to another principal.
-            TooManyTransactions: The limit of open transactions is reached.
+            TooManyTransactions: The limit of the server, or of the principal, of open transactions is reached.
             TransactionCommitted: The call is late: the transaction is committed, and another worker knows its id.
         """
         options.check()
@@ -359,6 +362,13 @@ class Transactions:
                 "max_transactions",
                 retry_after=_RETRY_SECONDS,
             )
+        mine = sum(each.principal == current_principal() for each in self._open.values())
+        tables = [options.job_table] if options.job_table else []
+        refusal = share_refusal(
+            "open transactions", mine, len(self._open), self._limits.open, self._limits.share, tables
+        )
+        if refusal is not None:
+            raise TooManyTransactions(refusal, retry_after=_RETRY_SECONDS)
         token = token or uuid.uuid4().hex
         directory = StagingDirectory(self._root, token)
         transaction = self._open[token] = OpenTransaction(

@@ -20,7 +20,7 @@ from scankv.model.errors import (
 )
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.names import check_writer_id
-from streaming_server.access.owners import current_principal, owner_check
+from streaming_server.access.owners import current_principal, owner_check, share_refusal
 from streaming_server.engine.snapshots.leases import check_lease_id
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.tasks.reaper import Reaper
@@ -77,10 +77,14 @@ class TableColumnLocks:
         path: Its directory.
         executor: Runs blocking work.
         clock: The server's clock.
+        share: The share of the locks that one principal may have.
     """
 
-    def __init__(self, definition: TableDefinition, path: Path, executor: StorageExecutor, clock: ServerClock) -> None:
+    def __init__(
+        self, definition: TableDefinition, path: Path, executor: StorageExecutor, clock: ServerClock, share: float
+    ) -> None:
         self._clock = clock
+        self._share = share
         self.table = definition.name
         self._file = LockFile(path)
         self._executor = executor
@@ -231,6 +235,10 @@ class TableColumnLocks:
                 f"table {self.table} has {len(live)} column locks; the limit is {_MAX_LOCKS}: release some",
                 table=self.table,
             )
+        mine = sum(lock.principal == current_principal() for lock in live)
+        refusal = share_refusal("column locks", mine, len(live), _MAX_LOCKS, self._share, [self.table])
+        if refusal is not None:
+            raise TooManyLocks(f"table {self.table}: {refusal}", table=self.table)
 
     async def renew(self, lock_id: str, ttl: float | None) -> HeldColumnLock:
         """Restarts a lock's time to live, or sets it to `ttl` seconds.
@@ -315,17 +323,19 @@ class ColumnLocks:
     Args:
         executor: Runs blocking work.
         clock: The server's clock.
+        share: The share of the locks of a table that one principal may have.
     """
 
-    def __init__(self, executor: StorageExecutor, clock: ServerClock) -> None:
+    def __init__(self, executor: StorageExecutor, clock: ServerClock, share: float) -> None:
         self._executor = executor
         self._clock = clock
+        self._share = share
         self._tables: dict[str, TableColumnLocks] = {}
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     def add(self, definition: TableDefinition, path: Path) -> None:
         """Adds a table, and loads the locks in its directory. Their time to live restarts now."""
-        self._tables[definition.name] = TableColumnLocks(definition, path, self._executor, self._clock)
+        self._tables[definition.name] = TableColumnLocks(definition, path, self._executor, self._clock, self._share)
 
     async def drop(self, table: str) -> None:
         """Forgets the locks of a table that is being dropped."""

@@ -355,3 +355,56 @@ def test_a_writer_of_another_principal_is_neither_fenced_nor_used_up_and_can_be_
     scene.owner(upsert, table=scene.table, rows=rows_of(9, v=[1]), writer=scene.ids["writer"])
     undone = other(f"{SERVICES}.WriteService/Undo", table=scene.table, **undoing(scene))
     assert undone.deleted == 9
+
+
+MOST, SHARE, RESERVED = 40, 20, 2
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnersServer]:
+    directory = tmp_path_factory.mktemp("small")
+    issuer = TokenIssuer(directory / "tokens")
+    limits = {"max_snapshot_leases": MOST, "max_consumers": MOST, "max_transactions": MOST, "max_caller_share": 0.5}
+    settings = [text for name, limit in limits.items() for text in ("--set", f"{name}={limit}")]
+    with (
+        ServerProcess(directory / "data", "--tokens", str(issuer.path), *settings) as server,
+        SecuredServer(server.url, issuer) as secured,
+    ):
+        yield OwnersServer(secured, 1)
+
+
+TAKING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
+    "TOO_MANY_SNAPSHOTS": ("SnapshotService/PinSnapshot", lambda on: {"table": on.table}),
+    "TOO_MANY_CONSUMERS": (
+        "ScanService/ScanKv",
+        lambda on: {"table": on.table, "log": changes_of(uuid.uuid4().hex)},
+    ),
+    "TOO_MANY_TRANSACTIONS": ("TransactionService/BeginTransaction", lambda on: {"attempt": "a"}),
+}
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("reason", TAKING)
+def test_no_principal_takes_more_than_its_share_and_admins_have_a_reserve(small: OwnersServer, reason: str) -> None:
+    scene = small.scene()
+    method, request = TAKING[reason]
+    call = f"{SERVICES}.{method}"
+
+    def taken(by: TokenCaller) -> int:
+        for number in range(MOST + 1):
+            refused = by.refusal(call, **request(scene))
+            if refused is not None:
+                assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", reason)
+                messages.append(refused.message)
+                return number
+        raise AssertionError("more than the limit of the server")
+
+    messages: list[str] = []
+    first, second = scene.owner, scene.others[-1]
+    assert taken(first) == SHARE
+    assert taken(scene.twin) == 0
+    assert taken(second) == MOST - SHARE - RESERVED
+    assert taken(small.server.root) == RESERVED
+    assert f'the principal "mine" has {SHARE} ' in messages[0]
+    assert "max_caller_share" in messages[0]
+    assert f"the last {RESERVED} are for admins" in messages[2]
