@@ -2058,6 +2058,11 @@ class Snapshot(BlockingLease):
         return self._aio.name
 
     @property
+    def principal(self) -> str | None:
+        """The principal that took it: only its tokens, and admins, renew and release it. None: it has no owner."""
+        return self._aio.principal
+
+    @property
     def view_id(self) -> str:
         """The id of the view, equal for all leases that share it."""
         return self._aio.view_id
@@ -2162,6 +2167,11 @@ class ColumnLock(BlockingLease):
     def owner(self) -> str:
         """The owner's name, which other writers see in their errors."""
         return self._aio.owner
+
+    @property
+    def principal(self) -> str | None:
+        """The principal that the lock belongs to: only its tokens, and admins, can use it. None: it has no owner."""
+        return self._aio.principal
 
     @property
     def ttl(self) -> float:
