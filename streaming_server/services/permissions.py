@@ -302,6 +302,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "ListSlowCalls": Permission((Requirement(ADMIN, EveryTable()),)),
         "CancelScan": _needs(ADMIN, NamedById("scan", ("scan_id",), _scan_tables)),
         "CheckTable": _needs(READ, _TABLE),
+        "AssignOwner": _needs(ADMIN, _TABLE),
     },
 }
 

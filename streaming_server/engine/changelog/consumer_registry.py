@@ -278,13 +278,13 @@ class ConsumerRegistry:
         async with self._lock(group, consumer_id, _raise_gone) as consumer:
             check_consumer_owner(group, consumer)
             committed = advanced = check_fence(group, consumer, fence)
-            # The stream was open before the server knew who it is.
-            adopts = consumer.principal is None and bool(current_principal())
-            if adopts:
-                consumer.principal = current_principal()
             rows = rows_position if committed.position.scanning else b""
             if not rows_position:
                 advanced = committed.advance_to(ConsumerProgress.from_token(token, group.digest))
+            # The stream was open before the server knew whose it is.
+            adopts = consumer.principal is None and bool(current_principal())
+            if adopts:
+                consumer.principal = current_principal()
             changed = adopts or advanced is not committed or rows != consumer.rows_position
             if changed or not consumer.committed_micros:
                 await self._store(group, table, consumer, advanced, fence, self._clock.commit_micros(), rows)
@@ -369,6 +369,21 @@ class ConsumerRegistry:
             check_consumer_owner(group, consumer)
             await self._forget(group, consumer)
             self._end(group, consumer, "it was deleted")
+
+    async def assign(self, table: TableState, before: str, principal: str) -> int:
+        """Gives the consumers that belong to a principal (empty: to nobody) to another one, and returns how many.
+
+        Their positions stay as they are stored. Damaged consumers are left out.
+        """
+        group, given = self._group(table), 0
+        for consumer_id in list(group.consumers):
+            with suppress(ConsumerNotFound):
+                async with self._lock(group, consumer_id, _raise_not_found) as consumer:
+                    if consumer.committed is not None and (consumer.principal or "") == before:
+                        await self._executor.run(group.directory.assign, consumer_id, principal)
+                        consumer.principal = principal
+                        given += 1
+        return given
 
     async def list_consumers(self, table: TableState) -> list[ConsumerInfo]:
         """Returns the consumers of a table by id, ascending. Opens the buckets in which they have positions."""

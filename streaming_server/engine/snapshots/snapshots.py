@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, TooManySnapshots
+from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, SnapshotLost, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.names import check_snapshot_name, table_of, tablet_number
 from streaming_server.access.owners import current_principal, share_refusal
@@ -319,6 +319,18 @@ class Snapshots:
         await self._end(lease)
         if lease.view.removal is not None:
             await asyncio.shield(lease.view.removal)
+
+    async def assign(self, table: str, before: str, principal: str) -> int:
+        """Gives the snapshots of a table that belong to a principal (empty: to nobody) to another one, durably.
+
+        Returns how many these are.
+        """
+        given = [each for each in self._leases.values() if each.view.table == table and each.principal == before]
+        for lease in given:
+            lease.principal = principal
+            with suppress(SnapshotLost):
+                await self._write_lease(lease)
+        return len(given)
 
     def list_snapshots(self, table: str | None = None) -> list[SnapshotInfo]:
         """Returns the snapshots of one table (None: all), oldest view first; skips those with a damaged manifest."""

@@ -171,12 +171,12 @@ class TableColumnLocks:
         """
         seconds = DEFAULT_LOCK_SECONDS if ttl is None else ttl
         async with self._changing:
-            # Not before: while a call waits here, the columns may get other names.
-            _check(latest(), columns, owner, lock_id, seconds)
             known = self._locks.get(lock_id)
             is_live = known is not None and bool(known.remaining)
             if known is not None and is_live:
                 known.check_principal()
+            # Not before: while a call waits here, the columns may get other names.
+            _check(latest(), columns, owner, lock_id, seconds)
             if known is not None and (set(known.columns), known.owner) != (set(columns), owner):
                 raise InvalidRequest(
                     f"column lock {lock_id} exists, with other columns or another owner: choose another id"
@@ -265,6 +265,16 @@ class TableColumnLocks:
         async with self._changing:
             self._get(lock_id).check_principal()
             await self._remove([lock_id])
+
+    async def assign(self, before: str, principal: str) -> int:
+        """Gives the locks that belong to a principal (empty: to nobody) to another one, and returns how many."""
+        async with self._changing:
+            given = [lock for lock in self.live() if lock.principal == before]
+            for lock in given:
+                lock.principal = principal
+            if given:
+                await self._store()
+        return len(given)
 
     async def expire(self) -> None:
         """Forgets the locks that have expired."""

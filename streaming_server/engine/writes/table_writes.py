@@ -340,6 +340,18 @@ class TableWrites:
         await all_ended(live.wait_written() for live in buckets)
         return epoch, sequence
 
+    async def assign_writers(self, before: str, principal: str) -> frozenset[str]:
+        """Gives the writers that belong to a principal (empty: to nobody) to another one, durably.
+
+        Returns their ids. Raises DataLoss if a bucket is damaged.
+        """
+        buckets, given = [*self._table.buckets], set[str]()
+        async with lock_buckets(buckets) as opened:
+            for live, bucket in opened:
+                given.update(await live.run(bucket.writers.assign, before, principal))
+        await all_ended(live.wait_written() for live in buckets)
+        return frozenset(given)
+
     async def _write(
         self,
         rows: int,

@@ -469,6 +469,22 @@ class WriterStates:
         self._count, self._swept = there, self._clock.monotonic()
         return expired
 
+    def assign(self, before: str, principal: str) -> list[str]:
+        """Gives the writers that belong to a principal (empty: to nobody) to another one, and returns their ids."""
+        batch, given = self._store.batch(), list[str]()
+        for key, value in self._stored_records():
+            writer = key[len(_PREFIX) :].decode()
+            _, _, epoch, *_ = self._head(value)
+            owner = cast("bytes | None", self._store.meta.get(_owner_key(writer)))
+            if epoch and writer != TRANSACTIONS and (owner or b"").decode() == before:
+                batch.put_meta(_owner_key(writer), principal.encode())
+                given.append(writer)
+        if given:
+            self._store.write(batch)
+            for writer in given:
+                self._cache.pop(writer, None)
+        return given
+
     def ensure_capacity(self, writer: str) -> None:
         """Makes sure that the bucket may know another writer. Raises TooManyWriters."""
         full = self._count is None or self._count >= self._limits.max_writers

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss, InvalidRequest
@@ -114,6 +114,10 @@ class ConsumerDirectory:
         if record.principal is not None:
             content["principal"] = record.principal
         write_checked_json(self._file(record.consumer_id), content)
+
+    def assign(self, consumer_id: str, principal: str) -> None:
+        """Gives a stored consumer to a principal. Otherwise like `write`. Raises DataLoss if it cannot be read."""
+        self.write(replace(_read_record(self._file(consumer_id)), principal=principal))
 
     def remove(self, consumer_id: str) -> None:
         """Removes a consumer durably. An unknown consumer is no error."""

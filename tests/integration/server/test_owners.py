@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pytest
 
-from aio_client import PermissionDenied, StartFrom, StopAt, sync
+from aio_client import AssignedOwner, InvalidRequest, PermissionDenied, StartFrom, StopAt, sync
 from streaming_server.services.permissions import PERMISSIONS
-from tests.support.secured import METHODS, SecuredServer, TokenCaller, TokenIssuer
+from tests.support.secured import METHODS, SecuredServer, TokenCaller, TokenIssuer, request_type
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 SERVICES = "scankv.v1"
 SNAPSHOTS = f"{SERVICES}.SnapshotService"
@@ -256,6 +257,9 @@ def test_each_field_with_the_owner_of_something_exists_in_its_request() -> None:
 def test_only_the_owner_or_an_admin_uses_what_is_held(owners: OwnersServer, method: str, what: str) -> None:
     scene, call = owners.scene().hold(what), f"{SERVICES}.{method}"
     request = REQUESTS[method][what]
+    for token in (None, f"{owners.server.issuer.root}x"):
+        unknown = TokenCaller(owners.server.channel, token)
+        assert unknown.code(call, **request(scene, scene.owner)) == "UNAUTHENTICATED"
     for other in scene.others:
         refused = other.refusal(call, **request(scene, other))
         assert refused is not None
@@ -357,6 +361,35 @@ def test_a_writer_of_another_principal_is_neither_fenced_nor_used_up_and_can_be_
     assert undone.deleted == 9
 
 
+def test_an_admin_gives_what_belongs_to_one_principal_to_another(owners: OwnersServer) -> None:
+    scene = owners.scene()
+    for what in ("snapshot", "consumer", "writer", "column lock"):
+        scene.hold(what)
+    other = scene.others[-1]
+    with sync.connect(owners.server.address, token=owners.token_of(other)) as writer:
+        with pytest.raises(PermissionDenied, match="needs the role admin"):
+            writer.assign_owner(scene.table, "b", current="mine")
+    with sync.connect(owners.server.address, token=owners.token_of(scene.admin)) as admin:
+        assert admin.assign_owner(scene.table, "b") == AssignedOwner(
+            snapshots=0, consumers=0, column_locks=0, writers=()
+        )
+        assert admin.assign_owner(scene.table, "b", current="mine") == AssignedOwner(
+            snapshots=1, consumers=1, column_locks=1, writers=("w",)
+        )
+        assert {each.principal for each in admin.snapshots(scene.table)} == {"b"}
+        with pytest.raises(InvalidRequest, match="principal must be 1 to 200 printable characters"):
+            admin.assign_owner(scene.table, "")
+    for method, what in (
+        ("SnapshotService/ReleaseSnapshot", "snapshot"),
+        ("ConsumerService/DeleteConsumer", "consumer"),
+        ("WriteService/OpenWriter", "writer"),
+        ("LockService/ReleaseColumnLock", "column lock"),
+    ):
+        request = REQUESTS[method][what](scene, other)
+        assert scene.owner.code(f"{SERVICES}.{method}", **request) == "PERMISSION_DENIED", method
+        other(f"{SERVICES}.{method}", **request)
+
+
 MOST, SHARE, RESERVED = 40, 20, 2
 
 
@@ -408,3 +441,62 @@ def test_no_principal_takes_more_than_its_share_and_admins_have_a_reserve(small:
     assert f'the principal "mine" has {SHARE} ' in messages[0]
     assert "max_caller_share" in messages[0]
     assert f"the last {RESERVED} are for admins" in messages[2]
+
+
+@pytest.mark.one_process
+def test_what_a_server_without_tokens_held_belongs_to_the_principals_that_continue_it(tmp_path: Path) -> None:
+    issuer, commit = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ConsumerService/CommitPosition"
+    with (
+        ServerProcess(tmp_path / "data") as process,
+        SecuredServer(process.url, issuer) as open_,
+    ):
+        before = OwnersServer(open_, 1)
+        before.owner = TokenCaller(open_.channel)
+        scene = before.scene()
+        for what in ("snapshot", "transaction", "writer", "column lock"):
+            scene.hold(what)
+        stream = open_.root.stream(
+            f"{SERVICES}.ScanService/ScanKv",
+            request_type(f"{SERVICES}.ScanService/ScanKv")(table=scene.table, log=changes_of("kept")),
+        )
+        fence = next(stream).header.consumer_fence
+        token = next(message.chunk.resume_token for message in stream if message.HasField("chunk"))
+        stream.cancel()
+        scene.hold("consumer")
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path)) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        after = OwnersServer(secured, 1)
+        scene.owner, scene.twin, scene.others, scene.admin = after.owner, after.twin, after.others, after.admin
+        other = scene.others[-1]
+        listed = other(f"{SERVICES}.ConsumerService/ListConsumers", table=scene.table).consumers
+        assert [each.principal for each in listed] == ["", ""]
+        # Others take over what has no owner, as before, and do not become its owner.
+        taken = REQUESTS["ScanService/ScanKv"]["consumer"](scene, other)
+        taken_fence = other(f"{SERVICES}.ScanService/ScanKv", **taken).header.consumer_fence
+        position = {"table": scene.table, "resume_token": token}
+        other(commit, consumer_id=scene.ids["consumer"]["consumer_id"], fence=taken_fence, **position)
+        scene.owner(commit, consumer_id="kept", fence=fence, **position)
+        listed = other(f"{SERVICES}.ConsumerService/ListConsumers", table=scene.table).consumers
+        assert {each.consumer_id: each.principal for each in listed} == {
+            "kept": "mine",
+            scene.ids["consumer"]["consumer_id"]: "",
+        }
+        scene.owner(f"{SERVICES}.LockService/RenewColumnLock", lock_id=scene.ids["column lock"]["lock_id"])
+        scene.owner(f"{SERVICES}.SnapshotService/RenewSnapshot", snapshot_id=scene.ids["snapshot"])
+        scene.owner(
+            f"{SERVICES}.TransactionService/LookupStaged",
+            **STAGED["TransactionService/LookupStaged"](scene, scene.owner),
+        )
+        written = {**under_lock(scene), "rows": rows_of(9, v=[1]), "writer": scene.ids["writer"]}
+        scene.owner(f"{SERVICES}.WriteService/Upsert", **written)
+        for method, what in (
+            ("LockService/ReleaseColumnLock", "column lock"),
+            ("SnapshotService/ReleaseSnapshot", "snapshot"),
+            ("TransactionService/AbortTransaction", "transaction"),
+            ("WriteService/OpenWriter", "writer"),
+        ):
+            refused = other.refusal(f"{SERVICES}.{method}", **REQUESTS[method][what](scene, other))
+            assert refused is not None, method
+            assert refused.details["principal"] == "mine"
