@@ -17,6 +17,7 @@ from aio_client._admin.check import BucketCheck, IndexCheck
 from aio_client._admin.damaged_table import DamagedTable
 from aio_client._admin.disk_use import DiskUse
 from aio_client._admin.indexes import IndexStatus
+from aio_client._admin.owners import AssignedOwner
 from aio_client._admin.partitions import PartitionInfo
 from aio_client._admin.table_statistics import BucketStatistics
 from aio_client._client.bootstrap import BootstrapProgress
@@ -126,6 +127,7 @@ if TYPE_CHECKING:
     from aio_client import sync
 
 __all__ = [
+    "AssignedOwner",
     "BackupFailed",
     "BackupStatus",
     "BaseStatistics",

@@ -54,6 +54,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "jwt_leeway_seconds": (0, 300),
     "jwt_max_key_age_seconds": (600, 30 * 86_400),
     "max_caller_scans": (0, 100_000),
+    "max_caller_share": (0.001, 1),
     "max_caller_requests_per_second": (0, 10**9),
     "max_caller_bytes_per_second": (0, 2**50),
     "chunk_bytes": (MIN_CHUNK_BYTES, LARGEST_CHUNK_BYTES),
@@ -208,6 +209,9 @@ class ServerConfig:
         audit_output: Where these lines also go, or go without a file: `stdout`, `syslog` for `/dev/log`, `syslog:/PATH`
             for another local socket, or `syslog:HOST:PORT` for UDP. Empty: nowhere.
         audit_reads: Whether calls that only read have a line, too.
+        max_caller_share: The share of the snapshot leases, consumers, open transactions, and column locks of a table
+            that one principal may have. Admins of a table may have more, and only they get the last twentieth. Without
+            tokens, clients are not told apart, and there is no share.
         max_caller_scans: The most live scans and streams of one principal, unless its token sets another limit. Without
             tokens, all clients together are one principal. 0: no limit.
         max_caller_requests_per_second: The most calls of one principal in a second, unless its token sets another
@@ -356,6 +360,7 @@ class ServerConfig:
     audit_log: str = ""
     audit_output: str = ""
     audit_reads: bool = False
+    max_caller_share: float = 0.75
     max_caller_scans: int = 0
     max_caller_requests_per_second: float = 0.0
     max_caller_bytes_per_second: int = 0

@@ -12,6 +12,7 @@ from aio_client._admin.backups import BackupStatus, backup_message, create_backu
 from aio_client._admin.check import check_table
 from aio_client._admin.damaged_table import DamagedTable
 from aio_client._admin.indexes import index_messages, wait_until_built
+from aio_client._admin.owners import assign_owner
 from aio_client._client.bootstrap import bootstrap_table, open_source
 from aio_client._client.table import Table
 from aio_client._client.table_definition import definition_message, option_text, schema_bytes
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from aio_client._admin.check import BucketCheck
     from aio_client._admin.indexes import Indexes, IndexStatus
+    from aio_client._admin.owners import AssignedOwner
     from aio_client._client.bootstrap import BootstrapProgress, Duplicates, OpenBootstrap
     from aio_client._client.transaction import ConflictMode, LockMode
     from aio_client._client.transaction_info import JobStep, LostWrites, TransactionInfo
@@ -592,6 +594,24 @@ class Client:
             LockLost: No lock has that id.
         """
         await release_lock(self._transport, lock_id)
+
+    async def assign_owner(self, table: str, principal: str, *, current: str | None = None) -> AssignedOwner:
+        """Gives the snapshots, consumers, column locks and opened writers of a table to a principal.
+
+        On a server with tokens, only the principal to whom one of them belongs, or an admin of the table, may renew,
+        release, take over or end it. Open transactions stay as they are.
+
+        Args:
+            table: The table, as `database.table`.
+            principal: To whom they will belong.
+            current: To whom they belong now. Default: to nobody, since they were made before the server had tokens or
+                owners.
+
+        Raises:
+            PermissionDenied: The caller is not an admin of the table.
+            TableNotFound: The table does not exist.
+        """
+        return await assign_owner(self._transport, table, principal, current)
 
     def transaction(
         self,

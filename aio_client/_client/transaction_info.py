@@ -65,6 +65,7 @@ class TransactionInfo:
             `Client.give_up_transaction`.
         locked_keys: How many keys it has locked.
         waits_for: The tokens of the transactions for whose locks it waits now.
+        principal: The principal that it belongs to. None: it has no owner.
     """
 
     token: str
@@ -80,6 +81,7 @@ class TransactionInfo:
     stuck: str
     locked_keys: int = 0
     waits_for: tuple[str, ...] = ()
+    principal: str | None = None
 
     @classmethod
     def of(cls, message: transaction_pb2.OpenTransaction) -> TransactionInfo:
@@ -99,6 +101,7 @@ class TransactionInfo:
             stuck=message.stuck,
             locked_keys=message.locked_keys,
             waits_for=tuple(message.waits_for),
+            principal=message.principal or None,
         )
 
 

@@ -44,6 +44,7 @@ class Consumer:
             has committed none of them or all of them, or has started otherwise.
         restored: Whether the position comes from another incarnation of the table, because the table was restored or
             recovered. Streams of the consumer raise TableRecreated until the position is accepted or changed.
+        principal: The principal that it belongs to. None: it has no owner.
     """
 
     id: str
@@ -56,6 +57,7 @@ class Consumer:
     damage: str | None
     rows_position: bytes | None = None
     restored: bool = False
+    principal: str | None = None
 
     @classmethod
     def of(cls, message: consumer_pb2.Consumer) -> Self:
@@ -72,6 +74,7 @@ class Consumer:
             damage=message.damage or None,
             rows_position=message.rows_position or None,
             restored=message.restored,
+            principal=message.principal or None,
         )
 
 

@@ -101,6 +101,11 @@ class Snapshot(RenewableLease):
         return self._message.name or None
 
     @property
+    def principal(self) -> str | None:
+        """The principal that took it: only its tokens, and admins, renew and release it. None: it has no owner."""
+        return self._message.principal or None
+
+    @property
     def view_id(self) -> str:
         """The id of the view, equal for all leases that share it."""
         return self._message.view_id

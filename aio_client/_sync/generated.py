@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from aio_client._admin.damaged_table import DamagedTable
     from aio_client._admin.disk_use import DiskUse
     from aio_client._admin.indexes import Indexes, IndexStatus
+    from aio_client._admin.owners import AssignedOwner
     from aio_client._admin.partitions import PartitionInfo
     from aio_client._admin.table_statistics import BucketStatistics
     from aio_client._client.bootstrap import BootstrapProgress, Duplicates
@@ -536,6 +537,24 @@ class Client(BlockingClient):
             LockLost: No lock has that id.
         """
         self._runner.call(lambda: self._aio.release_column_lock(lock_id))
+
+    def assign_owner(self, table: str, principal: str, *, current: str | None = None) -> AssignedOwner:
+        """Gives the snapshots, consumers, column locks and opened writers of a table to a principal.
+
+        On a server with tokens, only the principal to whom one of them belongs, or an admin of the table, may renew,
+        release, take over or end it. Open transactions stay as they are.
+
+        Args:
+            table: The table, as `database.table`.
+            principal: To whom they will belong.
+            current: To whom they belong now. Default: to nobody, since they were made before the server had tokens or
+                owners.
+
+        Raises:
+            PermissionDenied: The caller is not an admin of the table.
+            TableNotFound: The table does not exist.
+        """
+        return self._runner.call(lambda: self._aio.assign_owner(table, principal, current=current))
 
     def transaction(
         self,
@@ -2058,6 +2077,11 @@ class Snapshot(BlockingLease):
         return self._aio.name
 
     @property
+    def principal(self) -> str | None:
+        """The principal that took it: only its tokens, and admins, renew and release it. None: it has no owner."""
+        return self._aio.principal
+
+    @property
     def view_id(self) -> str:
         """The id of the view, equal for all leases that share it."""
         return self._aio.view_id
@@ -2162,6 +2186,11 @@ class ColumnLock(BlockingLease):
     def owner(self) -> str:
         """The owner's name, which other writers see in their errors."""
         return self._aio.owner
+
+    @property
+    def principal(self) -> str | None:
+        """The principal that the lock belongs to: only its tokens, and admins, can use it. None: it has no owner."""
+        return self._aio.principal
 
     @property
     def ttl(self) -> float:

@@ -74,6 +74,11 @@ class ColumnLock(RenewableLease):
         return self._message.owner
 
     @property
+    def principal(self) -> str | None:
+        """The principal that the lock belongs to: only its tokens, and admins, can use it. None: it has no owner."""
+        return self._message.principal or None
+
+    @property
     def ttl(self) -> float:
         """The time to live in seconds: the lock ends unless it is renewed within it."""
         return self._message.ttl_millis / 1000

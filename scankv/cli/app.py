@@ -56,6 +56,7 @@ _LOCATIONS: Final = {
     "index": "indexes.app",
     "partitions": "partitions.app",
     "locks": "locks.app",
+    "owners": "owners.app",
     "transactions": "transactions.app",
     "snapshot": "snapshots.app",
     "backup": "backups.app",

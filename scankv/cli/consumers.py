@@ -153,4 +153,5 @@ def _summary(consumer: Consumer) -> dict[str, object]:
         "table_incarnation": consumer.log_offsets.table_incarnation,
         "restored": consumer.restored,
         "damage": consumer.damage,
+        "principal": consumer.principal,
     }

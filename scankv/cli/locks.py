@@ -80,4 +80,5 @@ def _summary(lock: sync.ColumnLock) -> dict[str, object]:
         "columns": lock.columns,
         "ttl_seconds": lock.ttl,
         "remaining_seconds": round(lock.remaining, 3),
+        "principal": lock.principal,
     }

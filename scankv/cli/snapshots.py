@@ -148,4 +148,5 @@ def _summary(snapshot: sync.Snapshot) -> dict[str, object]:
         "remaining_seconds": round(snapshot.remaining, 3),
         "log_offsets": snapshot.log_offsets,
         "table_incarnation": snapshot.log_offsets.table_incarnation,
+        "principal": snapshot.principal,
     }

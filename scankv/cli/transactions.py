@@ -146,4 +146,5 @@ def _summary(transaction: TransactionInfo) -> dict[str, object]:
         "stuck": transaction.stuck,
         "locked_keys": transaction.locked_keys,
         "waits_for": list(transaction.waits_for),
+        "principal": transaction.principal,
     }

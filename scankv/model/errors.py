@@ -146,13 +146,15 @@ class Unauthenticated(ServerRefused):
 
 
 class PermissionDenied(ServerRefused):
-    """The token of the call does not grant what the call needs. Nothing was done.
+    """The token of the call does not grant what the call needs, or something that it names has another owner.
 
-    `details` has the missing `role` (`read`, `write` or `admin`), and `table` if the client named the table itself.
-    Whether the table exists makes no difference.
+    Nothing was done. `details` has the missing `role` (`read`, `write` or `admin`), and `table` if the client named the
+    table itself. Whether the table exists makes no difference. If the call names a snapshot, consumer, writer,
+    transaction or column lock of another principal, `details` has the `principal`.
 
     What to do:
-        Ask the operator of the server for a token with the role that the message names.
+        Ask the operator of the server for a token with the role that the message names. Programs that take over from
+        each other need tokens of one principal.
     """
 
     code = "PERMISSION_DENIED"
@@ -461,7 +463,7 @@ class TooManySnapshots(ServerRefused):
 
     What to do:
         Release snapshots that are no longer needed: `scankv snapshot` lists them. The limits are
-        `max_snapshot_leases` and `max_snapshot_bytes`.
+        `max_snapshot_leases`, `max_snapshot_bytes` and, for each principal, `max_caller_share`.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -498,7 +500,7 @@ class TooManyConsumers(ServerRefused):
 
     What to do:
         Delete consumers that are no longer needed: `scankv consumers list` shows them. The limit is
-        `max_consumers`.
+        `max_consumers` and, for each principal, `max_caller_share`.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -657,7 +659,8 @@ class TooManyTransactions(ServerRefused):
     """The server has reached its limit of open transactions.
 
     What to do:
-        Commit or abort open transactions: `scankv transactions` lists them. The limit is `max_transactions`.
+        Commit or abort open transactions: `scankv transactions` lists them. The limits are
+        `max_transactions` and, for each principal, `max_caller_share`.
     """
 
     code = "RESOURCE_EXHAUSTED"

@@ -20,6 +20,66 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class AssignOwnerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    CURRENT_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """`database.table`."""
+    current: _builtins.str
+    """To whom they belong now. Empty: to nobody."""
+    principal: _builtins.str
+    """To whom they will belong: 1 to 200 characters."""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        current: _builtins.str = ...,
+        principal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "principal", b"principal", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignOwnerRequest: _TypeAlias = AssignOwnerRequest  # noqa: Y015
+
+@_typing.final
+class AssignOwnerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    CONSUMERS_FIELD_NUMBER: _builtins.int
+    COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
+    WRITERS_FIELD_NUMBER: _builtins.int
+    snapshots: _builtins.int
+    """How many have another owner now."""
+    consumers: _builtins.int
+    column_locks: _builtins.int
+    @_builtins.property
+    def writers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The ids of the writers."""
+
+    def __init__(
+        self,
+        *,
+        snapshots: _builtins.int = ...,
+        consumers: _builtins.int = ...,
+        column_locks: _builtins.int = ...,
+        writers: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "consumers", b"consumers", "snapshots", b"snapshots", "writers", b"writers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignOwnerResponse: _TypeAlias = AssignOwnerResponse  # noqa: Y015
+
+@_typing.final
 class CheckTableRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

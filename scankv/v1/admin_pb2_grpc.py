@@ -64,6 +64,11 @@ class AdminServiceStub:
                 request_serializer=scankv_dot_v1_dot_admin__pb2.CheckTableRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_admin__pb2.BucketCheck.FromString,
                 _registered_method=True)
+        self.AssignOwner = channel.unary_unary(
+                '/scankv.v1.AdminService/AssignOwner',
+                request_serializer=scankv_dot_v1_dot_admin__pb2.AssignOwnerRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_admin__pb2.AssignOwnerResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -118,6 +123,16 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AssignOwner(self, request, context):
+        """Gives the snapshots, consumers, column locks and opened writers of a table that belong to one principal, or to none,
+        to another principal. Durable when this call returns. What is made while it runs may be left out. Open transactions
+        stay as they are.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); DATA_LOSS DATA_LOSS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -150,6 +165,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CheckTable,
                     request_deserializer=scankv_dot_v1_dot_admin__pb2.CheckTableRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_admin__pb2.BucketCheck.SerializeToString,
+            ),
+            'AssignOwner': grpc.unary_unary_rpc_method_handler(
+                    servicer.AssignOwner,
+                    request_deserializer=scankv_dot_v1_dot_admin__pb2.AssignOwnerRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_admin__pb2.AssignOwnerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -314,6 +334,33 @@ class AdminService:
             '/scankv.v1.AdminService/CheckTable',
             scankv_dot_v1_dot_admin__pb2.CheckTableRequest.SerializeToString,
             scankv_dot_v1_dot_admin__pb2.BucketCheck.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AssignOwner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.AdminService/AssignOwner',
+            scankv_dot_v1_dot_admin__pb2.AssignOwnerRequest.SerializeToString,
+            scankv_dot_v1_dot_admin__pb2.AssignOwnerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,12 @@ class AdminServiceStub:
 
     Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise.
     """
+    AssignOwner: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AssignOwnerRequest, _admin_pb2.AssignOwnerResponse]
+    """Gives the snapshots, consumers, column locks and opened writers of a table that belong to one principal, or to none,
+    to another principal. Durable when this call returns. What is made while it runs may be left out. Open transactions
+    stay as they are.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); DATA_LOSS DATA_LOSS.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -76,6 +82,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     listed and cancelled like a scan. Damage is reported in the messages and is not an error.
 
     Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise.
+    """
+    AssignOwner: _aio.UnaryUnaryMultiCallable[_admin_pb2.AssignOwnerRequest, _admin_pb2.AssignOwnerResponse]  # type: ignore[assignment]
+    """Gives the snapshots, consumers, column locks and opened writers of a table that belong to one principal, or to none,
+    to another principal. Durable when this call returns. What is made while it runs may be left out. Open transactions
+    stay as they are.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); DATA_LOSS DATA_LOSS.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -134,6 +146,18 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         listed and cancelled like a scan. Damage is reported in the messages and is not an error.
 
         Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise.
+        """
+
+    @_abc_1.abstractmethod
+    def AssignOwner(
+        self,
+        request: _admin_pb2.AssignOwnerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AssignOwnerResponse, _abc.Awaitable[_admin_pb2.AssignOwnerResponse]]:
+        """Gives the snapshots, consumers, column locks and opened writers of a table that belong to one principal, or to none,
+        to another principal. Durable when this call returns. What is made while it runs may be left out. Open transactions
+        stay as they are.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); DATA_LOSS DATA_LOSS.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from scankv.v1 import scan_pb2 as scankv_dot_v1_dot_scan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18scankv/v1/consumer.proto\x12\tscankv.v1\x1a\x14scankv/v1/scan.proto\"\xbd\x02\n\x08\x43onsumer\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\t\x12\x38\n\x0blog_offsets\x18\x02 \x03(\x0b\x32#.scankv.v1.Consumer.LogOffsetsEntry\x12\x0b\n\x03lag\x18\x03 \x01(\x04\x12\x18\n\x10\x63ommitted_micros\x18\x04 \x01(\x03\x12\x0c\n\x04live\x18\x05 \x01(\x08\x12\x0c\n\x04\x66ull\x18\x06 \x01(\x08\x12\x18\n\x10remaining_millis\x18\x07 \x01(\x04\x12\x0e\n\x06\x64\x61mage\x18\x08 \x01(\t\x12\x19\n\x11table_incarnation\x18\t \x01(\t\x12\x15\n\rrows_position\x18\n \x01(\x0c\x12\x10\n\x08restored\x18\x0b \x01(\x08\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"%\n\x14ListConsumersRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x15ListConsumersResponse\x12&\n\tconsumers\x18\x01 \x03(\x0b\x32\x13.scankv.v1.Consumer\"w\n\x15\x43ommitPositionRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x14\n\x0cresume_token\x18\x04 \x01(\x0c\x12\x15\n\rrows_position\x18\x05 \x01(\x0c\"\xc8\x01\n\x16\x43ommitPositionResponse\x12\x46\n\x0blog_offsets\x18\x01 \x03(\x0b\x32\x31.scankv.v1.CommitPositionResponse.LogOffsetsEntry\x12\x18\n\x10\x63ommitted_micros\x18\x02 \x01(\x03\x12\x19\n\x11table_incarnation\x18\x03 \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"o\n\x14ResetConsumerRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\x12#\n\x05start\x18\x03 \x01(\x0b\x32\x14.scankv.v1.Changelog\x12\x0e\n\x06\x61\x63\x63\x65pt\x18\x04 \x01(\x08\"\xac\x01\n\x15ResetConsumerResponse\x12\x45\n\x0blog_offsets\x18\x01 \x03(\x0b\x32\x30.scankv.v1.ResetConsumerResponse.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x02 \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\";\n\x15\x44\x65leteConsumerRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\"\x18\n\x16\x44\x65leteConsumerResponse2\xe7\x02\n\x0f\x43onsumerService\x12R\n\rListConsumers\x12\x1f.scankv.v1.ListConsumersRequest\x1a .scankv.v1.ListConsumersResponse\x12U\n\x0e\x43ommitPosition\x12 .scankv.v1.CommitPositionRequest\x1a!.scankv.v1.CommitPositionResponse\x12R\n\rResetConsumer\x12\x1f.scankv.v1.ResetConsumerRequest\x1a .scankv.v1.ResetConsumerResponse\x12U\n\x0e\x44\x65leteConsumer\x12 .scankv.v1.DeleteConsumerRequest\x1a!.scankv.v1.DeleteConsumerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18scankv/v1/consumer.proto\x12\tscankv.v1\x1a\x14scankv/v1/scan.proto\"\xd0\x02\n\x08\x43onsumer\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\t\x12\x38\n\x0blog_offsets\x18\x02 \x03(\x0b\x32#.scankv.v1.Consumer.LogOffsetsEntry\x12\x0b\n\x03lag\x18\x03 \x01(\x04\x12\x18\n\x10\x63ommitted_micros\x18\x04 \x01(\x03\x12\x0c\n\x04live\x18\x05 \x01(\x08\x12\x0c\n\x04\x66ull\x18\x06 \x01(\x08\x12\x18\n\x10remaining_millis\x18\x07 \x01(\x04\x12\x0e\n\x06\x64\x61mage\x18\x08 \x01(\t\x12\x19\n\x11table_incarnation\x18\t \x01(\t\x12\x15\n\rrows_position\x18\n \x01(\x0c\x12\x10\n\x08restored\x18\x0b \x01(\x08\x12\x11\n\tprincipal\x18\x0c \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"%\n\x14ListConsumersRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x15ListConsumersResponse\x12&\n\tconsumers\x18\x01 \x03(\x0b\x32\x13.scankv.v1.Consumer\"w\n\x15\x43ommitPositionRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x14\n\x0cresume_token\x18\x04 \x01(\x0c\x12\x15\n\rrows_position\x18\x05 \x01(\x0c\"\xc8\x01\n\x16\x43ommitPositionResponse\x12\x46\n\x0blog_offsets\x18\x01 \x03(\x0b\x32\x31.scankv.v1.CommitPositionResponse.LogOffsetsEntry\x12\x18\n\x10\x63ommitted_micros\x18\x02 \x01(\x03\x12\x19\n\x11table_incarnation\x18\x03 \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"o\n\x14ResetConsumerRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\x12#\n\x05start\x18\x03 \x01(\x0b\x32\x14.scankv.v1.Changelog\x12\x0e\n\x06\x61\x63\x63\x65pt\x18\x04 \x01(\x08\"\xac\x01\n\x15ResetConsumerResponse\x12\x45\n\x0blog_offsets\x18\x01 \x03(\x0b\x32\x30.scankv.v1.ResetConsumerResponse.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x02 \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\";\n\x15\x44\x65leteConsumerRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\"\x18\n\x16\x44\x65leteConsumerResponse2\xe7\x02\n\x0f\x43onsumerService\x12R\n\rListConsumers\x12\x1f.scankv.v1.ListConsumersRequest\x1a .scankv.v1.ListConsumersResponse\x12U\n\x0e\x43ommitPosition\x12 .scankv.v1.CommitPositionRequest\x1a!.scankv.v1.CommitPositionResponse\x12R\n\rResetConsumer\x12\x1f.scankv.v1.ResetConsumerRequest\x1a .scankv.v1.ResetConsumerResponse\x12U\n\x0e\x44\x65leteConsumer\x12 .scankv.v1.DeleteConsumerRequest\x1a!.scankv.v1.DeleteConsumerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,29 +39,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._loaded_options = None
   _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._serialized_options = b'8\001'
   _globals['_CONSUMER']._serialized_start=62
-  _globals['_CONSUMER']._serialized_end=379
-  _globals['_CONSUMER_LOGOFFSETSENTRY']._serialized_start=330
-  _globals['_CONSUMER_LOGOFFSETSENTRY']._serialized_end=379
-  _globals['_LISTCONSUMERSREQUEST']._serialized_start=381
-  _globals['_LISTCONSUMERSREQUEST']._serialized_end=418
-  _globals['_LISTCONSUMERSRESPONSE']._serialized_start=420
-  _globals['_LISTCONSUMERSRESPONSE']._serialized_end=483
-  _globals['_COMMITPOSITIONREQUEST']._serialized_start=485
-  _globals['_COMMITPOSITIONREQUEST']._serialized_end=604
-  _globals['_COMMITPOSITIONRESPONSE']._serialized_start=607
-  _globals['_COMMITPOSITIONRESPONSE']._serialized_end=807
-  _globals['_COMMITPOSITIONRESPONSE_LOGOFFSETSENTRY']._serialized_start=330
-  _globals['_COMMITPOSITIONRESPONSE_LOGOFFSETSENTRY']._serialized_end=379
-  _globals['_RESETCONSUMERREQUEST']._serialized_start=809
-  _globals['_RESETCONSUMERREQUEST']._serialized_end=920
-  _globals['_RESETCONSUMERRESPONSE']._serialized_start=923
-  _globals['_RESETCONSUMERRESPONSE']._serialized_end=1095
-  _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._serialized_start=330
-  _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._serialized_end=379
-  _globals['_DELETECONSUMERREQUEST']._serialized_start=1097
-  _globals['_DELETECONSUMERREQUEST']._serialized_end=1156
-  _globals['_DELETECONSUMERRESPONSE']._serialized_start=1158
-  _globals['_DELETECONSUMERRESPONSE']._serialized_end=1182
-  _globals['_CONSUMERSERVICE']._serialized_start=1185
-  _globals['_CONSUMERSERVICE']._serialized_end=1544
+  _globals['_CONSUMER']._serialized_end=398
+  _globals['_CONSUMER_LOGOFFSETSENTRY']._serialized_start=349
+  _globals['_CONSUMER_LOGOFFSETSENTRY']._serialized_end=398
+  _globals['_LISTCONSUMERSREQUEST']._serialized_start=400
+  _globals['_LISTCONSUMERSREQUEST']._serialized_end=437
+  _globals['_LISTCONSUMERSRESPONSE']._serialized_start=439
+  _globals['_LISTCONSUMERSRESPONSE']._serialized_end=502
+  _globals['_COMMITPOSITIONREQUEST']._serialized_start=504
+  _globals['_COMMITPOSITIONREQUEST']._serialized_end=623
+  _globals['_COMMITPOSITIONRESPONSE']._serialized_start=626
+  _globals['_COMMITPOSITIONRESPONSE']._serialized_end=826
+  _globals['_COMMITPOSITIONRESPONSE_LOGOFFSETSENTRY']._serialized_start=349
+  _globals['_COMMITPOSITIONRESPONSE_LOGOFFSETSENTRY']._serialized_end=398
+  _globals['_RESETCONSUMERREQUEST']._serialized_start=828
+  _globals['_RESETCONSUMERREQUEST']._serialized_end=939
+  _globals['_RESETCONSUMERRESPONSE']._serialized_start=942
+  _globals['_RESETCONSUMERRESPONSE']._serialized_end=1114
+  _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._serialized_start=349
+  _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._serialized_end=398
+  _globals['_DELETECONSUMERREQUEST']._serialized_start=1116
+  _globals['_DELETECONSUMERREQUEST']._serialized_end=1175
+  _globals['_DELETECONSUMERRESPONSE']._serialized_start=1177
+  _globals['_DELETECONSUMERRESPONSE']._serialized_end=1201
+  _globals['_CONSUMERSERVICE']._serialized_start=1204
+  _globals['_CONSUMERSERVICE']._serialized_end=1563
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,9 @@ Opening a stream of changes with an id (`Changelog.consumer_id`) creates the con
 deleted, when its table is dropped, or when it expires: it expires if it has no open stream and commits no position
 for the server's time to live of consumers. That time begins again after a restart of the server. Until then, the
 changelog keeps all changes from the position of the consumer on. All results are durable.
+
+A consumer belongs to the principal whose stream created it. Calls and streams of other principals that would move it,
+take it over or end it are refused with PERMISSION_DENIED, except those of admins of the table.
 """
 
 from collections import abc as _abc
@@ -61,6 +64,7 @@ class Consumer(_message.Message):
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     ROWS_POSITION_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     lag: _builtins.int
     """The number of changes from these offsets on, without those in damaged buckets."""
@@ -85,6 +89,10 @@ class Consumer(_message.Message):
     recovered without knowing where its history ends. Until ResetConsumer accepts or changes the position, streams of the
     consumer are refused with TABLE_RECREATED, because its reader may have read changes that no longer exist.
     """
+    principal: _builtins.str
+    """The principal that it belongs to. Empty: it has no owner, because the server had no tokens when it was created, or
+    an earlier version created it. The principal that commits with the fence of that time becomes its owner.
+    """
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket that the consumer has read, the offset of the first change that it has not committed."""
@@ -103,10 +111,11 @@ class Consumer(_message.Message):
         table_incarnation: _builtins.str = ...,
         rows_position: _builtins.bytes = ...,
         restored: _builtins.bool = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_micros", b"committed_micros", "consumer_id", b"consumer_id", "damage", b"damage", "full", b"full", "lag", b"lag", "live", b"live", "log_offsets", b"log_offsets", "remaining_millis", b"remaining_millis", "restored", b"restored", "rows_position", b"rows_position", "table_incarnation", b"table_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_micros", b"committed_micros", "consumer_id", b"consumer_id", "damage", b"damage", "full", b"full", "lag", b"lag", "live", b"live", "log_offsets", b"log_offsets", "principal", b"principal", "remaining_millis", b"remaining_millis", "restored", b"restored", "rows_position", b"rows_position", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

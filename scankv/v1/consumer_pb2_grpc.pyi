@@ -8,6 +8,9 @@ Opening a stream of changes with an id (`Changelog.consumer_id`) creates the con
 deleted, when its table is dropped, or when it expires: it expires if it has no open stream and commits no position
 for the server's time to live of consumers. That time begins again after a restart of the server. Until then, the
 changelog keeps all changes from the position of the consumer on. All results are durable.
+
+A consumer belongs to the principal whose stream created it. Calls and streams of other principals that would move it,
+take it over or end it are refused with PERMISSION_DENIED, except those of admins of the table.
 """
 
 from collections import abc as _abc

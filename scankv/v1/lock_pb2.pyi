@@ -9,6 +9,9 @@ While a column is locked, a write that would change it is refused with COLUMN_LO
 applies to an upsert of all columns, an upsert of this column, and a delete. Taking a lock waits until all writes in
 progress are applied. Locks survive a restart of the server, which restarts their time to live.
 
+A lock belongs to the principal that took it. Other principals cannot renew, release or take it over, or name it in a
+write: they get PERMISSION_DENIED, unless they are admins of the table.
+
 A write that names a lock that has ended is refused with LOCK_LOST, even if its columns are free now: its writer
 relies on exclusive access that it no longer has.
 """
@@ -38,6 +41,7 @@ class ColumnLock(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
     REMAINING_MILLIS_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     lock_id: _builtins.str
     table: _builtins.str
     owner: _builtins.str
@@ -45,6 +49,10 @@ class ColumnLock(_message.Message):
     ttl_millis: _builtins.int
     """The time to live of the lock, and how much of it remains."""
     remaining_millis: _builtins.int
+    principal: _builtins.str
+    """The principal that it belongs to. Empty: it has no owner, because the server had no tokens when it was taken, or an
+    earlier version took it. The principal that renews it becomes its owner.
+    """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -56,10 +64,11 @@ class ColumnLock(_message.Message):
         owner: _builtins.str = ...,
         ttl_millis: _builtins.int = ...,
         remaining_millis: _builtins.int = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "lock_id", b"lock_id", "owner", b"owner", "remaining_millis", b"remaining_millis", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "lock_id", b"lock_id", "owner", b"owner", "principal", b"principal", "remaining_millis", b"remaining_millis", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,9 @@ While a column is locked, a write that would change it is refused with COLUMN_LO
 applies to an upsert of all columns, an upsert of this column, and a delete. Taking a lock waits until all writes in
 progress are applied. Locks survive a restart of the server, which restarts their time to live.
 
+A lock belongs to the principal that took it. Other principals cannot renew, release or take it over, or name it in a
+write: they get PERMISSION_DENIED, unless they are admins of the table.
+
 A write that names a lock that has ended is refused with LOCK_LOST, even if its columns are free now: its writer
 relies on exclusive access that it no longer has.
 """

@@ -62,6 +62,7 @@ class Snapshot(_message.Message):
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
     REMAINING_MILLIS_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The id of the lease. Scans, renewals and the release name it."""
     view_id: _builtins.str
@@ -81,6 +82,10 @@ class Snapshot(_message.Message):
     remaining_millis: _builtins.int
     name: _builtins.str
     """Its name, unique among the snapshots of the table. Empty: it has none."""
+    principal: _builtins.str
+    """The principal whose call took it. Only it, or an admin of the table, may renew and release the lease. Empty: it has
+    no owner, because the server had no tokens, or because an earlier version of the server took it.
+    """
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket, the offset of the first change that is not in the view. The lease is a retention hold on the
@@ -102,10 +107,11 @@ class Snapshot(_message.Message):
         ttl_millis: _builtins.int = ...,
         remaining_millis: _builtins.int = ...,
         name: _builtins.str = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "arrow_schema", b"arrow_schema", "log_offsets", b"log_offsets", "name", b"name", "remaining_millis", b"remaining_millis", "rows", b"rows", "schema_id", b"schema_id", "snapshot_id", b"snapshot_id", "table", b"table", "table_incarnation", b"table_incarnation", "ttl_millis", b"ttl_millis", "view_id", b"view_id", "view_micros", b"view_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "arrow_schema", b"arrow_schema", "log_offsets", b"log_offsets", "name", b"name", "principal", b"principal", "remaining_millis", b"remaining_millis", "rows", b"rows", "schema_id", b"schema_id", "snapshot_id", b"snapshot_id", "table", b"table", "table_incarnation", b"table_incarnation", "ttl_millis", b"ttl_millis", "view_id", b"view_id", "view_micros", b"view_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
     _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015

@@ -77,15 +77,17 @@ class SnapshotServiceServicer:
         TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
         `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
         too long), with RetryInfo; ALREADY_EXISTS SNAPSHOT_EXISTS (the table has a snapshot of this name, whose id is in the
-        details); DATA_LOSS DATA_LOSS.
+        details); PERMISSION_DENIED PERMISSION_DENIED (the id is of another principal's lease, which is not shared);
+        DATA_LOSS DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewSnapshot(self, request, context):
-        """Restarts the time to live of the lease.
-        Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST.
+        """Restarts the time to live of the lease. Of a shared lease, only the owner can shorten it.
+        Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST;
+        PERMISSION_DENIED PERMISSION_DENIED (of another principal, and not shared).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,7 +95,7 @@ class SnapshotServiceServicer:
 
     def ReleaseSnapshot(self, request, context):
         """Ends a lease. Scans that are reading continue to their end; new scans get SNAPSHOT_LOST.
-        Errors: FAILED_PRECONDITION SNAPSHOT_LOST.
+        Errors: FAILED_PRECONDITION SNAPSHOT_LOST; PERMISSION_DENIED PERMISSION_DENIED (of another principal).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

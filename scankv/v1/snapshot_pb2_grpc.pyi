@@ -45,15 +45,17 @@ class SnapshotServiceStub:
     TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
     `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
     too long), with RetryInfo; ALREADY_EXISTS SNAPSHOT_EXISTS (the table has a snapshot of this name, whose id is in the
-    details); DATA_LOSS DATA_LOSS.
+    details); PERMISSION_DENIED PERMISSION_DENIED (the id is of another principal's lease, which is not shared);
+    DATA_LOSS DATA_LOSS.
     """
     RenewSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]
-    """Restarts the time to live of the lease.
-    Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST.
+    """Restarts the time to live of the lease. Of a shared lease, only the owner can shorten it.
+    Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST;
+    PERMISSION_DENIED PERMISSION_DENIED (of another principal, and not shared).
     """
     ReleaseSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ReleaseSnapshotRequest, _snapshot_pb2.ReleaseSnapshotResponse]
     """Ends a lease. Scans that are reading continue to their end; new scans get SNAPSHOT_LOST.
-    Errors: FAILED_PRECONDITION SNAPSHOT_LOST.
+    Errors: FAILED_PRECONDITION SNAPSHOT_LOST; PERMISSION_DENIED PERMISSION_DENIED (of another principal).
     """
     ListSnapshots: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ListSnapshotsRequest, _snapshot_pb2.ListSnapshotsResponse]
     """Lists the snapshots of one table or of all tables, oldest view first.
@@ -83,15 +85,17 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
     `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
     too long), with RetryInfo; ALREADY_EXISTS SNAPSHOT_EXISTS (the table has a snapshot of this name, whose id is in the
-    details); DATA_LOSS DATA_LOSS.
+    details); PERMISSION_DENIED PERMISSION_DENIED (the id is of another principal's lease, which is not shared);
+    DATA_LOSS DATA_LOSS.
     """
     RenewSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]  # type: ignore[assignment]
-    """Restarts the time to live of the lease.
-    Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST.
+    """Restarts the time to live of the lease. Of a shared lease, only the owner can shorten it.
+    Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST;
+    PERMISSION_DENIED PERMISSION_DENIED (of another principal, and not shared).
     """
     ReleaseSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ReleaseSnapshotRequest, _snapshot_pb2.ReleaseSnapshotResponse]  # type: ignore[assignment]
     """Ends a lease. Scans that are reading continue to their end; new scans get SNAPSHOT_LOST.
-    Errors: FAILED_PRECONDITION SNAPSHOT_LOST.
+    Errors: FAILED_PRECONDITION SNAPSHOT_LOST; PERMISSION_DENIED PERMISSION_DENIED (of another principal).
     """
     ListSnapshots: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ListSnapshotsRequest, _snapshot_pb2.ListSnapshotsResponse]  # type: ignore[assignment]
     """Lists the snapshots of one table or of all tables, oldest view first.
@@ -124,7 +128,8 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
         `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
         too long), with RetryInfo; ALREADY_EXISTS SNAPSHOT_EXISTS (the table has a snapshot of this name, whose id is in the
-        details); DATA_LOSS DATA_LOSS.
+        details); PERMISSION_DENIED PERMISSION_DENIED (the id is of another principal's lease, which is not shared);
+        DATA_LOSS DATA_LOSS.
         """
 
     @_abc_1.abstractmethod
@@ -133,8 +138,9 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.RenewSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.RenewSnapshotResponse, _abc.Awaitable[_snapshot_pb2.RenewSnapshotResponse]]:
-        """Restarts the time to live of the lease.
-        Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST.
+        """Restarts the time to live of the lease. Of a shared lease, only the owner can shorten it.
+        Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST;
+        PERMISSION_DENIED PERMISSION_DENIED (of another principal, and not shared).
         """
 
     @_abc_1.abstractmethod
@@ -144,7 +150,7 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.ReleaseSnapshotResponse, _abc.Awaitable[_snapshot_pb2.ReleaseSnapshotResponse]]:
         """Ends a lease. Scans that are reading continue to their end; new scans get SNAPSHOT_LOST.
-        Errors: FAILED_PRECONDITION SNAPSHOT_LOST.
+        Errors: FAILED_PRECONDITION SNAPSHOT_LOST; PERMISSION_DENIED PERMISSION_DENIED (of another principal).
         """
 
     @_abc_1.abstractmethod

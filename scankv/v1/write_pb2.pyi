@@ -538,6 +538,11 @@ Global___UndoResponse: _TypeAlias = UndoResponse  # noqa: Y015
 
 @_typing.final
 class OpenWriterRequest(_message.Message):
+    """A writer belongs to the principal that opens it first. Other principals can neither open it nor write with its id and
+    epoch: they get PERMISSION_DENIED, unless they are admins of the table. Undo of its writes needs no more than the role
+    write.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: _builtins.int

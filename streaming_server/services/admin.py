@@ -11,6 +11,7 @@ from scankv.model.errors import DataLoss
 from scankv.model.names import table_of
 from scankv.v1 import admin_pb2, admin_pb2_grpc
 from streaming_server.engine.snapshots.part_ids import shown_id
+from streaming_server.engine.tables.owners import assign_owner
 from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.services.bases import table_bases
 from streaming_server.services.errors import map_errors
@@ -172,6 +173,22 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with map_errors(request, context):
             self._registry.cancel(request.scan_id)
         return admin_pb2.CancelScanResponse()
+
+    async def AssignOwner(
+        self,
+        request: admin_pb2.AssignOwnerRequest,
+        context: grpc.aio.ServicerContext[admin_pb2.AssignOwnerRequest, admin_pb2.AssignOwnerResponse],
+    ) -> admin_pb2.AssignOwnerResponse:
+        """Gives what belongs to a principal to another one."""
+        async with map_errors(request, context):
+            table, tables = self._tables.table(request.table), self._tables
+            given = await assign_owner(table, tables.snapshots, tables.consumers, request.current, request.principal)
+        return admin_pb2.AssignOwnerResponse(
+            snapshots=given.snapshots,
+            consumers=given.consumers,
+            column_locks=given.locks,
+            writers=sorted(given.writers),
+        )
 
     async def CheckTable(  # type: ignore[override]  # gRPC also accepts a handler that writes its responses, which is cancelled at once
         self,

@@ -101,4 +101,5 @@ def _consumer(info: ConsumerInfo, incarnation: str) -> consumer_pb2.Consumer:
         table_incarnation=incarnation,
         rows_position=info.rows_position,
         restored=info.is_restored,
+        principal=info.principal,
     )

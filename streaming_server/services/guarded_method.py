@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from scankv.model.errors import InvalidRequest, PermissionDenied, RequestTooLarge, ScanKvError, TooManyScans
 from streaming_server.access.callers import STREAM_CALLER
+from streaming_server.access.owners import CALLER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.services.call_handlers import CallHandlers
@@ -236,9 +237,12 @@ class _GuardedMethod:
             if self._authenticates:
                 self._connections.record_call(context.peer())
         # What the server asks itself needs no rights.
-        elif access is not None and permission.requirements and router is not None:
-            if not router.workers.is_of_server(CALL_METADATA.get()):
+        elif access is not None and router is not None and not router.workers.is_of_server(CALL_METADATA.get()):
+            if permission.requirements:
                 await self._admit(access, received, context, is_forwarded=True)
+            else:
+                # A part of a call of a client, which may be about what belongs to a principal.
+                CALLER.set(await access.authenticate(context, self._name))
 
     async def _admit(
         self, access: CallGuard, received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool
@@ -273,6 +277,7 @@ class _GuardedMethod:
         if is_here and self._access is not None and received.caller is not None:
             # The message may have taken long.
             received.caller = self._access.renew(received.caller)
+            CALLER.set(received.caller)
             tables = self._access.authorize(received.caller, self._permission, request)
             if received.audited is not None:
                 received.audited.tables = tables

@@ -81,4 +81,5 @@ def _message(lock: HeldColumnLock) -> lock_pb2.ColumnLock:
         owner=lock.owner,
         ttl_millis=round(lock.ttl * 1000),
         remaining_millis=round(lock.remaining * 1000),
+        principal=lock.principal,
     )

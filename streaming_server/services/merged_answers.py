@@ -74,6 +74,7 @@ def _add_transaction(known: transaction_pb2.OpenTransaction, other: transaction_
     known.remaining_millis = max(known.remaining_millis, other.remaining_millis)
     known.committing = known.committing or other.committing
     known.stuck = known.stuck or other.stuck
+    known.principal = known.principal or other.principal
     for field in ("tables", "waits_for"):
         both = sorted({*getattr(known, field), *getattr(other, field)})
         known.ClearField(field)

@@ -3,6 +3,9 @@
 Rule: an id grants nothing. A call that names a snapshot, a lock, a scan or a transaction needs its role for their
 tables, like a call that names the tables themselves. Resume tokens, versions and log offsets are only used together
 with the name of their table.
+
+The table also says which calls only the owner of what they name may make. The engine checks that where it finds it: see
+`streaming_server/access/owners.py`.
 """
 
 from __future__ import annotations
@@ -90,6 +93,23 @@ class Requirement:
 
 
 @dataclass(frozen=True, slots=True)
+class Owned:
+    """Something that belongs to the principal that has made it. Only it, or an admin of its tables, may make the call.
+
+    Attributes:
+        what: What it is.
+        field: The field of the request that names it. A dot stands between a message and its field.
+    """
+
+    what: str
+    field: str
+
+    @property
+    def text(self) -> str:
+        return f"to be the owner of the {self.what} in `{self.field}`, if it has one, or `admin`"
+
+
+@dataclass(frozen=True, slots=True)
 class VisibleItems:
     """A list in the response, from which items of tables that the caller may not read are removed.
 
@@ -114,12 +134,14 @@ class Permission:
         visible: The lists of the response that are filtered.
         changes: Whether the call changes something. The audit log has a line for it.
         of_workers: Whether only processes of the server make the call, with their key.
+        owned: What the request names that must belong to the caller, if it exists.
     """
 
     requirements: tuple[Requirement, ...] = ()
     visible: tuple[VisibleItems, ...] = ()
     changes: bool = False
     of_workers: bool = False
+    owned: tuple[Owned, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -165,8 +187,9 @@ def _transaction_tables(resources: Resources, token: str, id_: str) -> Iterable[
     return resources.tables.transactions.tables_of(token, id_)
 
 
-def _needs(role: Role, *scopes: Scope, changes: bool = False) -> Permission:
-    return Permission(tuple(Requirement(role, scope) for scope in scopes), changes=changes or role > READ)
+def _needs(role: Role, *scopes: Scope, changes: bool = False, owned: Iterable[Owned] = ()) -> Permission:
+    requirements = tuple(Requirement(role, scope) for scope in scopes)
+    return Permission(requirements, changes=changes or role > READ, owned=tuple(owned))
 
 
 def _lists(field: str, tables: str, scope: Scope, *more: VisibleItems) -> Permission:
@@ -182,6 +205,12 @@ _PINNED: Final = NamedById("snapshot", ("snapshot.snapshot_id",), _snapshot_tabl
 _LOCK: Final = NamedById("column lock", ("lock_id",), _lock_tables)
 _TOKEN: Final = NamedById("transaction", ("token",), _token_tables)
 _STAGED: Final = NamedById("transaction", ("transaction.token",), _token_tables)
+_OWN_LOCK: Final = (Owned("column lock", "lock_id"),)
+_NAMED_LOCK: Final = Owned("column lock", "column_locks")
+_OWN_WRITE: Final = (_NAMED_LOCK, Owned("transaction", "transaction.token"), Owned("writer", "writer.id"))
+_OWN_TOKEN: Final = (Owned("transaction", "token"),)
+_OWN_CONSUMER: Final = (Owned("consumer", "consumer_id"),)
+_OWN_SNAPSHOT: Final = (Owned("snapshot", "snapshot_id"),)
 
 _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
     "TableService": {
@@ -192,7 +221,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "ListTables": _lists("tables", "name", SomeTable(), VisibleItems("damaged", "name")),
     },
     "ScanService": {
-        "ScanKv": _needs(READ, _TABLE, _PINNED),
+        "ScanKv": _needs(READ, _TABLE, _PINNED, owned=[Owned("consumer", "log.consumer_id")]),
         "ExplainScan": _needs(READ, _TABLE, _PINNED),
     },
     "LookupService": {
@@ -202,15 +231,16 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "TopN": _needs(READ, _TABLE, _PINNED),
     },
     "WriteService": {
-        "Upsert": _needs(WRITE, _TABLE, _STAGED),
-        "Delete": _needs(WRITE, _TABLE, _STAGED),
-        "OpenWriter": _needs(WRITE, _TABLE),
-        "Undo": _needs(WRITE, _TABLE),
+        "Upsert": _needs(WRITE, _TABLE, _STAGED, owned=_OWN_WRITE),
+        "Delete": _needs(WRITE, _TABLE, _STAGED, owned=_OWN_WRITE),
+        "OpenWriter": _needs(WRITE, _TABLE, owned=[Owned("writer", "id")]),
+        # Whoever may write may also write what was there before, whose writer that was.
+        "Undo": _needs(WRITE, _TABLE, owned=[_NAMED_LOCK]),
     },
     "LockService": {
-        "LockColumns": _needs(WRITE, _TABLE, _LOCK),
-        "RenewColumnLock": _needs(WRITE, _LOCK),
-        "ReleaseColumnLock": _needs(WRITE, _LOCK),
+        "LockColumns": _needs(WRITE, _TABLE, _LOCK, owned=_OWN_LOCK),
+        "RenewColumnLock": _needs(WRITE, _LOCK, owned=_OWN_LOCK),
+        "ReleaseColumnLock": _needs(WRITE, _LOCK, owned=_OWN_LOCK),
         "ListColumnLocks": _lists("locks", "table", _FILTER),
     },
     "SnapshotService": {
@@ -220,9 +250,10 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
             NamedById("snapshot", ("lease_id",), _snapshot_tables),
             NamedById("snapshot", ("same_view_as",), _snapshot_tables),
             changes=True,
+            owned=[Owned("snapshot", "lease_id")],
         ),
-        "RenewSnapshot": _needs(READ, _SNAPSHOT, changes=True),
-        "ReleaseSnapshot": _needs(READ, _SNAPSHOT, changes=True),
+        "RenewSnapshot": _needs(READ, _SNAPSHOT, changes=True, owned=_OWN_SNAPSHOT),
+        "ReleaseSnapshot": _needs(READ, _SNAPSHOT, changes=True, owned=_OWN_SNAPSHOT),
         "ListSnapshots": _lists("snapshots", "table", _FILTER),
         "SplitSnapshot": _needs(READ, _SNAPSHOT),
         "UseSnapshot": _needs(READ, _TABLE, _SNAPSHOT),
@@ -234,12 +265,15 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
             NamedById("transaction", ("id",), _id_tables),
             # Not a `NamedTable`: all workers take part in the call, not only the owner of the table.
             NamedById("job", ("job.table",), _job_tables),
+            owned=[Owned("transaction", "id")],
         ),
-        "GetForUpdate": _needs(WRITE, _TABLE, _TOKEN),
-        "LookupStaged": Permission((Requirement(READ, _TABLE), Requirement(WRITE, _TOKEN))),
-        "StageDeleteAll": _needs(WRITE, _TABLE, _TOKEN),
-        "CommitTransaction": _needs(WRITE, NamedById("transaction", ("token", "id"), _transaction_tables)),
-        "AbortTransaction": _needs(WRITE, _TOKEN),
+        "GetForUpdate": _needs(WRITE, _TABLE, _TOKEN, owned=_OWN_TOKEN),
+        "LookupStaged": Permission((Requirement(READ, _TABLE), Requirement(WRITE, _TOKEN)), owned=_OWN_TOKEN),
+        "StageDeleteAll": _needs(WRITE, _TABLE, _TOKEN, owned=[_NAMED_LOCK, *_OWN_TOKEN]),
+        "CommitTransaction": _needs(
+            WRITE, NamedById("transaction", ("token", "id"), _transaction_tables), owned=_OWN_TOKEN
+        ),
+        "AbortTransaction": _needs(WRITE, _TOKEN, owned=_OWN_TOKEN),
         "GiveUpTransaction": _needs(ADMIN, _TOKEN),
         "ListTransactions": _lists("transactions", "tables", SomeTable()),
     },
@@ -256,9 +290,9 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
     },
     "ConsumerService": {
         "ListConsumers": _needs(READ, _TABLE),
-        "CommitPosition": _needs(READ, _TABLE, changes=True),
-        "ResetConsumer": _needs(WRITE, _TABLE),
-        "DeleteConsumer": _needs(WRITE, _TABLE),
+        "CommitPosition": _needs(READ, _TABLE, changes=True, owned=_OWN_CONSUMER),
+        "ResetConsumer": _needs(WRITE, _TABLE, owned=_OWN_CONSUMER),
+        "DeleteConsumer": _needs(WRITE, _TABLE, owned=_OWN_CONSUMER),
     },
     "BackupService": {
         "CreateBackup": _needs(ADMIN, EveryTable()),
@@ -271,6 +305,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "ListSlowCalls": Permission((Requirement(ADMIN, EveryTable()),)),
         "CancelScan": _needs(ADMIN, NamedById("scan", ("scan_id",), _scan_tables)),
         "CheckTable": _needs(READ, _TABLE),
+        "AssignOwner": _needs(ADMIN, _TABLE),
     },
 }
 

@@ -163,4 +163,5 @@ def _snapshot(info: SnapshotInfo) -> snapshot_pb2.Snapshot:
         ttl_millis=round(info.ttl * 1000),
         remaining_millis=round(info.remaining * 1000),
         name=info.name,
+        principal=info.principal,
     )

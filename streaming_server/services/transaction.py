@@ -268,7 +268,7 @@ def _stuck(decision: Decision, error: ScanKvError, now_micros: int) -> transacti
 
 def _open(transaction: OpenTransaction, key_locks: KeyLocks) -> transaction_pb2.OpenTransaction:
     options, now = transaction.options, transaction.clock.monotonic()
-    names = {table_of(name) for part in transaction.parts.values() for name in part.tables}
+    names = set(map(table_of, transaction.tables))
     return transaction_pb2.OpenTransaction(
         token=transaction.token,
         id=options.id,
@@ -284,4 +284,5 @@ def _open(transaction: OpenTransaction, key_locks: KeyLocks) -> transaction_pb2.
         committing=transaction.commit is not None,
         locked_keys=key_locks.count(transaction.token),
         waits_for=sorted(key_locks.blockers(transaction.token)),
+        principal=transaction.principal,
     )

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, TableRecreated
-from scankv.model.names import check_writer_id, tablet_number
+from scankv.model.names import check_writer_id, table_of, tablet_number
 from scankv.v1 import write_pb2, write_pb2_grpc
+from streaming_server.access.owners import current_principal, owner_check
 from streaming_server.current_call import claim_answer
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.request_staging import StagedRequestId
@@ -266,14 +267,14 @@ def overwrites(mode: write_pb2.WriteMode.ValueType) -> bool:
 def preconditions_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WritePreconditions:
     """Returns the preconditions of a write request. Raises InvalidRequest."""
     return WritePreconditions(
-        identity=_identity_of(request.writer) if request.HasField("writer") else None,
+        identity=_identity_of(request.writer, request.table) if request.HasField("writer") else None,
         unchanged_since=log_offsets(request.unchanged_since) if request.HasField("unchanged_since") else None,
         column_locks=frozenset(request.column_locks),
         only_checks=request.only_checks,
     )
 
 
-def _identity_of(writer: write_pb2.WriterIdentity) -> WriteIdentity:
+def _identity_of(writer: write_pb2.WriterIdentity, table: str) -> WriteIdentity:
     check_writer_id(writer.id)
     if writer.sequence >= MAX_SEQUENCE or writer.acked_below > writer.sequence:
         raise InvalidRequest(
@@ -287,4 +288,7 @@ def _identity_of(writer: write_pb2.WriterIdentity) -> WriteIdentity:
         acked_below=writer.acked_below,
         age_seconds=writer.sent_millis_ago / 1000,
         history=writer.history,
+        principal=current_principal(),
+        # With the caller of this call: its rows may be applied by the task of another one.
+        check_owner=owner_check(f'the writer "{writer.id}" of {table_of(table)}', [table]) if writer.epoch else None,
     )

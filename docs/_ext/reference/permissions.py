@@ -22,7 +22,8 @@ def describe_permissions() -> str:
 
 
 def _row(call: str, permission: Permission) -> str:
-    needs = "; ".join(f"`{each.role.text}` for {each.scope.text}" for each in permission.requirements)
+    roles = [f"`{each.role.text}` for {each.scope.text}" for each in permission.requirements]
+    needs = "; ".join([*roles, *(each.text for each in permission.owned)])
     shown = ", ".join(f"`{visible.field}`" for visible in permission.visible)
     filtered = f"has only items of {shown} whose tables the caller may read" if shown else "is complete"
     audited = "has a line" if permission.changes else "never has a line"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import ConsumerFenced, DataLoss, InvalidRequest, TableRecreated
+from streaming_server.access.owners import owner_check
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_plan import table_digest
 from streaming_server.scan.changes.log_token import LogPosition
@@ -52,6 +53,7 @@ class ConsumerState:
         session: The stream that owns it now.
         damage: Why its file cannot be read; empty if it can.
         is_restored: Whether its position is of another incarnation of the table, and was not accepted in this one.
+        principal: The principal that it belongs to, as in `ConsumerRecord`.
     """
 
     consumer_id: str
@@ -65,6 +67,7 @@ class ConsumerState:
     session: ConsumerSession | None = None
     damage: str = ""
     is_restored: bool = False
+    principal: str | None = None
 
 
 class TableConsumers:
@@ -98,6 +101,7 @@ class ConsumerInfo:
         damage: Why its file cannot be read; empty if it can.
         rows_position: How far its reader has read rows elsewhere. Empty: not known, or all rows were read.
         is_restored: Whether its position is of another incarnation of the table, and was not accepted in this one.
+        principal: The principal that it belongs to. Empty: it belongs to nobody.
     """
 
     consumer_id: str
@@ -110,6 +114,7 @@ class ConsumerInfo:
     damage: str
     rows_position: bytes
     is_restored: bool
+    principal: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +156,12 @@ def fenced_error(group: TableConsumers, consumer_id: str, why: str) -> ConsumerF
         "open a stream with its id to take it over",
         table=group.table,
     )
+
+
+def check_consumer_owner(group: TableConsumers, consumer: ConsumerState) -> None:
+    """Raises PermissionDenied if a consumer is another principal's, and the caller is no admin of its table."""
+    what = f'the consumer "{consumer.consumer_id}" of {group.table}'
+    owner_check(what, [group.table])(consumer.principal or "")
 
 
 def check_sound(consumer: ConsumerState) -> None:
@@ -231,4 +242,5 @@ def consumer_info(consumer: ConsumerState, ends: Mapping[int, int], now: float) 
         damage=consumer.damage,
         rows_position=consumer.rows_position,
         is_restored=consumer.is_restored,
+        principal=consumer.principal or "",
     )

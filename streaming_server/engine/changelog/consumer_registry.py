@@ -19,6 +19,7 @@ from scankv.model.errors import (
     TooManyConsumers,
 )
 from scankv.model.names import check_consumer_id
+from streaming_server.access.owners import current_principal, share_refusal
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
     ConsumerInfo,
@@ -26,6 +27,7 @@ from streaming_server.engine.changelog.consumer import (
     ConsumerSession,
     ConsumerState,
     TableConsumers,
+    check_consumer_owner,
     check_fence,
     check_query,
     check_sound,
@@ -94,7 +96,7 @@ class ConsumerRegistry:
     ) -> None:
         self._clock = clock
         self._ttl = config.consumer_ttl_seconds
-        self._limit = config.max_consumers
+        self._limit, self._share = config.max_consumers, config.max_caller_share
         self._executor = executor
         self._live = live
         self._groups: dict[str, TableConsumers] = {}
@@ -133,6 +135,7 @@ class ConsumerRegistry:
                 consumer.is_restored = not is_current
                 consumer.fence, consumer.committed_micros = record.fence, record.committed_micros
                 consumer.rows_position, consumer.moved_micros = record.rows_position, record.moved_micros
+                consumer.principal = record.principal
             except ScanKvError as error:
                 consumer.damage = error.message
 
@@ -194,6 +197,7 @@ class ConsumerRegistry:
             ConsumerFenced: The stream was to resume, but another stream owns the consumer now.
             ConsumerNotFound: The consumer must exist, and does not.
             TooManyConsumers: The server has reached its limit of consumers.
+            PermissionDenied: The consumer belongs to another principal.
             InvalidRequest: The stream asks for other rows than the consumer is reading.
             TableRecreated: The consumer's position is of another incarnation of the table.
             DataLoss: The consumer is damaged.
@@ -215,6 +219,7 @@ class ConsumerRegistry:
     ) -> OpenedLog:
         table = changes.table
         async with self._lock_or_create(group, plan) as consumer:
+            check_consumer_owner(group, consumer)
             check_usable(group, consumer)
             if plan.consumer_fence:
                 check_fence(group, consumer, plan.consumer_fence)
@@ -233,6 +238,9 @@ class ConsumerRegistry:
                     position = opened.source.position()
                     at = progress_after_open(committed, position, rows_elsewhere=plan.rows_elsewhere)
                     fence = plan.consumer_fence or next_fence(consumer)
+                    if consumer.principal is None and fence != consumer.fence and committed is not None:
+                        # Whoever takes a consumer over that has no owner could be anyone.
+                        consumer.principal = None if not current_principal() else ""
                     if at != committed or fence != consumer.fence:
                         rows = consumer.rows_position if plan.rows_elsewhere else b""
                         await self._store(group, table, consumer, at, fence, consumer.committed_micros, rows)
@@ -261,17 +269,23 @@ class ConsumerRegistry:
 
         Raises:
             ConsumerFenced: The stream no longer owns the consumer.
+            PermissionDenied: The consumer belongs to another principal.
             TableRecreated: The consumer's position is of another incarnation of the table.
             InvalidResumeToken: The token is damaged, or belongs to something else.
             DataLoss: The consumer is damaged.
         """
         group = self._group(table)
         async with self._lock(group, consumer_id, _raise_gone) as consumer:
+            check_consumer_owner(group, consumer)
             committed = advanced = check_fence(group, consumer, fence)
             rows = rows_position if committed.position.scanning else b""
             if not rows_position:
                 advanced = committed.advance_to(ConsumerProgress.from_token(token, group.digest))
-            changed = advanced is not committed or rows != consumer.rows_position
+            # The stream was open before the server knew whose it is.
+            adopts = consumer.principal is None and bool(current_principal())
+            if adopts:
+                consumer.principal = current_principal()
+            changed = adopts or advanced is not committed or rows != consumer.rows_position
             if changed or not consumer.committed_micros:
                 await self._store(group, table, consumer, advanced, fence, self._clock.commit_micros(), rows)
             self._renew(consumer)
@@ -285,12 +299,14 @@ class ConsumerRegistry:
 
         Raises:
             ConsumerNotFound: The consumer does not exist.
+            PermissionDenied: It belongs to another principal.
             InvalidRequest, PositionExpired, PositionOutOfRange: The position does not exist.
             TableRecreated: The position belongs to another table of the same name.
             DataLoss: A bucket is damaged, or the consumer is.
         """
         group = self._group(table)
         async with self._lock(group, consumer_id, _raise_not_found) as consumer:
+            check_consumer_owner(group, consumer)
             check_sound(consumer)
             assert consumer.committed is not None
             before = consumer.committed.position.offsets
@@ -310,11 +326,13 @@ class ConsumerRegistry:
 
         Raises:
             ConsumerNotFound: The consumer does not exist.
+            PermissionDenied: It belongs to another principal.
             PositionExpired, PositionOutOfRange: The restored table does not have the position.
             DataLoss: A bucket is damaged, or the consumer is.
         """
         group = self._group(table)
         async with self._lock(group, consumer_id, _raise_not_found) as consumer:
+            check_consumer_owner(group, consumer)
             check_sound(consumer)
             assert consumer.committed is not None
             committed = consumer.committed
@@ -345,11 +363,27 @@ class ConsumerRegistry:
         return offsets
 
     async def delete(self, table: TableState, consumer_id: str) -> None:
-        """Forgets a consumer, durably, and ends its stream. Raises ConsumerNotFound."""
+        """Forgets a consumer, durably, and ends its stream. Raises ConsumerNotFound, PermissionDenied."""
         group = self._group(table)
         async with self._lock(group, consumer_id, _raise_not_found) as consumer:
+            check_consumer_owner(group, consumer)
             await self._forget(group, consumer)
             self._end(group, consumer, "it was deleted")
+
+    async def assign(self, table: TableState, before: str, principal: str) -> int:
+        """Gives the consumers that belong to a principal (empty: to nobody) to another one, and returns how many.
+
+        Their positions stay as they are stored. Damaged consumers are left out.
+        """
+        group, given = self._group(table), 0
+        for consumer_id in list(group.consumers):
+            with suppress(ConsumerNotFound):
+                async with self._lock(group, consumer_id, _raise_not_found) as consumer:
+                    if consumer.committed is not None and (consumer.principal or "") == before:
+                        await self._executor.run(group.directory.assign, consumer_id, principal)
+                        consumer.principal = principal
+                        given += 1
+        return given
 
     async def list_consumers(self, table: TableState) -> list[ConsumerInfo]:
         """Returns the consumers of a table by id, ascending. Opens the buckets in which they have positions."""
@@ -425,12 +459,19 @@ class ConsumerRegistry:
                         await tablets.keep(group.definition, plan.consumer_id, {})
 
     def _new(self, group: TableConsumers, consumer_id: str) -> ConsumerState:
+        principal = current_principal() or None
         there = sum(len(each.consumers) for each in self._groups.values())
         if there >= self._limit:
             raise TooManyConsumers(
                 f"the server has {there:,} consumers; the limit is {self._limit:,}: delete some, or raise max_consumers"
             )
-        consumer = group.consumers[consumer_id] = ConsumerState(consumer_id=consumer_id, expires=0.0)
+        mine = sum(each.principal == principal for one in self._groups.values() for each in one.consumers.values())
+        refusal = share_refusal("consumers", mine, there, self._limit, self._share, [group.table])
+        if refusal is not None:
+            raise TooManyConsumers(refusal)
+        consumer = group.consumers[consumer_id] = ConsumerState(
+            consumer_id=consumer_id, expires=0.0, principal=principal
+        )
         self._start_idle_time(consumer)
         return consumer
 
@@ -454,6 +495,7 @@ class ConsumerRegistry:
             committed_micros=micros,
             rows_position=rows_position,
             moved_micros=moved,
+            principal=consumer.principal,
         )
         written: list[ConsumerRecord] = []
 

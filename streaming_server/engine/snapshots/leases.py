@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from scankv.model.errors import InvalidRequest, SnapshotLost
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.names import table_of
+from streaming_server.access.owners import owner_check
 from streaming_server.engine.snapshots.part_ids import PartId, shown_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from streaming_server.access.owners import OwnerCheck
     from streaming_server.engine.snapshots.pinned_view import PinnedView
     from streaming_server.storage.snapshots.snapshots import ViewManifest
 
@@ -25,7 +27,8 @@ class Lease:
     """A claim on a pinned view: it lasts `ttl` seconds, until `expires` on the monotonic clock.
 
     A `shared` lease belongs to all callers that know its id: its id is never reused. A `name` is unique among the
-    leases of a table. A `pending` lease is the first part of a snapshot whose other parts may not be pinned yet.
+    leases of a table. A `pending` lease is the first part of a snapshot whose other parts may not be pinned yet. It
+    belongs to `principal`; empty: to nobody.
     """
 
     lease_id: str
@@ -35,6 +38,7 @@ class Lease:
     shared: bool = False
     name: str = ""
     pending: bool = False
+    principal: str = ""
     ended: bool = False
     _listeners: set[Callable[[], None]] = field(default_factory=set)
 
@@ -72,6 +76,7 @@ class SnapshotInfo:
         ttl: The lease's time to live, in seconds.
         remaining: How long the lease still lasts, in seconds.
         name: The name of the snapshot. Empty: it has none.
+        principal: The principal that it belongs to. Empty: it belongs to nobody.
         write_pause_micros: How long writes to the table paused while the view was taken; 0 when the
             view existed already.
     """
@@ -82,6 +87,7 @@ class SnapshotInfo:
     ttl: float
     remaining: float
     name: str = ""
+    principal: str = ""
     write_pause_micros: int = 0
 
 
@@ -98,6 +104,7 @@ def snapshot_info(lease: Lease, now: float) -> SnapshotInfo:
         ttl=lease.ttl,
         remaining=max(lease.expires - now, 0.0),
         name=lease.name,
+        principal=lease.principal,
     )
 
 
@@ -125,6 +132,22 @@ def check_lease_name(lease: Lease, name: str) -> None:
     if name not in ("", lease.name):
         has = f'is named "{lease.name}"' if lease.name else "has no name"
         raise InvalidRequest(f'the snapshot {shown_id(lease.lease_id)} {has}: its name cannot become "{name}"')
+
+
+def lease_check(lease: Lease) -> OwnerCheck:
+    """Returns the check of the owner of a lease."""
+    return owner_check(f"the snapshot {shown_id(lease.lease_id)}", [lease.view.table])
+
+
+def check_lease_owner(lease: Lease) -> None:
+    """Raises PermissionDenied if the lease belongs to another principal, and the caller is no admin of its table."""
+    lease_check(lease)(lease.principal)
+
+
+def check_renewal(lease: Lease) -> None:
+    """Raises PermissionDenied if the caller may not renew the lease. All readers of a shared one renew it."""
+    if not lease.is_shared:
+        check_lease_owner(lease)
 
 
 def check_ttl(ttl: float) -> None:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, TooManySnapshots
+from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, SnapshotLost, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.names import check_snapshot_name, table_of, tablet_number
+from streaming_server.access.owners import current_principal, share_refusal
 from streaming_server.engine.snapshots.borrowed_views import borrowed_view
 from streaming_server.engine.snapshots.leases import (
     Lease,
     SnapshotInfo,
     check_lease_id,
     check_lease_name,
+    check_lease_owner,
     check_lease_table,
     check_part_id,
+    check_renewal,
     check_ttl,
+    lease_check,
     lost_error,
     snapshot_info,
 )
@@ -34,6 +38,7 @@ from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.snapshots.ended_leases import EndedLeases
+from streaming_server.storage.snapshots.snapshots import LeaseRecord
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -116,8 +121,7 @@ class Snapshots:
         ended.load()
         for view in self._views.load(definition, path):
             for lease_id, stored in view.directory.leases().items():
-                ttl = self._config.snapshot_ttl_seconds if stored.ttl is None else stored.ttl
-                self._add(self._new_lease(view, lease_id, ttl, stored.shared, stored.name, stored.pending))
+                self._add(self._new_lease(view, lease_id, stored))
 
     def start(self) -> None:
         """Starts the task that ends expired leases. Call `close` at the end."""
@@ -172,6 +176,7 @@ class Snapshots:
             SnapshotLost: No snapshot `same_view_as` exists, or the shared lease of this id has ended.
             SnapshotNotTaken: Writers would have been paused for too long.
             TooManySnapshots: The limit of leases, or of the disk space that they hold, is reached.
+            PermissionDenied: The id is that of another principal's snapshot, which is not shared.
             DataLoss: A bucket is damaged.
         """
         lease_id = lease_id or uuid.uuid4().hex
@@ -184,9 +189,10 @@ class Snapshots:
         async with pinning.exclude_others():
             there = await self.find_pinned(table, lease_id, name)
             if there is not None:
+                check_renewal(there)
                 return await self._renew(there, self.renewed_ttl(there, ttl))
             ttl = self.default_ttl if ttl is None else ttl
-            await self._make_place()
+            await self._make_place(table_name)
             with self._place_for(lease_id, table_name):
                 if same_view_as:
                     view, write_pause_micros = self.lease(same_view_as, table_name).view, 0
@@ -194,7 +200,8 @@ class Snapshots:
                     view, write_pause_micros = await self._views.take(pinning)
                 with self._views.use(view):
                     pending = table.definition.tablet == 0
-                    lease = self._new_lease(view, lease_id, ttl, shared, name, pending)
+                    record = LeaseRecord(ttl, shared, name, pending, current_principal())
+                    lease = self._new_lease(view, lease_id, record)
                     await self._write_new(lease)
                     return replace(self._info_of(lease), write_pause_micros=write_pause_micros)
 
@@ -289,21 +296,41 @@ class Snapshots:
         Raises:
             SnapshotLost: No such snapshot exists.
             InvalidRequest: The time to live is out of range.
+            PermissionDenied: It belongs to another principal, and is not shared.
         """
         if ttl is not None:
             check_ttl(ttl)
-        return await self._renew(self.lease(snapshot_id), ttl)
+        lease = self.lease(snapshot_id)
+        check_renewal(lease)
+        if ttl is not None and not lease_check(lease).allows(lease.principal):
+            # Others have asked for the longer one.
+            ttl = max(ttl, lease.ttl)
+        return await self._renew(lease, ttl)
 
     async def release(self, snapshot_id: str) -> None:
         """Ends a lease. If it was the last one of a view without readers, returns once the view is removed from disk.
 
         Raises:
             SnapshotLost: No such snapshot exists.
+            PermissionDenied: It belongs to another principal.
         """
         lease = self.lease(snapshot_id)
+        check_lease_owner(lease)
         await self._end(lease)
         if lease.view.removal is not None:
             await asyncio.shield(lease.view.removal)
+
+    async def assign(self, table: str, before: str, principal: str) -> int:
+        """Gives the snapshots of a table that belong to a principal (empty: to nobody) to another one, durably.
+
+        Returns how many these are.
+        """
+        given = [each for each in self._leases.values() if each.view.table == table and each.principal == before]
+        for lease in given:
+            lease.principal = principal
+            with suppress(SnapshotLost):
+                await self._write_lease(lease)
+        return len(given)
 
     def list_snapshots(self, table: str | None = None) -> list[SnapshotInfo]:
         """Returns the snapshots of one table (None: all), oldest view first; skips those with a damaged manifest."""
@@ -440,14 +467,21 @@ class Snapshots:
                 )
             await self._end(lease)
 
-    async def _make_place(self) -> None:
+    async def _make_place(self, table: str) -> None:
         """Ends the shared snapshot that was not renewed for the longest time, if the limit of leases is reached.
+
+        If the principal has reached its own limit, ends one of its own.
 
         Of a table with tablets, ends the parts in this process. The owners of the other parts end them in the same way.
         """
-        if self._has_place():
+        has_share = self._share_refusal(table) is None
+        if has_share and self._has_place():
             return
-        shared = [lease for lease in self._leases.values() if lease.is_shared]
+        shared = [
+            lease
+            for lease in self._leases.values()
+            if lease.is_shared and (has_share or lease.principal == current_principal())
+        ]
         oldest = min(shared, key=lambda lease: lease.renewed_at, default=None)
         if oldest is not None and oldest.renewed_at + SHARED_LEASE_SECONDS <= self._clock.monotonic():
             snapshot_id = shown_id(oldest.lease_id)
@@ -462,6 +496,16 @@ class Snapshots:
         taken = set(map(shown_id, (*self._leases, *self._pending)))
         return len(taken) < limit or shown_id(lease_id) in taken
 
+    def _share_refusal(self, table: str, lease_id: str = "") -> str | None:
+        """Returns why the caller may have no other lease. The parts of a snapshot count as one. None: it may."""
+        principal, limit = current_principal(), self._config.max_snapshot_leases
+        taken = set(map(shown_id, (*self._leases, *self._pending)))
+        if not principal or shown_id(lease_id) in taken:
+            return None
+        mine = {shown_id(each.lease_id) for each in self._leases.values() if each.principal == principal}
+        share = self._config.max_caller_share
+        return share_refusal("leases on snapshots", len(mine), len(taken), limit, share, [table])
+
     @contextmanager
     def _place_for(self, lease_id: str, table: str) -> Iterator[None]:
         """Counts a lease that is being taken."""
@@ -474,14 +518,18 @@ class Snapshots:
                 f"there are {taken} leases on snapshots, and the limit is {limit}: release some, or raise "
                 "max_snapshot_leases"
             )
+        if (refusal := self._share_refusal(table, lease_id)) is not None:
+            raise TooManySnapshots(refusal)
         self._pending.add(lease_id)
         try:
             yield
         finally:
             self._pending.discard(lease_id)
 
-    def _new_lease(self, view: PinnedView, lease_id: str, ttl: float, shared: bool, name: str, pending: bool) -> Lease:
-        return Lease(lease_id, view, ttl, self._clock.monotonic() + ttl, shared, name, pending)
+    def _new_lease(self, view: PinnedView, lease_id: str, record: LeaseRecord) -> Lease:
+        ttl = self.default_ttl if record.ttl is None else record.ttl
+        expires = self._clock.monotonic() + ttl
+        return Lease(lease_id, view, ttl, expires, record.shared, record.name, record.pending, record.principal)
 
     async def _write_new(self, lease: Lease) -> None:
         """Makes a new lease durable, and then adds it."""
@@ -527,7 +575,10 @@ class Snapshots:
         return None if lease is None else lease.view.table
 
     async def _renew(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
-        changed = ttl is not None and ttl != lease.ttl
+        # Whoever renews a snapshot that was taken before there were owners is its holder. Nobody holds a shared one.
+        principal = lease.principal or ("" if lease.is_shared else current_principal())
+        changed = (ttl is not None and ttl != lease.ttl) or principal != lease.principal
+        lease.principal = principal
         lease.ttl = lease.ttl if ttl is None else ttl
         lease.expires = self._clock.monotonic() + lease.ttl
         self._reaper.notify(lease.expires)
@@ -587,4 +638,12 @@ class Snapshots:
 def _writing(lease: Lease) -> Callable[[], None]:
     """Returns a function that writes the file of a lease."""
     write = lease.view.directory.write_lease
-    return partial(write, lease.lease_id, lease.ttl, shared=lease.shared, name=lease.name, pending=lease.pending)
+    return partial(
+        write,
+        lease.lease_id,
+        lease.ttl,
+        shared=lease.shared,
+        name=lease.name,
+        pending=lease.pending,
+        principal=lease.principal,
+    )

@@ -29,6 +29,7 @@ def writer_limits(config: ServerConfig) -> WriterLimits:
 def transaction_limits(config: ServerConfig) -> TransactionLimits:
     return TransactionLimits(
         open=config.max_transactions,
+        share=config.max_caller_share,
         bytes=config.max_transaction_bytes,
         ttl_seconds=config.transaction_ttl_seconds,
         remembered_seconds=config.committed_transaction_seconds,

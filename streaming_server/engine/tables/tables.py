@@ -168,7 +168,7 @@ class Tables:
             )
             self._borrowed = None if lender is None else self._make_borrowed(lender)
             self.consumers = ConsumerRegistry(config, self._executor, self._state, self.clock)
-            self.locks = ColumnLocks(self._executor, self.clock)
+            self.locks = ColumnLocks(self._executor, self.clock, config.max_caller_share)
             for definition in self.definitions():
                 self._load(definition)
             self.tablets = Tablets(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from scankv.model.errors import InvalidRequest, TableNotFound, TransactionCommitted, TransactionLost
 from scankv.model.limits import MAX_LEASE_SECONDS, MAX_WAIT_MILLIS, MIN_LEASE_SECONDS
 from scankv.model.names import check_writer_id
+from streaming_server.access.owners import current_principal, owner_check
 from streaming_server.engine.snapshots.leases import check_lease_id
 from streaming_server.storage.transactions.staging import PartFile, TableFootprint, older_offsets
 
@@ -100,6 +101,7 @@ class OpenTransaction:
         observed: The tables with tablets whose tablets all know from which offset on a change is a conflict.
         has_ended: Whether it was committed or aborted, or has expired.
         is_divided: Whether other worker processes may have requests of its parts.
+        principal: The principal that it belongs to. Empty: it belongs to nobody.
     """
 
     token: str
@@ -119,14 +121,25 @@ class OpenTransaction:
     observed: set[str] = field(default_factory=set)
     has_ended: bool = False
     is_divided: bool = False
+    principal: str = ""
 
     def __post_init__(self) -> None:
         """Starts the time to live."""
         self.began_at = self.clock.monotonic()
         self.renew()
 
+    @property
+    def tables(self) -> frozenset[str]:
+        """The tables to which it has staged something here."""
+        return frozenset(name for part in self.parts.values() for name in part.tables)
+
+    def check_principal(self) -> None:
+        """Raises PermissionDenied if it belongs to another principal, and the caller is no admin of its tables."""
+        owner_check(f"the transaction {self.options.id or self.token}", self.tables)(self.principal)
+
     def renew(self) -> None:
-        """Restarts the time to live."""
+        """Restarts the time to live. If the transaction has no owner, its caller becomes the owner."""
+        self.principal = self.principal or current_principal()
         self.expires = self.clock.monotonic() + self.options.ttl
 
     @property
@@ -220,6 +233,8 @@ class OpenTransaction:
         }
         if self.options.job_table:
             content |= {"job_table": self.options.job_table, "job_incarnation": self.options.job_incarnation}
+        if self.principal:
+            content["principal"] = self.principal
         # A server that cannot lock keys finds an unknown option, and gives the transaction up.
         return content if self.options.lock_wait is None else content | {"lock_wait": self.options.lock_wait}
 
@@ -242,7 +257,7 @@ class OpenTransaction:
         if content.get("lock_wait") is not None and (parts or not is_divided):
             _log.info("the transaction %s ends, because its locks on keys were lost", directory.path.name)
             return None
-        since = content.pop("since")
+        since, principal = content.pop("since"), content.pop("principal", "")
         return cls(
             token=directory.path.name,
             options=TransactionOptions(**content),
@@ -251,6 +266,7 @@ class OpenTransaction:
             since={name: {int(bucket): at for bucket, at in offsets.items()} for name, offsets in since.items()},
             parts=parts,
             is_divided=is_divided,
+            principal=principal,
         )
 
 

@@ -45,12 +45,14 @@ class TransactionShares:
         self._tasks = tasks
 
     def locate(self, token: str, id_: str) -> TransactionPlace:
-        """Returns where a transaction stands at this worker."""
+        """Returns where a transaction stands at this worker. Raises PermissionDenied if it is another principal's."""
         self._transactions.check_log()
         committed = self._transactions.find_committed(token, id_)
         if committed is not None:
             return TransactionPlace(is_committed=True, coordinator=committed.coordinator)
         transaction = self._transactions.find(token)
+        if transaction is not None:
+            transaction.check_principal()
         for decision in self._transactions.decided:
             if decision.token == token or (id_ and decision.id == id_):
                 # After a restart, the parts of a share in doubt are not loaded. Its coordinator knows their sizes.

@@ -18,6 +18,7 @@ from scankv.model.errors import (
     TransactionCommitted,
     Unavailable,
 )
+from streaming_server.access.owners import current_principal, share_refusal
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
@@ -72,6 +73,7 @@ class TransactionLimits:
 
     Attributes:
         open: How many transactions may be open at once.
+        share: Which share of them one principal may have.
         bytes: How many bytes each transaction may stage.
         ttl_seconds: The default time to live of a transaction without calls.
         remembered_seconds: How long the server remembers the commit of a transaction with an id.
@@ -79,6 +81,7 @@ class TransactionLimits:
     """
 
     open: int
+    share: float
     bytes: int
     ttl_seconds: float
     remembered_seconds: float
@@ -173,7 +176,7 @@ class Transactions:
         tables: set[str] = set()
         for opened in self._open.values():
             if opened.token == token or (id_ and opened.options.id == id_):
-                tables.update(name for part in opened.parts.values() for name in part.tables)
+                tables.update(opened.tables)
         for decision in self.decided:
             if decision.token == token or (id_ and decision.id == id_):
                 tables.update(decision.tables)
@@ -335,13 +338,15 @@ class Transactions:
 
         Raises:
             InvalidRequest: The id or the time to live is not allowed.
-            TooManyTransactions: The limit of open transactions is reached.
+            PermissionDenied: An open transaction of this id belongs to another principal.
+            TooManyTransactions: The limit of the server, or of the principal, of open transactions is reached.
             TransactionCommitted: The call is late: the transaction is committed, and another worker knows its id.
         """
         options.check()
         self.check_log()
         if options.id:
             while (before := self._find_open(options.id)) is not None:
+                before.check_principal()
                 if before.options.attempt == options.attempt:
                     before.renew()
                     return before
@@ -357,6 +362,13 @@ class Transactions:
                 "max_transactions",
                 retry_after=_RETRY_SECONDS,
             )
+        mine = sum(each.principal == current_principal() for each in self._open.values())
+        tables = [options.job_table] if options.job_table else []
+        refusal = share_refusal(
+            "open transactions", mine, len(self._open), self._limits.open, self._limits.share, tables
+        )
+        if refusal is not None:
+            raise TooManyTransactions(refusal, retry_after=_RETRY_SECONDS)
         token = token or uuid.uuid4().hex
         directory = StagingDirectory(self._root, token)
         transaction = self._open[token] = OpenTransaction(
@@ -396,13 +408,14 @@ class Transactions:
         return {owner: offsets[bucket] for owner, offsets in holds.items() if bucket in offsets}
 
     def _renew(self, token: str) -> OpenTransaction:
-        """Returns an open transaction, and renews its time to live."""
+        """Returns an open transaction of the caller, and renews its time to live."""
         self.check_log()
         transaction = self._open.get(token)
         if transaction is None:
             self._check_not_committed(token)
             self.check_not_stuck(token, "")
             raise transaction_lost(token)
+        transaction.check_principal()
         transaction.check_open()
         transaction.renew()
         return transaction
@@ -424,6 +437,7 @@ class Transactions:
 
         Raises:
             TransactionLost: No such transaction exists.
+            PermissionDenied: It belongs to another principal.
             ScanKvError: As `CommitCoordinator.commit`.
         """
         self.check_log()
@@ -434,6 +448,7 @@ class Transactions:
         transaction = self._open.get(token)
         if transaction is None:
             raise transaction_lost(token)
+        transaction.check_principal()
         if isinstance(transaction.agreement, Participation):
             raise Unavailable("another worker commits the transaction: try again", retry_after=_RETRY_SECONDS)
         commit = transaction.commit
@@ -602,6 +617,7 @@ class Transactions:
         """Aborts a transaction, if it exists, and removes its staged rows.
 
         Raises:
+            PermissionDenied: It belongs to another principal.
             TransactionCommitted: The transaction is committed, or being committed.
             Unavailable: A share of it is in doubt.
         """
@@ -612,6 +628,8 @@ class Transactions:
             if token in self._decisions.prepared:
                 self.check_not_stuck(token, "")
         transaction = self._open.get(token)
+        if transaction is not None:
+            transaction.check_principal()
         is_committed = self._committed.find(token, "") is not None or any(each.token == token for each in self.decided)
         if is_committed or (transaction is not None and transaction.commit is not None):
             raise TransactionCommitted("the transaction is committed, or is being committed: it cannot be aborted")

@@ -20,6 +20,7 @@ from scankv.model.errors import (
 )
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.names import check_writer_id
+from streaming_server.access.owners import current_principal, owner_check, share_refusal
 from streaming_server.engine.snapshots.leases import check_lease_id
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.tasks.reaper import Reaper
@@ -44,7 +45,10 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class HeldColumnLock:
-    """A lock on columns of a table that ends at `expires` on the server's monotonic clock."""
+    """A lock on columns of a table that ends at `expires` on the server's monotonic clock.
+
+    `owner` is a name that its client has chosen. The lock belongs to the principal `principal`; empty: to nobody.
+    """
 
     lock_id: str
     table: str
@@ -53,6 +57,11 @@ class HeldColumnLock:
     ttl: float
     expires: float
     clock: ServerClock
+    principal: str = ""
+
+    def check_principal(self) -> None:
+        """Raises PermissionDenied if it belongs to another principal, and the caller is no admin of the table."""
+        owner_check(f"the column lock {self.lock_id}", [self.table])(self.principal)
 
     @property
     def remaining(self) -> float:
@@ -68,10 +77,14 @@ class TableColumnLocks:
         path: Its directory.
         executor: Runs blocking work.
         clock: The server's clock.
+        share: The share of the locks that one principal may have.
     """
 
-    def __init__(self, definition: TableDefinition, path: Path, executor: StorageExecutor, clock: ServerClock) -> None:
+    def __init__(
+        self, definition: TableDefinition, path: Path, executor: StorageExecutor, clock: ServerClock, share: float
+    ) -> None:
         self._clock = clock
+        self._share = share
         self.table = definition.name
         self._file = LockFile(path)
         self._executor = executor
@@ -92,6 +105,7 @@ class TableColumnLocks:
             ttl=record.ttl,
             expires=self._clock.monotonic() + record.ttl,
             clock=self._clock,
+            principal=record.principal,
         )
 
     def live(self) -> list[HeldColumnLock]:
@@ -111,11 +125,12 @@ class TableColumnLocks:
             held: The ids of the locks that the writer holds.
 
         Raises:
-            LockLost: A lock that the writer names has ended, or belongs to another table.
+            LockLost: A lock that the writer names has ended, or is on another table.
+            PermissionDenied: A lock that the writer names belongs to another principal.
             ColumnLocked: Another owner has locked one of the columns.
         """
         for lock_id in held:
-            self._get(lock_id)
+            self._get(lock_id).check_principal()
         for lock in self.live():
             if lock.lock_id not in held and (columns is None or not set(columns).isdisjoint(lock.columns)):
                 locked = lock.columns if columns is None else columns
@@ -151,20 +166,32 @@ class TableColumnLocks:
         Raises:
             InvalidRequest, SchemaMismatch: The columns, the owner, the id or the time to live are not allowed.
             ColumnLocked: Another lock has one of the columns.
+            PermissionDenied: The lock of this id, or one to take over, belongs to another principal.
             TooManyLocks: The table has reached its limit of locks.
         """
         seconds = DEFAULT_LOCK_SECONDS if ttl is None else ttl
         async with self._changing:
+            known = self._locks.get(lock_id)
+            is_live = known is not None and bool(known.remaining)
+            if known is not None and is_live:
+                known.check_principal()
             # Not before: while a call waits here, the columns may get other names.
             _check(latest(), columns, owner, lock_id, seconds)
-            known = self._locks.get(lock_id)
             if known is not None and (set(known.columns), known.owner) != (set(columns), owner):
                 raise InvalidRequest(
                     f"column lock {lock_id} exists, with other columns or another owner: choose another id"
                 )
             ended = self._of_owner(owner, columns) if take_over else []
+            for each in ended:
+                self._locks[each].check_principal()
             self._check_free(columns, {lock_id, *ended})
-            record = LockRecord(lock_id=lock_id or uuid.uuid4().hex, columns=tuple(columns), owner=owner, ttl=seconds)
+            record = LockRecord(
+                lock_id=lock_id or uuid.uuid4().hex,
+                columns=tuple(columns),
+                owner=owner,
+                ttl=seconds,
+                principal=(known.principal if known is not None and is_live else "") or current_principal(),
+            )
             locks = self._locks
             self._locks = {name: each for name, each in locks.items() if name not in ended}
             lock = self._locks[record.lock_id] = self._of(record)
@@ -208,24 +235,46 @@ class TableColumnLocks:
                 f"table {self.table} has {len(live)} column locks; the limit is {_MAX_LOCKS}: release some",
                 table=self.table,
             )
+        mine = sum(lock.principal == current_principal() for lock in live)
+        refusal = share_refusal("column locks", mine, len(live), _MAX_LOCKS, self._share, [self.table])
+        if refusal is not None:
+            raise TooManyLocks(f"table {self.table}: {refusal}", table=self.table)
 
     async def renew(self, lock_id: str, ttl: float | None) -> HeldColumnLock:
-        """Restarts a lock's time to live, or sets it to `ttl` seconds. Raises LockLost, InvalidRequest."""
+        """Restarts a lock's time to live, or sets it to `ttl` seconds.
+
+        Raises LockLost, InvalidRequest, PermissionDenied.
+        """
         if ttl is not None:
             _check_ttl(ttl)
         async with self._changing:
             lock = self._get(lock_id)
+            lock.check_principal()
             seconds = lock.ttl if ttl is None else ttl
-            changed, lock.ttl, lock.expires = seconds != lock.ttl, seconds, self._clock.monotonic() + seconds
+            # Whoever renews a lock that was taken before there were owners is its holder.
+            adopted = not lock.principal and bool(current_principal())
+            changed = adopted or seconds != lock.ttl
+            lock.ttl, lock.expires = seconds, self._clock.monotonic() + seconds
+            lock.principal = lock.principal or current_principal()
             if changed:
                 await self._store()
         return lock
 
     async def release(self, lock_id: str) -> None:
-        """Ends a lock, durably. Raises LockLost."""
+        """Ends a lock, durably. Raises LockLost, PermissionDenied."""
         async with self._changing:
-            self._get(lock_id)
+            self._get(lock_id).check_principal()
             await self._remove([lock_id])
+
+    async def assign(self, before: str, principal: str) -> int:
+        """Gives the locks that belong to a principal (empty: to nobody) to another one, and returns how many."""
+        async with self._changing:
+            given = [lock for lock in self.live() if lock.principal == before]
+            for lock in given:
+                lock.principal = principal
+            if given:
+                await self._store()
+        return len(given)
 
     async def expire(self) -> None:
         """Forgets the locks that have expired."""
@@ -270,7 +319,9 @@ class TableColumnLocks:
         if self._closed:
             raise _table_dropped(self.table)
         records = [
-            LockRecord(lock_id=lock.lock_id, columns=lock.columns, owner=lock.owner, ttl=lock.ttl)
+            LockRecord(
+                lock_id=lock.lock_id, columns=lock.columns, owner=lock.owner, ttl=lock.ttl, principal=lock.principal
+            )
             for lock in self._locks.values()
         ]
         await self._executor.run(self._file.write, records)
@@ -282,17 +333,19 @@ class ColumnLocks:
     Args:
         executor: Runs blocking work.
         clock: The server's clock.
+        share: The share of the locks of a table that one principal may have.
     """
 
-    def __init__(self, executor: StorageExecutor, clock: ServerClock) -> None:
+    def __init__(self, executor: StorageExecutor, clock: ServerClock, share: float) -> None:
         self._executor = executor
         self._clock = clock
+        self._share = share
         self._tables: dict[str, TableColumnLocks] = {}
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     def add(self, definition: TableDefinition, path: Path) -> None:
         """Adds a table, and loads the locks in its directory. Their time to live restarts now."""
-        self._tables[definition.name] = TableColumnLocks(definition, path, self._executor, self._clock)
+        self._tables[definition.name] = TableColumnLocks(definition, path, self._executor, self._clock, self._share)
 
     async def drop(self, table: str) -> None:
         """Forgets the locks of a table that is being dropped."""

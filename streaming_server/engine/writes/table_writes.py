@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 from scankv.model.changes.log_offsets import check_offsets_of
 from scankv.model.errors import InvalidKey, InvalidRequest, RequestTooLarge, ScanKvError, TableRecreated
 from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
+from scankv.model.names import table_of
 from scankv.model.tables.columns import CHANGE_TYPE
+from streaming_server.access.owners import current_principal, owner_check
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.merging.appended_rows import append_few, prepare_append, turn_of
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.engine.writes.column_locks import TableColumnLocks
     from streaming_server.engine.writes.writing import WritePreconditions
-    from streaming_server.storage.bucket.writer_states import WriteIdentity
+    from streaming_server.storage.bucket.writer_states import WriteIdentity, WriterState
     from streaming_server.storage.rows.single_rows import Values
     from streaming_server.storage.rows.table_codec import TableCodec
 
@@ -318,12 +320,14 @@ class TableWrites:
 
         Raises:
             TooManyWriters: The writer is new, and the table has reached its limit of writers.
+            PermissionDenied: The writer belongs to another principal.
             InvalidRequest: No greater epoch exists.
             DataLoss: A bucket is damaged.
         """
         buckets = [*self._table.buckets]
         async with lock_buckets(buckets) as opened:
             known = [await live.run(bucket.writers.get, writer) for live, bucket in opened]
+            principal = _principal_of(writer, [state for state in known if state is not None], self._table.definition)
             for (live, bucket), state in zip(opened, known, strict=True):
                 if state is None:
                     await live.run(bucket.writers.ensure_capacity, writer)
@@ -332,9 +336,21 @@ class TableWrites:
                 raise InvalidRequest(f'the writer "{writer}" has used up its epochs: open a writer with another id')
             sequence = max(0 if state is None else state.next_sequence for state in known)
             for live, bucket in opened:
-                await live.run(bucket.open_writer, writer, epoch, sequence)
+                await live.run(bucket.open_writer, writer, epoch, sequence, principal)
         await all_ended(live.wait_written() for live in buckets)
         return epoch, sequence
+
+    async def assign_writers(self, before: str, principal: str) -> frozenset[str]:
+        """Gives the writers that belong to a principal (empty: to nobody) to another one, durably.
+
+        Returns their ids. Raises DataLoss if a bucket is damaged.
+        """
+        buckets, given = [*self._table.buckets], set[str]()
+        async with lock_buckets(buckets) as opened:
+            for live, bucket in opened:
+                given.update(await live.run(bucket.writers.assign, before, principal))
+        await all_ended(live.wait_written() for live in buckets)
+        return frozenset(given)
 
     async def _write(
         self,
@@ -358,6 +374,22 @@ class TableWrites:
             ),
         )
         return rows, await WriteOperation(parts, preconditions, scope).run()
+
+
+def _principal_of(writer: str, known: Sequence[WriterState], definition: TableDefinition) -> str | None:
+    """Returns the principal of a writer that is opened, as in `WriterState`, given how buckets know it.
+
+    Raises:
+        PermissionDenied: It belongs to another principal.
+    """
+    principals = [state.principal for state in known if state.principal is not None]
+    check = owner_check(f'the writer "{writer}" of {table_of(definition.name)}', [definition.name])
+    for each in principals:
+        check(each)
+    if not any(state.epoch for state in known):
+        return current_principal() or None
+    # Whoever takes a writer over that has no owner could be anyone.
+    return principals[0] if principals else "" if current_principal() else None
 
 
 def _check_append(

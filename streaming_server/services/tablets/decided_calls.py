@@ -40,6 +40,7 @@ class Needs(Enum):
 
 
 DECIDED: Final[Mapping[str, Needs]] = {
+    "AdminService/AssignOwner": Needs.KNOWN,
     "AdminService/CheckTable": Needs.KNOWN,
     "LookupService/Lookup": Needs.SAME,
     "ScanService/ExplainScan": Needs.SAME,

@@ -19,6 +19,7 @@ from streaming_server.services.tablets.definitions import check, describe
 from streaming_server.services.tablets.deletions import stage_delete_all
 from streaming_server.services.tablets.drops import naming_drops
 from streaming_server.services.tablets.explanations import explain_scan
+from streaming_server.services.tablets.owners import assign
 from streaming_server.services.tablets.queries import aggregate, count, top_n
 from streaming_server.services.tablets.rows import look_up, open_writer
 from streaming_server.services.tablets.scans import scan
@@ -66,6 +67,7 @@ _JOINS: Final[Mapping[str, Join]] = {
     "TransactionService/LookupStaged": look_up_staged,
     "TransactionService/StageDeleteAll": stage_delete_all,
     "ScanService/ExplainScan": explain_scan,
+    "AdminService/AssignOwner": assign,
 }
 
 

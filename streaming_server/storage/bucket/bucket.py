@@ -324,10 +324,13 @@ class Bucket:
         """
         return self.writers.find_answer(identity)
 
-    def open_writer(self, writer: str, epoch: int, next_sequence: int) -> None:
-        """Begins a new epoch of a writer and fences the earlier ones; durable after the next sync of the store."""
+    def open_writer(self, writer: str, epoch: int, next_sequence: int, principal: str | None = None) -> None:
+        """Begins a new epoch of a writer and fences the earlier ones; durable after the next sync of the store.
+
+        `principal` is as in `WriterState`.
+        """
         batch = self._store.batch()
-        state = self.writers.open(batch, writer, epoch, next_sequence)
+        state = self.writers.open(batch, writer, epoch, next_sequence, principal)
         self._store.write(batch)
         self.writers.cache(writer, state)
 

@@ -6,6 +6,9 @@ its rows are applied.
 
 A writer with an epoch above 0 was opened, in every bucket at once. A writer with epoch 0 is anonymous: its client
 has chosen the identity itself.
+
+A writer that was opened belongs to a principal. It has an entry of its own, so that the records stay as earlier
+versions read them.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import math
 import struct
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from scankv.model.errors import (
@@ -31,7 +34,7 @@ from streaming_server.storage.files.formats import check_format, locate
 from streaming_server.storage.rocks.store_options import scan_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from scankv.model.errors import ScanKvError
     from scankv.model.tables.schema import TableDefinition
@@ -56,6 +59,7 @@ No client can have this id. The writer is never forgotten and does not count aga
 
 _PREFIX: Final = b"writer/"
 _END_OF_PREFIX: Final = b"writer0"
+_OWNER_PREFIX: Final = b"writer-owner/"
 _CACHED: Final = 256
 _SWEEP_SECONDS: Final = 600.0
 _SWEEP_SECONDS_WHEN_FULL: Final = 60.0
@@ -82,6 +86,8 @@ class WriteIdentity:
         acked_below: Every request with a lower number was answered or given up, so a late one is refused.
         age_seconds: How long ago the request was sent for the first time.
         history: The history of the table in which the writer was opened. Empty: unknown.
+        principal: The principal that sends the request. Empty: unknown.
+        check_owner: Raises PermissionDenied unless the sender may write for the writer of a principal. None: it may.
     """
 
     writer: str
@@ -90,6 +96,13 @@ class WriteIdentity:
     acked_below: int = 0
     age_seconds: float = 0.0
     history: str = ""
+    principal: str = ""
+    check_owner: Callable[[str], None] | None = field(default=None, compare=False)
+
+    @property
+    def principal_of_writer(self) -> str | None:
+        """Who owns a writer without owner that sends the request. None: nobody, as the request has no principal."""
+        return self.principal if self.principal and self.epoch else None
 
     def check_history(self, definition: TableDefinition) -> None:
         """Checks that an opened writer was opened in the current history of its table.
@@ -180,6 +193,8 @@ class WriterState:
         acked_below: Requests of this epoch with a lower sequence number are no longer applied.
         used_micros: The time of its last request, in microseconds of service time.
         answers: The answers to the requests of this epoch with the greatest sequence numbers, ascending.
+        principal: The principal that it belongs to. Empty: to nobody, and it stays so. None: to nobody, until the
+            holder of this epoch writes. Stored apart.
     """
 
     epoch: int = 0
@@ -187,14 +202,18 @@ class WriterState:
     acked_below: int = 0
     used_micros: int = 0
     answers: tuple[WriteAnswer, ...] = ()
+    principal: str | None = None
 
     def find_answer(self, identity: WriteIdentity, location: str) -> WriteAnswer | None:
         """Returns how far a request has been applied. None: not at all.
 
         Raises:
+            PermissionDenied: The writer belongs to another principal.
             WriterFenced: The epoch of the request has ended.
             WriterExpired: The request is so old that its answer is forgotten, or the bucket does not know its epoch.
         """
+        if self.principal and identity.check_owner is not None:
+            identity.check_owner(self.principal)
         if identity.epoch < self.epoch:
             raise WriterFenced(
                 f'the writer "{identity.writer}" was opened again elsewhere: its epoch {identity.epoch} has ended, and '
@@ -239,6 +258,7 @@ class WriterState:
             acked_below=acked,
             used_micros=now_micros,
             answers=tuple(kept[-WRITER_WINDOW:]),
+            principal=self.principal if self.principal is not None or not same else identity.principal_of_writer,
         )
 
     def to_bytes(self) -> bytes:
@@ -356,9 +376,13 @@ class WriterStates:
         if writer not in self._cache:
             try:
                 stored = cast("bytes | None", self._store.meta.get(_key(writer)))
+                owner = None if stored is None else cast("bytes | None", self._store.meta.get(_owner_key(writer)))
             except Exception as error:
                 raise self._store.failure(error) from error
-            self._remember(writer, None if stored is None else self._read(stored))
+            state = None if stored is None else self._read(stored)
+            if state is not None and owner is not None:
+                state = replace(state, principal=owner.decode())
+            self._remember(writer, state)
         self._cache.move_to_end(writer)
         return self._cache[writer]
 
@@ -366,6 +390,7 @@ class WriterStates:
         """Returns how far a request has been applied. None: not at all, and it may be applied now.
 
         Raises:
+            PermissionDenied: The writer belongs to another principal.
             WriterFenced: The writer has been opened again since.
             WriterExpired: Whether it was applied is unknown: it is too old, or its writer was idle for too long.
             TooManyWriters: The writer is new, and the bucket already knows as many writers as it may.
@@ -391,12 +416,19 @@ class WriterStates:
         before = self.get(step.identity.writer) or WriterState()
         state = before.after(step, offset, self._clock.service_micros())
         batch.put_meta(_key(step.identity.writer), state.to_bytes())
+        if state.principal is not None and state.principal != before.principal:
+            batch.put_meta(_owner_key(step.identity.writer), state.principal.encode())
         return state
 
-    def open(self, batch: StoreBatch, writer: str, epoch: int, next_sequence: int) -> WriterState:
+    def open(
+        self, batch: StoreBatch, writer: str, epoch: int, next_sequence: int, principal: str | None
+    ) -> WriterState:
         """Records a new epoch of a writer in a batch of writes, like `record`."""
-        state = WriterState(epoch=epoch, next_sequence=next_sequence, used_micros=self._clock.service_micros())
+        now = self._clock.service_micros()
+        state = WriterState(epoch=epoch, next_sequence=next_sequence, used_micros=now, principal=principal)
         batch.put_meta(_key(writer), state.to_bytes())
+        if principal is not None:
+            batch.put_meta(_owner_key(writer), principal.encode())
         return state
 
     def cache(self, writer: str, state: WriterState) -> None:
@@ -430,11 +462,28 @@ class WriterStates:
                 there += 1
             else:
                 batch.delete_meta(key)
+                batch.delete_meta(_owner_key(key[len(_PREFIX) :].decode()))
                 expired += 1
         if changed:
             self._store.write(batch)
         self._count, self._swept = there, self._clock.monotonic()
         return expired
+
+    def assign(self, before: str, principal: str) -> list[str]:
+        """Gives the writers that belong to a principal (empty: to nobody) to another one, and returns their ids."""
+        batch, given = self._store.batch(), list[str]()
+        for key, value in self._stored_records():
+            writer = key[len(_PREFIX) :].decode()
+            _, _, epoch, *_ = self._head(value)
+            owner = cast("bytes | None", self._store.meta.get(_owner_key(writer)))
+            if epoch and writer != TRANSACTIONS and (owner or b"").decode() == before:
+                batch.put_meta(_owner_key(writer), principal.encode())
+                given.append(writer)
+        if given:
+            self._store.write(batch)
+            for writer in given:
+                self._cache.pop(writer, None)
+        return given
 
     def ensure_capacity(self, writer: str) -> None:
         """Makes sure that the bucket may know another writer. Raises TooManyWriters."""
@@ -490,3 +539,7 @@ class WriterStates:
 
 def _key(writer: str) -> bytes:
     return _PREFIX + writer.encode()
+
+
+def _owner_key(writer: str) -> bytes:
+    return _OWNER_PREFIX + writer.encode()

@@ -112,12 +112,14 @@ class LeaseRecord:
         shared: Whether the lease is shared, so that its id is never used again.
         name: The name of the snapshot. Empty: it has none.
         pending: Whether other tablets of the table are not pinned yet.
+        principal: The principal that it belongs to. Empty: it belongs to nobody.
     """
 
     ttl: float | None
     shared: bool
     name: str = ""
     pending: bool = False
+    principal: str = ""
 
 
 class ViewDirectory:
@@ -181,11 +183,19 @@ class ViewDirectory:
         return {file.stem: _read_lease(file) for file in sorted(self._leases.glob("*.json"))}
 
     def write_lease(
-        self, lease_id: str, ttl: float, *, shared: bool = False, name: str = "", pending: bool = False
+        self,
+        lease_id: str,
+        ttl: float,
+        *,
+        shared: bool = False,
+        name: str = "",
+        pending: bool = False,
+        principal: str = "",
     ) -> None:
-        """Adds a lease, or changes its time to live (in seconds)."""
+        """Adds a lease, or changes it. `ttl` is in seconds."""
         values = {"ttl_seconds": ttl, "shared": shared} | ({"name": name} if name else {})
         values |= {"pending": True} if pending else {}
+        values |= {"principal": principal} if principal else {}
         write_checked_json(self._leases / f"{lease_id}.json", values)
 
     def remove_lease(self, lease_id: str) -> None:
@@ -274,9 +284,10 @@ def _files(path: str) -> dict[int, int]:
 def _read_lease(file: Path) -> LeaseRecord:
     try:
         content = read_checked_json(file)
-        # Earlier versions wrote no names.
+        # Earlier versions wrote no names and no principals.
         name, pending = str(content.get("name", "")), content.get("pending") is True
-        return LeaseRecord(float(content["ttl_seconds"]), content["shared"] is True, name, pending)
+        principal = str(content.get("principal", ""))
+        return LeaseRecord(float(content["ttl_seconds"]), content["shared"] is True, name, pending, principal)
     except NewerFormat:
         raise
     except (DataLoss, LookupError, ValueError, TypeError) as error:

@@ -25,12 +25,14 @@ class LockRecord:
         columns: The names of the locked columns.
         owner: The writer that has the lock.
         ttl: The time to live of the lock, in seconds.
+        principal: The principal that it belongs to. Empty: it belongs to nobody.
     """
 
     lock_id: str
     columns: tuple[str, ...]
     owner: str
     ttl: float
+    principal: str = ""
 
 
 class LockFile:
@@ -53,7 +55,13 @@ class LockFile:
             return []
         try:
             content = read_checked_json(self._path)
-            return [LockRecord(**{**each, "columns": tuple(each["columns"])}) for each in content["locks"]]
+            principals = content.get("principals", {})
+            return [
+                LockRecord(
+                    **{**each, "columns": tuple(each["columns"]), "principal": principals.get(each["lock_id"], "")}
+                )
+                for each in content["locks"]
+            ]
         except NewerFormat:
             raise
         except (DataLoss, TypeError, LookupError) as error:
@@ -62,4 +70,11 @@ class LockFile:
 
     def write(self, locks: Iterable[LockRecord]) -> None:
         """Replaces the stored locks by these, durably."""
-        write_checked_json(self._path, {"locks": [asdict(each) for each in locks]})
+        principals, stored = {}, []
+        for each in locks:
+            values = asdict(each)
+            # Beside the locks, because an earlier version refuses a lock with more values than it knows.
+            if principal := values.pop("principal"):
+                principals[each.lock_id] = principal
+            stored.append(values)
+        write_checked_json(self._path, {"locks": stored} | ({"principals": principals} if principals else {}))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss, InvalidRequest
@@ -36,6 +36,8 @@ class ConsumerRecord:
         rows_position: How far its reader has read rows elsewhere, as the reader says it. Empty: it does not do that.
         moved_micros: When its position was set last, by its first stream, a commit or a reset, in microseconds since
             1970 UTC. 0: unknown, because an earlier version has stored the record.
+        principal: The principal that it belongs to. Empty: it belongs to nobody, and whoever commits does not become
+            its owner. None: it was made without a principal, and no stream of a principal has taken it over.
     """
 
     consumer_id: str
@@ -44,6 +46,7 @@ class ConsumerRecord:
     committed_micros: int
     rows_position: bytes = b""
     moved_micros: int = 0
+    principal: str | None = None
 
     def is_later_than(self, micros: int) -> bool:
         """Whether its position was set after an instant, as far as that is known."""
@@ -56,6 +59,8 @@ class ConsumerRecord:
             del stored["rows_position"]
         if not self.moved_micros:
             del stored["moved_micros"]
+        if self.principal is None:
+            del stored["principal"]
         return stored
 
     @classmethod
@@ -97,7 +102,7 @@ class ConsumerDirectory:
                 self._path.mkdir(exist_ok=True)
                 sync_directory(self._path.parent)
             self._has_durable_name = True
-        content = {
+        content: dict[str, Any] = {
             "fence": record.fence,
             "token": base64.b64encode(record.token).decode(),
             "committed_micros": record.committed_micros,
@@ -106,7 +111,13 @@ class ConsumerDirectory:
             content["rows_position"] = base64.b64encode(record.rows_position).decode()
         if record.moved_micros:
             content["moved_micros"] = record.moved_micros
+        if record.principal is not None:
+            content["principal"] = record.principal
         write_checked_json(self._file(record.consumer_id), content)
+
+    def assign(self, consumer_id: str, principal: str) -> None:
+        """Gives a stored consumer to a principal. Otherwise like `write`. Raises DataLoss if it cannot be read."""
+        self.write(replace(_read_record(self._file(consumer_id)), principal=principal))
 
     def remove(self, consumer_id: str) -> None:
         """Removes a consumer durably. An unknown consumer is no error."""
@@ -130,6 +141,7 @@ def _read_record(file: Path) -> ConsumerRecord:
             committed_micros=int(content["committed_micros"]),
             rows_position=base64.b64decode(content.get("rows_position", ""), validate=True),
             moved_micros=int(content.get("moved_micros", 0)),
+            principal=content.get("principal"),
         )
     except (ValueError, TypeError, LookupError, InvalidRequest) as error:
         raise DataLoss(f"the consumer {file} cannot be read: {error}") from error

@@ -151,6 +151,8 @@ class MatrixTarget:
                         holder = getattr(holder, message)
                     id_ = self.id_of(scope.what)
                     setattr(holder, last, self.table if last == "id" else id_)
+        if "attempt" in request.DESCRIPTOR.fields_by_name:
+            request.attempt = "2"
         return request  # type: ignore[no-any-return]
 
     def __enter__(self) -> Self:
@@ -172,7 +174,11 @@ def _rows() -> bytes:
 
 
 def is_allowed(method: str, role: Role, pattern: str, table: str) -> bool:
-    """What a call with one grant must be, told from the permission table alone."""
+    """What a call with one grant must be, told from the permission table alone, for things of another principal."""
+    scopes = [requirement.scope for requirement in PERMISSIONS[method].requirements]
+    named = {field for scope in scopes if isinstance(scope, NamedById) for field in scope.fields}
+    if role < Role.ADMIN and any(each.field in named for each in PERMISSIONS[method].owned):
+        return False
     for requirement in PERMISSIONS[method].requirements:
         scope = requirement.scope
         if role < requirement.role:
@@ -242,13 +248,14 @@ def test_a_call_is_answered_only_with_its_role_for_its_tables(secured: SecuredSe
     with MatrixTarget(secured) as denied:
         for pattern in (denied.table, "matrix.*", "*", "other.*"):
             for role in Role:
-                caller = secured.caller(f"{role.text}:{pattern}")
+                caller = secured.caller(f"{role.text}:{pattern}", principal="another")
                 if is_allowed(method, role, pattern, denied.table):
                     if PERMISSIONS[method].changes or method.endswith("/ReleaseSnapshot"):
                         # The call may drop or end its target, so it has one of its own.
                         with MatrixTarget(secured) as target:
                             name = target.table if pattern == denied.table else pattern
-                            code = secured.caller(f"{role.text}:{name}").code(method, target.request(method))
+                            its_caller = secured.caller(f"{role.text}:{name}", principal="another")
+                            code = its_caller.code(method, target.request(method))
                     else:
                         code = caller.code(method, denied.request(method))
                     assert code not in {"PERMISSION_DENIED", "UNAUTHENTICATED", "UNKNOWN", "INTERNAL"}, (role, pattern)

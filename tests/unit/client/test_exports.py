@@ -6,6 +6,7 @@ import aio_client
 from scankv.model import errors
 
 NAMES = [
+    "AssignedOwner",
     "BackupFailed",
     "BackupStatus",
     "BaseStatistics",

@@ -1,0 +1,112 @@
+"""Owners: what a call makes and leaves behind belongs to its principal, and only it or an admin may change it.
+
+Snapshots, consumers, writers, transactions and column locks store the name of the principal that made them. Those
+without one were made by a server without tokens, or by one that did not know owners: everyone with the role for their
+tables may change them.
+
+Each kind checks its owner where it finds what a call names, under the lock under which it changes it. So nothing can
+change hands between the check and the change.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import PermissionDenied
+from scankv.model.names import table_of
+from streaming_server.access.callers import ANYBODY
+from streaming_server.access.grants import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from streaming_server.access.callers import CallerIdentity
+
+CALLER: Final[ContextVar[CallerIdentity]] = ContextVar("scankv_caller", default=ANYBODY)
+"""Who makes the call that the current task serves. The server itself, and all where no tokens are asked for, are
+`ANYBODY`, who may do everything and owns nothing."""
+
+
+def current_principal() -> str:
+    """Returns who owns what the current call makes. Empty: nobody does."""
+    return CALLER.get().principal
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerCheck:
+    """The check of the owner of something, for a caller who is known. May be called in any thread.
+
+    Attributes:
+        caller: Who makes the call.
+        what: What it is, with its name, for the error.
+        tables: The tables that it is about, for which the caller has a role. Empty: it is about none yet, and only who
+            is an admin of every table is one of it.
+    """
+
+    caller: CallerIdentity
+    what: str
+    tables: frozenset[str]
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether the caller is an admin of all of the tables."""
+        grants = self.caller.grants
+        if not self.tables:
+            return grants.allow_everywhere(Role.ADMIN)
+        return all(grants.allow(Role.ADMIN, table) for table in self.tables)
+
+    def allows(self, owner: str) -> bool:
+        """Whether the caller may change what belongs to an owner. Empty: it belongs to nobody."""
+        return owner in ("", self.caller.principal) or self.is_admin
+
+    def __call__(self, owner: str) -> None:
+        """Raises PermissionDenied unless the caller may change what belongs to an owner. Empty: to nobody."""
+        if not self.allows(owner):
+            raise PermissionDenied(
+                f'{self.what} belongs to the principal "{owner}", and the token is of "{self.caller.principal}": only '
+                "its owner, or a token with the role admin for its tables, can do this; use tokens of one principal "
+                "for programs that take over from each other, or ask an admin to assign it",
+                role=Role.ADMIN.text,
+                principal=owner,
+            )
+
+
+def owner_check(what: str, tables: Iterable[str]) -> OwnerCheck:
+    """Returns the check for the caller of the current call. Arguments as for `OwnerCheck`."""
+    return OwnerCheck(CALLER.get(), what, frozenset(map(table_of, tables)))
+
+
+_RESERVED: Final = 20
+"""Only admins get the last of this many places, so that they can do something about the others."""
+
+
+def share_refusal(things: str, mine: int, taken: int, most: int, share: float, tables: Iterable[str]) -> str | None:
+    """Returns why the current call may not make another one of something, although the server has place. None: it may.
+
+    Admins may. So may all callers of a server without tokens, which does not know one from another.
+
+    Args:
+        things: What it would make, in the plural.
+        mine: How many of them belong to the caller.
+        taken: How many of them are there.
+        most: The most that may be there.
+        share: The share of them that one principal may have (`max_caller_share`).
+        tables: The tables that it is about.
+    """
+    principal = current_principal()
+    if not principal or owner_check(things, tables).is_admin:
+        return None
+    own = max(1, int(most * share))
+    if mine >= own:
+        return (
+            f'the principal "{principal}" has {mine:,} {things}; the limit of each principal is {own:,} of {most:,}: '
+            "end some, or raise max_caller_share"
+        )
+    if taken >= most - most // _RESERVED:
+        return (
+            f"there are {taken:,} {things}; the limit is {most:,}, of which the last {most // _RESERVED:,} are for "
+            "admins: end some, or ask an admin"
+        )
+    return None

@@ -1,0 +1,502 @@
+"""What a call makes belongs to its principal: who may use it, over every call that names it, and what stays open."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pytest
+
+from aio_client import AssignedOwner, InvalidRequest, PermissionDenied, StartFrom, StopAt, sync
+from streaming_server.services.permissions import PERMISSIONS
+from tests.support.secured import METHODS, SecuredServer, TokenCaller, TokenIssuer, request_type
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SERVICES = "scankv.v1"
+SNAPSHOTS = f"{SERVICES}.SnapshotService"
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+
+
+@dataclass
+class OwnedThings:
+    """A table, what the principal `mine` holds of it, and callers.
+
+    Attributes:
+        owner: Of the principal `mine`, with the role write.
+        twin: The same with another token.
+        others: Callers of other principals, with the roles read and write.
+        admin: An admin of the table, of another principal.
+        ids: What `owner` holds, by kind.
+    """
+
+    table: str
+    owner: TokenCaller
+    twin: TokenCaller
+    others: list[TokenCaller]
+    admin: TokenCaller
+    ids: dict[str, Any] = field(default_factory=dict)
+
+    def hold(self, what: str) -> OwnedThings:
+        """Has the owner make something."""
+        self.ids[what] = MAKERS[what](self)
+        return self
+
+
+def pin(scene: OwnedThings) -> str:
+    return str(scene.owner(f"{SNAPSHOTS}/PinSnapshot", table=scene.table, ttl_millis=60_000).snapshot.snapshot_id)
+
+
+def consume(scene: OwnedThings) -> Any:
+    id_ = uuid.uuid4().hex
+    header = scene.owner(f"{SERVICES}.ScanService/ScanKv", table=scene.table, log=changes_of(id_)).header
+    return {"consumer_id": id_, "fence": header.consumer_fence}
+
+
+def changes_of(consumer_id: str) -> dict[str, Any]:
+    return {"consumer_id": consumer_id, "earliest": {}}
+
+
+def lock(scene: OwnedThings, **fields: Any) -> Any:
+    fields = {"table": scene.table, "columns": ["v"], "owner": "job", "lock_id": uuid.uuid4().hex, **fields}
+    scene.owner(f"{SERVICES}.LockService/LockColumns", **fields, take_over=True)
+    return fields
+
+
+def rows_of(*keys: int, **columns: list[int]) -> bytes:
+    batch = pa.record_batch({"k": pa.array(keys, pa.int64()), **columns})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def under_lock(scene: OwnedThings) -> dict[str, Any]:
+    return {"table": scene.table, "column_locks": [scene.ids["column lock"]["lock_id"]]}
+
+
+def opened(scene: OwnedThings) -> dict[str, Any]:
+    """Opens a writer, and writes with it. Returns the identity of its next request."""
+    answer = scene.owner(f"{SERVICES}.WriteService/OpenWriter", table=scene.table, id="w")
+    identity = {"id": "w", "epoch": answer.epoch, "history": answer.history, "sequence": answer.next_sequence}
+    locks = under_lock(scene) if "column lock" in scene.ids else {"table": scene.table}
+    scene.owner(f"{SERVICES}.WriteService/Upsert", **locks, rows=rows_of(*range(8), v=[0] * 8), writer=identity)
+    return {**identity, "sequence": answer.next_sequence + 1}
+
+
+def undoing(scene: OwnedThings) -> dict[str, Any]:
+    if "writer" not in scene.ids:
+        scene.ids["writer"] = opened(scene)
+    return {"writer": "w", "log_offsets": {"by_bucket": {0: 0, 1: 0}}, "any_incarnation": True}
+
+
+def begin(by: TokenCaller) -> str:
+    """Begins a transaction, unless the caller may not."""
+    method = f"{SERVICES}.TransactionService/BeginTransaction"
+    options: dict[str, Any] = {"attempt": uuid.uuid4().hex, "conflict_mode": 1, "ttl_millis": 60_000}
+    return "none" if by.code(method, **options) != "OK" else str(by(method, **options).token)
+
+
+def stage(scene: OwnedThings) -> dict[str, Any]:
+    id_ = f"job-{uuid.uuid4().hex}:1"
+    begun = scene.owner(f"{SERVICES}.TransactionService/BeginTransaction", id=id_, attempt="a", conflict_mode=1)
+    part = {"token": begun.token, "part": "p", "sequence": 0}
+    scene.owner(
+        f"{SERVICES}.WriteService/Upsert", table=scene.table, rows=rows_of(*range(8), v=[0] * 8), transaction=part
+    )
+    return {"id": id_, **part}
+
+
+def next_part(scene: OwnedThings) -> dict[str, Any]:
+    return {"token": scene.ids["transaction"]["token"], "part": "p", "sequence": 1}
+
+
+MAKERS: dict[str, Callable[[OwnedThings], Any]] = {
+    "snapshot": pin,
+    "consumer": consume,
+    "column lock": lock,
+    "transaction": stage,
+    "writer": opened,
+}
+
+Request: TypeAlias = "Callable[[OwnedThings, TokenCaller], dict[str, Any]]"
+
+# By call, what a caller asks for about something that belongs to a principal.
+REQUESTS: dict[str, dict[str, Request]] = {
+    "SnapshotService/PinSnapshot": {"snapshot": lambda on, by: {"table": on.table, "lease_id": on.ids["snapshot"]}},
+    "SnapshotService/RenewSnapshot": {"snapshot": lambda on, by: {"snapshot_id": on.ids["snapshot"]}},
+    "SnapshotService/ReleaseSnapshot": {"snapshot": lambda on, by: {"snapshot_id": on.ids["snapshot"]}},
+    "ScanService/ScanKv": {
+        "consumer": lambda on, by: {"table": on.table, "log": changes_of(on.ids["consumer"]["consumer_id"])}
+    },
+    "ConsumerService/CommitPosition": {"consumer": lambda on, by: {"table": on.table, **on.ids["consumer"]}},
+    "ConsumerService/ResetConsumer": {
+        "consumer": lambda on, by: {
+            "table": on.table,
+            "consumer_id": on.ids["consumer"]["consumer_id"],
+            "start": {"latest": {}},
+        }
+    },
+    "ConsumerService/DeleteConsumer": {
+        "consumer": lambda on, by: {"table": on.table, "consumer_id": on.ids["consumer"]["consumer_id"]}
+    },
+}
+LOCKED: dict[str, Request] = {
+    "LockService/LockColumns": lambda on, by: on.ids["column lock"],
+    "LockService/RenewColumnLock": lambda on, by: {"lock_id": on.ids["column lock"]["lock_id"]},
+    "LockService/ReleaseColumnLock": lambda on, by: {"lock_id": on.ids["column lock"]["lock_id"]},
+    "WriteService/Upsert": lambda on, by: {**under_lock(on), "rows": rows_of(1, v=[1])},
+    "WriteService/Delete": lambda on, by: {**under_lock(on), "keys": rows_of(1)},
+    "WriteService/Undo": lambda on, by: {**under_lock(on), **undoing(on)},
+    "TransactionService/StageDeleteAll": lambda on, by: {
+        **under_lock(on),
+        "token": begin(by),
+        "part": "p",
+        "wait_millis": 10_000,
+    },
+}
+STAGED: dict[str, Request] = {
+    "WriteService/Upsert": lambda on, by: {
+        "table": on.table,
+        "rows": rows_of(9, v=[1]),
+        "transaction": next_part(on),
+    },
+    "WriteService/Delete": lambda on, by: {"table": on.table, "keys": rows_of(9), "transaction": next_part(on)},
+    "TransactionService/BeginTransaction": lambda on, by: {
+        "id": on.ids["transaction"]["id"],
+        "attempt": uuid.uuid4().hex,
+        "conflict_mode": 1,
+    },
+    "TransactionService/GetForUpdate": lambda on, by: {"table": on.table, "keys": rows_of(1), **next_part(on)},
+    "TransactionService/LookupStaged": lambda on, by: {
+        "table": on.table,
+        "keys": rows_of(1),
+        "token": on.ids["transaction"]["token"],
+        "part": "p",
+        "requests": 1,
+    },
+    "TransactionService/StageDeleteAll": lambda on, by: {"table": on.table, **next_part(on), "wait_millis": 10_000},
+    "TransactionService/CommitTransaction": lambda on, by: {"token": on.ids["transaction"]["token"]},
+    "TransactionService/AbortTransaction": lambda on, by: {"token": on.ids["transaction"]["token"]},
+}
+WRITTEN: dict[str, Request] = {
+    "WriteService/OpenWriter": lambda on, by: {"table": on.table, "id": "w"},
+    "WriteService/Upsert": lambda on, by: {"table": on.table, "rows": rows_of(9, v=[1]), "writer": on.ids["writer"]},
+    "WriteService/Delete": lambda on, by: {"table": on.table, "keys": rows_of(9), "writer": on.ids["writer"]},
+}
+for kind, requests in (("column lock", LOCKED), ("transaction", STAGED), ("writer", WRITTEN)):
+    for about, asking in requests.items():
+        REQUESTS.setdefault(about, {})[kind] = asking
+# These get as far as a damaged position, which the test does not have.
+REFUSED_LATER = {"ConsumerService/CommitPosition": "INVALID_ARGUMENT"}
+CALLS = [(method, what) for method, kinds in REQUESTS.items() for what in kinds]
+
+
+class OwnersServer:
+    """A server that asks for tokens."""
+
+    def __init__(self, server: SecuredServer, tablets: int) -> None:
+        self.server, self.tablets = server, tablets
+        self.owner = server.caller("write:own.*", principal="mine")
+        self.twin = server.caller("write:own.*", principal="mine")
+        self.others = [server.caller("read:own.*", principal="b"), server.caller("write:own.*", principal="b")]
+        self.admin = server.caller("admin:own.*", principal="c")
+
+    @staticmethod
+    def token_of(caller: TokenCaller) -> str:
+        """Returns the token of a caller."""
+        return caller.metadata[0][1].removeprefix("Bearer ")
+
+    def scene(self) -> OwnedThings:
+        """Makes a table."""
+        table = f"own.t{uuid.uuid4().hex}"
+        self.server.root(
+            f"{SERVICES}.TableService/CreateTable",
+            name=table,
+            arrow_schema=SCHEMA.serialize().to_pybytes(),
+            primary_key=["k"],
+            buckets=2,
+            tablets=self.tablets,
+        )
+        return OwnedThings(table, self.owner, self.twin, self.others, self.admin)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "tablets of two workers"])
+def owners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnersServer]:
+    directory = tmp_path_factory.mktemp("owners")
+    issuer = TokenIssuer(directory / "tokens")
+    settings = ["--tokens", str(issuer.path), "--workers", str(request.param)]
+    with ServerProcess(directory / "data", *settings) as server, SecuredServer(server.url, issuer) as secured:
+        yield OwnersServer(secured, request.param)
+
+
+def test_each_call_that_only_an_owner_may_make_is_tested() -> None:
+    declared = {
+        method.removeprefix(f"{SERVICES}."): sorted({each.what for each in PERMISSIONS[method].owned})
+        for method in METHODS
+        if PERMISSIONS[method].owned
+    }
+    assert {method: sorted(kinds) for method, kinds in REQUESTS.items()} == declared
+
+
+def test_each_field_with_the_owner_of_something_exists_in_its_request() -> None:
+    for method, permission in PERMISSIONS.items():
+        for each in permission.owned:
+            descriptor: Any = METHODS[method].input_type
+            for name in each.field.split("."):
+                assert name in descriptor.fields_by_name, (method, each.field)
+                descriptor = descriptor.fields_by_name[name].message_type
+
+
+@pytest.mark.parametrize(("method", "what"), CALLS)
+def test_only_the_owner_or_an_admin_uses_what_is_held(owners: OwnersServer, method: str, what: str) -> None:
+    scene, call = owners.scene().hold(what), f"{SERVICES}.{method}"
+    request = REQUESTS[method][what]
+    for token in (None, f"{owners.server.issuer.root}x"):
+        unknown = TokenCaller(owners.server.channel, token)
+        assert unknown.code(call, **request(scene, scene.owner)) == "UNAUTHENTICATED"
+    for other in scene.others:
+        refused = other.refusal(call, **request(scene, other))
+        assert refused is not None
+        assert (refused.code, refused.reason) == ("PERMISSION_DENIED", "PERMISSION_DENIED"), refused.message
+        # A caller with too small a role does not learn whose it is.
+        if other is scene.others[-1]:
+            assert refused.details["principal"] == "mine"
+            assert 'belongs to the principal "mine"' in refused.message
+    expected = REFUSED_LATER.get(method, "OK")
+    assert scene.twin.code(call, **request(scene, scene.twin)) == expected
+    assert scene.hold(what).admin.code(call, **request(scene, scene.admin)) == expected
+
+
+def test_a_reader_reads_a_snapshot_of_another_principal_and_pins_its_view(owners: OwnersServer) -> None:
+    scene = owners.scene().hold("snapshot")
+    reader, id_ = scene.others[0], scene.ids["snapshot"]
+    at: dict[str, Any] = {"table": scene.table, "snapshot": {"snapshot_id": id_}}
+    assert reader(f"{SERVICES}.LookupService/Count", **at).rows == 0
+    assert reader(f"{SERVICES}.ScanService/ScanKv", **at).HasField("header")
+    assert len(reader(f"{SNAPSHOTS}/SplitSnapshot", snapshot_id=id_, splits=2).ranges) == 2
+    listed = reader(f"{SNAPSHOTS}/ListSnapshots", table=scene.table).snapshots
+    assert [(each.snapshot_id, each.principal) for each in listed] == [(id_, "mine")]
+    own = reader(f"{SNAPSHOTS}/PinSnapshot", table=scene.table, same_view_as=id_).snapshot
+    assert (own.principal, own.view_id) == ("b", listed[0].view_id)
+    reader(f"{SNAPSHOTS}/ReleaseSnapshot", snapshot_id=own.snapshot_id)
+
+
+def test_all_readers_renew_a_shared_snapshot_and_only_its_owner_ends_it(owners: OwnersServer) -> None:
+    scene = owners.scene()
+    shared: dict[str, Any] = {"table": scene.table, "lease_id": uuid.uuid4().hex, "shared": True, "ttl_millis": 60_000}
+    reader, id_ = scene.others[0], shared["lease_id"]
+    scene.owner(f"{SNAPSHOTS}/PinSnapshot", **shared)
+    assert reader(f"{SNAPSHOTS}/PinSnapshot", **shared).snapshot.principal == "mine"
+    renewed = reader(f"{SNAPSHOTS}/RenewSnapshot", snapshot_id=id_, ttl_millis=1000).snapshot
+    assert (renewed.ttl_millis, renewed.principal) == (60_000, "mine")
+    assert reader.code(f"{SNAPSHOTS}/ReleaseSnapshot", snapshot_id=id_) == "PERMISSION_DENIED"
+    scene.owner(f"{SNAPSHOTS}/ReleaseSnapshot", snapshot_id=id_)
+
+
+def test_a_live_consumer_is_not_fenced_by_another_principal_and_its_list_says_whose_it_is(
+    owners: OwnersServer,
+) -> None:
+    scene, url = owners.scene(), owners.server.address
+    with (
+        sync.connect(url, token=owners.token_of(scene.owner)) as mine,
+        sync.connect(url, token=owners.token_of(scene.others[0])) as other,
+        sync.connect(url, token=owners.token_of(scene.admin)) as admin,
+    ):
+        table = mine.table(scene.table)
+        with table.changes(StartFrom.EARLIEST, consumer_id="live").stream() as stream:
+            table.upsert([{"k": 1, "v": 1}])
+            assert next(stream).num_rows == 1
+            with (
+                pytest.raises(PermissionDenied, match=r'the consumer "live" of .* belongs to the principal "mine"'),
+                other.table(scene.table).changes(StartFrom.EARLIEST, consumer_id="live").stream() as taken,
+            ):
+                next(taken)
+            stream.commit()
+        (listed,) = scene.others[0](f"{SERVICES}.ConsumerService/ListConsumers", table=scene.table).consumers
+        assert (listed.consumer_id, listed.principal) == ("live", "mine")
+        # An admin takes it over, and it stays the consumer of its owner.
+        table.upsert([{"k": 2, "v": 2}])
+        upto_now = admin.table(scene.table).changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id="live")
+        assert upto_now.to_arrow()["k"].to_pylist() == [2]
+        assert table.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id="live").to_arrow().num_rows == 1
+
+
+@pytest.mark.parametrize("same_attempt", [True, False])
+def test_no_other_principal_ends_or_commits_a_transaction_whose_id_and_token_it_knows(
+    owners: OwnersServer, same_attempt: bool
+) -> None:
+    scene = owners.scene().hold("transaction")
+    other, held = scene.others[-1], scene.ids["transaction"]
+    service = f"{SERVICES}.TransactionService"
+    attempt = "a" if same_attempt else "b"
+    assert other.code(f"{service}/BeginTransaction", id=held["id"], attempt=attempt) == "PERMISSION_DENIED"
+    assert other.code(f"{service}/CommitTransaction", token=held["token"], id=held["id"]) == "PERMISSION_DENIED"
+    (listed,) = [each for each in other(f"{service}/ListTransactions").transactions if each.token == held["token"]]
+    assert (listed.principal, listed.rows) == ("mine", 8)
+    assert scene.twin(f"{service}/CommitTransaction", token=held["token"], id=held["id"]).rows == 8
+
+
+def test_no_other_writer_aborts_a_transaction_before_something_is_staged(owners: OwnersServer) -> None:
+    scene, abort = owners.scene(), f"{SERVICES}.TransactionService/AbortTransaction"
+    token = begin(scene.owner)
+    for other in (*scene.others, scene.admin):
+        # An admin of some tables could be one of none of its tables.
+        assert other.code(abort, token=token) == "PERMISSION_DENIED"
+    owners.server.root(abort, token=token)
+
+
+def test_a_writer_of_another_principal_is_neither_fenced_nor_used_up_and_can_be_undone(owners: OwnersServer) -> None:
+    scene = owners.scene().hold("writer")
+    other, upsert = scene.others[-1], f"{SERVICES}.WriteService/Upsert"
+    late = {**scene.ids["writer"], "sequence": 10_000, "acked_below": 10_000}
+    assert other.code(upsert, table=scene.table, rows=rows_of(9, v=[1]), writer=late) == "PERMISSION_DENIED"
+    scene.owner(upsert, table=scene.table, rows=rows_of(9, v=[1]), writer=scene.ids["writer"])
+    undone = other(f"{SERVICES}.WriteService/Undo", table=scene.table, **undoing(scene))
+    assert undone.deleted == 9
+
+
+def test_an_admin_gives_what_belongs_to_one_principal_to_another(owners: OwnersServer) -> None:
+    scene = owners.scene()
+    for what in ("snapshot", "consumer", "writer", "column lock"):
+        scene.hold(what)
+    other = scene.others[-1]
+    with sync.connect(owners.server.address, token=owners.token_of(other)) as writer:
+        with pytest.raises(PermissionDenied, match="needs the role admin"):
+            writer.assign_owner(scene.table, "b", current="mine")
+    with sync.connect(owners.server.address, token=owners.token_of(scene.admin)) as admin:
+        assert admin.assign_owner(scene.table, "b") == AssignedOwner(
+            snapshots=0, consumers=0, column_locks=0, writers=()
+        )
+        assert admin.assign_owner(scene.table, "b", current="mine") == AssignedOwner(
+            snapshots=1, consumers=1, column_locks=1, writers=("w",)
+        )
+        assert {each.principal for each in admin.snapshots(scene.table)} == {"b"}
+        with pytest.raises(InvalidRequest, match="principal must be 1 to 200 printable characters"):
+            admin.assign_owner(scene.table, "")
+    for method, what in (
+        ("SnapshotService/ReleaseSnapshot", "snapshot"),
+        ("ConsumerService/DeleteConsumer", "consumer"),
+        ("WriteService/OpenWriter", "writer"),
+        ("LockService/ReleaseColumnLock", "column lock"),
+    ):
+        request = REQUESTS[method][what](scene, other)
+        assert scene.owner.code(f"{SERVICES}.{method}", **request) == "PERMISSION_DENIED", method
+        other(f"{SERVICES}.{method}", **request)
+
+
+MOST, SHARE, RESERVED = 40, 20, 2
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnersServer]:
+    directory = tmp_path_factory.mktemp("small")
+    issuer = TokenIssuer(directory / "tokens")
+    limits = {"max_snapshot_leases": MOST, "max_consumers": MOST, "max_transactions": MOST, "max_caller_share": 0.5}
+    settings = [text for name, limit in limits.items() for text in ("--set", f"{name}={limit}")]
+    with (
+        ServerProcess(directory / "data", "--tokens", str(issuer.path), *settings) as server,
+        SecuredServer(server.url, issuer) as secured,
+    ):
+        yield OwnersServer(secured, 1)
+
+
+TAKING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
+    "TOO_MANY_SNAPSHOTS": ("SnapshotService/PinSnapshot", lambda on: {"table": on.table}),
+    "TOO_MANY_CONSUMERS": (
+        "ScanService/ScanKv",
+        lambda on: {"table": on.table, "log": changes_of(uuid.uuid4().hex)},
+    ),
+    "TOO_MANY_TRANSACTIONS": ("TransactionService/BeginTransaction", lambda on: {"attempt": "a"}),
+}
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("reason", TAKING)
+def test_no_principal_takes_more_than_its_share_and_admins_have_a_reserve(small: OwnersServer, reason: str) -> None:
+    scene = small.scene()
+    method, request = TAKING[reason]
+    call = f"{SERVICES}.{method}"
+
+    def taken(by: TokenCaller) -> int:
+        for number in range(MOST + 1):
+            refused = by.refusal(call, **request(scene))
+            if refused is not None:
+                assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", reason)
+                messages.append(refused.message)
+                return number
+        raise AssertionError("more than the limit of the server")
+
+    messages: list[str] = []
+    first, second = scene.owner, scene.others[-1]
+    assert taken(first) == SHARE
+    assert taken(scene.twin) == 0
+    assert taken(second) == MOST - SHARE - RESERVED
+    assert taken(small.server.root) == RESERVED
+    assert f'the principal "mine" has {SHARE} ' in messages[0]
+    assert "max_caller_share" in messages[0]
+    assert f"the last {RESERVED} are for admins" in messages[2]
+
+
+@pytest.mark.one_process
+def test_what_a_server_without_tokens_held_belongs_to_the_principals_that_continue_it(tmp_path: Path) -> None:
+    issuer, commit = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ConsumerService/CommitPosition"
+    with (
+        ServerProcess(tmp_path / "data") as process,
+        SecuredServer(process.url, issuer) as open_,
+    ):
+        before = OwnersServer(open_, 1)
+        before.owner = TokenCaller(open_.channel)
+        scene = before.scene()
+        for what in ("snapshot", "transaction", "writer", "column lock"):
+            scene.hold(what)
+        stream = open_.root.stream(
+            f"{SERVICES}.ScanService/ScanKv",
+            request_type(f"{SERVICES}.ScanService/ScanKv")(table=scene.table, log=changes_of("kept")),
+        )
+        fence = next(stream).header.consumer_fence
+        token = next(message.chunk.resume_token for message in stream if message.HasField("chunk"))
+        stream.cancel()
+        scene.hold("consumer")
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path)) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        after = OwnersServer(secured, 1)
+        scene.owner, scene.twin, scene.others, scene.admin = after.owner, after.twin, after.others, after.admin
+        other = scene.others[-1]
+        listed = other(f"{SERVICES}.ConsumerService/ListConsumers", table=scene.table).consumers
+        assert [each.principal for each in listed] == ["", ""]
+        # Others take over what has no owner, as before, and do not become its owner.
+        taken = REQUESTS["ScanService/ScanKv"]["consumer"](scene, other)
+        taken_fence = other(f"{SERVICES}.ScanService/ScanKv", **taken).header.consumer_fence
+        position = {"table": scene.table, "resume_token": token}
+        other(commit, consumer_id=scene.ids["consumer"]["consumer_id"], fence=taken_fence, **position)
+        scene.owner(commit, consumer_id="kept", fence=fence, **position)
+        listed = other(f"{SERVICES}.ConsumerService/ListConsumers", table=scene.table).consumers
+        assert {each.consumer_id: each.principal for each in listed} == {
+            "kept": "mine",
+            scene.ids["consumer"]["consumer_id"]: "",
+        }
+        scene.owner(f"{SERVICES}.LockService/RenewColumnLock", lock_id=scene.ids["column lock"]["lock_id"])
+        scene.owner(f"{SERVICES}.SnapshotService/RenewSnapshot", snapshot_id=scene.ids["snapshot"])
+        scene.owner(
+            f"{SERVICES}.TransactionService/LookupStaged",
+            **STAGED["TransactionService/LookupStaged"](scene, scene.owner),
+        )
+        written = {**under_lock(scene), "rows": rows_of(9, v=[1]), "writer": scene.ids["writer"]}
+        scene.owner(f"{SERVICES}.WriteService/Upsert", **written)
+        for method, what in (
+            ("LockService/ReleaseColumnLock", "column lock"),
+            ("SnapshotService/ReleaseSnapshot", "snapshot"),
+            ("TransactionService/AbortTransaction", "transaction"),
+            ("WriteService/OpenWriter", "writer"),
+        ):
+            refused = other.refusal(f"{SERVICES}.{method}", **REQUESTS[method][what](scene, other))
+            assert refused is not None, method
+            assert refused.details["principal"] == "mine"
