@@ -99,7 +99,7 @@ class _ArrivedCall:
         request: The message.
         claimed: The memory that it claims.
         route: How other workers answer it. None: this one does.
-        ends_decided: Whether what its call has decided is checked again before it is answered.
+        ends_decided: Whether the point of its call is checked again before it is answered.
     """
 
     audited: AuditedCall | None
@@ -336,7 +336,7 @@ class _GuardedMethod:
 
 
 def _check_socket(context: Context[Any, Any]) -> None:
-    """Raises PermissionDenied if a caller uses the socket on which a process of the server calls another."""
+    """Raises PermissionDenied if a caller uses the socket on which processes of the server call each other."""
     if context.peer().startswith("unix"):
         raise PermissionDenied("this socket is for the server itself: use the port of the server")
 
