@@ -73,7 +73,7 @@ class LoggedRequest:
 def path_text(raw: bytes) -> str:
     """Returns the path of a request as visible ASCII without quotes, so that it cannot end a line or a field.
 
-    A session of the console has a secret path, for which there is a "-".
+    The secret path of a session of the console is replaced with "-".
 
     Args:
         raw: The target of the request without its query. One that names a host is not shown: it may have a password.
@@ -81,7 +81,7 @@ def path_text(raw: bytes) -> str:
     if not raw.startswith((b"/", b"*")):
         return "-"
     path = raw.partition(b"#")[0]
-    # The application takes an encoded path for the same.
+    # To the application, a percent-encoded path is the same path.
     if _SESSION.search(plain := unquote_to_bytes(path)):
         path = _SESSION.sub(rb"\1-", plain)
     path = path[:_MOST_PATH]

@@ -49,7 +49,7 @@ PARAMETERS: Final = (
     ),
     Truth(
         name="quote_formulas",
-        meaning="Whether an apostrophe precedes each text that a spreadsheet would take for a formula. CSV only.",
+        meaning="Whether to put an apostrophe before text that a spreadsheet would take for a formula. CSV only.",
         default=False,
     ),
 )

@@ -1,4 +1,4 @@
-"""A log of what any program that reaches the port can cause: some lines in each minute, and how many were left out."""
+"""A log of what any program that reaches the port can cause: up to 100 lines a minute, and how many were left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LimitedLog:
         self._lines = 0
 
     def info(self, message: str, *values: object) -> None:
-        """Logs a line, unless this minute has enough of them."""
+        """Logs a line, unless this minute has 100 already."""
         now = time.monotonic()
         if now - self._began >= _SECONDS:
             if self._lines > _MOST:

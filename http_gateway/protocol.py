@@ -95,10 +95,10 @@ class GuardedProtocol(H11Protocol):
             self._request_timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what is no request. uvicorn's own fails with a traceback if an answer has begun, or begins later."""
+        """Refuses a malformed request. uvicorn's method fails with a traceback if an answer has begun or follows."""
         error = self._requests.refusal
         status = 400 if error is None else error.error_status_hint
-        reason = str(error) if isinstance(error, RequestRefused) else "it is not a request of HTTP/1.1"
+        reason = str(error) if isinstance(error, RequestRefused) else "it is not a valid HTTP/1.1 request"
         _malformed.info("a malformed request from %s was refused: %s", peer_text(*(self.client or ("", 0))), reason)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True

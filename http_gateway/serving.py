@@ -141,7 +141,7 @@ class _Server(uvicorn.Server):
 @contextmanager
 def _open_sessions(settings: GatewaySettings) -> Iterator[SessionFiles]:
     with ExitStack() as stack:
-        # Readable by its owner only, as those of the server are.
+        # Only its owner can read it, as for the directory of a server.
         directory = settings.sessions or stack.enter_context(tempfile.TemporaryDirectory(prefix="scankv-sessions-"))
         seconds, idle_seconds = settings.session_seconds, settings.session_idle_seconds
         yield SessionFiles(Path(directory), seconds=seconds, idle_seconds=idle_seconds)

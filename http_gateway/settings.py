@@ -32,9 +32,10 @@ class GatewaySettings:
             gateway itself for the client of each call.
         access_log: Whether to log each request.
         log_level: As of the server.
-        sessions: The directory of the sessions of the console. Empty: one that is removed with the gateway.
-        session_seconds: After which a session ends.
-        session_idle_seconds: After which without use a session ends.
+        sessions: The directory of the sessions of the console. Empty: a temporary one, which is removed when the
+            gateway ends.
+        session_seconds: How long a session lasts at most.
+        session_idle_seconds: How long a session lasts without use.
         request_seconds: How long a connection may take until its request is complete, and may stay without one.
         stall_seconds: How long a reader may take nothing of an answer before its connection is broken.
         max_connections: The most connections at once. Further ones are closed as soon as they are made.

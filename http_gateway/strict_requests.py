@@ -1,7 +1,7 @@
-"""Which requests are refused while they are read: large ones, and those that a proxy may take for other requests.
+"""Which requests are refused while they are read: large ones, and those that a proxy may read differently.
 
-h11 takes lines that end in a bare LF, header lines that continue on the next line, and a length beside chunks, as
-RFC 9112 permits. Its limits hold only for what is not complete yet.
+h11 accepts lines that end in a bare LF, header lines that continue on the next line, and a length beside chunks, as
+RFC 9112 permits. Its limits apply only to what is still incomplete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONTINUED_LINE: Final = re.compile(rb"\n[ \t]")
 
 
 class RequestRefused(h11.RemoteProtocolError):
-    """A request is refused. Unlike those of h11, the message has nothing of the request, which may have a token."""
+    """A request is refused. Unlike h11's, its message has nothing of the request, which may have a token."""
 
 
 class StrictConnection(h11.Connection):
@@ -55,7 +55,7 @@ class StrictConnection(h11.Connection):
 
 
 class _StrictBuffer(ReceiveBuffer):
-    """What has been received, and not yet read."""
+    """What has been received and not read yet."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """Returns the lines of a head, or of the trailers of a body, if they are complete."""
@@ -73,7 +73,7 @@ class _StrictBuffer(ReceiveBuffer):
 
 
 def _check_length(request: h11.Request) -> None:
-    # h11 has checked that each stands there once, and is valid.
+    # h11 has checked that each of the two is valid and occurs at most once.
     headers = dict(request.headers)
     length, is_chunked = headers.get(b"content-length"), b"transfer-encoding" in headers
     if is_chunked and length is not None:

@@ -156,7 +156,7 @@ class ServerClock:
         machine: The clocks of the machine. None: the real ones.
         stored: The times that an earlier server has stored in the data directory. None: it has none.
         limits: How far the wall clock is trusted.
-        shared: The commit times of all processes of the server, none of which then is behind any other. None: there is
+        shared: The commit times of all processes of the server, by which none falls behind another. None: the server is
             one process.
     """
 
@@ -301,7 +301,7 @@ class ServerClock:
             self._report_jump(step)
         self._commit = next_commit_time(self._commit, elapsed, wall, self._max_step)
         if self._shared is not None:
-            # Rule: no process answers with an earlier time than another one has answered with before.
+            # Rule: no process answers with an earlier time than another process has answered with before.
             own, self._commit = self._commit, max(self._commit, self._shared.latest())
             if self._commit - own > self._max_step:
                 # Another process was the first to follow a jump forward.

@@ -166,9 +166,9 @@ class ServerConfig:
             `https://example.com`. A list in TOML; comma-separated elsewhere.
         http_access_log: Whether to log each request over HTTP at the level `info`: its client and user, its path
             without the query, and what was answered.
-        http_session_seconds: How long a login to the console lasts, at most as long as its token is valid.
-        http_session_idle_seconds: How long a login to the console lasts without use. A page that refreshes itself is
-            in use.
+        http_session_seconds: How long a login to the console lasts at most. It also ends with its token.
+        http_session_idle_seconds: How long a login to the console lasts without use. A page that refreshes itself
+            counts as use.
         metrics_max_tables: The most tables with metrics of their own. The others are combined under the name `other`.
         log_level: The least severe level of messages to log: `debug`, `info`, `warning` or `error`.
         log_format: The format of log messages: `text`, or `json` with one JSON object for each line.
@@ -206,9 +206,9 @@ class ServerConfig:
             certificate.
         audit_log: The file to which the server appends a line of JSON for each call that changes something, and for
             each call that it refuses for lack of rights. Empty: it keeps no audit log in a file.
-        audit_output: Where these lines also go, or go without a file: `stdout`, `syslog` for `/dev/log`, `syslog:/PATH`
-            for another local socket, or `syslog:HOST:PORT` for UDP. Empty: nowhere.
-        audit_reads: Whether calls that only read have a line, too.
+        audit_output: Where these lines go besides the file, or without one: `stdout`, `syslog` for `/dev/log`,
+            `syslog:/PATH` for another local socket, or `syslog:HOST:PORT` for UDP. Empty: nowhere else.
+        audit_reads: Whether calls that only read have lines in the audit log, too.
         max_caller_share: The share of the snapshot leases, consumers, open transactions, and column locks of a table
             that one principal may have. Admins of a table may have more, and only they get the last twentieth. Without
             tokens, clients are not told apart, and there is no share.

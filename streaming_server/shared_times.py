@@ -10,7 +10,7 @@ _SIZE: Final = 8
 
 
 class SharedTimes:
-    """The latest commit times of the workers, in nanoseconds since 1970. For one thread at a time.
+    """The latest commit times of the workers, in nanoseconds since 1970 UTC. For one thread at a time.
 
     A worker reads all of them and sets only its own, with one store of an aligned word. So no lock is needed, and what
     a worker has set before it answers is seen by every worker that is asked later.

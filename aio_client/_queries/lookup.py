@@ -94,17 +94,17 @@ async def look_up_pieces(
     table: str,
     timeout: float,
 ) -> list[LookupAnswer]:
-    """Looks up the keys of several requests, and begins again if the table was altered between them.
+    """Looks up keys in several requests, and begins again if the table was altered between them.
 
     Args:
         find: Looks up the keys of one request.
-        pieces: The keys.
+        pieces: The keys of each request.
         table: The name of the table.
-        timeout: For how many seconds to begin again.
+        timeout: For how many seconds a lookup may begin again.
 
     Raises:
         Unavailable: The table was altered, or created again, in each of the attempts.
-        ScanKvError: As `find`.
+        ScanKvError: As for `find`.
     """
 
     async def attempt(_: float) -> list[LookupAnswer]:
@@ -124,7 +124,7 @@ def join_answers(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_mis
     """Joins answers in order.
 
     Args:
-        answers: The answers. Later answers of a server of version 0.1.0 may have more columns than earlier ones.
+        answers: The answers. From a server of version 0.1.0, later answers may have more columns than earlier ones.
         schema: The columns of the result if there is no answer.
         fill_missing: Whether a key without a row gets a row that is null except for the key.
     """

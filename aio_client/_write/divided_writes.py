@@ -70,8 +70,8 @@ async def write_rows(
             incarnations.add(answer.table_incarnation)
         if len(incarnations) == 1:
             break
-        # The table was created again in between, and lacks the rows that went to the earlier one. Those that it has are
-        # not written twice, because each request keeps its identity.
+        # The table was created again in between, and lacks the rows that went to its earlier incarnation. Rows that it
+        # has are not written twice, because each request keeps its identity.
     joined.rows = batch.num_rows
     return joined
 

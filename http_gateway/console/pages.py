@@ -55,7 +55,7 @@ class ConsolePage:
         path: Its path.
         handler: Makes it.
         parameters: The parameters of its query.
-        in_sessions: Whether it is a page of each session, too.
+        in_sessions: Whether each session has it, too.
     """
 
     path: str
@@ -65,7 +65,7 @@ class ConsolePage:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Its paths: on a server without tokens, and in a session."""
+        """Its paths: the one outside sessions, and the one in a session."""
         return (self.path, f"{SESSION_PATH}{self.path}") if self.in_sessions else (self.path,)
 
 
@@ -243,7 +243,7 @@ async def answer_stop(gateway: Gateway, request: Request) -> Response:
 
 
 def _enter(gateway: Gateway, request: Request) -> Session | None:
-    """Returns the session of a request, whose calls send its token; None if it has ended."""
+    """Returns the session of a request, and has the calls send its token. None: the session has ended."""
     session = find_session(gateway.sessions, request)
     if session is not None:
         request.state.session = session
@@ -256,7 +256,7 @@ def _ask_for_login() -> Response:
 
 
 def _leave(gateway: Gateway, request: Request, session: Session) -> Response:
-    """Ends a session, because its user or the end of its token has ended it."""
+    """Ends a session whose user logs out, or whose token is no longer accepted."""
     response = _ask_for_login()
     end_session(gateway.sessions, request, response, session)
     return response
@@ -278,7 +278,8 @@ def _page(request: Request, template: str, values: Values, *, status: int = 200,
         form_key=session.form_key,
         **more,
     )
-    # Nothing may say where the pages of a session are. Without a session, a form needs to say that it comes from here.
+    # The paths of a session are secret, so no request may name them as its referrer. Without a session, `no-referrer`
+    # would keep browsers from saying that a form comes from this site.
     response.headers["Referrer-Policy"] = "no-referrer" if session.base else "same-origin"
     if seconds := values.get("refresh"):
         response.headers["Refresh"] = seconds

@@ -1,10 +1,10 @@
-"""Where are the sessions of the console? One small file for each, which nobody can use without the browser's cookie.
+"""Where are the sessions of the console? One small file for each, which is of no use without the browser's cookie.
 
-A session has two random values: its path, below which the browser keeps the cookie, and the secret in the cookie. The
-file is named by a hash of the path, and has the token encrypted with a key made from the secret. So whoever reads the
-files, or a copy of them, has no token, and neither has the gateway until the browser asks it again. The time of the
-last use is the time of the file's last change. Nothing is kept in memory: sessions survive a restart of the gateway,
-and removing a file ends its session.
+A session has two random values: its path, to which the browser's cookie is limited, and the secret in the cookie. The
+file is named by a hash of the path, and has the token encrypted with a key made from the secret. So the files, or a
+copy of them, do not reveal a token, and the gateway itself has none until the browser sends its next request. The time
+of the last use is the time of the file's last change. Nothing is kept in memory: sessions survive a restart of the
+gateway, and removing a file ends its session.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SessionKeys:
     """What the browser has of a session.
 
     Attributes:
-        path: The part of its paths that names it. It stands in the history of the browser.
+        path: The part of its paths that names it. It appears in the history of the browser.
         secret: The value of its cookie.
     """
 
@@ -47,7 +47,7 @@ class SessionKeys:
     secret: str
 
     def derive(self, purpose: str) -> bytes:
-        """Returns 32 bytes that only this session has, others for each purpose."""
+        """Returns 32 bytes that only this session has, different ones for each purpose."""
         return hmac.digest(self.secret.encode(), f"{purpose}:{self.path}".encode(), "sha256")
 
     @property
@@ -60,16 +60,16 @@ class SessionFiles:
     """The sessions of one gateway. Thread-safe.
 
     Args:
-        directory: Where the files are. Made on the first use, for the owner alone.
-        seconds: After which a session ends.
-        idle_seconds: After which without use it ends.
+        directory: Where the files are. It is created on the first use, for its owner only.
+        seconds: How long a session lasts at most.
+        idle_seconds: How long a session lasts without use.
     """
 
     def __init__(self, directory: Path, *, seconds: float, idle_seconds: float) -> None:
         self._directory = directory
         self._seconds = seconds
         self._idle_seconds = idle_seconds
-        # While a file is being written, another login would remove it.
+        # Without this lock, another login would remove a file that is still being written.
         self._beginning = threading.Lock()
 
     def begin(self, token: str, now: float) -> SessionKeys:
@@ -97,7 +97,7 @@ class SessionFiles:
         keys = SessionKeys(secrets.token_urlsafe(_PATH_BYTES), secrets.token_urlsafe(_SECRET_BYTES))
         text = json.dumps({"began": now, "owner": owner, "sealed": _seal(keys).encrypt(token.encode()).decode()})
         path = self._directory / keys.name
-        # Not through a file that is renamed: a crash in between leaves a file that no session can use.
+        # Written in place and not renamed, because after a crash, no session uses a file that was written in part.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w") as file:
             file.write(text)
@@ -105,7 +105,7 @@ class SessionFiles:
         return keys
 
     def use(self, keys: SessionKeys, now: float) -> str | None:
-        """Returns the token of a session, which has been used now. None: there is no such session, or it has ended."""
+        """Returns the token of a session, and records its use. None: the session does not exist, or has ended."""
         path = self._directory / keys.name
         found = self._read(path, now)
         if found is None:
@@ -123,7 +123,7 @@ class SessionFiles:
         (self._directory / keys.name).unlink(missing_ok=True)
 
     def _live_sessions(self, owner: str, now: float) -> tuple[int, list[tuple[float, Path]]]:
-        """Returns how many sessions other tokens have, and last uses and files of this one's. Removes the others."""
+        """Returns how many sessions other tokens have, and last uses and files of this one's. Removes ended ones."""
         others, own = 0, []
         for path in self._directory.iterdir():
             found = self._read(path, now)
@@ -136,7 +136,7 @@ class SessionFiles:
         return others, own
 
     def _read(self, path: Path, now: float) -> _Session | None:
-        """Returns what a file has; None if there is none, or its session has ended."""
+        """Returns what a file has. None: it cannot be read, or its session has ended."""
         try:
             with path.open() as file:
                 used = os.fstat(file.fileno()).st_mtime
@@ -144,7 +144,7 @@ class SessionFiles:
             session = _Session(float(fields["began"]), used, str(fields["owner"]), str(fields["sealed"]))
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        # A clock that is set back far must not make a session longer.
+        # Setting the clock far back must not make a session longer.
         is_live = -_CLOCK_STEP_SECONDS < now - session.began < self._seconds and now - session.used < self._idle_seconds
         return session if is_live else None
 

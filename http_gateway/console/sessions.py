@@ -1,7 +1,8 @@
-"""Whose session is a request of? And: has a form been sent from a page of this console?
+"""Which session does a request belong to? And: was a form sent from a page of this console?
 
-Browsers send a cookie to every port of a host whose path fits. So the cookie has a random path, which no other port is
-asked for, and the pages of a session are below it. The path alone is of no use either: it stands in the history.
+Browsers send a cookie to every port of a host, if the path matches. So the cookie has a random path, for which browsers
+ask no other port, and the pages of a session are below it. The path alone gives no access, because it appears in the
+history of the browser.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from http_gateway.console.session_files import SessionFiles
 
 SESSION_PATH: Final = "/console/{session}"
-"""What the paths of the pages of a session begin with."""
+"""What the paths of all pages of a session begin with."""
 
 _COOKIE: Final = "scankv_session"
 # Browsers take a cookie with this prefix only over HTTPS. `__Host-` would need the path "/".
@@ -38,7 +39,7 @@ class Session:
     """For whom a request is answered.
 
     Attributes:
-        keys: The keys of the session. None: the request has none.
+        keys: The keys of the session. None: the request has no session.
         token: The token of the session.
     """
 
@@ -52,15 +53,15 @@ class Session:
 
     @property
     def form_key(self) -> str:
-        """What its forms contain, and no other site can know."""
+        """What its forms contain so that no other site can send them."""
         return _FORM_KEY if self.keys is None else self.keys.derive("form").hex()
 
 
 def find_session(files: SessionFiles, request: Request) -> Session | None:
-    """Returns the session that the path and the cookie of a request name, which has been used now.
+    """Returns the session that the path and the cookie of a request name, and records its use.
 
-    Without a path of a session, it is a session without a token. None: it has ended, or another site or another port
-    has had the browser ask.
+    For a path outside sessions, returns a session without a token. None: the session has ended, or a page of another
+    site or port has made the browser send the request.
     """
     path = request.path_params.get("session")
     if path is None:
@@ -87,7 +88,7 @@ def begin_session(files: SessionFiles, token: str) -> Session:
 
 
 def give_cookie(request: Request, response: Response, session: Session) -> None:
-    """Has the browser keep the cookie of a session until it is closed."""
+    """Has the browser keep the cookie of a session until the browser is closed."""
     assert session.keys is not None
     name, secure, path = _cookie_name(request), _is_encrypted(request), f"{session.base}/"
     response.set_cookie(name, session.keys.secret, httponly=True, samesite="strict", secure=secure, path=path)
@@ -106,10 +107,11 @@ async def read_form(request: Request, session: Session) -> dict[str, str]:
     """Returns the fields of a form that was sent from a page of this console.
 
     Raises:
-        HttpRefusal: Another site has had the browser send it, or its page is from an earlier session.
+        HttpRefusal: Another site has made the browser send it, it is not a form, or its page is from an earlier
+            session.
     """
     origin = request.headers.get("origin", "")
-    # The pages of a session let browsers say nothing of where a form comes from. Only they have its key.
+    # From the pages of a session, browsers do not say where a form comes from. Only these pages have its key.
     is_silent = origin == "null" and session.keys is not None
     if not is_silent and (urlsplit(origin).netloc != request.headers.get("host", "") or not origin):
         raise HttpRefusal(403, "FOREIGN_FORM", "the form was not sent from a page of this console: open it again")
@@ -124,7 +126,7 @@ async def read_form(request: Request, session: Session) -> dict[str, str]:
 
 
 def _cookies(request: Request) -> list[str]:
-    """Returns the values of all cookies that may be of a session."""
+    """Returns the values of all cookies that may belong to a session."""
     pairs = (each.strip().partition("=") for each in request.headers.get("cookie", "").split(";"))
     name = _cookie_name(request)
     return [value for found, _, value in pairs if found == name and value]

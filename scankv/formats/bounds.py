@@ -19,7 +19,7 @@ MAX_JSON_LEVELS: Final = 100
 """How deep lists and objects may be nested in JSON. The deepest type of a column, 32 maps, takes 65 levels."""
 
 MAX_JSON_NAMES: Final = 10_000
-"""The most different names of fields in one object, at all depths, if the columns are inferred from it."""
+"""The most different names of fields in one object at all depths, if columns are inferred from it."""
 
 _CELLS: Final = 8 << 20
 _SHORT_BYTES: Final = 64 << 10
@@ -32,7 +32,7 @@ _NAME: Final = re.compile(rb'"((?:[^"\\]|\\.)*+)"\s*+:')
 
 
 class BeyondBoundsError(ValueError):
-    """A text exceeds a bound. The message continues a sentence that begins with the text."""
+    """A text exceeds a bound. The message may continue a sentence that begins with the text."""
 
 
 def check_json_levels(data: bytes) -> None:
@@ -49,7 +49,7 @@ def check_json_levels(data: bytes) -> None:
 
 
 def _is_shallow(data: bytes) -> bool:
-    """Returns whether JSON is surely not nested too deeply, which is faster to find out than the depth."""
+    """Returns whether JSON is certainly not nested too deeply. That takes less time than to find the depth."""
     text = data.removesuffix(b"\n")
     # Between `}` and `{` without a comma, a parser is at depth 0, or stops with an error.
     if text.count(b"\n") != text.count(b"}\n{"):
@@ -84,7 +84,7 @@ def check_column_count(count: int, what: str) -> None:
     """Checks how many columns a file has.
 
     Raises:
-        BeyondBoundsError: A table cannot have as many.
+        BeyondBoundsError: A table cannot have that many.
     """
     if count > MAX_COLUMNS:
         raise BeyondBoundsError(f"{what} has {count:,} columns; the limit is {MAX_COLUMNS:,}: leave some out")

@@ -73,5 +73,5 @@ def sniff_delimiter(header: str, rows: Callable[[], str]) -> str:
 
 
 def _fields(line: str, delimiter: str) -> int:
-    # The reader refuses a long field, and a long header is one field for each character that it does not have.
+    # The reader refuses long fields, and a long header is one field for a delimiter that it does not contain.
     return len(next(csv.reader([line], delimiter=delimiter), ())) if delimiter in line else 1

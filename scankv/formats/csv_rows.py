@@ -29,8 +29,8 @@ def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tupl
         delimiter: The character between two fields. None: detected.
 
     Raises:
-        ValueError: The file has no header, a quote in the header is not closed, or a column name occurs twice, or
-            there are too many columns.
+        ValueError: The file has no header, a quote in the header is not closed, a column name occurs twice, or there
+            are too many columns.
     """
     header = b""
     # A quoted name may hold a line break.

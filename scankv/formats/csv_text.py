@@ -36,7 +36,7 @@ def csv_lines(rows: pa.RecordBatch, *, quote_formulas: bool = False) -> pa.Buffe
 
     Args:
         rows: The rows.
-        quote_formulas: Whether an apostrophe precedes each text that a spreadsheet would take for a formula.
+        quote_formulas: Whether to put an apostrophe before text that a spreadsheet would take for a formula.
     """
     fields = [pc.fill_null(_field(column, quote_formulas=quote_formulas), "") for column in rows.columns]
     lines = pc.binary_join_element_wise(*fields, ",")

@@ -212,8 +212,8 @@ def convert_errors(name: str) -> Iterator[None]:
     except OSError as error:
         raise BadFile(f"{name}: {error.strerror or error}") from error
     except MemoryError as error:
-        # Most often, a damaged length.
-        raise BadFile(f"{name}: the file is damaged, or a part of it needs more memory than there is") from error
+        # The most frequent cause is a damaged length.
+        raise BadFile(f"{name}: the file is damaged, or a part of it needs more memory than is available") from error
     except (EOFError, ValueError, csv.Error, pa.ArrowException, *_DECOMPRESSION_ERRORS) as error:
         raise BadFile(f"{name}: {error}") from error
 

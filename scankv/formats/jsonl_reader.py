@@ -105,7 +105,7 @@ def read_jsonl(
 
 
 def _divide(lines: Lines, most: int) -> Iterator[Lines]:
-    """Yields lines in blocks of at most `most` lines, which may be short and still have a cell for every column."""
+    """Yields lines in blocks of at most `most` lines, because even a short line has a cell for every column."""
     data, first_line = lines.data, lines.first_line
     if data.count(b"\n") <= most:
         yield lines

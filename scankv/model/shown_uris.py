@@ -1,4 +1,4 @@
-"""How is the address of a server or of files shown in an error? Without what may be a password or a token."""
+"""How do errors show the address of a server or of files? Without what may be a password or a token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 _HIDDEN: Final = "***"
-# A host, perhaps with a port. What precedes an @ is none if it is not this.
+# A host, perhaps with a port. If a URI begins with it, an @ further on does not end a user.
 _HOST: Final = re.compile(r"[^:@]*(:[0-9]*)?|\[[0-9A-Fa-f:.%]*\](:[0-9]*)?")
 _USER: Final = re.compile(r"(?<=://)[^\s/'\"]*@")
 
@@ -31,13 +31,13 @@ def has_user(uri: str) -> bool:
 
 
 def show_reason(error: Exception, uri: str) -> str:
-    """Returns what an error of a library says of a URI; only its class if it says what `show_uri` does not show."""
+    """Returns what a library's error says about a URI. Only its class, if the text has what `show_uri` hides."""
     text = str(error)
     rest = _split(uri)[2]
     user = _user_of(rest)
     query = rest[len(user) :].partition("?")[2]
     parts = [*re.split(r"[:/?#@]", user), *(pair.partition("=")[2] for pair in query.split("&"))]
-    # A library may have decoded it.
+    # A library may have decoded what is encoded here.
     is_secret = "%" in user + query or any(part and part in text for part in parts)
     return type(error).__name__ if is_secret else text
 

@@ -156,8 +156,9 @@ class LookupResponse(_message.Message):
     table_incarnation: _builtins.str
     """Changes when the table is dropped and created again under the same name."""
     schema_id: _builtins.int
-    """The id of the schema of the rows, also if no row was found. Answers of one lookup with different ones, or with
-    different incarnations, must not be joined. Servers of version 0.1.0 leave it out unless `encoded_keys` are set.
+    """The id of the schema of the rows, also if no row was found. If a lookup takes several requests, answers with
+    different schemas or incarnations must not be joined. Servers of version 0.1.0 leave it out unless `encoded_keys`
+    are set.
     """
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:

@@ -336,8 +336,9 @@ Global___FollowTableResponse: _TypeAlias = FollowTableResponse  # noqa: Y015
 
 @_typing.final
 class CallPoint(_message.Message):
-    """What a call about a table with tablets has decided where it began. Each request to a tablet carries it, in the metadata
-    `scankv-point-bin`. A worker answers for exactly that, or with UNAVAILABLE; the call then begins again as a whole.
+    """What was decided for a call about a table with tablets where it began. Each request to a tablet carries it in the
+    metadata `scankv-point-bin`. A worker answers for exactly this point, or with UNAVAILABLE; then the complete call
+    begins again.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -350,7 +351,7 @@ class CallPoint(_message.Message):
     table_incarnation: _builtins.str
     """The incarnation of the table."""
     definition_version: _builtins.int
-    """The version of its definition. Absent: the call reads a snapshot, for which its pin has decided that."""
+    """The version of its definition. Absent: the call reads a snapshot, whose pin has decided the version."""
     now_micros: _builtins.int
     """The commit time as of which rows have expired, in microseconds since 1970 UTC."""
     is_alone: _builtins.bool
@@ -358,7 +359,7 @@ class CallPoint(_message.Message):
     earlier.
     """
     is_passed_on: _builtins.bool
-    """Whether a worker passes on what a client has sent to the tablet itself, so that nothing is decided yet."""
+    """Whether a worker passes on a request that a client has sent to the tablet itself, so that nothing is decided yet."""
     def __init__(
         self,
         *,

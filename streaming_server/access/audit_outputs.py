@@ -38,7 +38,7 @@ class AuditOutput(Protocol):
         """
 
     def close(self) -> None:
-        """Frees what it uses."""
+        """Closes what it has opened."""
 
 
 class AuditFile:

@@ -50,7 +50,7 @@ class AuditTrail:
     def begin(
         self, call: CurrentCall, permission: Permission, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AuditedCall:
-        """Lets a call be recorded when it ends, if it changes something, is refused, or is a read to record."""
+        """Has a call recorded when it ends, if it changes something or is refused, or if reads are recorded."""
         audited = AuditedCall(self, call, permission, context)
         call.on_end = audited.end
         return audited

@@ -151,7 +151,7 @@ class Workers:
             timeout: The seconds that are left. None: no limit.
             of_server: Whether to make the call in the name of the server instead, which may do everything.
             hold_id: The hold under which the call opens its view. Empty: none.
-            point: What the call has decided, if it is about a tablet.
+            point: The point of the call, if it is about a tablet. Empty: none.
 
         Raises:
             grpc.aio.AioRpcError: The answer of the worker is an error, or it does not run.
@@ -206,7 +206,7 @@ class Workers:
             hold_id: The hold under which the call opens its view. Empty: none.
             ticket: The ticket of the call that will read the stream. Empty: this call reads it.
             scan_id: The scan that the call reads a part of. Empty: none.
-            point: What the call has decided, if it is about a tablet.
+            point: The point of the call, if it is about a tablet. Empty: none.
         """
         with self._connections[number].use() as channel:
             stream = channel.unary_stream(f"/{method}", _as_it_is, _as_it_is)
@@ -285,7 +285,7 @@ class Workers:
         return self._given(metadata, SCAN_ID)
 
     def point_of(self, metadata: Metadata) -> bytes:
-        """Returns what the call that a worker's call is a part of has decided. Empty: nothing."""
+        """Returns the point of the call that a worker's call is a part of. Empty: it has none."""
         return next((value for name, value in metadata if name == POINT and isinstance(value, bytes)), b"")
 
     def _given(self, metadata: Metadata, wanted: str) -> str:

@@ -113,7 +113,7 @@ class _ArrivedCall:
         request: The message.
         claimed: The memory that it claims.
         route: How other workers answer it. None: this one does.
-        ends_decided: Whether what its call has decided is checked again before it is answered.
+        ends_decided: Whether the point of its call is checked again before it is answered.
     """
 
     audited: AuditedCall | None

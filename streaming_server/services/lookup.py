@@ -107,7 +107,7 @@ class LookupService:
                     table_incarnation=table.definition.table_incarnation,
                 ).SerializeToString()
             rows, found, offsets = await table.reads.lookup(request.keys, columns, latest=latest)
-            schema_id = table.definition.schema.id  # nothing was awaited since the rows were decoded
+            schema_id = table.definition.schema.id  # nothing was awaited after the rows were decoded
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)

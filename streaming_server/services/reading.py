@@ -68,7 +68,7 @@ async def open_view(
     """Opens the view that a request reads, for the length of the block: of a table, or of a snapshot (None).
 
     Raises:
-        Unavailable: The table was altered since the call began at another process, or that was long ago.
+        Unavailable: The table was altered after the call began at another process, or the call began too long ago.
     """
     async with AsyncExitStack() as stack:
         if table is None:

@@ -68,7 +68,7 @@ def _read(location: LakeLocation) -> SourceRows:
 def _batches(query: Iterable[Any], location: LakeLocation) -> Iterator[pa.RecordBatch]:
     """Yields the batches of a query.
 
-    Not through a stream in C, within which a panic of Rust ends the process.
+    They do not pass through a C stream, because a Rust panic within one ends the process.
     """
     with _translate_panics(location):
         try:
@@ -81,14 +81,14 @@ def _batches(query: Iterable[Any], location: LakeLocation) -> Iterator[pa.Record
 
 @contextmanager
 def _translate_panics(location: LakeLocation) -> Iterator[None]:
-    """Converts a panic of deltalake, which is no `Exception`. Its libraries panic at damaged files."""
+    """Converts a panic of deltalake, which is no `Exception`. Its libraries panic on damaged files."""
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
         raise LakeDamaged(
-            f"the Delta table in {location} cannot be read, most likely it is damaged: {error}"
+            f"the Delta table in {location} cannot be read, most likely because it is damaged: {error}"
         ) from error
 
 

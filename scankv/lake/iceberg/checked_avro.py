@@ -18,8 +18,8 @@ _compiled: Any = None
 def checked_avro() -> Iterator[None]:
     """Makes pyiceberg use its decoder in Python for the length of the block.
 
-    Its compiled decoder trusts the lengths in a file, and reads past the end of its memory. Threads of pyiceberg decode
-    files, so the choice holds for all threads. Those that read other tables then are slower.
+    Its compiled decoder trusts the lengths in a file, and reads past the end of its memory. pyiceberg decodes files in
+    threads of its own, so the choice applies to all threads. Reading other tables is slower in the meantime.
     """
     import pyiceberg.avro.file
     from pyiceberg.avro.decoder import StreamingBinaryDecoder

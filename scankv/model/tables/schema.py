@@ -95,8 +95,8 @@ class TableDefinition:
             backup from which this one was restored, or the table before a recovery that could not tell where its
             history ends.
         losses: How many recoveries may have lost acknowledged changes in this incarnation.
-        version: The version of the definition: increased by 1 with every change. Versions are compared only within one
-            incarnation. 0: an earlier version of ScanKV has created the table, and nothing was changed since.
+        version: The version of the definition, which increases by 1 with every change. Compare versions only within one
+            incarnation. 0: an earlier version of ScanKV has created the table, and nothing has changed since.
     """
 
     name: str

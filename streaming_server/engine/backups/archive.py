@@ -91,7 +91,7 @@ class Archive:
         placement: The place of this process among the worker processes. The first one stores the segments.
         executor: Runs blocking work on buckets.
         clock: The clock of the server.
-        unchanging: Keeps the tables of this process from being created, altered and dropped.
+        unchanging: Keeps tables of this process from being created, altered or dropped.
         tables: Returns all tables and tablets of this process, which it opens.
         closed: Returns the own tablets that are closed, because their table is being dropped.
         remembered: Returns the remembered commits of transactions.
@@ -235,7 +235,7 @@ class Archive:
                 _log.exception("the last writes were not archived; the next start does that")
 
     def follow(self, backup_micros: int) -> None:
-        """Records that a backup has taken its instant. Hold `instants`, and keep the tables unchanging.
+        """Records that a backup has taken its instant. Hold `instants` and `unchanging`.
 
         The archive may continue from the backup, so changes of tables are recorded from then on.
         """

@@ -74,7 +74,7 @@ class ArchivePart:
     Args:
         executor: Runs blocking work on buckets.
         clock: The clock of the server.
-        unchanging: Keeps the tables of this process from being created, altered and dropped.
+        unchanging: Keeps tables of this process from being created, altered or dropped.
         kept: The logs of dropped tables.
         tables: Returns all tables and tablets of the process, which it opens.
         closed: Returns the own tablets that are closed, because their table is being dropped.
@@ -120,7 +120,7 @@ class ArchivePart:
         self._families: dict[Place, tuple[str, ...]] = {}
 
     def record(self, micros: int, incarnation: str, definition: TableDefinition | None) -> None:
-        """Records that a table was created, altered or dropped: see `TableChange`. Not while tables are unchanging."""
+        """Records that a table was created, altered or dropped: see `TableChange`. Not under `unchanging`."""
         if self.is_recording:
             self._changes.append(TableChange(micros=micros, incarnation=incarnation, definition=definition))
 
@@ -130,7 +130,7 @@ class ArchivePart:
         return [each for each in found if each is not None]
 
     def record_files(self, micros: int, incarnation: str) -> None:
-        """Records that a new table has rows that no write-ahead log has, so the archive lacks them. As `record`."""
+        """Records that a new table has rows that no write-ahead log has, so the archive lacks them. See `record`."""
         if self.is_recording:
             self._gaps[incarnation] = ArchiveGap(micros, TAKEN_IN)
 

@@ -1,9 +1,9 @@
-"""What a call about a table with tablets has decided where it began, for all processes that carry it out.
+"""The point of a call: what was decided where it began, for all processes that carry it out.
 
-The owner of the table decides once: on the incarnation of the table, on the version of its definition, and on the time
-as of which rows have expired. Each request to a tablet carries that, and the process of the tablet decides nothing
-again. It answers for exactly that, or with an error on which the call begins again as a whole. See
-`docs/internals/tablets.md`.
+For a call about a table with tablets, the owner of the table decides once: on the incarnation of the table, on the
+version of its definition, and on the time as of which rows have expired. Each request to a tablet carries this point,
+and the process of the tablet decides nothing again. It answers for exactly this point, or with an error, upon which the
+complete call begins again. See `docs/internals/tablets.md`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
 
 POINT_SECONDS: Final = 5.0
-"""The longest time from the point of a call until all of its views are open. The removal of expired rows lags behind
-by as much, so that no view of the call lacks rows that had not expired for another one."""
+"""The longest time from the point of a call until all of its views are open. Expired rows are removed no earlier than
+that after they have expired, so that no view of the call lacks rows that another view still has."""
 
 PASSED_ON: Final = worker_pb2.CallPoint(is_passed_on=True).SerializeToString()
-"""Goes with a request that a client has sent to a tablet itself, and that a worker passes on."""
+"""What a request carries that a client has sent to the tablet itself, and that a worker passes on."""
 
 _RETRY_SECONDS: Final = 0.05
 _DEFINITION: Final = "definition"
@@ -37,8 +37,8 @@ class CallPoint:
 
     Attributes:
         incarnation: The incarnation of the table.
-        version: The version of the definition of the table. None: the call reads a snapshot, for which its pin has
-            decided that.
+        version: The version of the definition of the table. None: the call reads a snapshot, whose pin has decided the
+            version.
         now_micros: The commit time as of which rows have expired, in microseconds since 1970 UTC.
         is_alone: Whether the call reads only the tablet that gets the request. That tablet then takes the time of its
             view instead, which is not earlier.
@@ -55,7 +55,7 @@ class CallPoint:
         return cls(definition.table_incarnation, definition.version, clock.commit_micros())
 
     def to_bytes(self) -> bytes:
-        """Returns what goes with a request."""
+        """Returns what a request carries."""
         message = worker_pb2.CallPoint(
             table_incarnation=self.incarnation, now_micros=self.now_micros, is_alone=self.is_alone
         )
@@ -65,7 +65,7 @@ class CallPoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CallPoint | None:
-        """Reads the result of `to_bytes`, or `PASSED_ON`: None. Raises InvalidRequest if nothing was decided."""
+        """Reads the result of `to_bytes`. None: it is `PASSED_ON`. Raises InvalidRequest if nothing was decided."""
         if data == PASSED_ON:
             return None
         message = worker_pb2.CallPoint.FromString(data)
@@ -82,7 +82,7 @@ class CallPoint:
             at_least: Whether a later version will do, because the request says which version its rows have.
 
         Raises:
-            Unavailable: The process has another one. The error says how far the process is.
+            Unavailable: The process has another definition. The error says which.
         """
         if definition.table_incarnation == self.incarnation:
             decided = self.version

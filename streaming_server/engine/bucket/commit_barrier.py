@@ -238,7 +238,7 @@ async def lock_mutexes(buckets: Sequence[LiveBucket]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def lock_behind_barriers(buckets: Sequence[LiveBucket]) -> AsyncIterator[None]:
-    """As `lock_mutexes`, whether or not barriers are raised: no transaction may be being applied to the buckets."""
+    """As `lock_mutexes`, but bypasses barriers. Only while no transaction is being applied to the buckets."""
     async with AsyncExitStack() as mutexes:
         for live in buckets:
             await mutexes.enter_async_context(live.mutex.bypass_barrier())

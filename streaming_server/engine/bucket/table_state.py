@@ -117,7 +117,7 @@ class TableState:
         return [self.buckets[number] for number in sorted(numbers)]
 
     def view_of(self, states: Mapping[int, BucketState]) -> View:
-        """Returns the view that consists of these states of buckets. Its time is now, or what the call has decided."""
+        """Returns the view that consists of these states of buckets. Its time is now, or that of the call's point."""
         return View(
             {number: state.log_offset for number, state in states.items()},
             now_of(self.clock),

@@ -538,9 +538,9 @@ class Tables:
                 self.locks.of(name).check_unlocked((*columns.drop, *columns.rename))
             if changes.get("add_indexes") or definition.schema.id != before.schema.id:
                 self.transactions.check_applied(name, before.incarnation)
-            # Fails unless all owners of tablets answer, because none of them may miss what follows.
             # Everything that is written under the new definition is later, because no process is behind another one.
             micros = self.clock.commit_micros()
+            # Fails unless all owners of tablets answer, because none of them may miss what follows.
             await self.tablets.notify(before)
             if definition.changelogs == before.changelogs:
                 definition = await self._replace_definition(definition, micros)

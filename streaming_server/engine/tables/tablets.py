@@ -56,8 +56,8 @@ class Tablets:
         snapshots: The snapshots of the tables and tablets.
         consumers: The consumers of the tables.
         locks: The column locks of the tables.
-        ddl: Held while tables of this process are created, altered or dropped. The other processes are notified
-            meanwhile, so none of them needs its own `ddl` for that: it may be altering a table, too.
+        ddl: Held while tables of this process are created, altered or dropped, and while the other processes are
+            notified of that. They follow without their own `ddl`, since they may be altering tables, too.
         clock: The clock of the server.
         transactions: Returns the transactions of this process.
         table: Returns a table or tablet, and opens it.
@@ -66,7 +66,8 @@ class Tablets:
         writers: By incarnation and writer, keeps a writer of a table with tablets from being opened while a request of
             the writer is written.
         notify_owners: Notifies the other worker processes. None: no others exist.
-        following: Held while this process follows a table. Taken after `ddl`, and for no longer than that takes here.
+        following: Held while this process follows a table. Taken after `ddl`, and never held while another process is
+            called.
     """
 
     catalog: Catalog
@@ -90,7 +91,7 @@ class Tablets:
 
     @asynccontextmanager
     async def unchanging(self) -> AsyncIterator[None]:
-        """Keeps the tables and tablets of this process from being created, altered and dropped."""
+        """Keeps tables and tablets of this process from being created, altered or dropped."""
         async with self.ddl, self.following:
             yield
 
@@ -185,10 +186,10 @@ class Tablets:
                 are_dropped = True
                 await self._forget(old.name, TableNotFound(f'table "{table}" was dropped', table=table))
         for new in now:
-            # What is open counts, and not what was read before: an earlier call may have failed in between.
+            # Compared with what is open, not with what was read before: an earlier call may have failed in between.
             if (live := self.live.get(new.name)) is not None and live.definition != new:
-                # Rows are checked against the definition before they are committed, and applied after that. A hold has
-                # the mutexes, so all views that are opened under holds of several tablets have one definition.
+                # Rows are checked against the definition before they are committed, and applied after that. A hold also
+                # locks the mutexes, so all views that are opened under holds of several tablets have one definition.
                 async with self.transactions().uses.altering(new.name), lock_behind_barriers([*live.buckets]):
                     live.alter(new)
         known = {each.name: each.incarnation for each in before}
@@ -205,7 +206,7 @@ class Tablets:
         return are_dropped
 
     def catch_up(self, table: str) -> None:
-        """Follows a table in the background, because a call has shown that this process knows an old definition."""
+        """Follows a table in the background, after a call has shown that this process has an old definition."""
         if not self.is_closed(table) and table not in self._catching_up:
             self._catching_up.add(table)
             self._notifying.start(self._catch_up(table))
@@ -213,7 +214,7 @@ class Tablets:
     async def _catch_up(self, table: str) -> None:
         try:
             async with self.following:
-                # It may have been closed while this waited.
+                # The table may have been closed in the meantime.
                 if not self.is_closed(table):
                     await self._follow(table, closing=False)
         except ScanKvError as error:

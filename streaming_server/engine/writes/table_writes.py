@@ -246,7 +246,7 @@ class TableWrites:
         data, decides which bucket gets them.
 
         Raises:
-            TableRecreated: The table does not have the schema version yet, so the client knows an earlier table.
+            TableRecreated: The table has no such schema version, so the client knows an earlier incarnation.
             NoPrimaryKey: The table has none, and the write needs one.
         """
         merger, definition = self.merger, self._table.definition
@@ -422,7 +422,7 @@ def _turn_of(data: bytes, identity: WriteIdentity | None) -> int:
 
 
 def _check_schema_id(definition: TableDefinition, schema_id: int) -> None:
-    # The owner of a tablet that is behind has not taken the write, so no version is still to come.
+    # The version is not still to come: the owner of a tablet that is behind refuses the write before this.
     if schema_id > definition.schema.id:
         raise TableRecreated(
             f"table {definition.name} has no schema version {schema_id}, so it was restored, or dropped and created "

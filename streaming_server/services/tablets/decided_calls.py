@@ -1,7 +1,7 @@
-"""Which requests from process to process carry what their call has decided, and the one check of it.
+"""Which requests from process to process carry the point of their call, and the one check of it.
 
 Rule: every request about a tablet carries the `CallPoint` of its call. It is checked here before the method runs, for
-all methods alike; a method never compares definitions by itself.
+all methods in the same way. No method compares definitions by itself.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NAMES: Final = ("table", "tablet", "table_name", "name")
 class Needs(Enum):
     """Which version of the definition a method needs at the tablet."""
 
-    SAME = "the version that was decided, from its begin to its end"
-    OPENS = "the version that was decided, at its begin; its view is opened under a hold, or checked"
+    SAME = "the version that was decided, from its beginning to its end"
+    OPENS = "the version that was decided, at its beginning; its view is opened under a hold, or checked"
     KNOWN = "that version or a later one: the request names the version of its rows, or has no columns"
 
 
@@ -70,7 +70,7 @@ UNDECIDED: Final[Mapping[str, str]] = {
     "SnapshotService/SplitSnapshot": "names a part of a snapshot, for which its pin has decided everything",
     "SnapshotService/UseSnapshot": "names a snapshot of a table without tablets",
     "TabletService/DiscardFragments": "names a request of a transaction, which has decided everything",
-    "TabletService/FollowTable": "tells of another definition",
+    "TabletService/FollowTable": "announces another definition",
 }
 """Further methods between processes that are about tables, and why their requests carry no point."""
 
@@ -99,7 +99,7 @@ class PointCheck:
             Whether to call `end` before the method answers.
 
         Raises:
-            InvalidRequest: It is about a tablet, and does not say what was decided.
+            InvalidRequest: It is about a tablet and does not say what was decided, or its method is not for tablets.
             TableNotFound: This process does not know the tablet.
             Unavailable: This process has another definition.
         """
@@ -108,21 +108,21 @@ class PointCheck:
             return False
         needs = DECIDED.get(method)
         if needs is None:
-            raise InvalidRequest(f"{method} is not for tablets: make it about the table {table_of(name)}")
+            raise InvalidRequest(f"{method} is not for tablets: call it for the table {table_of(name)}")
         point = CallPoint.from_bytes(self.workers.point_of(metadata))
         if point is None:
             return False
         definition = self.tables.table(name).definition
         if point.is_ahead_of(definition):
             self.tables.tablets.catch_up(table_of(name))
-        # A stream of changes says for each of its messages which columns it has.
+        # Each message of a stream of changes says which columns it has.
         is_log = isinstance(request, scan_pb2.ScanKvRequest) and request.HasField("log")
         point.check(definition, at_least=needs is Needs.KNOWN or is_log)
         CURRENT_POINT.set(point)
         return needs is Needs.SAME
 
     def end(self, request: Message) -> None:
-        """Checks that nothing was altered since `begin`, which was not long ago. Raises Unavailable otherwise."""
+        """Raises Unavailable if the definition has changed since `begin`, or the call began too long ago."""
         check_point(self.tables.table(tablet_in(request)).definition)
         check_is_recent(self.tables.clock)
 

@@ -83,12 +83,12 @@ _REPEATED: Final = frozenset(
         "TransactionService/LookupStaged",
     }
 )
-"""Calls that can begin again after a tablet has refused them, as nothing has come of them. All others are refused:
-those that change something, and those that the client is better at beginning again, such as streams of changes."""
+"""Calls that can begin again after a tablet has refused them, because they have had no effect yet. All others are
+refused: those that change something, and those that the client can resume better, such as streams of changes."""
 
 _DECIDING_SECONDS: Final = 8.0
 _SHARE_OF_WAIT: Final = 0.75
-"""The share of the time for which the client waits in which a call may begin again."""
+"""The share of the client's waiting time during which a call may begin again."""
 _FIRST_PAUSE_SECONDS: Final = 0.005
 _LONGEST_PAUSE_SECONDS: Final = 0.2
 
@@ -159,7 +159,7 @@ class JoinedCall:
     async def _decide_until_done(
         self, join: Callable[[Any, TabletCalls], Awaitable[_Answer]], context: Context[Any, Any]
     ) -> _Answer:
-        """Answers a request. If a tablet has another definition than was decided, begins the call again as a whole.
+        """Answers a request. If a tablet has another definition than was decided, begins the complete call again.
 
         Calls that change something are left to the client, which repeats what it may repeat.
         """
@@ -182,7 +182,7 @@ class JoinedCall:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _may_begin_again(self, calls: TabletCalls, pause: float, ends: float) -> bool:
-        """Waits for a change of the table to end. Returns whether it did in time, and the table is still the same."""
+        """Waits for a change of the table to end. Returns whether it has in time, and the table is still the same."""
         try:
             async with asyncio.timeout_at(ends):
                 # If this process is the one that is behind, its own change ends first.

@@ -200,7 +200,7 @@ class _JoinedScan:
 
     def stream_of(self, headers: Mapping[int, scan_pb2.ScanHeader]) -> JoinedStream:
         """Returns what makes the messages."""
-        # All tablets have the same, since they have the version of the definition that was decided.
+        # All tablets have the same schema, because they have the version of the definition that was decided.
         schema = pa.ipc.read_schema(pa.py_buffer(next(iter(headers.values())).arrow_schema))
         if self.request.ordered:
             schema = rows_schema(schema, self.request)

@@ -72,7 +72,7 @@ class TabletCalls:
         definition: The definition of the table when the call began; for a call about a snapshot, at its pin.
         tablets: The definitions of the tablets, by their numbers.
         scan_id: The id of the scan if the call is one.
-        has_sent: Whether the client has got a message of the call.
+        has_sent: Whether a message of the call was sent to the client.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TabletCalls:
         self.decide()
 
     def decide(self) -> None:
-        """Decides the time as of which rows have expired, for all further calls. Everything else stays decided."""
+        """Decides the time as of which rows have expired, for all further calls. The rest of the point stays."""
         self._point = CallPoint.of(self.definition, self.tables.clock)
         if self._parts:
             self._point = replace(self._point, version=None)
@@ -131,7 +131,7 @@ class TabletCalls:
         self.decide()
 
     def _decided(self, hold_id: str, *, is_alone: bool) -> bytes:
-        """Returns what the call has decided, for a request to a tablet."""
+        """Returns the point of the call, for a request to a tablet."""
         return replace(self._point, is_alone=is_alone and not hold_id and not self._parts).to_bytes()
 
     def _serialize(self, tablet: int, request: Any) -> bytes:  # noqa: ANN401  # a message, whose type has a snapshot
@@ -322,8 +322,8 @@ class TabletCalls:
         Args:
             tablets: The tablets.
             flushes: Whether to flush the tablets first, for a call that pins them.
-            is_part: Whether the call reads other tablets as of other instants. It has one time all the same, as of
-                which rows have expired.
+            is_part: Whether the call reads other tablets as of other instants. Its rows expire as of one time all the
+                same.
 
         Raises:
             Unavailable: A tablet cannot be held.
@@ -338,7 +338,7 @@ class TabletCalls:
         if flushes:
             await asyncio.gather(*map(self._flush, order))
         if not is_part:
-            # The call may have waited for its turn.
+            # Again, because the call may have waited for its turn.
             self.decide()
         async with AsyncExitStack() as holds:
             ids: dict[int, str] = {}
@@ -360,7 +360,8 @@ class TabletCalls:
                 except grpc.aio.AioRpcError as error:
                     raise self.error_of(number, error) from error
             if not is_part:
-                # Nothing is written any more, so no write has treated a row as expired that the views will have.
+                # Writers are paused, so this time is later than that of any write in the views. Otherwise, a view could
+                # show a row that a write has treated as expired.
                 self.decide()
             yield ids
 

@@ -86,11 +86,11 @@ class Fragments:
             raise
 
     async def read(self, method: str, requests: Mapping[int, Message], answer: type[_Response]) -> dict[int, _Response]:
-        """Has tablets stage reads, as `stage`. All rows have expired or not as of one time."""
+        """Has tablets stage reads, as `stage`. In all tablets, rows expire as of one time."""
         answers = await self.stage(method, requests, answer)
         if self.transaction.options.lock_wait is None or len(requests) == 1:
             return answers
-        # Each tablet may have waited for its locks. Now that the transaction has all, a repeated request waits no more.
+        # Each tablet may have waited for its locks. Now the transaction has all, so repeated requests do not wait.
         self.calls.decide()
         try:
             return await self.calls.ask(method, requests, answer)

@@ -214,7 +214,7 @@ async def _divide(
     for tablet, (_, rows) in (await run(divide_rows, data, calls)).items():
         each = requests[tablet] = _for_tablet(request, name, tablet, calls)
         setattr(each, name, rows)
-        # A tablet may know later columns.
+        # The owner of the tablet may know later columns.
         each.schema_id = schema_id
     columns = current_columns(definition, schema_id, tuple(request.columns))
     return DividedWrite(calls=calls, method=method, terms=request, columns=columns, requests=requests)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.backup.backup_store import BackupStore
 
 _FORMAT: Final = 1
-# Part of a path, so nothing else may be in it.
+# It is part of a path, so it may contain nothing else.
 _DATA: Final = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9]+\.wal")
 
 

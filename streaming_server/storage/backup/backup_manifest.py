@@ -114,7 +114,7 @@ class StoredTable:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StoredTable:
-        """Reads the result of `to_json`. Raises ValueError if it contradicts itself, and others if it lacks fields."""
+        """Reads the result of `to_json`. Raises ValueError if it contradicts itself, others if it lacks fields."""
         states = {int(number): BucketState.from_bytes(one.encode()) for number, one in values["states"].items()}
         table = cls(
             definition=check_fields(TableDefinition.from_json(values["definition"])),
@@ -132,13 +132,13 @@ class StoredTable:
         if not 1 <= buckets <= MAX_BUCKETS:
             raise ValueError(f"{self.name} has {buckets:,} buckets; a table has between 1 and {MAX_BUCKETS:,}")
         if beyond := [number for number in self.states if not 0 <= number < buckets]:
-            raise ValueError(f"{self.name} has the state of bucket {beyond[0]:,}, and only {buckets:,} buckets")
+            raise ValueError(f"{self.name} has the state of bucket {beyond[0]:,}, but only {buckets:,} buckets")
         paths = [file.path for file in self.files]
         if len(set(paths)) != len(paths):
             raise ValueError(f"{self.name} has a file twice")
         for path in paths:
             if int(path.split("/")[1]) not in self.states:
-                raise ValueError(f"{self.name} has the file {path} and no state of its bucket")
+                raise ValueError(f"{self.name} has the file {path}, but no state of its bucket")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,7 +210,7 @@ class BackupStore:
         path = f"{_ARCHIVE}/{name}"
         try:
             with self._files.open_input_file(f"{self._root}/{path}") as file:
-                # As much memory is taken as is asked for.
+                # Reading takes as much memory as is asked for, even if the file is shorter.
                 if offset + size > (existing := file.size()):
                     raise DataLoss(
                         f"the file {path} in {self.location} has {existing:,} bytes, and the segment needs {size:,} "

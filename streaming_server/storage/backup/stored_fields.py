@@ -1,6 +1,6 @@
 """Checks what manifests and segments say: any program that may write to the location may have changed them.
 
-Their checksum only shows that a file is not damaged by chance.
+Their checksum only shows that a file was not damaged by accident.
 """
 
 from __future__ import annotations
@@ -39,16 +39,22 @@ _SIMPLE: Final[dict[str, tuple[type, ...]]] = {
     "Mapping[str, Any]": (dict,),
 }
 _TEXTS: Final = "Mapping[str, str]"
-_NAMES: Final = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+_NAMES: Final = {
+    int: "a whole number of up to 64 bits",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+}
 _LARGEST: Final = 2**63 - 1
 _LATEST_MICROS: Final = 253_402_300_799_999_999
-"""The end of the year 9999, in microseconds since 1970 UTC: later instants have no text in Python."""
+"""The end of the year 9999, in microseconds since 1970 UTC: Python's `datetime` has no later instants."""
 
 _LONGEST_SHOWN: Final = 40
 
 
 def check_fields(value: _Stored) -> _Stored:
-    """Returns a dataclass that was read from JSON. Its simple fields have their types, and 64 bits hold its numbers.
+    """Returns a dataclass that was read from JSON. Its simple fields have their types, and its numbers fit in 64 bits.
 
     Raises:
         ValueError: A field has another type, or a number is too large.
@@ -74,14 +80,14 @@ def _check(name: str, value: Any, types: tuple[type, ...]) -> None:  # noqa: ANN
     if type(value) not in types or (type(value) is int and abs(value) > _LARGEST):
         shown = repr(value)[:_LONGEST_SHOWN]
         allowed = " or ".join(_NAMES.get(each, "an object") for each in types)
-        raise ValueError(f"{name} must be {allowed}, of up to 64 bits, not {shown}")
+        raise ValueError(f"{name} must be {allowed}, not {shown}")
     if name.endswith("micros") and type(value) is int and not 0 <= value <= _LATEST_MICROS:
         raise ValueError(f"{name} must be between 0 and {_LATEST_MICROS}, not {value}")
 
 
 @contextmanager
 def translate_unreadable(what: str) -> Iterator[None]:
-    """Converts the errors of content that is not as ScanKV writes it.
+    """Converts the errors from content that is not as ScanKV writes it.
 
     Args:
         what: The content, for errors.
@@ -100,7 +106,7 @@ def translate_unreadable(what: str) -> Iterator[None]:
 
 @contextmanager
 def translate_unusable(what: str) -> Iterator[None]:
-    """Converts the errors of content whose fields have the right types, and that makes no sense.
+    """Converts the errors from content whose fields have the right types, but that makes no sense.
 
     Raises:
         DataLoss: It makes no sense.

@@ -564,8 +564,8 @@ def test_a_manifest_that_contradicts_its_files_or_itself_is_refused(tmp_path: Pa
     (stored,) = content["tables"]
     states = stored["states"]["0"]
     for changed, message in (
-        ({"states": {"0": states, "7": states}}, "has the state of bucket 7, and only 1 buckets"),
-        ({"states": {}}, "and no state of its bucket"),
+        ({"states": {"0": states, "7": states}}, "has the state of bucket 7, but only 1 buckets"),
+        ({"states": {}}, "but no state of its bucket"),
         ({"files": stored["files"] * 2}, "has a file twice"),
         ({"definition": stored["definition"] | {"buckets": 2**40}}, "a table has between 1 and 1,024"),
         ({"definition": stored["definition"] | {"name": "../x"}}, "is not a table name"),

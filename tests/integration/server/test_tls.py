@@ -216,7 +216,7 @@ def test_a_key_that_other_users_can_read_is_refused_and_a_running_server_keeps_i
         new = certify("server", files.ca)
         files.install(new, mode=0o644)
         assert served_certificate(server.url) == old
-        assert "the certificate read last stays in use: users outside the owner and the group" in server.log
+        assert "the certificate read last stays in use: users other than the owner and the group" in server.log
         files.key.chmod(0o640)
         wait_until(lambda: served_certificate(server.url) == der(new), "new certificate")
 
