@@ -40,6 +40,7 @@ TABLETS: Final = 8
 FEW_TABLETS: Final = 4
 LONG: Final = pytest.param(120.0, id="long", marks=pytest.mark.soak)
 LENGTHS: Final = [pytest.param(4.0, id="short"), LONG]
+NO_SWEEPS: Final = ("--set", "sweep_seconds=3600")
 _SKEWED: Final = Path(__file__).parent / "skewed_clocks"
 
 OF_FAULTS: Final = (
@@ -59,7 +60,7 @@ def skewed_server(data: Path, workers: int) -> Iterator[ServerProcess]:
     """Runs a server whose processes have different wall clocks."""
     starts = data.parent / "starts"
     wrapper = ("env", f"PYTHONPATH={_SKEWED}", f"STARTS={starts}")
-    with ServerProcess(data, "--workers", str(workers), wrapper=wrapper) as server:
+    with ServerProcess(data, "--workers", str(workers), *NO_SWEEPS, wrapper=wrapper) as server:
         assert len([*starts.iterdir()]) >= workers
         yield server
 
@@ -72,6 +73,7 @@ class Story:
         name: The table.
         seconds: For how long.
         fails: Whether workers are killed and stopped in the meantime.
+        expected: Errors that reads may end with. A server that is busy may always refuse them.
 
     Attributes:
         reads: How often each kind of read was answered.
@@ -79,10 +81,19 @@ class Story:
         errors: How often each kind of read has ended with which error.
     """
 
-    def __init__(self, server: ServerProcess, name: str, seconds: float, *, fails: bool = False) -> None:
+    def __init__(
+        self,
+        server: ServerProcess,
+        name: str,
+        seconds: float,
+        *,
+        fails: bool = False,
+        expected: tuple[type[ScanKvError], ...] = (),
+    ) -> None:
         self._server = server
         self._url = server.url
         self._fails = fails
+        self._expected = (ServerBusy, *expected, *(OF_FAULTS if fails else ()))
         self._name = name
         self._seconds = seconds
         self.reads: Counter[str] = Counter()
@@ -143,7 +154,7 @@ class Story:
                     except TableNotFound:
                         await asyncio.sleep(0.01)
                     except ScanKvError as error:
-                        if not isinstance(error, (ServerBusy, *(OF_FAULTS if self._fails else ()))):
+                        if not isinstance(error, self._expected):
                             self.errors[kind, f"{type(error).__name__}: {error}"[:120]] += 1
                         await asyncio.sleep(0.01)
                     else:

@@ -28,7 +28,7 @@ PASSED_ON: Final = worker_pb2.CallPoint(is_passed_on=True).SerializeToString()
 """What a request carries that a client has sent to the tablet itself, and that a worker passes on."""
 
 _RETRY_SECONDS: Final = 0.05
-_DEFINITION: Final = "definition"
+_POINT: Final = "point"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class CallPoint:
             f"table {table} is being altered, or dropped and created again: try again",
             retry_after=_RETRY_SECONDS,
             table=table,
-            definition=f"{definition.table_incarnation} {definition.version}",
+            point=f"{definition.table_incarnation} {definition.version}",
         )
 
     def is_ahead_of(self, definition: TableDefinition) -> bool:
@@ -102,9 +102,9 @@ class CallPoint:
         return not is_same or (self.version is not None and self.version > definition.version)
 
 
-def is_of_other_definition(error: ScanKvError) -> bool:
-    """Whether an error says that a process has another definition than the one that was decided."""
-    return isinstance(error, Unavailable) and _DEFINITION in error.details
+def is_of_point(error: ScanKvError) -> bool:
+    """Whether an error says that a process does not answer for a point, so that the call needs another one."""
+    return isinstance(error, Unavailable) and _POINT in error.details
 
 
 CURRENT_POINT: Final[ContextVar[CallPoint | None]] = ContextVar("scankv_current_point", default=None)
@@ -117,7 +117,9 @@ def check_is_recent(clock: ServerClock) -> None:
     if point is None or point.is_alone:
         return
     if clock.commit_micros() - point.now_micros > POINT_SECONDS * 1_000_000:
-        raise Unavailable("the views of all tablets could not be opened in time: try again", retry_after=_RETRY_SECONDS)
+        raise Unavailable(
+            "the views of all tablets could not be opened in time: try again", retry_after=_RETRY_SECONDS, point="old"
+        )
 
 
 def removable_at(micros: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Unpack
@@ -74,7 +74,7 @@ from streaming_server.storage.tables.data_directory import (
 from streaming_server.storage.tables.placement import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -598,6 +598,36 @@ class Tables:
         """Returns a table, once no table is being created, altered or dropped any more. Raises TableNotFound."""
         async with self._ddl:
             return self.table(name)
+
+    @asynccontextmanager
+    async def unaltered(self, name: str, seconds: float) -> AsyncIterator[tuple[LiveTable, Callable[[], None]]]:
+        """Keeps all tables of this process from being created, altered and dropped for the length of the block.
+
+        Args:
+            name: A table.
+            seconds: For how long at most.
+
+        Yields:
+            The table, and a function that lets tables be changed before the end of the block.
+
+        Raises:
+            TableNotFound: The table does not exist.
+        """
+        await self._ddl.acquire()
+        is_held = True
+
+        def release() -> None:
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                self._ddl.release()
+
+        timer = asyncio.get_running_loop().call_later(seconds, release)
+        try:
+            yield self.table(name), release
+        finally:
+            timer.cancel()
+            release()
 
     async def drop(self, name: str) -> None:
         """Drops a table and ends its scans with TableNotFound. Raises TableNotFound."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest
 from scankv.model.names import table_of, tablet_number
-from scankv.v1 import scan_pb2, worker_pb2
+from scankv.v1 import scan_pb2, worker_pb2, write_pb2
 from streaming_server.engine.bucket.call_point import CURRENT_POINT, CallPoint, check_is_recent, check_point
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ DECIDED: Final[Mapping[str, Needs]] = {
     "TransactionService/StageDeleteAll": Needs.OPENS,
     "WriteService/Delete": Needs.KNOWN,
     "WriteService/OpenWriter": Needs.KNOWN,
-    "WriteService/Undo": Needs.OPENS,
+    "WriteService/Undo": Needs.KNOWN,
     "WriteService/Upsert": Needs.KNOWN,
 }
 """The methods whose requests may be about a tablet, without their package. A request of another method is refused."""
@@ -106,7 +106,7 @@ class PointCheck:
         name = tablet_in(request)
         if not name or method in UNDECIDED:
             return False
-        needs = DECIDED.get(method)
+        needs = Needs.SAME if _only_checks(request) else DECIDED.get(method)
         if needs is None:
             raise InvalidRequest(f"{method} is not for tablets: call it for the table {table_of(name)}")
         point = CallPoint.from_bytes(self.workers.point_of(metadata))
@@ -140,6 +140,11 @@ def tablet_in(request: Message) -> str:
         if tablet_number(name := getattr(request, field)) is not None:
             return str(name)
     return ""
+
+
+def _only_checks(request: Message) -> bool:
+    """Whether a request only finds out which columns an undo would change."""
+    return isinstance(request, write_pb2.UndoRequest) and request.only_checks
 
 
 @cache

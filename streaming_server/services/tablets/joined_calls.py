@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
@@ -12,7 +13,7 @@ import grpc
 from scankv.model.errors import InvalidRequest, Unavailable
 from scankv.v1 import admin_pb2, scan_pb2, snapshot_pb2, table_pb2
 from streaming_server.current_call import CALL_METADATA
-from streaming_server.engine.bucket.call_point import is_of_other_definition
+from streaming_server.engine.bucket.call_point import is_of_point
 from streaming_server.services.errors import map_errors
 from streaming_server.services.forwarding import RETRY_SECONDS
 from streaming_server.services.tablets.definitions import check, describe
@@ -24,7 +25,7 @@ from streaming_server.services.tablets.queries import aggregate, count, top_n
 from streaming_server.services.tablets.rows import look_up, open_writer
 from streaming_server.services.tablets.scans import scan
 from streaming_server.services.tablets.snapshots import list_snapshots, pin, release, renew, split
-from streaming_server.services.tablets.tablet_calls import TabletCalls
+from streaming_server.services.tablets.tablet_calls import HOLD_SECONDS, TabletCalls
 from streaming_server.services.tablets.transactions import get_for_update, look_up_staged
 from streaming_server.services.tablets.undo import undo
 from streaming_server.services.tablets.writes import delete, upsert
@@ -165,32 +166,50 @@ class JoinedCall:
         """
         if self.method.removeprefix("scankv.v1.") not in _REPEATED:
             return await join(self.request, self._calls(self.request, context))
-        loop, ends, pause = asyncio.get_running_loop(), 0.0, _FIRST_PAUSE_SECONDS
+        ends, pause, refusal = 0.0, _FIRST_PAUSE_SECONDS, None
         while True:
-            request = type(self.request)()
-            request.CopyFrom(self.request)
-            calls = self._calls(request, context)
-            try:
-                return await join(request, calls)
-            except Unavailable as error:
-                if calls.has_sent or not is_of_other_definition(error):
-                    raise
-                left = context.time_remaining()
-                ends = ends or loop.time() + min(_DECIDING_SECONDS, (left or _DECIDING_SECONDS) * _SHARE_OF_WAIT)
-                if not await self._may_begin_again(calls, pause, ends):
-                    raise
+            async with AsyncExitStack() as unaltered:
+                release = None if refusal is None else await self._begin_again(unaltered, pause, ends, refusal)
+                request = type(self.request)()
+                request.CopyFrom(self.request)
+                calls = self._calls(request, context)
+                if release is not None:
+                    calls.on_held = release
+                try:
+                    return await join(request, calls)
+                except Unavailable as error:
+                    if calls.has_sent or not is_of_point(error):
+                        raise
+                    refusal, left = error, context.time_remaining()
+                    wait = min(_DECIDING_SECONDS, (left or _DECIDING_SECONDS) * _SHARE_OF_WAIT)
+                    ends = ends or asyncio.get_running_loop().time() + wait
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    async def _may_begin_again(self, calls: TabletCalls, pause: float, ends: float) -> bool:
-        """Waits for a change of the table to end. Returns whether it has in time, and the table is still the same."""
+    async def _begin_again(
+        self, unaltered: AsyncExitStack, pause: float, ends: float, refusal: Unavailable
+    ) -> Callable[[], None]:
+        """Waits for a change of the table to end, and lets none begin until the call holds its tablets.
+
+        So a call gets its answer however often its table is altered.
+
+        Returns:
+            A function to call then.
+
+        Raises:
+            Unavailable: The refusal, because that takes too long, or because the table is another one now.
+        """
         try:
             async with asyncio.timeout_at(ends):
-                # If this process is the one that is behind, its own change ends first.
-                live = await self.tables.table_after_changes(calls.definition.name)
                 await asyncio.sleep(pause)
+                # If this process is the one that is behind, its own change ends first.
+                table, release = await unaltered.enter_async_context(
+                    self.tables.unaltered(self.table.definition.name, HOLD_SECONDS)
+                )
         except TimeoutError:
-            return False
-        return live is self.table
+            raise refusal from None
+        if table is not self.table:
+            raise refusal
+        return release
 
     def _calls(self, asked: Message, context: Context[Any, Any]) -> TabletCalls:
         """Returns an object that asks the tablets. If the call reads a snapshot, each tablet reads its part of it."""

@@ -73,6 +73,7 @@ class TabletCalls:
         tablets: The definitions of the tablets, by their numbers.
         scan_id: The id of the scan if the call is one.
         has_sent: Whether a message of the call was sent to the client.
+        on_held: Called once no tablet that the call holds can be altered any more.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class TabletCalls:
         self._parts: dict[int, PartId] = {}
         self._is_alone = False
         self.has_sent = False
+        self.on_held: Callable[[], None] = lambda: None
         self.decide()
 
     def decide(self) -> None:
@@ -332,6 +334,7 @@ class TabletCalls:
         order = sorted(tablets, key=lambda each: (self.owner_of(each), each))
         self._is_alone = len(order) == 1 and not is_part
         if len(order) == 1 or self._parts:
+            self.on_held()
             yield dict.fromkeys(order, "")
             return
         hold_id, name = uuid.uuid4().hex, self.definition.name
@@ -363,6 +366,7 @@ class TabletCalls:
                 # Writers are paused, so this time is later than that of any write in the views. Otherwise, a view could
                 # show a row that a write has treated as expired.
                 self.decide()
+            self.on_held()
             yield ids
 
     async def _flush(self, tablet: int) -> None:
