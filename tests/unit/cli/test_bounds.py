@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+import time
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -83,6 +86,51 @@ def test_brackets_in_texts_and_next_to_each_other_are_no_levels() -> None:
     check_json_levels(json.dumps({"a": [{"b": []}] * MAX_JSON_LEVELS * 2}).encode())
     with pytest.raises(BeyondBoundsError):
         check_json_levels(lists(MAX_JSON_LEVELS + 1).encode())
+
+
+def test_levels_are_the_same_wherever_a_piece_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = random.Random(47)
+    monkeypatch.setattr(bounds, "MAX_JSON_LEVELS", 1000)
+    for _ in range(300):
+        data = bytes(chosen.choices(b'[{]}"\\\na', (3, 3, 1, 1, 2, 2, 1, 1), k=chosen.randrange(1, 60)))
+        monkeypatch.setattr(bounds, "_PIECE_BYTES", 1 << 20)
+        whole = bounds._levels(data)
+        for size in (1, 2, 3, 7):
+            monkeypatch.setattr(bounds, "_PIECE_BYTES", size)
+            assert bounds._levels(data) == whole, (data, size)
+
+
+def test_the_depth_of_a_long_line_is_found_in_little_memory() -> None:
+    data = b"[" + b"[]," * (5 << 20) + b"]"
+    tracemalloc.start()
+    try:
+        check_json_levels(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(data)
+
+
+def test_long_lines_with_json_as_text_take_time_in_proportion_to_their_length(tmp_path: Path) -> None:
+    escaped = json.dumps({"id": 1, "payload": json.dumps([{"a": "b"}] * 10_000)}).encode()
+    # A string that is not closed, and one that ends within an escape.
+    for line in (escaped, escaped[:-2], escaped[:-2] + b"\\"):
+        started = time.process_time()
+        bounds.check_json_names(line)
+        # A millisecond, or a minute if each escaped quote started another search.
+        assert time.process_time() - started < 5
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"id": 1, "payload": json.dumps([{"a": "b"}] * 80_000)}) + "\n")
+    assert infer(file) == parse_schema("id int64, payload string")
+
+
+def test_only_names_count_as_fields_of_a_long_line() -> None:
+    names = [f"c{number}" for number in range(10_001)]
+    texts = json.dumps({"a": names, "b": [json.dumps({name: 1}) for name in names]}).encode()
+    bounds.check_json_names(texts)
+    bounds.check_json_names(json.dumps(dict.fromkeys(names[:-1], 'x": ')).encode())
+    with pytest.raises(BeyondBoundsError):
+        bounds.check_json_names(json.dumps(dict.fromkeys(names, 1)).replace('":', '" \n :').encode())
 
 
 def test_nested_json_in_a_field_of_csv_is_a_bad_row(tmp_path: Path) -> None:
