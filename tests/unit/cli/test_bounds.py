@@ -224,3 +224,13 @@ def test_long_values_of_parquet_are_read_in_small_batches(tmp_path: Path, monkey
     parquet.write_table(pa.table({"v": [b"x" * 1024] * 200}), file, use_dictionary=False)
     with file.open("rb") as stream:
         assert 30 < max(len(batch) for batch in arrow_reader.open_parquet(stream).batches) <= 64
+
+
+def test_an_empty_row_group_of_parquet_makes_no_small_batches(tmp_path: Path) -> None:
+    file, schema = tmp_path / "rows.parquet", pa.schema([("v", pa.int64())])
+    with parquet.ParquetWriter(file, schema) as writer:
+        for count in (0, 5_000, 0):
+            writer.write_batch(pa.record_batch([pa.array(range(count), pa.int64())], schema))
+    with file.open("rb") as stream:
+        assert parquet.ParquetFile(stream).num_row_groups == 3
+        assert [len(batch) for batch in arrow_reader.open_parquet(stream).batches if len(batch)] == [5_000]
