@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import random
 import time
@@ -163,6 +164,14 @@ def test_a_line_that_does_not_end_is_refused_and_not_collected(
     file.write_bytes(gzip.compress(start.encode() + b"a" * (20 << 20), 1))
     with pytest.raises(BadFile, match="has more than 1,048,576 bytes; this is the limit: end each row with"):
         read(file, SCORES)
+
+
+def test_a_header_of_very_many_lines_takes_time_in_proportion_to_its_length() -> None:
+    started = time.process_time()
+    with pytest.raises(ValueError, match="a quote in the header is not closed"):
+        csv_rows.read_header(io.BufferedReader(io.BytesIO(b'"' + b"\n" * (1 << 19))))
+    # Less than a second, or minutes if each line were read again with each line after it.
+    assert time.process_time() - started < 20
 
 
 def test_files_with_more_columns_than_a_table_can_have_are_refused(tmp_path: Path) -> None:
