@@ -117,7 +117,8 @@ def _rows_at_once(metadata: parquet.FileMetaData) -> int:
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         # Not from its columns: pyarrow ends the process if the metadata of a column are damaged.
-        most = min(most, _BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1))
+        if group.num_rows > 0:
+            most = min(most, _BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1))
     return max(most, 1)
 
 

@@ -28,7 +28,9 @@ _STRUCTURE: Final = bytes(set(range(256)) - set(b'"[]{}\n'))
 _STEP: Final = np.zeros(256, np.int8)
 _STEP[list(b"[{")] = 1
 _STEP[list(b"]}")] = -1
-_NAME: Final = re.compile(rb'"((?:[^"\\]|\\.)*+)"\s*+:')
+_PIECE_BYTES: Final = 1 << 20
+# Each match is a whole string, closed or not. A search that began again within a string would take quadratic time.
+_STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"(\s*+:)?|\\?\Z)', re.DOTALL)
 
 
 class BeyondBoundsError(ValueError):
@@ -58,16 +60,29 @@ def _is_shallow(data: bytes) -> bool:
 
 
 def _levels(data: bytes) -> int:
-    """Returns how deep a parser gets in JSON before its end or the first error, or more."""
-    if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    structure = np.frombuffer(data.translate(None, _STRUCTURE), np.uint8)
-    quotes = np.cumsum(structure == ord('"'), dtype=np.int64)
-    # A string that is not closed ends with its line: parsers stop at a line end within a string.
-    before_line = np.maximum.accumulate(np.where(structure == ord("\n"), quotes, 0))
-    is_outside = (quotes - before_line) % 2 == 0
-    levels = np.cumsum(np.where(is_outside, _STEP[structure], 0), dtype=np.int64)
-    return int(levels.max(initial=0))
+    """Returns how deep a parser gets in JSON before its end or the first error, or more.
+
+    It stops once a depth is beyond the limit. It looks at 1 MiB at a time, since it needs some 20 bytes for a bracket.
+    """
+    level = deepest = open_quotes = start = 0
+    while start < len(data) and deepest <= MAX_JSON_LEVELS:
+        piece = data[start : start + _PIECE_BYTES]
+        # A backslash and what it escapes stay together.
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            piece = data[start : start + _PIECE_BYTES + 1]
+        start += len(piece)
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        structure = np.frombuffer(piece.translate(None, _STRUCTURE), np.uint8)
+        if len(structure) == 0:
+            continue
+        quotes = open_quotes + np.cumsum(structure == ord('"'), dtype=np.int32)
+        # A string that is not closed ends with its line: parsers stop at a line end within a string.
+        before_line = np.maximum.accumulate(np.where(structure == ord("\n"), quotes, 0))
+        is_in_string = (quotes - before_line) % 2
+        levels = level + np.cumsum(np.where(is_in_string, 0, _STEP[structure]), dtype=np.int32)
+        level, deepest, open_quotes = int(levels[-1]), max(deepest, int(levels.max())), int(is_in_string[-1])
+    return deepest
 
 
 def check_json_names(data: bytes) -> None:
@@ -76,8 +91,16 @@ def check_json_names(data: bytes) -> None:
     Raises:
         BeyondBoundsError: It has too many.
     """
-    if len(data) > _SHORT_BYTES and len(set(_NAME.findall(data))) > MAX_JSON_NAMES:
-        raise BeyondBoundsError(f"has more than {MAX_JSON_NAMES:,} different fields at all depths; this is the limit")
+    if len(data) <= _SHORT_BYTES:
+        return
+    names = set()
+    for string in _STRING.finditer(data):
+        if string[2]:
+            names.add(string[1])
+            if len(names) > MAX_JSON_NAMES:
+                raise BeyondBoundsError(
+                    f"has more than {MAX_JSON_NAMES:,} different fields at all depths; this is the limit"
+                )
 
 
 def check_column_count(count: int, what: str) -> None:

@@ -32,14 +32,16 @@ def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tupl
         ValueError: The file has no header, a quote in the header is not closed, a column name occurs twice, or there
             are too many columns.
     """
-    header = b""
-    # A quoted name may hold a line break.
+    header, quotes, is_blank = bytearray(), 0, True
+    # A quoted name may hold a line break. Only the new line is looked at: there may be a million of them.
     while len(header) < _BLOCK_BYTES and (line := _read_line(stream)):
         header += line
-        if header.strip() and header.count(b'"') % 2 == 0:
+        quotes += line.count(b'"')
+        is_blank = is_blank and not line.strip()
+        if not is_blank and quotes % 2 == 0:
             break
     else:
-        if header.strip():
+        if not is_blank:
             raise ValueError("a quote in the header is not closed")
     text = header.decode("utf-8-sig").strip(" \r\n")
     found = delimiter or sniff_delimiter(text, lambda: _peek(stream))
@@ -55,14 +57,16 @@ def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tupl
 
 def _read_line(stream: io.BufferedReader) -> bytes:
     """Reads a line that ends in a line feed, a carriage return, or both; at most 4 MiB."""
-    line = b""
+    line = bytearray()
     while len(line) < _BLOCK_BYTES and (data := stream.peek(1)):
         found = _LINE_END.search(data)
         line += stream.read(found.end() if found else len(data))
         if found:
             # More bytes follow a carriage return, unless it is the last byte of the file.
-            return line + stream.read(1) if line.endswith(b"\r") and stream.peek(1)[:1] == b"\n" else line
-    return line
+            if line.endswith(b"\r") and stream.peek(1)[:1] == b"\n":
+                line += stream.read(1)
+            break
+    return bytes(line)
 
 
 def _peek(stream: io.BufferedReader) -> str:

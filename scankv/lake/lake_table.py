@@ -207,7 +207,7 @@ class LakeState:
                 schemas={int(key): tuple(LakeColumn(*each) for each in schemas[key]) for key in schemas},
                 commit_id=properties[_PREFIX + "commit_id"],
             )
-        except (KeyError, ValueError, TypeError, AttributeError, ScanKvError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError, ScanKvError) as error:
             raise LakeDamaged(
                 f"the properties of the table in {where} cannot be read ({type(error).__name__}: {error}): choose "
                 "another location, or remove the table there and publish again"

@@ -75,7 +75,7 @@ class LakeManifest:
             if len(complete) < len(files):
                 raise ValueError("a file lacks its tags")
             return cls(properties=found["properties"], columns=found["columns"], files=complete, removed=removed)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 

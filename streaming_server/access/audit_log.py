@@ -21,6 +21,8 @@ _LINES_AT_ONCE: Final = 1000
 _COLLECT_SECONDS: Final = 0.1
 _RETRY_SECONDS: Final = 1.0
 _CLOSE_SECONDS: Final = 5.0
+# To how many characters and items the texts and lists of a line are cut that is too long, until it is short enough.
+_CUTS: Final = ((200, 10), (50, 5), (10, 2))
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _log: Final = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class AuditLog:
 
     Attributes:
         now_nanos: Returns the nanoseconds since 1970 UTC.
+        kind: What the output is, for metrics.
         lines_written: The lines written since the start.
         lines_lost: The lines that were lost since the start.
     """
@@ -54,6 +57,7 @@ class AuditLog:
     ) -> None:
         self.lines_written = 0
         self.lines_lost = 0
+        self.kind = output.kind
         self._output = output
         self.now_nanos = now_nanos
         self._max_waiting = max_waiting_lines
@@ -111,7 +115,8 @@ class AuditLog:
     def _write_some(self) -> None:
         if not self._lines:
             lost = self.lines_lost
-            lines = [_line(*self._waiting.popleft()) for _ in range(min(len(self._waiting), _LINES_AT_ONCE))]
+            most = self._output.max_line_bytes
+            lines = [_line(*self._waiting.popleft(), most) for _ in range(min(len(self._waiting), _LINES_AT_ONCE))]
             if lost > self._reported_lost:
                 lines.append(_line(self.now_nanos(), {"event": "lines_lost", "lines": lost - self._reported_lost}))
                 self._reported_lost = lost
@@ -135,6 +140,24 @@ class AuditLog:
             )
 
 
-def _line(nanos: int, entry: dict[str, Any]) -> bytes:
+def _line(nanos: int, entry: dict[str, Any], most_bytes: int | None = None) -> bytes:
     time = (_EPOCH + timedelta(microseconds=nanos // 1000)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return json.dumps({"time": time, **entry}, ensure_ascii=False).encode(errors="replace") + b"\n"
+    line = _encode({"time": time, **entry})
+    for characters, items in _CUTS:
+        if most_bytes is None or len(line) <= most_bytes:
+            break
+        line = _encode({"time": time, **_cut(entry, characters, items), "shortened": True})
+    return line
+
+
+def _encode(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+def _cut(value: Any, characters: int, items: int) -> Any:  # noqa: ANN401  # any JSON
+    """Returns a value of a line with shorter texts and lists, but with all fields."""
+    if isinstance(value, str):
+        return value if len(value) <= characters else value[:characters] + "..."
+    if isinstance(value, list):
+        return [_cut(each, characters, items) for each in value[:items]]
+    return {name: _cut(each, characters, items) for name, each in value.items()} if isinstance(value, dict) else value

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOCAL_SYSLOG: Final = "/dev/log"
+WHOLE_LINE_BYTES: Final = 4096
+"""Lines of several processes do not mix in a pipe up to this size: `PIPE_BUF` of Linux. Syslog also takes as much."""
+
 _SEND_SECONDS: Final = 5.0
 # The facility for messages about access, and the severity of information, as RFC 3164 numbers them.
 _PRIORITY: Final = 10 * 8 + 6
@@ -23,9 +26,13 @@ class AuditOutput(Protocol):
 
     Attributes:
         name: What it is, for messages.
+        kind: What it is, for metrics: `file`, `stdout` or `syslog`.
+        max_line_bytes: The longest line that it takes, with its end. None: any.
     """
 
     name: str
+    kind: str
+    max_line_bytes: int | None
 
     def write(self, data: bytes, done: int) -> int:
         """Writes some of the lines in `data`, of which `done` bytes were written before.
@@ -50,6 +57,9 @@ class AuditFile:
     Raises:
         UsageError: The file cannot be opened, or is not a regular file.
     """
+
+    kind: str = "file"
+    max_line_bytes: int | None = None
 
     def __init__(self, path: Path) -> None:
         self.name = f"the audit log {path}"
@@ -94,6 +104,9 @@ class AuditStream:
         fd: The descriptor of standard output.
     """
 
+    kind: str = "stdout"
+    max_line_bytes: int | None = WHOLE_LINE_BYTES
+
     def __init__(self, fd: int) -> None:
         self.name = "the audit log on standard output"
         self._fd = fd
@@ -112,6 +125,9 @@ class AuditSyslog:
     Args:
         address: The path of a local socket, or host and port for UDP.
     """
+
+    kind: str = "syslog"
+    max_line_bytes: int | None = WHOLE_LINE_BYTES
 
     def __init__(self, address: str | tuple[str, int]) -> None:
         self.name = f"the audit log in syslog at {address if isinstance(address, str) else ':'.join(map(str, address))}"

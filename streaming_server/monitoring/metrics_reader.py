@@ -89,7 +89,7 @@ class MetricsReader:
         held_up = [scan for scan in scans if scan.sending_since and now - scan.sending_since > _STALLED_SECONDS]
         ages = [now - scan.admitted_at for scan in scans if scan.admitted_at is not None and not scan.follows]
         resources = tables.storage_resources
-        limiter, audit_logs = sources.limiter, sources.audit_logs
+        limiter = sources.limiter
         single: dict[str, float | Distribution] = {
             "scankv_uptime_seconds": time.monotonic() - self._started,
             "scankv_ready": is_ready,
@@ -112,8 +112,6 @@ class MetricsReader:
             "scankv_request_bytes_in_flight": sources.intake.claimed_bytes,
             "scankv_requests_refused_total": sources.intake.refused,
             "scankv_caller_limit_delay_seconds_total": 0 if limiter is None else limiter.delayed_seconds,
-            "scankv_audit_lines_total": sum(log.lines_written for log in audit_logs),
-            "scankv_audit_lines_lost_total": sum(log.lines_lost for log in audit_logs),
             "scankv_unread_answer_bytes": sources.intake.unread.unread_bytes,
             "scankv_answers_refused_total": sources.intake.unread.refused,
             "scankv_transactions_open": len(tables.transactions.open),
@@ -141,6 +139,9 @@ class MetricsReader:
         values["scankv_server_info"][sources.version, sources.incarnation] = 1
         if limiter is not None:
             values["scankv_caller_limit_refusals_total"] = {(name,): n for name, n in limiter.refusals.items()}
+        for log in sources.audit_logs:
+            values["scankv_audit_lines_total"][log.kind,] = log.lines_written
+            values["scankv_audit_lines_lost_total"][log.kind,] = log.lines_lost
         results = sources.results
         for source, count in (
             ("unchanged", results.unchanged),

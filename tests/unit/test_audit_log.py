@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import stat
 from contextlib import closing
@@ -145,6 +146,35 @@ def test_lines_on_a_stream_are_complete_and_in_order() -> None:
                 log.add({"n": number})
             assert [json.loads(reader.readline())["n"] for _ in range(3)] == [0, 1, 2]
         os.write(writing, b"still open")
+
+
+def test_lines_on_a_stream_are_short_enough_not_to_mix_with_those_of_other_processes() -> None:
+    reading, writing = os.pipe()
+    entry: dict[str, Any] = {
+        "principal": "p" * 5000,
+        "peer": None,
+        "tables": [f"d.{number}" + "\x01" * 200 for number in range(50)],
+        "resources": dict.fromkeys(("snapshot", "lock", "scan", "consumer", "writer", "options"), "€" * 200),
+        "request_bytes": 7,
+        "error": "\U0001f600" * 300,
+    }
+    with open(reading, "rb") as reader, open(writing, "wb") as writer:
+        with closing(AuditLog(AuditStream(writer.fileno()), lambda: NOW)) as log:
+            for each in (entry, {"tables": entry["tables"]}, {"n": 1}):
+                log.add(each)
+            lines = [reader.readline() for _ in range(3)]
+    assert max(map(len, lines)) <= select.PIPE_BUF
+    assert [json.loads(line).get("shortened", False) for line in lines] == [True, True, False]
+    cut = json.loads(lines[0])
+    assert cut.keys() == {"time", *entry, "shortened"}
+    assert cut["resources"].keys() == entry["resources"].keys()
+    assert (cut["principal"][:10], cut["peer"], cut["request_bytes"]) == ("p" * 10, None, 7)
+
+
+def test_lines_in_a_file_are_complete_whatever_their_length(tmp_path: Path) -> None:
+    with closing(open_log(tmp_path / "audit.log")) as log:
+        log.add({"n": 1, "text": "x" * 100_000})
+    assert [len(line["text"]) for line in lines_of(tmp_path / "audit.log")] == [100_000]
 
 
 def test_lines_in_syslog_are_datagrams_and_are_sent_again_when_syslog_is_back(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def read_commit(location: LakeLocation, version: int) -> list[Action]:
         if not all(isinstance(action, dict) for action in actions):
             raise ValueError("a line is not an object")
         return actions
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(location, f"{path}: {error}") from error
 
 

@@ -69,13 +69,21 @@ def _batches(query: Iterable[Any], location: LakeLocation) -> Iterator[pa.Record
     """Yields the batches of a query.
 
     They do not pass through a C stream, because a Rust panic within one ends the process.
+
+    Raises:
+        LakeDamaged: The reader of deltalake panics.
+        OSError: It cannot read a file.
     """
+    from deltalake.exceptions import DeltaError
+
     with _translate_panics(location):
         try:
             for batch in query:
                 yield pa.record_batch(batch)
         except Exception as error:
-            # The reader of deltalake raises nothing more precise.
+            # The reader of deltalake raises this class itself. Anything else is a mistake in a program.
+            if type(error) is not Exception and not isinstance(error, DeltaError):
+                raise
             raise OSError(str(error)) from error
 
 

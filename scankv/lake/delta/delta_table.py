@@ -232,7 +232,7 @@ def _protocol(before: Action, change: LakeChange) -> Action:
 def _data_file(add: Action) -> DataFile | None:
     try:
         rows = json.loads(add["stats"])["numRecords"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
     vector = add.get("deletionVector")
     return DataFile.of_tags(

@@ -86,7 +86,7 @@ class LogOffsets(dict[int, int]):
             values = json.loads(text) if isinstance(text, str | bytes) else text
             incarnation, offsets = values["table_incarnation"], values["log_offsets"]
             known = {int(bucket): offset for bucket, offset in offsets.items()}
-        except (LookupError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
             raise UsageError(f"{text!r:.80} is not the JSON form of LogOffsets: {_FORM}") from None
         if not isinstance(incarnation, str) or not all(map(_is_position, known.items())):
             raise UsageError(f"{text!r:.80} is not the JSON form of LogOffsets: {_FORM}")

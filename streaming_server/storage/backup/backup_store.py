@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 1 << 20
 """How much of a file is in memory at once."""
 
+MAX_JSON_BYTES: Final = 1 << 30
+"""The largest manifest or segment. The manifest of a backup of a million files has about half as much."""
+
 _MANIFESTS: Final = "manifests"
 _OBJECTS: Final = "objects"
 _CLAIMS: Final = "claims"
@@ -86,11 +89,11 @@ class BackupStore:
     def read_manifest(self, backup_id: str) -> dict[str, Any]:
         """Returns what `write_manifest` wrote. Raises DataLoss if it is missing or damaged."""
         name = f"{_MANIFESTS}/{backup_id}{_SUFFIX}"
-        return from_checked_bytes(self._read(name), f"the backup manifest {name} in {self.location}")
+        return from_checked_bytes(self._read(name, MAX_JSON_BYTES), f"the backup manifest {name} in {self.location}")
 
     def write_manifest(self, backup_id: str, content: dict[str, Any]) -> None:
-        """Completes a backup. All of its objects must have been put."""
-        self._put(f"{_MANIFESTS}/{backup_id}{_SUFFIX}", to_checked_bytes(content))
+        """Completes a backup. All of its objects must have been put. Raises BackupFailed if it has too many files."""
+        self._put_json(f"{_MANIFESTS}/{backup_id}{_SUFFIX}", content)
 
     def remove_manifest(self, backup_id: str) -> None:
         """Removes a backup. Its objects remain until `prune` finds that no backup needs them."""
@@ -191,11 +194,11 @@ class BackupStore:
     def read_segment(self, segment_id: str) -> dict[str, Any]:
         """Returns what `write_segment` wrote. Raises DataLoss if it is missing or damaged."""
         name = f"{_ARCHIVE}/{segment_id}{_SUFFIX}"
-        return from_checked_bytes(self._read(name), f"the segment {name} in {self.location}")
+        return from_checked_bytes(self._read(name, MAX_JSON_BYTES), f"the segment {name} in {self.location}")
 
     def write_segment(self, segment_id: str, content: dict[str, Any]) -> None:
-        """Completes a segment. All of its data must have been put."""
-        self._put(f"{_ARCHIVE}/{segment_id}{_SUFFIX}", to_checked_bytes(content))
+        """Completes a segment. All of its data must have been put. Raises BackupFailed if it has too many parts."""
+        self._put_json(f"{_ARCHIVE}/{segment_id}{_SUFFIX}", content)
 
     def remove_segment(self, segment_id: str) -> None:
         """Removes a segment. Its data remains."""
@@ -232,7 +235,7 @@ class BackupStore:
     def read_reached(self) -> dict[str, Any]:
         """Returns what `write_reached` wrote last. Empty: nothing was written, or it cannot be read."""
         try:
-            return from_checked_bytes(self._read(f"{_ARCHIVE}/{_REACHED}{_SUFFIX}"), "")
+            return from_checked_bytes(self._read(f"{_ARCHIVE}/{_REACHED}{_SUFFIX}", MAX_JSON_BYTES), "")
         except DataLoss:
             return {}
 
@@ -289,10 +292,30 @@ class BackupStore:
             raise
         stream.close()
 
-    def _read(self, name: str) -> bytes:
+    def _put_json(self, name: str, content: dict[str, Any]) -> None:
+        data = to_checked_bytes(content)
+        if len(data) > MAX_JSON_BYTES:
+            raise BackupFailed(
+                f"the file {name} of a backup has {len(data):,} bytes; the limit is {MAX_JSON_BYTES:,}: create tables "
+                "with fewer buckets, or divide the tables among several servers"
+            )
+        self._put(name, data)
+
+    def _read(self, name: str, most_bytes: int | None = None) -> bytes:
+        """Returns a file. Raises DataLoss if it is missing, or has more than `most_bytes`."""
+        content = bytearray()
         try:
             with self._files.open_input_stream(f"{self._root}/{name}") as stream:
-                return bytes(stream.read())
+                if most_bytes is None:
+                    return bytes(stream.read())
+                while len(content) <= most_bytes and (piece := stream.read(PIECE_BYTES)):
+                    content += piece
+            if len(content) > most_bytes:
+                raise DataLoss(
+                    f"the file {name} in {self.location} has more than {most_bytes:,} bytes; this is the limit: ScanKV "
+                    "has not written it, so remove or restore it"
+                )
+            return bytes(content)
         except FileNotFoundError as error:
             raise DataLoss(f"the file {name} in {self.location} is missing") from error
         except (OSError, pa.ArrowException) as error:

@@ -5,6 +5,7 @@ Their checksum only shows that a file was not damaged by accident.
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _Stored = TypeVar("_Stored")
+
+_log: Final = logging.getLogger(__name__)
 
 _UNREADABLE: Final = (
     ValueError,
@@ -108,6 +111,8 @@ def translate_unreadable(what: str) -> Iterator[None]:
 def translate_unusable(what: str) -> Iterator[None]:
     """Converts the errors from content whose fields have the right types, but that makes no sense.
 
+    A mistake of ScanKV would look the same, so the log has the traceback.
+
     Raises:
         DataLoss: It makes no sense.
     """
@@ -116,4 +121,6 @@ def translate_unusable(what: str) -> Iterator[None]:
     except ScanKvError:
         raise
     except _UNREADABLE as error:
-        raise DataLoss(f"{what} cannot be used, because it contradicts itself or its files: {error}") from error
+        shown = f"{type(error).__name__}: {error}"
+        _log.error("%s cannot be used: %s", what, shown, exc_info=error)
+        raise DataLoss(f"{what} cannot be used, because it contradicts itself or its files ({shown})") from error

@@ -13,6 +13,7 @@ import pytest
 
 from aio_client import InvalidOption, PermissionDenied, Tls, Unauthenticated, col, connect, sync
 from streaming_server.services.audit import MAX_UNAUTHENTICATED
+from tests.support.monitoring import Scrape, free_port
 from tests.support.secured import SecuredServer, TokenCaller, TokenIssuer, code_before_message
 from tests.support.server_process import ServerProcess
 from tests.support.small_disk import small_disk
@@ -254,6 +255,23 @@ async def test_a_line_names_the_certificate_of_the_client(tmp_path: Path) -> Non
             await new_table(client, "audit.tls")
         wait_until(lambda: path.read_text(), "written")
     assert json.loads(path.read_text().splitlines()[0])["tls_client"] == "etl.example"
+
+
+@pytest.mark.one_process
+def test_lines_are_counted_once_for_each_output(tmp_path: Path) -> None:
+    issuer, port, path = TokenIssuer(tmp_path / "tokens"), free_port(), tmp_path / "audit.log"
+    audit = ("--audit-log", str(path), "--set", "audit_output=stdout", "--metrics-port", str(port))
+    with ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), *audit) as process:
+        with sync.connect(process.url, token=issuer.root) as client:
+            client.create_table("audit.counted", SCHEMA, primary_key=["k"])
+
+        def counts() -> list[float | None]:
+            written = Scrape(port)
+            return [written.value("scankv_audit_lines_total", output=each) for each in ("file", "stdout")]
+
+        wait_until(lambda: counts() == [1, 1], "both lines are counted")
+        assert len(path.read_text().splitlines()) == 1
+        assert Scrape(port).value("scankv_audit_lines_lost_total", output="stdout") == 0
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

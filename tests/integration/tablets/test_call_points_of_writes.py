@@ -14,7 +14,7 @@ import pytest
 
 import scankv
 from scankv import StartFrom
-from scankv.model.errors import TableExists, TableNotFound
+from scankv.model.errors import TableExists, TableNotFound, WriterFenced
 from tests.support.altered_tables import FEW_TABLETS, LONG, WORKERS, Story, skewed_server
 from tests.support.story_readers import (
     ConsumesChanges,
@@ -181,7 +181,9 @@ async def test_every_call_keeps_its_promise_while_tables_are_altered(
     if fails and not processes_of(server):
         return  # One process has no workers to kill.
     name = f"work.{alteration.__name__}_{seconds:g}{fails}"
-    story = Story(server, name, seconds, fails=fails)
+    # A writer belongs to the table that it was opened for.
+    expected = (WriterFenced,) if alteration is create_again else ()
+    story = Story(server, name, seconds, fails=fails, expected=expected)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(scankv.connect(server.url))
         await create(client, name)

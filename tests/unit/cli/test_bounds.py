@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import random
+import time
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -85,6 +89,51 @@ def test_brackets_in_texts_and_next_to_each_other_are_no_levels() -> None:
         check_json_levels(lists(MAX_JSON_LEVELS + 1).encode())
 
 
+def test_levels_are_the_same_wherever_a_piece_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = random.Random(47)
+    monkeypatch.setattr(bounds, "MAX_JSON_LEVELS", 1000)
+    for _ in range(300):
+        data = bytes(chosen.choices(b'[{]}"\\\na', (3, 3, 1, 1, 2, 2, 1, 1), k=chosen.randrange(1, 60)))
+        monkeypatch.setattr(bounds, "_PIECE_BYTES", 1 << 20)
+        whole = bounds._levels(data)
+        for size in (1, 2, 3, 7):
+            monkeypatch.setattr(bounds, "_PIECE_BYTES", size)
+            assert bounds._levels(data) == whole, (data, size)
+
+
+def test_the_depth_of_a_long_line_is_found_in_little_memory() -> None:
+    data = b"[" + b"[]," * (5 << 20) + b"]"
+    tracemalloc.start()
+    try:
+        check_json_levels(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(data)
+
+
+def test_long_lines_with_json_as_text_take_time_in_proportion_to_their_length(tmp_path: Path) -> None:
+    escaped = json.dumps({"id": 1, "payload": json.dumps([{"a": "b"}] * 10_000)}).encode()
+    # A string that is not closed, and one that ends within an escape.
+    for line in (escaped, escaped[:-2], escaped[:-2] + b"\\"):
+        started = time.process_time()
+        bounds.check_json_names(line)
+        # A millisecond, or a minute if each escaped quote started another search.
+        assert time.process_time() - started < 5
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"id": 1, "payload": json.dumps([{"a": "b"}] * 80_000)}) + "\n")
+    assert infer(file) == parse_schema("id int64, payload string")
+
+
+def test_only_names_count_as_fields_of_a_long_line() -> None:
+    names = [f"c{number}" for number in range(10_001)]
+    texts = json.dumps({"a": names, "b": [json.dumps({name: 1}) for name in names]}).encode()
+    bounds.check_json_names(texts)
+    bounds.check_json_names(json.dumps(dict.fromkeys(names[:-1], 'x": ')).encode())
+    with pytest.raises(BeyondBoundsError):
+        bounds.check_json_names(json.dumps(dict.fromkeys(names, 1)).replace('":', '" \n :').encode())
+
+
 def test_nested_json_in_a_field_of_csv_is_a_bad_row(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text(f'player,score\nann,{lists(100_000)}\nbob,"[1]"\n')
@@ -115,6 +164,14 @@ def test_a_line_that_does_not_end_is_refused_and_not_collected(
     file.write_bytes(gzip.compress(start.encode() + b"a" * (20 << 20), 1))
     with pytest.raises(BadFile, match="has more than 1,048,576 bytes; this is the limit: end each row with"):
         read(file, SCORES)
+
+
+def test_a_header_of_very_many_lines_takes_time_in_proportion_to_its_length() -> None:
+    started = time.process_time()
+    with pytest.raises(ValueError, match="a quote in the header is not closed"):
+        csv_rows.read_header(io.BufferedReader(io.BytesIO(b'"' + b"\n" * (1 << 19))))
+    # Less than a second, or minutes if each line were read again with each line after it.
+    assert time.process_time() - started < 20
 
 
 def test_files_with_more_columns_than_a_table_can_have_are_refused(tmp_path: Path) -> None:
@@ -176,3 +233,13 @@ def test_long_values_of_parquet_are_read_in_small_batches(tmp_path: Path, monkey
     parquet.write_table(pa.table({"v": [b"x" * 1024] * 200}), file, use_dictionary=False)
     with file.open("rb") as stream:
         assert 30 < max(len(batch) for batch in arrow_reader.open_parquet(stream).batches) <= 64
+
+
+def test_an_empty_row_group_of_parquet_makes_no_small_batches(tmp_path: Path) -> None:
+    file, schema = tmp_path / "rows.parquet", pa.schema([("v", pa.int64())])
+    with parquet.ParquetWriter(file, schema) as writer:
+        for count in (0, 5_000, 0):
+            writer.write_batch(pa.record_batch([pa.array(range(count), pa.int64())], schema))
+    with file.open("rb") as stream:
+        assert parquet.ParquetFile(stream).num_row_groups == 3
+        assert [len(batch) for batch in arrow_reader.open_parquet(stream).batches if len(batch)] == [5_000]

@@ -1,0 +1,74 @@
+"""JSON files of a published table that are nested too deeply for the parser are reported as damaged."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aio_client import LakeDamaged, LogOffsets, UsageError
+from scankv.lake.delta.delta_log import commit_path
+from scankv.lake.formats import open_lake_table
+from scankv.lake.lake_table import LakeColumn, LakeState
+from scankv.lake.location import LakeLocation
+from scankv.lake.manifest import LakeManifest
+from scankv.lake.parquet.parquet_table import manifest_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEEP = "[" * 100_000
+STATE = LakeState(
+    table="t.t",
+    content="rows",
+    log_offsets=LogOffsets.of({0: 1}, "a"),
+    view_time="2026-01-01T00:00:00+00:00",
+    schema_id=1,
+    expiry="",
+    partition_by=(),
+    schemas={1: [LakeColumn(1, "k", "int64")]},
+    commit_id="c",
+)
+
+
+def write(location: LakeLocation, path: str, content: str) -> None:
+    with location.create(path) as file:
+        file.write(content.encode())
+
+
+def commit(properties: dict[str, Any], **add: Any) -> str:
+    file = {"path": "a.parquet", "partitionValues": {}, "size": 1, "tags": {}, "stats": "{}", **add}
+    actions = [{"protocol": {"minReaderVersion": 1}}, {"metaData": {"configuration": properties}}, {"add": file}]
+    return "\n".join(map(json.dumps, actions))
+
+
+@pytest.mark.parametrize("format_", ["delta", "parquet"])
+def test_a_list_of_files_that_is_nested_too_deeply_is_damaged(tmp_path: Path, format_: str) -> None:
+    location = LakeLocation(str(tmp_path))
+    table = open_lake_table(str(tmp_path), format_)
+    write(location, commit_path(0) if format_ == "delta" else manifest_path(0), DEEP)
+    with pytest.raises(LakeDamaged, match="json"):
+        table.load()
+    with pytest.raises(ValueError, match="recursion"):
+        LakeManifest.of_json(DEEP.encode())
+
+
+@pytest.mark.parametrize("name", ["schemas", "partition_by", "log_offsets"])
+def test_properties_that_are_nested_too_deeply_are_damaged(tmp_path: Path, name: str) -> None:
+    properties = STATE.to_properties() | {f"scankv.{name}": DEEP}
+    write(LakeLocation(str(tmp_path)), commit_path(0), commit(properties))
+    with pytest.raises(LakeDamaged, match="the properties of the table"):
+        open_lake_table(str(tmp_path), "delta").load()
+
+
+def test_a_file_whose_statistics_are_nested_too_deeply_is_that_of_another_program(tmp_path: Path) -> None:
+    write(LakeLocation(str(tmp_path)), commit_path(0), commit(STATE.to_properties(), stats=DEEP))
+    version = open_lake_table(str(tmp_path), "delta").load()
+    assert version is not None
+    assert version.foreign
+
+
+def test_offsets_that_are_nested_too_deeply_are_refused() -> None:
+    with pytest.raises(UsageError, match="is not the JSON form of LogOffsets"):
+        LogOffsets.from_json(DEEP)
