@@ -236,8 +236,10 @@ class ServerConfig:
             connection may take until it has had a call with a valid token. On a server without tokens, any call counts.
         max_connections: The most connections at once. The server closes further ones as soon as they are made.
             Connections take at most a quarter of the limit of open files, whatever this setting says.
-        max_unauthenticated_connections: The most connections of one address at once that have had no call with a valid
-            token. The server closes the oldest of them. On a server without tokens, any call counts.
+        max_unauthenticated_connections: The most connections of one address at once, in each worker process, that have
+            had no call with a valid token. The server closes the oldest of them. An IPv6 network (/64) counts as one
+            address. While more than three quarters of `max_connections` are open, an address may have a quarter of
+            `max_connections` if that is less. On a server without tokens, any call counts.
         max_connection_age_seconds: How long a connection may last at most. Before that, at a time that differs for each
             connection, the server asks its client to make another one, and streams end after half of this time with an
             error from which clients resume by themselves. So a certificate authority that was removed from

@@ -231,10 +231,10 @@ class _GuardedMethod:
                 raise PermissionDenied("this socket is for the server itself: use the port of the server")
             if access is not None:
                 await self._admit(access, received, context, is_forwarded=False)
+            elif self._authenticates:
+                self._connections.record_call(context.peer())
             if permission.of_workers:
                 raise PermissionDenied("only the processes of the server itself can make this call: use another one")
-            if self._authenticates:
-                self._connections.record_call(context.peer())
         # What the server asks itself needs no rights.
         elif access is not None and permission.requirements and router is not None:
             if not router.workers.is_of_server(CALL_METADATA.get()):
@@ -244,7 +244,14 @@ class _GuardedMethod:
         self, access: CallGuard, received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool
     ) -> None:
         """Authenticates the caller, and counts the call against its limits unless another worker has."""
-        received.caller = await access.authenticate(context, self._name)
+        if is_forwarded:
+            received.caller = await access.authenticate(context, self._name)
+        else:
+            peer = context.peer()
+            with self._connections.authenticating(peer):
+                received.caller = await access.authenticate(context, self._name)
+            # Before its limits are looked at: who is at a limit is known all the same.
+            self._connections.record_call(peer)
         if received.audited is not None:
             received.audited.caller = received.caller
         if not is_forwarded:
