@@ -227,7 +227,8 @@ class ServerConfig:
             are answered without waiting.
         max_request_bytes_in_flight: The most bytes that requests over 64 KiB take in memory at once. Further requests
             are refused with `ServerBusy`, and their clients retry them. One connection gets half of them, and one
-            principal three quarters. The server needs several times the bytes of a write while it carries it out.
+            principal three quarters, or less if that leaves no 32 MiB to others. The server needs several times the
+            bytes of a write while it carries it out.
         max_unread_answer_bytes: The most bytes of answers that are in memory until their clients read them. One
             connection gets half of them. Further calls are refused with `ServerBusy`, and their clients retry them. If
             there is no room, the server closes connections whose clients have not read an answer for

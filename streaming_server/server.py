@@ -220,12 +220,12 @@ class Server:
             self._tables.archive.set_peers(peers)
         self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=self._worker is not None))
         pressure = MemoryPressure(memory_limit())
-        self._intake = self._make_intake(pressure)
         self._connections = ConnectionWatch(
             self.config.request_receive_seconds,
             self.config.max_unauthenticated_connections,
             max_connections(self.config.max_connections),
         )
+        self._intake = self._make_intake(pressure)
         self._not_ready: str | None = "the server is starting"
         self._audit_logs: list[AuditLog] = []
         self._monitoring = Endpoint(self._read_all_metrics, lambda: self._not_ready)
@@ -297,7 +297,12 @@ class Server:
         self._principals = RequestPrincipals()
         calls = Calls(self.config.slow_request_seconds, find_tracer(), self._forwarded)
         return Intake(
-            self.config.max_request_bytes_in_flight, self.config.request_receive_seconds, calls, self._unread, pressure
+            self.config.max_request_bytes_in_flight,
+            self.config.request_receive_seconds,
+            calls,
+            self._unread,
+            pressure,
+            end_connection=self._connections.end,
         )
 
     async def _start(

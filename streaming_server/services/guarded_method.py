@@ -13,14 +13,14 @@ import grpc
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from scankv.model.errors import InvalidRequest, PermissionDenied, RequestTooLarge, ScanKvError, TooManyScans
+from scankv.model.errors import InvalidRequest, PermissionDenied, ScanKvError, TooManyScans
 from streaming_server.access.callers import STREAM_CALLER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.services.call_handlers import CallHandlers
 from streaming_server.services.claims import NO_CLAIM, Claim, Sender
 from streaming_server.services.errors import end_with
-from streaming_server.services.intake import announced_bytes, open_intake
+from streaming_server.services.intake import OpenIntake, announced_bytes
 from streaming_server.services.message_shape import check_shape
 from streaming_server.services.permissions import permission_of
 from streaming_server.services.routes import SERVICE, StreamRoute
@@ -68,7 +68,7 @@ class GuardedServer:
         connections: ConnectionWatch,
     ) -> None:
         self._intake = intake
-        self._open_intake = open_intake()
+        self._open_intake = OpenIntake(connections.end_unauthenticated)
         self._connections = connections
         self._turns = turns
         self._access = access
@@ -205,9 +205,6 @@ class _GuardedMethod:
                 self._messages.release(received.claimed)
                 raise
         except ScanKvError as error:
-            if isinstance(error, RequestTooLarge):
-                # The next large message takes another connection, of which an address has few.
-                self._connections.end_unauthenticated(context.peer())
             await end_with(context, error)
             raise AssertionError("the call is over") from error
         return received
@@ -386,10 +383,9 @@ class _GuardedMethod:
 
 
 def _sender(received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool) -> Sender:
-    """Returns whose shares of the memory the message of a call takes. Another worker has counted what it passes on."""
-    if is_forwarded:
-        return Sender()
-    return Sender(context.peer(), "" if received.caller is None else received.caller.principal)
+    """Returns whose shares of the memory the message of a call takes. Another worker passes on those of many."""
+    principal = "" if received.caller is None else received.caller.principal
+    return Sender("" if is_forwarded else context.peer(), principal)
 
 
 class _AnswerMemory:

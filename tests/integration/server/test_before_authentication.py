@@ -67,29 +67,35 @@ def stats(server: SecuredServer) -> admin_pb2.StatsResponse:
     return answer
 
 
-def test_health_calls_without_a_message_claim_no_memory_of_other_calls(server: SecuredServer) -> None:
-    with Http2Connection(server.address) as connection:
-        for number in range(8):
-            connection.send(begin_call(2 * number + 1, CHECK))
-        ended, claimed = set[int](), set[int]()
-        for each in connection.frames():
+@pytest.mark.parametrize("has_body", [False, True], ids=["no message", "31 MB"])
+def test_health_calls_that_are_late_or_large_end_their_connection_and_claim_no_memory_of_other_calls(
+    server: SecuredServer, *, has_body: bool
+) -> None:
+    claimed = set[int]()
+    with ExitStack() as stack:
+        connections = [stack.enter_context(Http2Connection(server.address)) for _ in range(8)]
+        for connection in connections:
+            with suppress(OSError):  # The server may have ended it while it sends.
+                connection.send(begin_call(1, CHECK))
+                if has_body:
+                    connection.send(send_message(1, bytes(31_000_000)))
             claimed.add(stats(server).request_bytes_in_flight)
-            if each.kind == http2.HEADERS and each.flags & http2.END_STREAM:
-                ended.add(each.stream)
-            if len(ended) == 8:
-                break
-    assert (len(ended), claimed) == (8, {0})
+        for connection in connections:
+            list(connection.frames())  # until the server closes it
+            claimed.add(stats(server).request_bytes_in_flight)
+    assert claimed == {0}
     assert stats(server).refused_requests == 0
 
 
 def test_a_large_message_of_a_health_call_ends_its_connection_unless_that_has_had_a_token(
     server: SecuredServer,
 ) -> None:
+    files = stats(server).open_files
     large = send_message(3, health_pb2.HealthCheckRequest(service="x" * 60_000).SerializeToString())
     with Http2Connection(server.address) as connection:
         connection.send(begin_call(3, CHECK) + large)
         list(connection.frames())  # until the server closes it
-    assert stats(server).open_files
+    wait_until(lambda: stats(server).open_files <= files, "descriptors closed")
     channel: Any = server.channel
     with pytest.raises(grpc.RpcError) as refused:
         channel.unary_unary(CHECK)(health_pb2.HealthCheckRequest(service="x" * 60_000).SerializeToString(), timeout=30)
@@ -120,6 +126,18 @@ def test_connections_without_a_token_end_and_others_connect_meanwhile(server: Se
         wait_until(lambda: stats(server).open_files <= files + 2, "descriptors closed")
         known.send(begin_call(3, LIST, metadata) + send_message(3, b""))
         assert is_answered(known, 3)
+
+
+def test_a_caller_at_its_limit_keeps_its_connection(server: SecuredServer) -> None:
+    limited = server.caller("read:*", principal="limited", limits={"requests_per_second": 1})
+    wait_until(lambda: limited.refusal("scankv.v1.TableService/ListTables"), "the caller is at its limit")
+    metadata = dict(limited.metadata)
+    with Http2Connection(server.address) as known, Http2Connection(server.address) as silent:
+        known.send(begin_call(1, LIST, metadata) + send_message(1, b""))
+        assert any(each.stream == 1 for each in known.frames())
+        list(silent.frames())  # until the server closes it
+        known.send(begin_call(3, LIST, metadata) + send_message(3, b""))
+        assert any(each.stream == 3 for each in known.frames())
 
 
 def test_clients_connect_while_one_address_opens_its_connections_again_at_once(tmp_path: Path) -> None:
