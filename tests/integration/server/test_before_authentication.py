@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from aio_client import StartFrom, Unavailable, connect, sync
+from scankv.model.limits import MESSAGE_BYTES
 from scankv.v1 import scan_pb2
 from tests.support import http2
 from tests.support.flooding_process import KINDS
@@ -126,6 +127,16 @@ def test_connections_without_a_token_end_and_others_connect_meanwhile(server: Se
         wait_until(lambda: stats(server).open_files <= files + 2, "descriptors closed")
         known.send(begin_call(3, LIST, metadata) + send_message(3, b""))
         assert is_answered(known, 3)
+
+
+def test_a_message_larger_than_announced_ends_a_connection_with_a_token(server: SecuredServer) -> None:
+    liar = server.caller("read:*", principal="liar")
+    metadata = dict(liar.metadata) | {MESSAGE_BYTES: "1"}
+    with Http2Connection(server.address) as connection:
+        connection.send(begin_call(1, LIST, metadata) + send_message(1, bytes(60_000)))
+        list(connection.frames())  # until the server closes it
+    wait_until(lambda: stats(server).request_bytes_in_flight == 0, "no memory claimed")
+    assert liar.code("scankv.v1.TableService/ListTables") == "OK"
 
 
 def test_a_caller_at_its_limit_keeps_its_connection(server: SecuredServer) -> None:
