@@ -18,6 +18,7 @@ from http_gateway.answers import ABORT, KNOWN
 from http_gateway.limited_log import LimitedLog
 from http_gateway.strict_requests import RequestRefused, StrictConnection
 from scankv.model.forwarded_peers import peer_text
+from scankv.model.networks import network_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -74,8 +75,13 @@ class GuardedProtocol(H11Protocol):
     def _has_too_many(self) -> bool:
         """Whether the address has too many connections without an authenticated call, which would keep others away."""
         others = (each for each in self.connections if isinstance(each, GuardedProtocol) and not each.is_known)
-        unknown = sum(each.client is not None and each.client[:1] == (self.client or ())[:1] for each in others)
+        network = self._network
+        unknown = sum(each._network == network for each in others)
         return unknown > self._settings.max_unknown_connections
+
+    @property
+    def _network(self) -> str:
+        return network_of(self.client[0]) if self.client else ""
 
     def _record_known(self) -> None:
         self.is_known = True

@@ -231,7 +231,8 @@ class ServerConfig:
             are answered without waiting.
         max_request_bytes_in_flight: The most bytes that requests over 64 KiB take in memory at once. Further requests
             are refused with `ServerBusy`, and their clients retry them. One connection gets half of them, and one
-            principal three quarters. The server needs several times the bytes of a write while it carries it out.
+            principal three quarters, or less if that leaves no 32 MiB to others. The server needs several times the
+            bytes of a write while it carries it out.
         max_unread_answer_bytes: The most bytes of answers that are in memory until their clients read them. One
             connection gets half of them. Further calls are refused with `ServerBusy`, and their clients retry them. If
             there is no room, the server closes connections whose clients have not read an answer for
@@ -240,8 +241,10 @@ class ServerConfig:
             connection may take until it has had a call with a valid token. On a server without tokens, any call counts.
         max_connections: The most connections at once. The server closes further ones as soon as they are made.
             Connections take at most a quarter of the limit of open files, whatever this setting says.
-        max_unauthenticated_connections: The most connections of one address at once that have had no call with a valid
-            token. The server closes the oldest of them. On a server without tokens, any call counts.
+        max_unauthenticated_connections: The most connections of one address at once, in each worker process, that have
+            had no call with a valid token. The server closes the oldest of them. An IPv6 network (/64) counts as one
+            address. While more than three quarters of `max_connections` are open, an address may have a quarter of
+            `max_connections` if that is less. On a server without tokens, any call counts.
         max_connection_age_seconds: How long a connection may last at most. Before that, at a time that differs for each
             connection, the server asks its client to make another one, and streams end after half of this time with an
             error from which clients resume by themselves. So a certificate authority that was removed from

@@ -141,8 +141,8 @@ _WATCH_SECONDS = 1.0
 _SWITCH_SECONDS = 0.0005
 # Of the greatest age of a connection: when its client is asked to make another one, and how long a stream may last.
 # gRPC asks up to a tenth earlier or later. A stream that ended before would resume over the same connection. A stream
-# that began at the last moment ends before the connection does.
-_SHARE_OF_CONNECTION, _SHARE_OF_STREAMS = 0.4, 0.5
+# that began at the last moment ends before the connection does. The third is how long gRPC then waits for its calls.
+_SHARE_OF_CONNECTION, _SHARE_OF_STREAMS, _SHARE_OF_GRACE = 0.4, 0.5, 0.55
 _PENDING_CALLS = 8192
 _METADATA_BYTES = 16 * 1024
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -220,10 +220,12 @@ class Server:
             self._tables.archive.set_peers(peers)
         self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=self._worker is not None))
         pressure = MemoryPressure(memory_limit())
-        self._intake = self._make_intake(pressure)
         self._connections = ConnectionWatch(
-            self.config.request_receive_seconds, self.config.max_unauthenticated_connections
+            self.config.request_receive_seconds,
+            self.config.max_unauthenticated_connections,
+            max_connections(self.config.max_connections),
         )
+        self._intake = self._make_intake(pressure)
         self._not_ready: str | None = "the server is starting"
         self._audit_logs: list[AuditLog] = []
         self._monitoring = Endpoint(self._read_all_metrics, lambda: self._not_ready)
@@ -295,7 +297,12 @@ class Server:
         self._principals = RequestPrincipals()
         calls = Calls(self.config.slow_request_seconds, find_tracer(), self._forwarded)
         return Intake(
-            self.config.max_request_bytes_in_flight, self.config.request_receive_seconds, calls, self._unread, pressure
+            self.config.max_request_bytes_in_flight,
+            self.config.request_receive_seconds,
+            calls,
+            self._unread,
+            pressure,
+            end_connection=self._connections.end,
         )
 
     async def _start(
@@ -716,7 +723,7 @@ def _channel_options(config: ServerConfig, *, is_shared: bool) -> list[tuple[str
         ("grpc.max_allowed_incoming_connections", max_connections(config.max_connections)),
         ("grpc.server_handshake_timeout_ms", int(config.request_receive_seconds * 1000)),
         ("grpc.max_connection_age_ms", _millis(_SHARE_OF_CONNECTION * config.max_connection_age_seconds)),
-        ("grpc.max_connection_age_grace_ms", _millis((1 - _SHARE_OF_CONNECTION) * config.max_connection_age_seconds)),
+        ("grpc.max_connection_age_grace_ms", _millis(_SHARE_OF_GRACE * config.max_connection_age_seconds)),
         # The most that gRPC receives of each call before the server reads it. Both options are needed: with probing,
         # gRPC widens the window of every stream to the capacity of the network.
         ("grpc.max_concurrent_streams", config.max_calls_per_connection),

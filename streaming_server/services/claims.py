@@ -40,8 +40,8 @@ NO_CLAIM: Final = Claim(0)
 class Claims:
     """The claims of all requests. Bound to the event loop.
 
-    One connection gets half of the memory, and one principal three quarters, so that none can keep all others from
-    writing. If the memory is small, each gets what leaves the largest message to others, and at least the largest one.
+    One connection gets half of the memory, and one principal three quarters or what leaves the largest message to
+    others, so that none can keep all others from writing. If the memory is small, each gets at least the largest one.
 
     Args:
         max_bytes: The most bytes of all claims.
@@ -59,7 +59,7 @@ class Claims:
         # Two messages without an announced size may be late at once, as on a busy machine.
         least = max(largest, min(2 * largest, max_bytes - largest))
         self._most_of_connection = max(least, int(max_bytes * _SHARE_OF_CONNECTION))
-        self._most_of_principal = max(least, int(max_bytes * _SHARE_OF_PRINCIPAL))
+        self._most_of_principal = max(least, min(int(max_bytes * _SHARE_OF_PRINCIPAL), max_bytes - largest))
         self._of_connections: Counter[str] = Counter()
         self._of_principals: Counter[str] = Counter()
 

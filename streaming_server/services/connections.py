@@ -55,11 +55,12 @@ def find_connections(
             if status.st_ino in known:
                 found[status.st_ino] = known[status.st_ino]
                 continue
-            found[status.st_ino] = None
+            # Without a descriptor of its own, or once it has no peer, it is looked at again the next time.
             with _opened(number) as connection:
-                is_ours = os.fstat(connection.fileno()).st_ino == status.st_ino and _port_of(connection) in ports
-                if is_ours and (address := _client_of(connection)) is not None:
-                    found[status.st_ino] = OpenConnection(number, address, now)
+                if os.fstat(connection.fileno()).st_ino != status.st_ino:
+                    continue
+                address = _client_of(connection) if _port_of(connection) in ports else None
+                found[status.st_ino] = None if address is None else OpenConnection(number, address, now)
     return found
 
 

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from scankv.model.errors import InvalidRequest, PermissionDenied, RequestTooLarge, ScanKvError, TooManyScans
+from scankv.model.errors import InvalidRequest, PermissionDenied, ScanKvError, TooManyScans
 from streaming_server.access.callers import STREAM_CALLER
 from streaming_server.access.owners import CALLER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
@@ -21,7 +21,7 @@ from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.services.call_handlers import CallHandlers
 from streaming_server.services.claims import NO_CLAIM, Claim, Sender
 from streaming_server.services.errors import end_with
-from streaming_server.services.intake import announced_bytes, open_intake
+from streaming_server.services.intake import OpenIntake, announced_bytes
 from streaming_server.services.message_shape import check_shape
 from streaming_server.services.permissions import permission_of
 from streaming_server.services.routes import SERVICE, StreamRoute
@@ -69,7 +69,7 @@ class GuardedServer:
         connections: ConnectionWatch,
     ) -> None:
         self._intake = intake
-        self._open_intake = open_intake()
+        self._open_intake = OpenIntake(connections.end_unauthenticated)
         self._connections = connections
         self._turns = turns
         self._access = access
@@ -206,9 +206,6 @@ class _GuardedMethod:
                 self._messages.release(received.claimed)
                 raise
         except ScanKvError as error:
-            if isinstance(error, RequestTooLarge):
-                # The next large message takes another connection, of which an address has few.
-                self._connections.end_unauthenticated(context.peer())
             await end_with(context, error)
             raise AssertionError("the call is over") from error
         return received
@@ -232,10 +229,10 @@ class _GuardedMethod:
                 raise PermissionDenied("this socket is for the server itself: use the port of the server")
             if access is not None:
                 await self._admit(access, received, context, is_forwarded=False)
+            elif self._authenticates:
+                self._connections.record_call(context.peer())
             if permission.of_workers:
                 raise PermissionDenied("only the processes of the server itself can make this call: use another one")
-            if self._authenticates:
-                self._connections.record_call(context.peer())
         # What the server asks itself needs no rights.
         elif access is not None and router is not None and not router.workers.is_of_server(CALL_METADATA.get()):
             if permission.requirements:
@@ -248,7 +245,14 @@ class _GuardedMethod:
         self, access: CallGuard, received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool
     ) -> None:
         """Authenticates the caller, and counts the call against its limits unless another worker has."""
-        received.caller = await access.authenticate(context, self._name)
+        if is_forwarded:
+            received.caller = await access.authenticate(context, self._name)
+        else:
+            peer = context.peer()
+            with self._connections.authenticating(peer):
+                received.caller = await access.authenticate(context, self._name)
+            # Before its limits are looked at: who is at a limit is known all the same.
+            self._connections.record_call(peer)
         if received.audited is not None:
             received.audited.caller = received.caller
         if not is_forwarded:
@@ -384,10 +388,9 @@ class _GuardedMethod:
 
 
 def _sender(received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool) -> Sender:
-    """Returns whose shares of the memory the message of a call takes. Another worker has counted what it passes on."""
-    if is_forwarded:
-        return Sender()
-    return Sender(context.peer(), "" if received.caller is None else received.caller.principal)
+    """Returns whose shares of the memory the message of a call takes. Another worker passes on those of many."""
+    principal = "" if received.caller is None else received.caller.principal
+    return Sender("" if is_forwarded else context.peer(), principal)
 
 
 class _AnswerMemory:

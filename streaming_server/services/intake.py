@@ -24,6 +24,8 @@ from streaming_server.services.claims import NO_CLAIM, Claim, Claims, Sender
 from streaming_server.services.prompt_turns import PromptTurns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from streaming_server.current_call import Metadata
 
 MAX_MESSAGE_BYTES: Final = MAX_REQUEST_BYTES + 64 * 1024
@@ -49,9 +51,24 @@ _OPEN_MESSAGE_BYTES: Final = 4096
 _OPEN_RECEIVE_SECONDS: Final = 2.0
 """How long the message of a health call may take to arrive."""
 
-_LATE_OPEN_CALLS: Final = 4
-"""How many messages of health calls may take longer than `_PROMPT_SECONDS` at once. gRPC would receive each of them, up
-to the size of the largest message."""
+_PROMPT_OPEN_CALLS: Final = 2
+"""How many messages of health calls may be arriving at once within `_PROMPT_SECONDS`. gRPC would receive each of them,
+up to the size of the largest message."""
+
+_LATE_OPEN_CALLS: Final = 1
+"""How many may take longer at once."""
+
+_SLOW_CALLS: Final = 4
+"""How many messages that are announced as small may take longer than `_PROMPT_SECONDS` at once and claim only what they
+have announced. gRPC receives what a client sends, up to the size of the largest message, whatever it has announced."""
+
+_SLOW_SECONDS: Final = 2.0
+"""How long they may take so. Then they claim the memory of the largest message, or are refused."""
+
+_DISTRUST_SECONDS: Final = 600.0
+"""How long nothing counts that a sender announces, after it has sent more than it had announced."""
+
+_MOST_DISTRUSTED: Final = 1000
 
 _PRESSURE_SECONDS: Final = 0.25
 """How often a message that takes long is looked at."""
@@ -67,9 +84,12 @@ class Intake:
 
     gRPC does not say how much of a message has arrived. A call that announces the size of a large message claims it
     before the message is received. Other messages are small and arrive at once, or they take longer than 20 ms and then
-    claim what their call has announced, or else the memory of the largest message, until their size is known. If too
-    little memory is left, a message is refused with `ServerBusy` before all of it has arrived. The claim ends with the
-    call; for a call that streams its response, it ends once the message is parsed.
+    claim the memory of the largest message, until their size is known. A few that are announced as small may take 2 s
+    before that. If too little memory is left, a message is refused with `ServerBusy` before all of it has arrived. The
+    claim ends with the call; for a call that streams its response, it ends once the message is parsed.
+
+    A message that is larger than announced ends its connection, and for ten minutes nothing counts that its sender
+    announces.
 
     Bound to the event loop.
 
@@ -87,6 +107,8 @@ class Intake:
         unread: UnreadAnswers | None = None,
         pressure: MemoryPressure | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        prompt_calls: int = _PROMPT_CALLS,
+        end_connection: Callable[[str], object] | None = None,
     ) -> None:
         """Creates an intake without claims.
 
@@ -97,13 +119,18 @@ class Intake:
             unread: Bounds the memory of answers. None: nothing does.
             pressure: Says when the process has too little memory left for calls. None: never.
             max_message_bytes: A larger message is refused.
+            prompt_calls: How many messages may be arriving at once without a claim.
+            end_connection: Ends the connection of a peer that has sent more than it had announced. None: it stays.
         """
         self.calls = calls or Calls(slow_seconds=0)
         self.pressure = pressure or MemoryPressure(None)
         self.unread = unread or UnreadAnswers(sys.maxsize, 0)
         self._receive_seconds = receive_seconds
         self._max_message_bytes = max_message_bytes
-        self._prompt = PromptTurns(_PROMPT_CALLS)
+        self._end_connection = end_connection
+        self._prompt = PromptTurns(prompt_calls)
+        self._slow_calls = 0
+        self._distrusted: dict[str, float] = {}
         self._claims = Claims(max_bytes, MAX_MESSAGE_BYTES)
 
     @property
@@ -135,6 +162,8 @@ class Intake:
             RequestTooLarge: The message is larger than those of this intake.
         """
         self._check_size(announced or 0)
+        if self._distrusted and self._distrusts(sender):
+            announced = None
         claim, waited = NO_CLAIM, False
         if announced is not None and announced > WINDOW_BYTES:
             claim = self._claims.claim(announced, sender)
@@ -166,7 +195,23 @@ class Intake:
         receiving.end()
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # not in its stub
             return None, NO_CLAIM
+        if announced is not None and len(message) > announced:
+            self._distrust(context, sender)
         return message, self._claim_arrived(len(message), sender, announced)
+
+    def _distrusts(self, sender: Sender) -> bool:
+        since = time.monotonic() - _DISTRUST_SECONDS
+        return any(self._distrusted.get(name, since) > since for name in (sender.connection, sender.principal))
+
+    def _distrust(self, context: Context[Any, Any], sender: Sender) -> None:
+        """Ends the connection of a message that is larger than announced, and remembers its sender."""
+        for name in filter(None, (sender.connection, sender.principal)):
+            self._distrusted.pop(name, None)
+            self._distrusted[name] = time.monotonic()
+        while len(self._distrusted) > _MOST_DISTRUSTED:
+            del self._distrusted[next(iter(self._distrusted))]
+        if self._end_connection is not None:
+            self._end_connection(context.peer())
 
     def _claim_arrived(self, size: int, sender: Sender, announced: int | None) -> Claim:
         """Claims the memory of a message that has arrived. Raises as `receive`."""
@@ -196,9 +241,33 @@ def announced_bytes(metadata: Metadata) -> int | None:
     return int(given) if isinstance(given, str) and given.isdecimal() and len(given) <= _MAX_DIGITS else None
 
 
-def open_intake() -> Intake:
-    """Returns the intake of health calls, which any program can make, so that they take nothing from other calls."""
-    return Intake(_LATE_OPEN_CALLS * MAX_MESSAGE_BYTES, _OPEN_RECEIVE_SECONDS, max_message_bytes=_OPEN_MESSAGE_BYTES)
+class OpenIntake(Intake):
+    """The intake of health calls, which any program can make, so that they take nothing from other calls.
+
+    Args:
+        end_connection: Ends the connection of a peer whose message was refused, since gRPC would receive its rest.
+    """
+
+    def __init__(self, end_connection: Callable[[str], object]) -> None:
+        super().__init__(
+            _LATE_OPEN_CALLS * MAX_MESSAGE_BYTES,
+            _OPEN_RECEIVE_SECONDS,
+            max_message_bytes=_OPEN_MESSAGE_BYTES,
+            prompt_calls=_PROMPT_OPEN_CALLS,
+            end_connection=end_connection,
+        )
+
+    async def receive(
+        self, context: Context[Any, Any], sender: Sender = _UNKNOWN, announced: int | None = None
+    ) -> tuple[bytes | None, Claim]:
+        """As `Intake.receive`. What a call announces only serves to refuse it."""
+        try:
+            self._check_size(announced or 0)
+            return await super().receive(context, sender)
+        except ScanKvError:
+            if self._end_connection is not None:
+                self._end_connection(context.peer())
+            raise
 
 
 class _IncomingMessage:
@@ -218,7 +287,8 @@ class _IncomingMessage:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._sender = sender
-        self._late_bytes = MAX_MESSAGE_BYTES if announced is None else WINDOW_BYTES
+        self._is_small = announced is not None
+        self._is_slow = False
         self._claim = claim
         self._prompt = not claim.size
         self._refusal: ScanKvError | None = None
@@ -240,13 +310,36 @@ class _IncomingMessage:
             self._timer = self._loop.call_later(self._prompt_seconds, self._late, None)
             return
         self._end_prompt()
+        self._ends = self._loop.time() + self._receive_seconds
+        if self._is_small and self._intake._slow_calls < _SLOW_CALLS:
+            self._intake._slow_calls += 1
+            self._is_slow = True
+            if self._claim_late(WINDOW_BYTES):
+                self._timer = self._loop.call_later(min(_SLOW_SECONDS, self._receive_seconds), self._end_slow_wait)
+        elif self._claim_late(MAX_MESSAGE_BYTES):
+            self._wait()
+
+    def _claim_late(self, size: int) -> bool:
+        """Claims memory instead of what is claimed. Returns False if the message is refused."""
+        claim, self._claim = self._claim, NO_CLAIM
+        self._intake.release(claim)
         try:
-            self._claim = self._intake._claims.claim(self._late_bytes, self._sender)
+            self._claim = self._intake._claims.claim(size, self._sender)
         except ServerBusy as refusal:
             self._refuse(refusal)
-            return
-        self._ends = self._loop.time() + self._receive_seconds
-        self._wait()
+            return False
+        return True
+
+    def _end_slow_wait(self) -> None:
+        """Claims the memory of the largest message for one that was announced as small, and is still not there."""
+        self._end_slow()
+        if self._claim_late(MAX_MESSAGE_BYTES):
+            self._wait()
+
+    def _end_slow(self) -> None:
+        if self._is_slow:
+            self._is_slow = False
+            self._intake._slow_calls -= 1
 
     def _wait(self) -> None:
         """Refuses the message once it has taken too long, or the server has too little memory.
@@ -276,6 +369,7 @@ class _IncomingMessage:
         """Ends the receipt and releases its claim, whether the message arrived or not."""
         self._timer.cancel()
         self._end_prompt()
+        self._end_slow()
         claim, self._claim = self._claim, NO_CLAIM
         self._intake.release(claim)
 

@@ -68,6 +68,7 @@ class Flood:
 
 KINDS: Final[dict[str, tuple[Callable[[Flood, int], Awaitable[None]], int, float]]] = {
     "connections": (Flood.connections, 300, 0.1),
+    "reopened connections": (Flood.connections, 260, 0.0),
     "half-open calls": (Flood.half_open, 12, 0.1),
     "large bodies": (Flood.large_bodies, 3, 0.0),
     "small calls": (Flood.small_calls, 6, 0.01),

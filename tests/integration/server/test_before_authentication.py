@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from aio_client import StartFrom, Unavailable, connect, sync
+from scankv.model.limits import MESSAGE_BYTES
 from scankv.v1 import scan_pb2
 from tests.support import http2
 from tests.support.flooding_process import KINDS
@@ -67,29 +68,35 @@ def stats(server: SecuredServer) -> admin_pb2.StatsResponse:
     return answer
 
 
-def test_health_calls_without_a_message_claim_no_memory_of_other_calls(server: SecuredServer) -> None:
-    with Http2Connection(server.address) as connection:
-        for number in range(8):
-            connection.send(begin_call(2 * number + 1, CHECK))
-        ended, claimed = set[int](), set[int]()
-        for each in connection.frames():
+@pytest.mark.parametrize("has_body", [False, True], ids=["no message", "31 MB"])
+def test_health_calls_that_are_late_or_large_end_their_connection_and_claim_no_memory_of_other_calls(
+    server: SecuredServer, *, has_body: bool
+) -> None:
+    claimed = set[int]()
+    with ExitStack() as stack:
+        connections = [stack.enter_context(Http2Connection(server.address)) for _ in range(8)]
+        for connection in connections:
+            with suppress(OSError):  # The server may have ended it while it sends.
+                connection.send(begin_call(1, CHECK))
+                if has_body:
+                    connection.send(send_message(1, bytes(31_000_000)))
             claimed.add(stats(server).request_bytes_in_flight)
-            if each.kind == http2.HEADERS and each.flags & http2.END_STREAM:
-                ended.add(each.stream)
-            if len(ended) == 8:
-                break
-    assert (len(ended), claimed) == (8, {0})
+        for connection in connections:
+            list(connection.frames())  # until the server closes it
+            claimed.add(stats(server).request_bytes_in_flight)
+    assert claimed == {0}
     assert stats(server).refused_requests == 0
 
 
 def test_a_large_message_of_a_health_call_ends_its_connection_unless_that_has_had_a_token(
     server: SecuredServer,
 ) -> None:
+    files = stats(server).open_files
     large = send_message(3, health_pb2.HealthCheckRequest(service="x" * 60_000).SerializeToString())
     with Http2Connection(server.address) as connection:
         connection.send(begin_call(3, CHECK) + large)
         list(connection.frames())  # until the server closes it
-    assert stats(server).open_files
+    wait_until(lambda: stats(server).open_files <= files, "descriptors closed")
     channel: Any = server.channel
     with pytest.raises(grpc.RpcError) as refused:
         channel.unary_unary(CHECK)(health_pb2.HealthCheckRequest(service="x" * 60_000).SerializeToString(), timeout=30)
@@ -120,6 +127,53 @@ def test_connections_without_a_token_end_and_others_connect_meanwhile(server: Se
         wait_until(lambda: stats(server).open_files <= files + 2, "descriptors closed")
         known.send(begin_call(3, LIST, metadata) + send_message(3, b""))
         assert is_answered(known, 3)
+
+
+def test_a_message_larger_than_announced_ends_a_connection_with_a_token(server: SecuredServer) -> None:
+    liar = server.caller("read:*", principal="liar")
+    metadata = dict(liar.metadata) | {MESSAGE_BYTES: "1"}
+    with Http2Connection(server.address) as connection:
+        connection.send(begin_call(1, LIST, metadata) + send_message(1, bytes(60_000)))
+        list(connection.frames())  # until the server closes it
+    wait_until(lambda: stats(server).request_bytes_in_flight == 0, "no memory claimed")
+    assert liar.code("scankv.v1.TableService/ListTables") == "OK"
+
+
+def test_a_caller_at_its_limit_keeps_its_connection(server: SecuredServer) -> None:
+    limited = server.caller("read:*", principal="limited", limits={"requests_per_second": 1})
+    wait_until(lambda: limited.refusal("scankv.v1.TableService/ListTables"), "the caller is at its limit")
+    metadata = dict(limited.metadata)
+    with Http2Connection(server.address) as known, Http2Connection(server.address) as silent:
+        known.send(begin_call(1, LIST, metadata) + send_message(1, b""))
+        assert any(each.stream == 1 for each in known.frames())
+        list(silent.frames())  # until the server closes it
+        known.send(begin_call(3, LIST, metadata) + send_message(3, b""))
+        assert any(each.stream == 3 for each in known.frames())
+
+
+def test_clients_connect_while_one_address_opens_its_connections_again_at_once(tmp_path: Path) -> None:
+    issuer = TokenIssuer(tmp_path / "tokens")
+    settings = ("--tokens", str(issuer.path), "--set", "max_connections=200")
+    with (
+        ServerProcess(tmp_path / "data", *settings) as process,
+        SecuredServer(process.url, issuer) as server,
+        ForkedProcess[bytes](
+            (sys.executable, "-m", "tests.support.flooding_process", "reopened connections", process.url, "")
+        ) as attacker,
+    ):
+        try:
+            files = stats(server).open_files  # over a connection that has had a call from now on
+            wait_until(lambda: stats(server).open_files > files + 150, "the flood took the connections")
+            tries = list[bool]()
+
+            def is_decided() -> bool:
+                tries.append(connects_at_once(server))
+                return sum(tries) == 8 or len(tries) == 100
+
+            wait_until(is_decided, "8 clients connected, or 92 did not")
+            assert sum(tries) == 8
+        finally:
+            attacker.kill()
 
 
 @pytest.mark.asyncio
@@ -165,7 +219,7 @@ async def first_rows(stream: Any) -> list[int]:
 @pytest.mark.parametrize(
     ("kind", "has_token"),
     # A connection alone has no token.
-    [(kind, has_token) for kind in KINDS for has_token in (False, True) if kind != "connections" or not has_token],
+    [(kind, has_token) for kind in KINDS for has_token in (False, True) if "connections" not in kind or not has_token],
 )
 def test_a_flood_leaves_others_their_speed_and_the_server_its_memory(
     tmp_path: Path, kind: str, has_token: bool
@@ -188,7 +242,7 @@ def test_a_flood_leaves_others_their_speed_and_the_server_its_memory(
         with ForkedProcess[bytes](command) as attacker:
             try:
                 refused = calls_of(client)
-                wait_until(lambda: kind == "connections" or calls_of(client) > refused, "the flood began")
+                wait_until(lambda: "connections" in kind or calls_of(client) > refused, "the flood began")
                 # Each has several tries, since the machine may be busy with something else.
                 in_time(lambda: p99_seconds(table), max(5 * idle, 0.02), tries=5)
                 in_time(lambda: write_seconds(table, rows), 3.0, tries=5)
@@ -230,6 +284,14 @@ def connects(server: SecuredServer) -> bool:
     """Whether a new client can make a call."""
     with sync.connect(server.address, token=server.issuer.root) as client, suppress(Unavailable):
         return client.tables() == []
+    return False
+
+
+def connects_at_once(server: SecuredServer) -> bool:
+    """Whether a new connection gets an answer without another try."""
+    with suppress(OSError), Http2Connection(server.address) as connection:
+        connection.send(begin_call(1, LIST, dict(server.root.metadata)) + send_message(1, b""))
+        return is_answered(connection, 1)
     return False
 
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from streaming_server.services.connection_watch import overdue
-from streaming_server.services.connections import OpenConnection
+import errno
+import os
+import socket
+from typing import NoReturn
+
+import pytest
+
+from scankv.model.networks import network_of
+from streaming_server.services.connection_watch import ConnectionWatch, overdue
+from streaming_server.services.connections import OpenConnection, find_connections
 
 
 def connections(host: str, *since: float) -> list[OpenConnection]:
@@ -24,3 +32,64 @@ def test_new_connections_do_not_count_yet() -> None:
     assert overdue(connections("a", *[99.5] * 50), 100.0, 30.0, 2) == []
     assert len(overdue(connections("a", *[99.0] * 50), 100.0, 30.0, 2)) == 48
     assert len(overdue(connections("a", *[99.5] * 50), 100.0, 0.5, 2)) == 50
+
+
+def test_new_connections_count_and_soon_end_while_few_are_left() -> None:
+    flood = connections("a", *[99.8] * 50, *[99.95] * 50)
+    assert overdue(flood, 100.0, 30.0, 25, has_few_left=True) == flood[:50]
+    assert len(overdue(flood, 100.1, 30.0, 25, has_few_left=True)) == 75
+
+
+def test_connections_with_a_call_in_authentication_do_not_count_and_end_last() -> None:
+    flood = connections("a", 90, 91, 92, 93)
+    slow = {flood[0].address, flood[1].address}
+    assert overdue(flood, 100.0, 30.0, 2, authenticating=slow) == []
+    assert overdue(flood, 100.0, 30.0, 2, authenticating=slow, has_few_left=True) == flood[2:]
+    assert overdue(flood, 121.0, 30.0, 9, authenticating=slow) == []
+    assert overdue(flood, 151.0, 30.0, 9, authenticating=slow)[:2] == flood[:2]
+
+
+def test_the_addresses_of_one_ipv6_network_count_together() -> None:
+    flood = [OpenConnection(n, (f"2001:db8::{n:x}", 1000), 90.0 + n) for n in range(4)]
+    other = OpenConnection(9, ("2001:db8:0:1::1", 1000), 80.0)
+    assert overdue([*flood, other], 100.0, 30.0, 2) == flood[:2]
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("a name", "a name"),
+    ],
+)
+def test_one_host_of_ipv4_and_one_network_of_ipv6_count_as_one(host: str, network: str) -> None:
+    assert network_of(host) == network
+
+
+def test_a_connection_is_found_after_a_time_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        accepted, address = listener.accept()
+        ports = {listener.getsockname()[1]}
+
+        def fail(_: int) -> NoReturn:
+            raise OSError(errno.EMFILE, "too many open files")
+
+        with accepted, monkeypatch.context() as patched:
+            patched.setattr(os, "dup", fail)
+            known = find_connections({}, ports, 1.0)
+            patched.undo()
+            found = find_connections(known, ports, 2.0).values()
+            assert [each.address for each in found if each is not None] == [address[:2]]
+            assert client.fileno() >= 0
+
+
+def test_an_unwanted_connection_is_not_looked_for_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = ConnectionWatch(30.0, 100, 1000)
+    monkeypatch.setattr(os, "listdir", lambda _: pytest.fail("looked at all files"))
+    watch.end_unauthenticated("ipv4:127.0.0.1:1")
+    watch.record_call("ipv4:127.0.0.1:2")
+    watch.end_unauthenticated("ipv4:127.0.0.1:2")
+    assert watch._unwanted == {("127.0.0.1", 1)}

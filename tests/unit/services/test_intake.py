@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ServerBusy
-from streaming_server.services.claims import NO_CLAIM, Claim, Sender
-from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake, announced_bytes
+from streaming_server.access.callers import ANYBODY
+from streaming_server.services.claims import NO_CLAIM, Claim, Claims, Sender
+from streaming_server.services.guarded_method import _ArrivedCall, _sender
+from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake, OpenIntake, announced_bytes
 from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.asyncio
@@ -185,6 +189,69 @@ async def test_one_connection_claims_half_and_one_principal_three_quarters() -> 
         each.cancel()
     await asyncio.wait(arriving)
     assert door.claimed_bytes == 0
+
+
+async def test_messages_announced_as_small_that_are_late_wait_in_few_slots_and_then_claim_the_largest() -> None:
+    door = intake(messages=8)
+    arriving = [Arrives() for _ in range(5)]
+    late = [receive(door, each, WINDOW_BYTES, Sender(f"c{n}")) for n, each in enumerate(arriving)]
+    await until_claimed(door, 4 * WINDOW_BYTES + MAX_MESSAGE_BYTES)
+    arriving[0].message.set_result(b"slow")
+    assert await late[0] == (b"slow", NO_CLAIM)
+    await until_claimed(door, 4 * MAX_MESSAGE_BYTES)
+    for each in late:
+        each.cancel()
+    await asyncio.wait(late)
+    assert (door.claimed_bytes, door._slow_calls) == (0, 0)
+
+
+async def test_a_sender_that_sends_more_than_announced_loses_its_connection_and_announces_nothing_more() -> None:
+    ended = list[str]()
+    door = Intake(8 * MAX_MESSAGE_BYTES, 3600.0, end_connection=ended.append)
+    with pytest.raises(InvalidRequest, match="announced 1 "):
+        await receive(door, Arrives(b"x" * 100_000), 1, Sender("c0", "etl"))
+    assert ended == ["ipv4:127.0.0.1:1"]
+    late = [receive(door, Arrives(), 100_000, sender) for sender in (Sender("c0", "other"), Sender("c1", "etl"))]
+    await until_claimed(door, 2 * MAX_MESSAGE_BYTES)
+    late.append(receive(door, Arrives(), 100_000, Sender("c1", "other")))
+    await until_claimed(door, 2 * MAX_MESSAGE_BYTES + 100_000)
+    for each in late:
+        each.cancel()
+    await asyncio.wait(late)
+
+
+async def test_health_calls_that_are_refused_end_their_connection() -> None:
+    ended = list[str]()
+    door = OpenIntake(ended.append)
+    assert await receive(door, Arrives(b"x" * 4096)) == (b"x" * 4096, NO_CLAIM)
+    assert ended == []
+    slow = receive(door, Arrives(), 1)
+    await until_claimed(door, MAX_MESSAGE_BYTES)
+    with pytest.raises(ServerBusy):
+        await receive(door, Arrives(), 1)
+    with pytest.raises(RequestTooLarge):
+        await receive(door, Arrives(b"x" * 4097))
+    with pytest.raises(RequestTooLarge):
+        await receive(door, Arrives(), 4097)
+    with pytest.raises(InvalidRequest):
+        await slow
+    assert (len(ended), door.claimed_bytes) == (4, 0)
+
+
+async def test_what_another_worker_passes_on_counts_for_its_principal() -> None:
+    nowhere: Any = None
+    received = _ArrivedCall(None, is_forwarded=True, caller=replace(ANYBODY, principal="etl"))
+    assert _sender(received, nowhere, is_forwarded=True) == Sender("", "etl")
+
+
+@pytest.mark.parametrize("megabytes", [101, 128, 144, 256])
+async def test_a_principal_leaves_the_largest_message_to_others(megabytes: int) -> None:
+    claims = Claims(megabytes << 20, MAX_MESSAGE_BYTES)
+    with suppress(ServerBusy):
+        for number in range(10_000):
+            claims.claim(100_000, Sender(f"c{number}", "etl"))
+    assert claims.refused == 1
+    claims.claim(MAX_MESSAGE_BYTES, Sender("c", "other"))
 
 
 @pytest.mark.parametrize(
