@@ -35,9 +35,9 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 # A child that has run for so long has not failed because of its settings.
 _LONG_LIFE_SECONDS: Final = 60.0
 _LAST_WORDS_SECONDS: Final = 10.0
-# Not those of the server, which may have keys of object stores and tokens.
+# Not those of the server, which may have keys of object stores, of a collector of traces, and tokens.
 _VARIABLES: Final = frozenset({"LANG", "LANGUAGE", "LD_LIBRARY_PATH", "TMPDIR", "TZ"})
-_PREFIXES: Final = ("LC_", "PYTHON", "GRPC_", "ARROW_", "MALLOC_", "OTEL_")
+_PREFIXES: Final = ("LC_", "PYTHON", "GRPC_", "ARROW_", "MALLOC_")
 
 
 class GatewaySupervisor:
