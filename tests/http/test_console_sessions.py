@@ -123,6 +123,28 @@ def test_neither_the_path_of_a_session_nor_its_cookie_is_of_use_alone(secured: T
     assert caller.get(f"{session.base}/", headers={"Cookie": planted}).status == 200
 
 
+def test_the_cookies_of_earlier_versions_which_had_the_token_are_expired(secured: TokenGateway) -> None:
+    session = log_in(secured, secured.issuer.root)
+    expired = {
+        "scankv_token": 'scankv_token=""; HttpOnly; Max-Age=0; Path=/; SameSite=strict',
+        "__Host-scankv_token": '__Host-scankv_token=""; HttpOnly; Max-Age=0; Path=/; SameSite=strict; Secure',
+    }
+    for path, status in ((f"{session.base}/scans", 200), ("/login", 200), ("/", 303), ("/nothing", 404)):
+        for name, header in expired.items():
+            cookies = f"{session.cookie}; {name}={secured.issuer.root}"
+            answer = session.caller.get(path, headers={"Cookie": cookies})
+            assert (answer.status, answer.headers["set-cookie"]) == (status, header)
+        assert "set-cookie" not in session.caller.get(path, headers={"Cookie": session.cookie}).headers
+
+
+def test_a_browser_forgets_the_cookie_of_an_earlier_version(secured: TokenGateway, browser: Chrome) -> None:
+    browser.get(f"http://127.0.0.1:{secured.port}/console.css")
+    browser.delete_all_cookies()
+    browser.add_cookie({"name": "scankv_token", "value": "skv_x", "path": "/", "httpOnly": True, "sameSite": "Strict"})
+    browser.get(f"http://127.0.0.1:{secured.port}/login")
+    assert browser.get_cookies() == []
+
+
 def test_logging_out_ends_a_session_for_whoever_has_its_cookie(secured: TokenGateway) -> None:
     session, other = log_in(secured, secured.issuer.root), log_in(secured, secured.issuer.root)
     key = session.form_key
