@@ -83,7 +83,7 @@ def find_session(files: SessionFiles, request: Request) -> Session | None:
 
 
 def begin_session(files: SessionFiles, token: str) -> Session:
-    """Makes a session. Raises HttpRefusal if there are too many, or it cannot be stored."""
+    """Makes a session. Raises HttpRefusal if it cannot be stored."""
     try:
         return Session(files.begin(token, time.time()), token)
     except OSError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import stat
 import threading
@@ -216,6 +218,30 @@ def test_a_token_has_a_bounded_number_of_sessions(tmp_path: Path) -> None:
     files.begin("token", 1051.0)
     # The one that was not used for the longest time has ended.
     assert [files.use(each, 1052.0) for each in (other, first, *sessions[:2])] == ["other", "token", None, "token"]
+
+
+def test_the_subject_of_web_tokens_has_a_bounded_number_of_sessions_however_many_tokens_it_has(tmp_path: Path) -> None:
+    files = SessionFiles(tmp_path, seconds=100, idle_seconds=100)
+    ann, bob = [files.begin(web_token("ann", number), 1000.0) for number in range(25)], files.begin("bob", 1000.0)
+    assert sum(files.use(each, 1001.0) is not None for each in ann) == 20
+    assert files.use(bob, 1001.0) == "bob"
+
+
+def test_a_full_console_ends_a_session_of_whoever_has_the_most(tmp_path: Path) -> None:
+    files = SessionFiles(tmp_path, seconds=100, idle_seconds=100, most=50)
+    first = files.begin("one", 1000.0)
+    ann = [files.begin("ann", 1001.0 + number / 100) for number in range(20)]
+    others = [files.begin(f"other {number}", 1000.0) for number in range(29)]
+    # A gateway that has been started again counts them, too.
+    for number, further in enumerate((files, SessionFiles(tmp_path, seconds=100, idle_seconds=100, most=50))):
+        assert further.begin(f"further {number}", 1002.0)
+        assert len(list(tmp_path.iterdir())) == 50
+    assert [files.use(each, 1003.0) for each in (first, *ann[:3], others[0])] == ["one", None, None, "ann", "other 0"]
+
+
+def web_token(subject: str, number: int) -> str:
+    claims = json.dumps({"iss": "https://issuer.example", "sub": subject, "jti": str(number)}).encode()
+    return f"e30.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c2ln"
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[]", '{"began": "x", "owner": "", "sealed": ""}', "\udcff"])
