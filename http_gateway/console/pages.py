@@ -205,6 +205,8 @@ async def answer_login(gateway: Gateway, request: Request) -> Response:
     try:
         gateway.tokens.set(token or None)
         await gateway.client.tables()
+        if await _is_open(gateway):
+            return RedirectResponse("/", 303)
         session = await asyncio.to_thread(begin_session, gateway.sessions, token)
     except (ScanKvError, HttpRefusal) as error:
         if isinstance(error, Unauthenticated | UsageError):
@@ -213,6 +215,16 @@ async def answer_login(gateway: Gateway, request: Request) -> Response:
     response = RedirectResponse(f"{session.base}/", 303)
     give_cookie(request, response, session)
     return response
+
+
+async def _is_open(gateway: Gateway) -> bool:
+    """Returns whether the server answers without a token. It would accept any text for one, and needs no session."""
+    gateway.tokens.set(None)
+    try:
+        await gateway.client.tables()
+    except Unauthenticated:
+        return False
+    return True
 
 
 async def answer_logout(gateway: Gateway, request: Request) -> Response:

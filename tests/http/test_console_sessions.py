@@ -179,6 +179,13 @@ def test_sessions_survive_a_restart_and_end_when_their_token_is_revoked(tmp_path
         assert not file.exists()
 
 
+def test_a_server_without_tokens_makes_no_sessions(tmp_path: Path, shared_server: ServerProcess) -> None:
+    with GatewayProcess(shared_server.url, sessions=str(tmp_path)) as gateway:
+        answer = gateway.post("/login", form_key=form_key(gateway, "/login"), token="any")
+        assert (answer.status, answer.headers["location"]) == (303, "/")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_page_that_refreshes_itself_is_in_use(tmp_path: Path, secured: TokenGateway) -> None:
     with GatewayProcess(secured.url, sessions=str(tmp_path), session_idle_seconds=3600.0) as gateway:
         session = log_in(gateway, secured.issuer.root)
