@@ -17,6 +17,7 @@ from http_gateway.console.sessions import (
     end_session,
     find_session,
     give_cookie,
+    has_ended_token,
     read_form,
 )
 from http_gateway.parameters import Choice, Parameter, WholeNumber, read_parameters
@@ -178,7 +179,7 @@ async def answer_page(gateway: Gateway, found: ConsolePage, request: Request) ->
         values = read_parameters(found.parameters, request.query_params.multi_items())
         response = await found.handler(gateway, request, values)
     except Unauthenticated:
-        return _leave(gateway, request, session)
+        return _leave(gateway, request, session) if has_ended_token(session) else _ask_for_login()
     except (HttpRefusal, ScanKvError) as error:
         return _error_page(request, error)
     request.scope[NEEDS_TOKEN] = found.handler is not _login
@@ -248,7 +249,7 @@ async def answer_stop(gateway: Gateway, request: Request) -> Response:
         fields = await read_form(request, session)
         await gateway.client.cancel_scan(fields.get("scan_id", ""))
     except Unauthenticated:
-        return _leave(gateway, request, session)
+        return _leave(gateway, request, session) if has_ended_token(session) else _ask_for_login()
     except (HttpRefusal, ScanKvError) as error:
         return _error_page(request, error)
     return RedirectResponse(f"{session.base}/scans", 303)

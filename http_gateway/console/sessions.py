@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from http_gateway.console.session_files import SessionKeys
+from http_gateway.console.session_files import SessionKeys, web_claims
 from http_gateway.problems import HttpRefusal
 
 if TYPE_CHECKING:
@@ -106,6 +106,16 @@ def end_session(files: SessionFiles, request: Request, response: Response, sessi
     files.end(session.keys)
     name, secure, path = _cookie_name(request), _is_encrypted(request), f"{session.base}/"
     response.delete_cookie(name, httponly=True, samesite="strict", secure=secure, path=path)
+
+
+def has_ended_token(session: Session) -> bool:
+    """Returns whether a token that the server refuses stays refused.
+
+    A web token that has not expired may be accepted again: a server that has just started lacks its issuer's keys.
+    """
+    claims = web_claims(session.token or "")
+    expiry = None if claims is None else claims.get("exp")
+    return not isinstance(expiry, int | float) or expiry <= time.time()
 
 
 def expire_former_cookies(request: Headers, answer: MutableHeaders) -> None:

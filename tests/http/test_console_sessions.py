@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aio_client import Unauthenticated, sync
-from http_gateway.console.session_files import SessionFiles
+from http_gateway.console.session_files import SessionFiles, SessionKeys
+from http_gateway.console.sessions import Session, has_ended_token
 from tests.http.test_console import form_key, log_in
 from tests.support.console import log_in_browser
 from tests.support.gateway import GatewayProcess, HttpCaller
@@ -246,9 +248,15 @@ def test_a_full_console_ends_a_session_of_whoever_has_the_most(tmp_path: Path) -
     assert [files.use(each, 1003.0) for each in (first, *ann[:3], others[0])] == ["one", None, None, "ann", "other 0"]
 
 
-def web_token(subject: str, number: int) -> str:
-    claims = json.dumps({"iss": "https://issuer.example", "sub": subject, "jti": str(number)}).encode()
+def web_token(subject: str, number: int, **more: int) -> str:
+    claims = json.dumps({"iss": "https://issuer.example", "sub": subject, "jti": str(number), **more}).encode()
     return f"e30.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c2ln"
+
+
+def test_only_a_web_token_that_has_not_expired_may_be_accepted_again() -> None:
+    keys, now = SessionKeys("path", "secret"), int(time.time())
+    tokens = ["skv_1_secret", web_token("ann", 1), web_token("ann", 1, exp=now - 1), web_token("ann", 1, exp=now + 900)]
+    assert [has_ended_token(Session(keys, each)) for each in tokens] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[]", '{"began": "x", "owner": "", "sealed": ""}', "\udcff"])
