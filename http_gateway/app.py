@@ -15,7 +15,7 @@ from starlette.routing import Match, Route
 from http_gateway.access_log import REQUEST_ID
 from http_gateway.answers import ABORT, KNOWN, NEEDS_TOKEN
 from http_gateway.console import pages
-from http_gateway.console.sessions import SESSION_PATH
+from http_gateway.console.sessions import SESSION_PATH, expire_former_cookies
 from http_gateway.operations import OPERATIONS, Call
 from http_gateway.parameters import read_parameters
 from http_gateway.problems import HttpRefusal, problem_response
@@ -68,7 +68,9 @@ class Application:
                 started = True
                 if message["status"] < 400 and scope.get(NEEDS_TOKEN):
                     scope[KNOWN]()
-                add_headers(self._gateway.settings, headers, MutableHeaders(scope=message))
+                answer_headers = MutableHeaders(scope=message)
+                add_headers(self._gateway.settings, headers, answer_headers)
+                expire_former_cookies(headers, answer_headers)
             await send(message)
 
         try:

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Callable
 
 _MOST: Final = 100
 _SECONDS: Final = 60.0
 
 
 class LimitedLog:
-    """Logs at the level `info`. Belongs to the event loop."""
+    """Logs at the level `info`. Belongs to the event loop.
 
-    def __init__(self, log: logging.Logger) -> None:
+    How many lines were left out is logged before the first line of a later minute.
+
+    Args:
+        log: Gets the lines.
+        clock: A monotonic clock in seconds.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
-        self._began = -_SECONDS
+        self._clock = clock
+        self._began = -math.inf
         self._lines = 0
 
     def info(self, message: str, *values: object) -> None:
         """Logs a line, unless this minute has 100 already."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._began >= _SECONDS:
             if self._lines > _MOST:
                 self._log.info("%d more malformed requests were refused", self._lines - _MOST)

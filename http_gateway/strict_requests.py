@@ -57,19 +57,31 @@ class StrictConnection(h11.Connection):
 class _StrictBuffer(ReceiveBuffer):
     """What has been received and not read yet."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        # A head that arrives byte by byte must not be read again with each of them.
+        self._checked_bytes = 0
+
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """Returns the lines of a head, or of the trailers of a body, if they are complete."""
         data = self._data
         # A body without trailers ends with an empty line. The next request may follow.
         if data[:2] != b"\r\n":
-            end = data.find(b"\r\n\r\n")
-            lines = data if end < 0 else data[: end + 4]
-            _check_size("head", len(lines), MAX_HEAD_BYTES, 431)
-            if _BARE_LINE_FEED.search(lines):
+            begin = max(0, self._checked_bytes - 3)
+            found = data.find(b"\r\n\r\n", begin, MAX_HEAD_BYTES)
+            end = len(data) if found < 0 else found + 4
+            _check_size("head", end, MAX_HEAD_BYTES, 431)
+            # Unlike in a slice, the first expression sees the byte before the first one.
+            if _BARE_LINE_FEED.search(data, begin, end):
                 raise _refusal("a line ends without a carriage return")
-            if _CONTINUED_LINE.search(lines):
+            if _CONTINUED_LINE.search(data, begin, end):
                 raise _refusal("a header continues on the next line")
+            self._checked_bytes = end
         return super().maybe_extract_lines()
+
+    def _extract(self, count: int) -> bytearray:
+        self._checked_bytes = 0
+        return super()._extract(count)
 
 
 def _check_length(request: h11.Request) -> None:

@@ -37,7 +37,7 @@ _LONG_LIFE_SECONDS: Final = 60.0
 _LAST_WORDS_SECONDS: Final = 10.0
 # The gateway gets only these variables, since others may have tokens and the keys of object stores.
 _VARIABLES: Final = frozenset({"LANG", "LANGUAGE", "LD_LIBRARY_PATH", "TMPDIR", "TZ"})
-_PREFIXES: Final = ("LC_", "PYTHON", "GRPC_", "ARROW_", "MALLOC_", "OTEL_")
+_PREFIXES: Final = ("LC_", "PYTHON", "GRPC_", "ARROW_", "MALLOC_")
 
 
 class GatewaySupervisor:

@@ -18,7 +18,7 @@ from aio_client._transport.profiles import ServerAccess, read_profile
 from aio_client._transport.tls import Tls
 from aio_client._transport.tokens import TokenEnv, TokenFile
 from scankv.model.errors import UsageError
-from scankv.model.shown_uris import show_uri
+from scankv.model.shown_uris import show_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +69,8 @@ def _tls_of(places: Sequence[ServerAccess], url: str) -> Tls | None:
             return place.tls
         if place.tls is False and is_encrypted(url):
             raise UsageError(
-                f"the url {show_uri(url)} says that TLS is used, and tls is false: leave one of them out", option="tls"
+                f"the url {show_server(url)} says that TLS is used, and tls is false: leave one of them out",
+                option="tls",
             )
         if place.tls is not None:
             return Tls() if place.tls else None

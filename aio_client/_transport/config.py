@@ -11,7 +11,7 @@ from aio_client._transport.tls import Tls
 from aio_client._transport.tokens import TokenSource
 from scankv.model.errors import UsageError
 from scankv.model.limits import DEFAULT_CHUNK_BYTES
-from scankv.model.shown_uris import show_uri
+from scankv.model.shown_uris import show_server
 
 DEFAULT_URL: Final = "localhost:7070"
 
@@ -172,7 +172,7 @@ def _split_address(url: str) -> tuple[str, int]:
     match = _ADDRESS.fullmatch(url) if isinstance(url, str) else None
     port = int(match["port"]) if match else 0
     if match is None or not 1 <= port <= 65535:
-        shown = show_uri(url) if isinstance(url, str) else url
+        shown = show_server(url) if isinstance(url, str) else url
         raise UsageError(
             f"{shown!r} is not the address of a server: write host:port or scankv://host:port, or scankvs://host:port "
             "for TLS, with a port from 1 to 65535, and an IPv6 host in brackets; for example localhost:7070 or "

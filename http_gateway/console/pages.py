@@ -17,6 +17,7 @@ from http_gateway.console.sessions import (
     end_session,
     find_session,
     give_cookie,
+    has_ended_token,
     read_form,
 )
 from http_gateway.parameters import Choice, Parameter, WholeNumber, read_parameters
@@ -178,7 +179,7 @@ async def answer_page(gateway: Gateway, found: ConsolePage, request: Request) ->
         values = read_parameters(found.parameters, request.query_params.multi_items())
         response = await found.handler(gateway, request, values)
     except Unauthenticated:
-        return _leave(gateway, request, session)
+        return _leave(gateway, request, session) if has_ended_token(session) else _ask_for_login()
     except (HttpRefusal, ScanKvError) as error:
         return _error_page(request, error)
     request.scope[NEEDS_TOKEN] = found.handler is not _login
@@ -205,6 +206,8 @@ async def answer_login(gateway: Gateway, request: Request) -> Response:
     try:
         gateway.tokens.set(token or None)
         await gateway.client.tables()
+        if await _is_open(gateway):
+            return RedirectResponse("/", 303)
         session = await asyncio.to_thread(begin_session, gateway.sessions, token)
     except (ScanKvError, HttpRefusal) as error:
         if isinstance(error, Unauthenticated | UsageError):
@@ -213,6 +216,16 @@ async def answer_login(gateway: Gateway, request: Request) -> Response:
     response = RedirectResponse(f"{session.base}/", 303)
     give_cookie(request, response, session)
     return response
+
+
+async def _is_open(gateway: Gateway) -> bool:
+    """Returns whether the server answers without a token. It would accept any text for one, and needs no session."""
+    gateway.tokens.set(None)
+    try:
+        await gateway.client.tables()
+    except Unauthenticated:
+        return False
+    return True
 
 
 async def answer_logout(gateway: Gateway, request: Request) -> Response:
@@ -236,7 +249,7 @@ async def answer_stop(gateway: Gateway, request: Request) -> Response:
         fields = await read_form(request, session)
         await gateway.client.cancel_scan(fields.get("scan_id", ""))
     except Unauthenticated:
-        return _leave(gateway, request, session)
+        return _leave(gateway, request, session) if has_ended_token(session) else _ask_for_login()
     except (HttpRefusal, ScanKvError) as error:
         return _error_page(request, error)
     return RedirectResponse(f"{session.base}/scans", 303)

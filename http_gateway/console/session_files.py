@@ -3,8 +3,8 @@
 A session has two random values: its path, to which the browser's cookie is limited, and the secret in the cookie. The
 file is named by a hash of the path, and has the token encrypted with a key made from the secret. So the files, or a
 copy of them, do not reveal a token, and the gateway itself has none until the browser sends its next request. The time
-of the last use is the time of the file's last change. Nothing is kept in memory: sessions survive a restart of the
-gateway, and removing a file ends its session.
+of the last use is the time of the file's last change. Sessions survive a restart of the gateway, and removing a file
+ends its session: memory has only when each began, and a hash of whose it is.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import json
 import os
 import secrets
 import threading
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from cryptography.fernet import Fernet, InvalidToken
-
-from http_gateway.problems import HttpRefusal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +30,7 @@ _PATH_BYTES: Final = 24
 _SECRET_BYTES: Final = 32
 _CLOCK_STEP_SECONDS: Final = 60.0
 _MAX_SESSIONS: Final = 1000
-_MAX_SESSIONS_OF_TOKEN: Final = 20
+_MAX_SESSIONS_OF_OWNER: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +62,30 @@ class SessionFiles:
         directory: Where the files are. It is created on the first use, for its owner only.
         seconds: How long a session lasts at most.
         idle_seconds: How long a session lasts without use.
+        most: The most sessions.
     """
 
-    def __init__(self, directory: Path, *, seconds: float, idle_seconds: float) -> None:
+    def __init__(self, directory: Path, *, seconds: float, idle_seconds: float, most: int = _MAX_SESSIONS) -> None:
         self._directory = directory
         self._seconds = seconds
         self._idle_seconds = idle_seconds
+        self._most = most
         # Without this lock, another login would remove a file that is still being written.
         self._beginning = threading.Lock()
+        # What never changes, by name, so that a login does not read the files of all others.
+        self._known: dict[str, _Session] = {}
 
     def begin(self, token: str, now: float) -> SessionKeys:
         """Makes a session for a token. Removes the sessions that have ended.
 
-        A token has up to 20 sessions; beyond that, its least recently used one ends.
+        An owner, which is a token or the subject of web tokens, has up to 20 sessions; beyond that, the least recently
+        used one ends. If there are too many, that of the owner with the most sessions does.
+
+        Args:
+            token: One that the server has accepted.
+            now: The time in seconds since 1970.
 
         Raises:
-            HttpRefusal: There are too many sessions.
             OSError: The file cannot be written.
         """
         with self._beginning:
@@ -86,14 +93,8 @@ class SessionFiles:
 
     def _begin(self, token: str, now: float) -> SessionKeys:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner = hashlib.sha256(b"console:" + token.encode()).hexdigest()
-        others, own = self._live_sessions(owner, now)
-        for _, path in sorted(own)[: max(0, len(own) - _MAX_SESSIONS_OF_TOKEN + 1)]:
-            path.unlink(missing_ok=True)
-        if others + len(own) >= _MAX_SESSIONS:
-            raise HttpRefusal(
-                503, "TOO_MANY_SESSIONS", f"the console has {_MAX_SESSIONS:,} sessions: log out of one, or try later"
-            )
+        owner = _owner_of(token)
+        self._make_room(owner, now)
         keys = SessionKeys(secrets.token_urlsafe(_PATH_BYTES), secrets.token_urlsafe(_SECRET_BYTES))
         text = json.dumps({"began": now, "owner": owner, "sealed": _seal(keys).encrypt(token.encode()).decode()})
         path = self._directory / keys.name
@@ -107,8 +108,8 @@ class SessionFiles:
     def use(self, keys: SessionKeys, now: float) -> str | None:
         """Returns the token of a session, and records its use. None: the session does not exist, or has ended."""
         path = self._directory / keys.name
-        found = self._read(path, now)
-        if found is None:
+        found = _read(path)
+        if found is None or not self._is_live(found, now):
             return None
         try:
             token = _seal(keys).decrypt(found.sealed).decode()
@@ -122,31 +123,66 @@ class SessionFiles:
         """Ends a session. Raises OSError if its file cannot be removed."""
         (self._directory / keys.name).unlink(missing_ok=True)
 
-    def _live_sessions(self, owner: str, now: float) -> tuple[int, list[tuple[float, Path]]]:
-        """Returns how many sessions other tokens have, and last uses and files of this one's. Removes ended ones."""
-        others, own = 0, []
-        for path in self._directory.iterdir():
-            found = self._read(path, now)
-            if found is None:
-                path.unlink(missing_ok=True)
-            elif found.owner == owner:
-                own.append((found.used, path))
-            else:
-                others += 1
-        return others, own
+    def _make_room(self, owner: str, now: float) -> None:
+        live = self._live_sessions(now)
+        counts = Counter(session.owner for session, _ in live)
+        if counts[owner] >= _MAX_SESSIONS_OF_OWNER:
+            ending = owner
+        elif len(live) >= self._most:
+            ((ending, _),) = counts.most_common(1)
+        else:
+            return
+        _, path = min((session.used, path) for session, path in live if session.owner == ending)
+        path.unlink(missing_ok=True)
 
-    def _read(self, path: Path, now: float) -> _Session | None:
-        """Returns what a file has. None: it cannot be read, or its session has ended."""
-        try:
-            with path.open() as file:
-                used = os.fstat(file.fileno()).st_mtime
-                fields = json.load(file)
-            session = _Session(float(fields["began"]), used, str(fields["owner"]), str(fields["sealed"]))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-        # Setting the clock far back must not make a session longer.
-        is_live = -_CLOCK_STEP_SECONDS < now - session.began < self._seconds and now - session.used < self._idle_seconds
-        return session if is_live else None
+    def _live_sessions(self, now: float) -> list[tuple[_Session, Path]]:
+        """Returns all sessions with their files. Removes those that have ended."""
+        known, live = self._known, []
+        self._known = {}
+        for path in self._directory.iterdir():
+            found = known.get(path.name) or _read(path)
+            with suppress(FileNotFoundError):
+                if found is not None:
+                    found = replace(found, used=path.stat().st_mtime, sealed="")
+            if found is None or not self._is_live(found, now):
+                path.unlink(missing_ok=True)
+            else:
+                self._known[path.name] = found
+                live.append((found, path))
+        return live
+
+    def _is_live(self, session: _Session, now: float) -> bool:
+        # A clock that is set back far must not make a session longer.
+        is_young = -_CLOCK_STEP_SECONDS < now - session.began < self._seconds
+        return is_young and now - session.used < self._idle_seconds
+
+
+def web_claims(token: str) -> dict[str, Any] | None:
+    """Returns the claims of a JSON web token, which it does not check. None: the token is another one."""
+    try:
+        _, payload, _ = token.split(".")
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    except ValueError:
+        return None
+    return claims if isinstance(claims, dict) else None
+
+
+def _owner_of(token: str) -> str:
+    """Returns a hash of whose a token is. Somebody may have any number of web tokens."""
+    claims = web_claims(token) or {}
+    owner = json.dumps([claims["iss"], claims["sub"]]) if "iss" in claims and "sub" in claims else token
+    return hashlib.sha256(f"console:{owner}".encode()).hexdigest()
+
+
+def _read(path: Path) -> _Session | None:
+    """Returns what a file has; None if there is none, or it is not one of a session."""
+    try:
+        with path.open() as file:
+            used = os.fstat(file.fileno()).st_mtime
+            fields = json.load(file)
+        return _Session(float(fields["began"]), used, str(fields["owner"]), str(fields["sealed"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from http_gateway.console.session_files import SessionKeys
+from http_gateway.console.session_files import SessionKeys, web_claims
 from http_gateway.problems import HttpRefusal
 
 if TYPE_CHECKING:
+    from starlette.datastructures import Headers, MutableHeaders
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -32,6 +33,11 @@ _ENCRYPTED_ONLY: Final = "__Secure-"
 _FORM_KEY: Final = secrets.token_hex(32)  # of this process, for forms without a session
 _MAX_FIELDS: Final = 20
 _MAX_COOKIES: Final = 10
+# Those of earlier versions had the token itself, and the path "/", so browsers send them to every port of the host.
+_FORMER_COOKIES: Final = {
+    "scankv_token": "HttpOnly; Max-Age=0; Path=/; SameSite=strict",
+    "__Host-scankv_token": "HttpOnly; Max-Age=0; Path=/; SameSite=strict; Secure",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ def find_session(files: SessionFiles, request: Request) -> Session | None:
 
 
 def begin_session(files: SessionFiles, token: str) -> Session:
-    """Makes a session. Raises HttpRefusal if there are too many, or it cannot be stored."""
+    """Makes a session. Raises HttpRefusal if it cannot be stored."""
     try:
         return Session(files.begin(token, time.time()), token)
     except OSError as error:
@@ -101,6 +107,24 @@ def end_session(files: SessionFiles, request: Request, response: Response, sessi
     files.end(session.keys)
     name, secure, path = _cookie_name(request), _is_encrypted(request), f"{session.base}/"
     response.delete_cookie(name, httponly=True, samesite="strict", secure=secure, path=path)
+
+
+def has_ended_token(session: Session) -> bool:
+    """Returns whether a token that the server refuses stays refused.
+
+    A web token that has not expired may be accepted again: a server that has just started lacks its issuer's keys.
+    """
+    claims = web_claims(session.token or "")
+    expiry = None if claims is None else claims.get("exp")
+    return not isinstance(expiry, int | float) or expiry <= time.time()
+
+
+def expire_former_cookies(request: Headers, answer: MutableHeaders) -> None:
+    """Has the browser forget the cookies of earlier versions, if it has sent one."""
+    names = {each.partition("=")[0].strip() for header in request.getlist("cookie") for each in header.split(";")}
+    for name, attributes in _FORMER_COOKIES.items():
+        if name in names:
+            answer.append("Set-Cookie", f'{name}=""; {attributes}')
 
 
 async def read_form(request: Request, session: Session) -> dict[str, str]:

@@ -19,15 +19,20 @@ from scankv.model import lazy_compute as pc
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_ALL_DELIMITERS: Final = "".join(DELIMITERS)
 # Some spreadsheets also take the wide forms.
-_FORMULA: Final = "^[=+@\\-\\t\\r\\n\uff1d\uff0b\uff0d\uff20]"
+_OPERATORS: Final = "=+@\\-\uff1d\uff0b\uff0d\uff20"
+_FORMULA: Final = f"^[{_OPERATORS}\\t\\r\\n]"
+# Where the spreadsheet's delimiter is not the comma, quotes within its field protect nothing: `1,"x;=2"` has the field
+# `=2"`. A line break ends the row then.
+_LATER_FORMULA: Final = f'([{_ALL_DELIMITERS[1:]}\\r\\n])([\\s"]*[{_OPERATORS}])'
 
 
 def csv_header(names: Sequence[str], *, quote_formulas: bool = False) -> bytes:
     """Returns the line with the names of the columns. `quote_formulas` is as in `csv_lines`."""
     texts = pa.array(names, pa.string())
     # Names that contain any common delimiter are quoted, because readers detect the delimiter from the header.
-    fields = _quote(_without_formulas(texts) if quote_formulas else texts, "".join(DELIMITERS)).to_pylist()
+    fields = _quote(_without_formulas(texts) if quote_formulas else texts, _ALL_DELIMITERS).to_pylist()
     return (",".join(fields) + "\n").encode()
 
 
@@ -36,7 +41,9 @@ def csv_lines(rows: pa.RecordBatch, *, quote_formulas: bool = False) -> pa.Buffe
 
     Args:
         rows: The rows.
-        quote_formulas: Whether to put an apostrophe before text that a spreadsheet would take for a formula.
+        quote_formulas: Whether to put an apostrophe before text that a spreadsheet would take for a formula, and
+            before each such part of a text after another delimiter or a line break. Spreadsheets choose the delimiter
+            by their language, so texts with any of them are quoted.
     """
     fields = [pc.fill_null(_field(column, quote_formulas=quote_formulas), "") for column in rows.columns]
     lines = pc.binary_join_element_wise(*fields, ",")
@@ -44,15 +51,17 @@ def csv_lines(rows: pa.RecordBatch, *, quote_formulas: bool = False) -> pa.Buffe
 
 
 def _field(column: pa.Array, *, quote_formulas: bool) -> pa.StringArray:
-    text = to_text(column)
-    if quote_formulas and pat.is_string(column.type):
+    type_, text = column.type, to_text(column)
+    is_text = pat.is_string(type_) or pat.is_large_string(type_)
+    if quote_formulas and (is_text or pat.is_nested(type_)):
         text = _without_formulas(text)
-    may_need_quotes = pat.is_string(column.type) or pat.is_binary(column.type) or pat.is_nested(column.type)
-    return _quote(text) if may_need_quotes else text
+    may_need_quotes = is_text or pat.is_binary(type_) or pat.is_nested(type_)
+    return _quote(text, _ALL_DELIMITERS if quote_formulas else ",") if may_need_quotes else text
 
 
 def _without_formulas(texts: pa.StringArray) -> pa.StringArray:
-    return pc.if_else(pc.match_substring_regex(texts, _FORMULA), pc.binary_join_element_wise("'", texts, ""), texts)
+    texts = pc.if_else(pc.match_substring_regex(texts, _FORMULA), pc.binary_join_element_wise("'", texts, ""), texts)
+    return pc.replace_substring_regex(texts, _LATER_FORMULA, r"\1'\2")
 
 
 def _quote(texts: pa.StringArray, delimiters: str = ",") -> pa.StringArray:

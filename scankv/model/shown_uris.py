@@ -8,7 +8,14 @@ from typing import Final
 _HIDDEN: Final = "***"
 # A host, perhaps with a port. If a URI begins with it, an @ further on does not end a user.
 _HOST: Final = re.compile(r"[^:@]*(:[0-9]*)?|\[[0-9A-Fa-f:.%]*\](:[0-9]*)?")
-_USER: Final = re.compile(r"(?<=://)[^\s/'\"]*@")
+# A text's URI, without the signs that may close it.
+_URI: Final = re.compile(r"(?<=://)\S*[^\s'\")\]>.,:;]")
+# What is certainly no secret of a server's address, perhaps after one and before another. A token is no host.
+_SERVER: Final = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)?(?P<user>[^?#]*@)?"
+    r"(?P<address>(?:\[[0-9A-Fa-f:.%]+\]|(?!skv_)[A-Za-z0-9._-]{1,63})(?::[0-9]{1,5})?)(?P<rest>/|[/?#][^@]*)?",
+    re.DOTALL,
+)
 
 
 def show_uri(uri: str) -> str:
@@ -18,6 +25,15 @@ def show_uri(uri: str) -> str:
         rest = _HIDDEN + rest[len(user) :]
     shown, mark, _ = rest.partition("?")
     return scheme + separator + shown + (mark and mark + _HIDDEN)
+
+
+def show_server(url: str) -> str:
+    """Returns nothing of the address of a server but its scheme, host and port: the rest may be a secret."""
+    match = _SERVER.fullmatch(url)
+    if match is None:
+        return _HIDDEN
+    scheme, user, address, rest = (match[name] or "" for name in ("scheme", "user", "address", "rest"))
+    return scheme + (user and f"{_HIDDEN}@") + address + (rest if rest in ("", "/") else rest[0] + _HIDDEN)
 
 
 def show_location(location: str) -> str:
@@ -42,9 +58,19 @@ def show_reason(error: Exception, uri: str) -> str:
     return type(error).__name__ if is_secret else text
 
 
-def hide_users(text: str) -> str:
-    """Returns a text without the users and passwords of the URIs in it."""
-    return _USER.sub(f"{_HIDDEN}@", text)
+def hide_secrets(text: str) -> str:
+    """Returns a text without the users and passwords of the URIs in it, and without their queries.
+
+    What looks like a port may begin a password, so with one, all that precedes the last @ is hidden.
+    """
+    return _URI.sub(lambda found: _hide(found[0]), text)
+
+
+def _hide(rest: str) -> str:
+    _, at, host = rest.rpartition("@")
+    may_be_user = at and any(sign in re.split(r"[/?#]", rest, maxsplit=1)[0] for sign in "@:")
+    shown, mark, _ = (f"{_HIDDEN}@{host}" if may_be_user else rest).partition("?")
+    return shown + (mark and mark + _HIDDEN)
 
 
 def _split(uri: str) -> tuple[str, str, str]:

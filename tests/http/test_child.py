@@ -74,7 +74,13 @@ def test_a_gateway_gets_no_secret_of_its_environment_and_ends_in_order_with_its_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
-    for name in ("AWS_SECRET_ACCESS_KEY", "SCANKV_TOKEN", "SCANKV_BACKUP_LOCATION", "https_proxy"):
+    for name in (
+        "AWS_SECRET_ACCESS_KEY",
+        "SCANKV_TOKEN",
+        "SCANKV_BACKUP_LOCATION",
+        "https_proxy",
+        "OTEL_EXPORTER_OTLP_HEADERS",
+    ):
         monkeypatch.setenv(name, "s3://the-secret")
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     with ServerProcess(tmp_path / "data", "--http-port", str(port), "--log-format", "json") as server:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import stat
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
@@ -12,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aio_client import Unauthenticated, sync
-from http_gateway.console.session_files import SessionFiles
+from http_gateway.console.session_files import SessionFiles, SessionKeys
+from http_gateway.console.sessions import Session, has_ended_token
 from tests.http.test_console import form_key, log_in
 from tests.support.console import log_in_browser
 from tests.support.gateway import GatewayProcess, HttpCaller
@@ -123,6 +127,28 @@ def test_neither_the_path_of_a_session_nor_its_cookie_is_of_use_alone(secured: T
     assert caller.get(f"{session.base}/", headers={"Cookie": planted}).status == 200
 
 
+def test_the_cookies_of_earlier_versions_which_had_the_token_are_expired(secured: TokenGateway) -> None:
+    session = log_in(secured, secured.issuer.root)
+    expired = {
+        "scankv_token": 'scankv_token=""; HttpOnly; Max-Age=0; Path=/; SameSite=strict',
+        "__Host-scankv_token": '__Host-scankv_token=""; HttpOnly; Max-Age=0; Path=/; SameSite=strict; Secure',
+    }
+    for path, status in ((f"{session.base}/scans", 200), ("/login", 200), ("/", 303), ("/nothing", 404)):
+        for name, header in expired.items():
+            cookies = f"{session.cookie}; {name}={secured.issuer.root}"
+            answer = session.caller.get(path, headers={"Cookie": cookies})
+            assert (answer.status, answer.headers["set-cookie"]) == (status, header)
+        assert "set-cookie" not in session.caller.get(path, headers={"Cookie": session.cookie}).headers
+
+
+def test_a_browser_forgets_the_cookie_of_an_earlier_version(secured: TokenGateway, browser: Chrome) -> None:
+    browser.get(f"http://127.0.0.1:{secured.port}/console.css")
+    browser.delete_all_cookies()
+    browser.add_cookie({"name": "scankv_token", "value": "skv_x", "path": "/", "httpOnly": True, "sameSite": "Strict"})
+    browser.get(f"http://127.0.0.1:{secured.port}/login")
+    assert browser.get_cookies() == []
+
+
 def test_logging_out_ends_a_session_for_whoever_has_its_cookie(secured: TokenGateway) -> None:
     session, other = log_in(secured, secured.issuer.root), log_in(secured, secured.issuer.root)
     key = session.form_key
@@ -153,6 +179,13 @@ def test_sessions_survive_a_restart_and_end_when_their_token_is_revoked(tmp_path
         issuer.revoke(token)
         wait_until(lambda: session.get("/").status == 303, "the end of the session")
         assert not file.exists()
+
+
+def test_a_server_without_tokens_makes_no_sessions(tmp_path: Path, shared_server: ServerProcess) -> None:
+    with GatewayProcess(shared_server.url, sessions=str(tmp_path)) as gateway:
+        answer = gateway.post("/login", form_key=form_key(gateway, "/login"), token="any")
+        assert (answer.status, answer.headers["location"]) == (303, "/")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_page_that_refreshes_itself_is_in_use(tmp_path: Path, secured: TokenGateway) -> None:
@@ -194,6 +227,36 @@ def test_a_token_has_a_bounded_number_of_sessions(tmp_path: Path) -> None:
     files.begin("token", 1051.0)
     # The one that was not used for the longest time has ended.
     assert [files.use(each, 1052.0) for each in (other, first, *sessions[:2])] == ["other", "token", None, "token"]
+
+
+def test_the_subject_of_web_tokens_has_a_bounded_number_of_sessions_however_many_tokens_it_has(tmp_path: Path) -> None:
+    files = SessionFiles(tmp_path, seconds=100, idle_seconds=100)
+    ann, bob = [files.begin(web_token("ann", number), 1000.0) for number in range(25)], files.begin("bob", 1000.0)
+    assert sum(files.use(each, 1001.0) is not None for each in ann) == 20
+    assert files.use(bob, 1001.0) == "bob"
+
+
+def test_a_full_console_ends_a_session_of_whoever_has_the_most(tmp_path: Path) -> None:
+    files = SessionFiles(tmp_path, seconds=100, idle_seconds=100, most=50)
+    first = files.begin("one", 1000.0)
+    ann = [files.begin("ann", 1001.0 + number / 100) for number in range(20)]
+    others = [files.begin(f"other {number}", 1000.0) for number in range(29)]
+    # A gateway that has been started again counts them, too.
+    for number, further in enumerate((files, SessionFiles(tmp_path, seconds=100, idle_seconds=100, most=50))):
+        assert further.begin(f"further {number}", 1002.0)
+        assert len(list(tmp_path.iterdir())) == 50
+    assert [files.use(each, 1003.0) for each in (first, *ann[:3], others[0])] == ["one", None, None, "ann", "other 0"]
+
+
+def web_token(subject: str, number: int, **more: int) -> str:
+    claims = json.dumps({"iss": "https://issuer.example", "sub": subject, "jti": str(number), **more}).encode()
+    return f"e30.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c2ln"
+
+
+def test_only_a_web_token_that_has_not_expired_may_be_accepted_again() -> None:
+    keys, now = SessionKeys("path", "secret"), int(time.time())
+    tokens = ["skv_1_secret", web_token("ann", 1), web_token("ann", 1, exp=now - 1), web_token("ann", 1, exp=now + 900)]
+    assert [has_ended_token(Session(keys, each)) for each in tokens] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[]", '{"began": "x", "owner": "", "sealed": ""}', "\udcff"])

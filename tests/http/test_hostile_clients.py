@@ -230,8 +230,13 @@ def test_a_form_whose_sender_leaves_is_no_error(impatient: GatewayProcess, log: 
     before = len(log.read_text())
     with opened(impatient) as connection:
         connection.sendall(FORM + b"Content-Length: 10\r\n\r\nx")
-    assert impatient.get("/healthz").status == 200
-    assert len(log.read_text()[before:].splitlines()) <= 1
+    # The line of a later request, before which that of the form would be.
+    with opened(impatient) as connection:
+        connection.sendall(HEAD + b"skv_secret\r\n\r\n")
+        assert ends(connection)
+    wait_until(lambda: "a malformed request from" in log.read_text()[before:], "the line of the later request")
+    assert "Traceback" not in log.read_text()[before:]
+    assert len(log.read_text()[before:].splitlines()) <= 2
 
 
 def test_a_log_of_malformed_requests_is_limited(caplog: pytest.LogCaptureFixture) -> None:
@@ -240,6 +245,25 @@ def test_a_log_of_malformed_requests_is_limited(caplog: pytest.LogCaptureFixture
         for number in range(1000):
             log.info("request %d", number)
     assert [record.getMessage() for record in caplog.records] == [f"request {number}" for number in range(100)]
+
+
+def test_a_later_minute_says_how_many_lines_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    log = LimitedLog(logging.getLogger("limited"), lambda: now)
+    with caplog.at_level("INFO"):
+        for _ in range(130):
+            log.info("early")
+        now = 59.0
+        log.info("late")
+        assert len(caplog.records) == 100
+        caplog.clear()
+        for now in (60.0, 200.0):
+            log.info("request at %d", now)
+    assert [record.getMessage() for record in caplog.records] == [
+        "31 more malformed requests were refused",
+        "request at 60",
+        "request at 200",
+    ]
 
 
 def test_pipelined_requests_get_their_answers_in_order(gateway: GatewayProcess, scores: Table) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from scankv.lake.formats import CATALOG_FILE
 from scankv.model.errors import LakeConflict, LakeDamaged, LakeUnavailable, UsageError
-from scankv.model.shown_uris import hide_users
+from scankv.model.shown_uris import hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,10 +60,10 @@ class CatalogTable:
             return load_catalog(self.catalog, **_object_store_properties(location))
         except (ValueError, ImportError) as error:
             raise UsageError(
-                f'the catalog "{self.catalog}" cannot be opened ({hide_users(str(error))}): name a catalog of the file '
-                f".pyiceberg.yaml or of variables such as PYICEBERG_CATALOG__{self.catalog.upper()}__URI",
+                f'the catalog "{self.catalog}" cannot be opened ({hide_secrets(str(error))}): name a catalog of '
+                f"the file .pyiceberg.yaml or of variables such as PYICEBERG_CATALOG__{self.catalog.upper()}__URI",
                 option="catalog",
-            ) from error
+            ) from None
 
 
 def catalog_table(text: str | None, location: LakeLocation) -> CatalogTable:
@@ -93,7 +93,7 @@ def catalog_table(text: str | None, location: LakeLocation) -> CatalogTable:
 
 @contextmanager
 def translate_errors(location: LakeLocation) -> Iterator[None]:
-    """Raises our errors for those of pyiceberg and of what it uses.
+    """Raises our errors for those of pyiceberg and of what it uses, without their causes, which may have a password.
 
     Raises:
         LakeConflict: Another commit came first.
@@ -116,13 +116,13 @@ def translate_errors(location: LakeLocation) -> Iterator[None]:
     except conflicts as error:
         raise LakeConflict(
             f"another program has committed to the Iceberg table in {location} since the last version was read "
-            f"({hide_users(str(error))}): nothing was committed; let one program publish each table"
-        ) from error
+            f"({hide_secrets(str(error))}): nothing was committed; let one program publish each table"
+        ) from None
     except (FileNotFoundError, ValidationError, exceptions.ValidationError) as error:
         raise LakeDamaged(
-            f"the Iceberg table in {location} cannot be read ({hide_users(str(error))}): restore the file, or "
+            f"the Iceberg table in {location} cannot be read ({hide_secrets(str(error))}): restore the file, or "
             "remove the table and publish again"
-        ) from error
+        ) from None
     except (
         OSError,
         pa.ArrowException,
@@ -131,9 +131,9 @@ def translate_errors(location: LakeLocation) -> Iterator[None]:
         exceptions.WaitingForLockException,
     ) as error:
         raise LakeUnavailable(
-            f"the Iceberg table in {location} cannot be reached ({hide_users(str(error))}): see to its space, its "
+            f"the Iceberg table in {location} cannot be reached ({hide_secrets(str(error))}): see to its space, its "
             "permissions and its catalog, then repeat the command"
-        ) from error
+        ) from None
 
 
 def table_root(location: LakeLocation) -> str:

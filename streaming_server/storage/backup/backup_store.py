@@ -62,7 +62,7 @@ class BackupStore:
             documentation of `pyarrow.fs` says.
 
     Attributes:
-        location: The location, for people.
+        location: The location, for people: without the values of a query.
         local: The directory. None: the location is not on a local file system.
 
     Raises:
@@ -70,7 +70,7 @@ class BackupStore:
     """
 
     def __init__(self, location: str) -> None:
-        self.location = location
+        self.location = show_location(location)
         try:
             self._files, self._root = _open_location(location)
         except (pa.ArrowException, OSError, ValueError) as error:

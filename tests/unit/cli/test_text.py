@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 from datetime import date
 from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 import pytest
 
 from scankv.formats.csv_text import csv_header, csv_lines
@@ -92,6 +95,35 @@ def test_csv_quotes_what_needs_it_and_tells_an_empty_string_from_null() -> None:
     assert csv_lines(rows).to_pybytes().decode() == (
         'plain,0\n"",1\n,2\n"say ""x""",3\n"two\nlines",4\n" spaced",5\n"a,b",6\n'
     )
+
+
+@pytest.mark.parametrize("type_", [pa.string(), pa.large_string()])
+def test_csv_quotes_formulas_for_spreadsheets_of_each_delimiter(type_: pa.DataType) -> None:
+    texts = ["=1", "x;=1;y", "x\t+1", "x|@y", "x\n=1\ny", 'x; "=1', "x,-1", "a;b", "a=1", "", None]
+    rows = pa.record_batch({"n": pa.array(range(11)), "t": pa.array(texts, type_)})
+    text = csv_lines(rows, quote_formulas=True).to_pybytes().decode()
+    assert text == (
+        '0,\'=1\n1,"x;\'=1;y"\n2,"x\t\'+1"\n3,"x|\'@y"\n4,"x\n\'=1\ny"\n5,"x;\' ""=1"\n6,"x,-1"\n7,"a;b"\n'
+        '8,a=1\n9,""\n10,\n'
+    )
+    # Whichever delimiter a spreadsheet takes, and whether or not it takes the quotes for such.
+    readers = [
+        *(csv.reader(io.StringIO(text), delimiter=each) for each in ",;\t|"),
+        *(csv.reader(io.StringIO(text), delimiter=each, quoting=csv.QUOTE_NONE) for each in ";\t|"),
+    ]
+    cells = [cell for reader in readers for row in reader for cell in row]
+    assert not [cell for cell in cells if cell.strip('" ').startswith(("=", "+", "-", "@"))]
+    plain = csv_lines(rows).to_pybytes().decode()
+    assert plain.startswith("0,=1\n1,x;=1;y\n2,x\t+1\n")
+
+
+@pytest.mark.parametrize("type_", [pa.list_(pa.string()), pa.struct([("a", pa.string())])])
+def test_csv_quotes_formulas_within_nested_values(type_: pa.DataType) -> None:
+    value = [";=1", "1,-1"] if pat.is_list(type_) else {"a": ";=1,-1"}
+    rows = pa.record_batch({"n": [1], "t": pa.array([value], type_)})
+    text = csv_lines(rows, quote_formulas=True).to_pybytes()
+    assert b";'=1" in text
+    assert b"1,-1" in text
 
 
 @pytest.mark.parametrize(
