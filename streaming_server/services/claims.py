@@ -27,14 +27,14 @@ class Sender:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class MemoryClaim:
     """The memory of one message. Released once, by `Claims.release`."""
 
     size: int
     sender: Sender = Sender()
 
 
-NO_CLAIM: Final = Claim(0)
+NO_CLAIM: Final = MemoryClaim(0)
 
 
 class Claims:
@@ -63,7 +63,7 @@ class Claims:
         self._of_connections: Counter[str] = Counter()
         self._of_principals: Counter[str] = Counter()
 
-    def claim(self, size: int, sender: Sender) -> Claim:
+    def claim(self, size: int, sender: Sender) -> MemoryClaim:
         """Claims memory for a message.
 
         Raises:
@@ -76,9 +76,9 @@ class Claims:
         if principal:
             self._check(f"{principal} has", self._of_principals[principal], size, self._most_of_principal)
         self._add(size, sender)
-        return Claim(size, sender)
+        return MemoryClaim(size, sender)
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claim: MemoryClaim) -> None:
         """Releases claimed memory."""
         if claim.size:
             self._add(-claim.size, claim.sender)

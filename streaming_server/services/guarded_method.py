@@ -19,7 +19,7 @@ from streaming_server.access.owners import CALLER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.services.call_handlers import CallHandlers
-from streaming_server.services.claims import NO_CLAIM, Claim, Sender
+from streaming_server.services.claims import NO_CLAIM, MemoryClaim, Sender
 from streaming_server.services.errors import end_with
 from streaming_server.services.intake import OpenIntake, announced_bytes
 from streaming_server.services.message_shape import check_shape
@@ -121,7 +121,7 @@ class _ArrivedCall:
     caller: CallerIdentity | None = None
     count_bytes: Callable[[int], None] | None = None
     request: Any = None
-    claimed: Claim = NO_CLAIM
+    claimed: MemoryClaim = NO_CLAIM
     route: Route | None = None
     ends_decided: bool = False
 

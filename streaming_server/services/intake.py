@@ -20,7 +20,7 @@ from streaming_server.current_call import CURRENT_CALL
 from streaming_server.scan.admission.memory_pressure import MemoryPressure
 from streaming_server.scan.admission.unread_answers import UnreadAnswers
 from streaming_server.services.calls import Calls
-from streaming_server.services.claims import NO_CLAIM, Claim, Claims, Sender
+from streaming_server.services.claims import NO_CLAIM, Claims, MemoryClaim, Sender
 from streaming_server.services.prompt_turns import PromptTurns
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Intake:
 
     async def receive(
         self, context: Context[Any, Any], sender: Sender = _UNKNOWN, announced: int | None = None
-    ) -> tuple[bytes | None, Claim]:
+    ) -> tuple[bytes | None, MemoryClaim]:
         """Receives the next message of a call.
 
         Args:
@@ -213,7 +213,7 @@ class Intake:
         if self._end_connection is not None:
             self._end_connection(context.peer())
 
-    def _claim_arrived(self, size: int, sender: Sender, announced: int | None) -> Claim:
+    def _claim_arrived(self, size: int, sender: Sender, announced: int | None) -> MemoryClaim:
         """Claims the memory of a message that has arrived. Raises as `receive`."""
         self._check_size(size)
         if announced is not None and size > announced:
@@ -230,7 +230,7 @@ class Intake:
                 "shorter one"
             )
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claim: MemoryClaim) -> None:
         """Releases claimed memory."""
         self._claims.release(claim)
 
@@ -259,7 +259,7 @@ class OpenIntake(Intake):
 
     async def receive(
         self, context: Context[Any, Any], sender: Sender = _UNKNOWN, announced: int | None = None
-    ) -> tuple[bytes | None, Claim]:
+    ) -> tuple[bytes | None, MemoryClaim]:
         """As `Intake.receive`. What a call announces only serves to refuse it."""
         try:
             self._check_size(announced or 0)
@@ -280,7 +280,7 @@ class _IncomingMessage:
         prompt_seconds: float,
         sender: Sender,
         announced: int | None,
-        claim: Claim,
+        claim: MemoryClaim,
     ) -> None:
         self._intake = intake
         self._receive_seconds = receive_seconds

@@ -13,7 +13,7 @@ import pytest
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ServerBusy
 from streaming_server.access.callers import ANYBODY
-from streaming_server.services.claims import NO_CLAIM, Claim, Claims, Sender
+from streaming_server.services.claims import NO_CLAIM, Claims, MemoryClaim, Sender
 from streaming_server.services.guarded_method import _ArrivedCall, _sender
 from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake, OpenIntake, announced_bytes
 from tests.support.waiting import await_until
@@ -45,7 +45,7 @@ def intake(messages: int = 2, receive_seconds: float = 3600.0) -> Intake:
 
 def receive(
     intake: Intake, call: Arrives, announced: int | None = None, sender: Sender = NOBODY
-) -> asyncio.Task[tuple[bytes | None, Claim]]:
+) -> asyncio.Task[tuple[bytes | None, MemoryClaim]]:
     return asyncio.ensure_future(intake.receive(call, sender, announced))  # type: ignore[arg-type]  # of a context, it is what is read
 
 
