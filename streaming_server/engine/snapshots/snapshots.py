@@ -575,10 +575,8 @@ class Snapshots:
         return None if lease is None else lease.view.table
 
     async def _renew(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
-        # Whoever renews a snapshot that was taken before there were owners is its holder. Nobody holds a shared one.
-        principal = lease.principal or ("" if lease.is_shared else current_principal())
-        changed = (ttl is not None and ttl != lease.ttl) or principal != lease.principal
-        lease.principal = principal
+        # Rule: whoever renews a snapshot that nobody owns does not become its owner, because lists have its id.
+        changed = ttl is not None and ttl != lease.ttl
         lease.ttl = lease.ttl if ttl is None else ttl
         lease.expires = self._clock.monotonic() + lease.ttl
         self._reaper.notify(lease.expires)

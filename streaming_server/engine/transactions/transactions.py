@@ -377,6 +377,7 @@ class Transactions:
             directory=directory,
             clock=self._clock,
             is_divided=self._peers is not None,
+            principal=current_principal(),
         )
         try:
             # Concurrent calls with the same attempt get this token. Their stage calls wait for this lock.

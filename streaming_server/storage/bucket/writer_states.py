@@ -86,7 +86,7 @@ class WriteIdentity:
         acked_below: Every request with a lower number was answered or given up, so a late one is refused.
         age_seconds: How long ago the request was sent for the first time.
         history: The history of the table in which the writer was opened. Empty: unknown.
-        principal: The principal that sends the request. Empty: unknown.
+        principal: Who becomes the owner if nobody owns the writer. Empty: nobody.
         check_owner: Raises PermissionDenied unless the sender may write for the writer of a principal. None: it may.
     """
 
