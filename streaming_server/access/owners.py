@@ -91,6 +91,11 @@ _RESERVED: Final = 20
 """Only admins get the last of this many places, so that they can do something about the others."""
 
 
+def own_share(most: int, share: float) -> int:
+    """Returns how many of something one principal may have. Arguments as for `share_refusal`."""
+    return max(1, int(most * share))
+
+
 def share_refusal(things: str, mine: int, taken: int, most: int, share: float, tables: Iterable[str]) -> str | None:
     """Returns why the current call may not make another one of something, although the server has place. None: it may.
 
@@ -107,7 +112,7 @@ def share_refusal(things: str, mine: int, taken: int, most: int, share: float, t
     principal = current_principal()
     if not principal or owner_check(things, tables).is_admin:
         return None
-    own = max(1, int(most * share))
+    own = own_share(most, share)
     if mine >= own:
         return (
             f'the principal "{principal}" has {mine:,} {things}; the limit of each principal is {own:,} of {most:,}: '

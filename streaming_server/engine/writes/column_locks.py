@@ -185,6 +185,8 @@ class TableColumnLocks:
             for each in ended:
                 self._locks[each].check_principal()
             self._check_free(columns, {lock_id, *ended})
+            if not is_live and not ended:
+                self._check_share()
             record = LockRecord(
                 lock_id=lock_id or uuid.uuid4().hex,
                 columns=tuple(columns),
@@ -235,6 +237,10 @@ class TableColumnLocks:
                 f"table {self.table} has {len(live)} column locks; the limit is {_MAX_LOCKS}: release some",
                 table=self.table,
             )
+
+    def _check_share(self) -> None:
+        """Raises TooManyLocks if the caller may have no other lock."""
+        live = self.live()
         mine = sum(lock.principal == current_principal() for lock in live)
         refusal = share_refusal("column locks", mine, len(live), _MAX_LOCKS, self._share, [self.table])
         if refusal is not None:

@@ -429,6 +429,9 @@ class WriterStates:
         batch.put_meta(_key(writer), state.to_bytes())
         if principal is not None:
             batch.put_meta(_owner_key(writer), principal.encode())
+        else:
+            # A version that knew no owners may have forgotten an earlier writer of this id, and left its entry.
+            batch.delete_meta(_owner_key(writer))
         return state
 
     def cache(self, writer: str, state: WriterState) -> None:
