@@ -137,6 +137,15 @@ class OpenTransaction:
         """Raises PermissionDenied if it belongs to another principal, and the caller is no admin of its tables."""
         owner_check(f"the transaction {self.options.id or self.token}", self.tables)(self.principal)
 
+    def check_end(self) -> None:
+        """Like `check_principal`, before a commit or an abort.
+
+        With several workers, the one that received the call has checked it with the tables of all of them. This one
+        may have none.
+        """
+        if self.tables or not self.is_divided:
+            self.check_principal()
+
     def renew(self) -> None:
         """Restarts the time to live."""
         self.expires = self.clock.monotonic() + self.options.ttl

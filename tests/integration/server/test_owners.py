@@ -351,6 +351,20 @@ def test_no_other_writer_aborts_a_transaction_before_something_is_staged(owners:
     owners.server.root(abort, token=token)
 
 
+@pytest.mark.parametrize("end", ["CommitTransaction", "AbortTransaction"])
+def test_an_admin_of_its_tables_ends_a_transaction_of_which_one_worker_has_nothing(
+    owners: OwnersServer, end: str
+) -> None:
+    scene = OwnersServer(owners.server, 1).scene().hold("transaction")
+    method, request = f"{SERVICES}.TransactionService/{end}", {"token": scene.ids["transaction"]["token"]}
+    elsewhere = owners.server.caller("write:own.*", "admin:elsewhere.*", principal="d")
+    for other in (scene.others[-1], elsewhere):
+        refused = other.refusal(method, **request)
+        assert refused is not None
+        assert refused.details["principal"] == "mine"
+    assert scene.admin.code(method, **request) == "OK"
+
+
 def test_a_writer_of_another_principal_is_neither_fenced_nor_used_up_and_can_be_undone(owners: OwnersServer) -> None:
     scene = owners.scene().hold("writer")
     other, upsert = scene.others[-1], f"{SERVICES}.WriteService/Upsert"
