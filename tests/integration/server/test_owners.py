@@ -521,3 +521,34 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
         for each in (scene.owner, other):
             assert each.code(f"{SERVICES}.LockService/RenewColumnLock", lock_id=locked["lock_id"]) == "OK"
         other(f"{SERVICES}.TransactionService/AbortTransaction", token=scene.ids["transaction"]["token"])
+
+
+@pytest.mark.one_process
+def test_owners_survive_a_restart(tmp_path: Path) -> None:
+    issuer = TokenIssuer(tmp_path / "tokens")
+    asked = {
+        "snapshot": "SnapshotService/ReleaseSnapshot",
+        "consumer": "ConsumerService/DeleteConsumer",
+        "transaction": "TransactionService/AbortTransaction",
+        "writer": "WriteService/OpenWriter",
+        "column lock": "LockService/ReleaseColumnLock",
+    }
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path)) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        before = OwnersServer(secured, 1)
+        scene = before.scene()
+        for what in asked:
+            scene.hold(what)
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path)) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        after = OwnersServer(secured, 1)
+        for what, method in asked.items():
+            request = REQUESTS[method][what](scene, after.owner)
+            refused = after.others[-1].refusal(f"{SERVICES}.{method}", **request)
+            assert refused is not None, what
+            assert refused.details["principal"] == "mine", what
+            assert after.owner.code(f"{SERVICES}.{method}", **request) == "OK", what
