@@ -59,15 +59,20 @@ async def test_stale_shared_snapshots_of_others_make_place_at_the_reserve_of_adm
 
 
 async def test_a_repeated_or_replaced_column_lock_is_no_new_one_at_the_share(tmp_path: Path) -> None:
-    schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("a", pa.int64()), ("b", pa.int64())])
+    schema = pa.schema(
+        [pa.field("k", pa.int64(), nullable=False), ("a", pa.int64()), ("b", pa.int64()), ("c", pa.int64())]
+    )
     async with tables_in(tmp_path, max_caller_share=0.01) as tables:
         await tables.create(TABLE, schema, primary_key=["k"], bucket_key=(), buckets=1, options={})
         table = tables.table(TABLE)
         locks = table.writes.locks
         with calls_of("mine"):
             await locks.lock(lambda: table.definition, ["a"], "job", "first", None)
+        await locks.lock(lambda: table.definition, ["c"], "job", "given", None)
+        assert await locks.assign("", "mine") == 1
+        with calls_of("mine"):
             await locks.lock(lambda: table.definition, ["a"], "job", "first", None)
             await locks.lock(lambda: table.definition, ["a"], "job", "second", None, take_over=True)
-            with pytest.raises(TooManyLocks, match='the principal "mine" has 1 column locks'):
+            with pytest.raises(TooManyLocks, match='the principal "mine" has 2 column locks'):
                 await locks.lock(lambda: table.definition, ["b"], "job", "third", None, take_over=True)
-        assert [(lock.lock_id, lock.principal) for lock in locks.live()] == [("second", "mine")]
+        assert [(lock.lock_id, lock.principal) for lock in locks.live()] == [("given", "mine"), ("second", "mine")]
