@@ -51,7 +51,7 @@ class ColumnLock(_message.Message):
     remaining_millis: _builtins.int
     principal: _builtins.str
     """The principal that it belongs to. Empty: it has no owner, because the server had no tokens when it was taken, or an
-    earlier version took it. The principal that renews it becomes its owner.
+    earlier version took it. Nobody becomes its owner unless an admin assigns it.
     """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...

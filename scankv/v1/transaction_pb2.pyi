@@ -784,7 +784,7 @@ class OpenTransaction(_message.Message):
     """How many keys it has locked, and the tokens of the transactions for whose locks it waits now."""
     principal: _builtins.str
     """The principal that it belongs to. Empty: it has no owner, because the server had no tokens when it was begun, or an
-    earlier version began it; or it is stuck. The principal that continues it becomes its owner.
+    earlier version began it; or it is stuck.
     """
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -75,6 +75,8 @@ class LocateTransactionResponse(_message.Message):
     COORDINATOR_FIELD_NUMBER: _builtins.int
     REMAINING_MILLIS_FIELD_NUMBER: _builtins.int
     OWNS_JOB_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     state: Global___LocateTransactionResponse.State.ValueType
     coordinator: _builtins.int
     """The worker that knows more of a committed transaction. Absent: this one knows all."""
@@ -82,9 +84,16 @@ class LocateTransactionResponse(_message.Message):
     """For how much longer an open transaction lives at the worker."""
     owns_job: _builtins.bool
     """Whether the worker owns the table of the job of an open transaction."""
+    principal: _builtins.str
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_transaction_pb2.TransactionPartSize]:
         """The requests of each part that the worker has, except of a transaction that it has applied."""
+
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The tables to which an open transaction has staged something there, and the principal that it belongs to. Empty: to
+        nobody.
+        """
 
     def __init__(
         self,
@@ -94,10 +103,12 @@ class LocateTransactionResponse(_message.Message):
         coordinator: _builtins.int | None = ...,
         remaining_millis: _builtins.int = ...,
         owns_job: _builtins.bool = ...,
+        tables: _abc.Iterable[_builtins.str] | None = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "coordinator", b"coordinator"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "coordinator", b"coordinator", "owns_job", b"owns_job", "parts", b"parts", "remaining_millis", b"remaining_millis", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "coordinator", b"coordinator", "owns_job", b"owns_job", "parts", b"parts", "principal", b"principal", "remaining_millis", b"remaining_millis", "state", b"state", "tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__coordinator: _TypeAlias = _typing.Literal["coordinator"]  # noqa: Y015
     _WhichOneofArgType__coordinator: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator"]  # noqa: Y015

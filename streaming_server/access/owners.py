@@ -24,14 +24,30 @@ if TYPE_CHECKING:
 
     from streaming_server.access.callers import CallerIdentity
 
-CALLER: Final[ContextVar[CallerIdentity]] = ContextVar("scankv_caller", default=ANYBODY)
+CALLER: Final[ContextVar[CallerIdentity | None]] = ContextVar("scankv_caller", default=ANYBODY)
 """Who makes the call that the current task serves. The server itself, and all where no tokens are asked for, are
-`ANYBODY`, who may do everything and owns nothing."""
+`ANYBODY`, who may do everything and owns nothing. None: a call whose caller is not known yet, which may do nothing."""
+
+
+def _current_caller() -> CallerIdentity:
+    caller = CALLER.get()
+    if caller is None:
+        raise RuntimeError("a call has come to something that has an owner before its caller was known")
+    return caller
 
 
 def current_principal() -> str:
     """Returns who owns what the current call makes. Empty: nobody does."""
-    return CALLER.get().principal
+    return _current_caller().principal
+
+
+def continuing_principal(table: str) -> str:
+    """Returns who owns what the current call of its holder continues, and nobody owns. Empty: nobody still does.
+
+    An admin of the table may have got its fence or epoch from a take-over, so it does not become the owner.
+    """
+    caller = _current_caller()
+    return "" if caller.grants.allow(Role.ADMIN, table_of(table)) else caller.principal
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +91,16 @@ class OwnerCheck:
 
 def owner_check(what: str, tables: Iterable[str]) -> OwnerCheck:
     """Returns the check for the caller of the current call. Arguments as for `OwnerCheck`."""
-    return OwnerCheck(CALLER.get(), what, frozenset(map(table_of, tables)))
+    return OwnerCheck(_current_caller(), what, frozenset(map(table_of, tables)))
 
 
 _RESERVED: Final = 20
 """Only admins get the last of this many places, so that they can do something about the others."""
+
+
+def own_share(most: int, share: float) -> int:
+    """Returns how many of something one principal may have. Arguments as for `share_refusal`."""
+    return max(1, int(most * share))
 
 
 def share_refusal(things: str, mine: int, taken: int, most: int, share: float, tables: Iterable[str]) -> str | None:
@@ -98,7 +119,7 @@ def share_refusal(things: str, mine: int, taken: int, most: int, share: float, t
     principal = current_principal()
     if not principal or owner_check(things, tables).is_admin:
         return None
-    own = max(1, int(most * share))
+    own = own_share(most, share)
     if mine >= own:
         return (
             f'the principal "{principal}" has {mine:,} {things}; the limit of each principal is {own:,} of {most:,}: '

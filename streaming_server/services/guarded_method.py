@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from scankv.model.errors import InvalidRequest, PermissionDenied, ScanKvError, TooManyScans
-from streaming_server.access.callers import STREAM_CALLER
+from streaming_server.access.callers import ANYBODY, STREAM_CALLER
 from streaming_server.access.owners import CALLER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
@@ -224,6 +224,8 @@ class _GuardedMethod:
             ServerBusy: The caller makes too many calls.
         """
         permission, access, router = self._permission, self._access, self._router
+        # A call that reaches something with an owner by a way that does not set its caller then fails.
+        CALLER.set(ANYBODY if access is None else None)
         if not is_forwarded:
             if context.peer().startswith("unix"):
                 raise PermissionDenied("this socket is for the server itself: use the port of the server")
@@ -233,9 +235,11 @@ class _GuardedMethod:
                 self._connections.record_call(context.peer())
             if permission.of_workers:
                 raise PermissionDenied("only the processes of the server itself can make this call: use another one")
-        # What the server asks itself needs no rights.
-        elif access is not None and router is not None and not router.workers.is_of_server(CALL_METADATA.get()):
-            if permission.requirements:
+        elif access is not None and router is not None:
+            if router.workers.is_of_server(CALL_METADATA.get()):
+                # What the server asks itself needs no rights.
+                CALLER.set(ANYBODY)
+            elif permission.requirements:
                 await self._admit(access, received, context, is_forwarded=True)
             else:
                 # A part of a call of a client, which may be about what belongs to a principal.
@@ -253,6 +257,7 @@ class _GuardedMethod:
                 received.caller = await access.authenticate(context, self._name)
             # Before its limits are looked at: who is at a limit is known all the same.
             self._connections.record_call(peer)
+        CALLER.set(received.caller)
         if received.audited is not None:
             received.audited.caller = received.caller
         if not is_forwarded:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from scankv.model.errors import TableRecreated
+from scankv.model.errors import PermissionDenied, TableRecreated
 from scankv.v1 import transaction_pb2, worker_pb2
+from streaming_server.access.owners import owner_check
 from streaming_server.engine.transactions.jobs import JobMemory, check_job
 from streaming_server.engine.transactions.open_transaction import transaction_lost
 from streaming_server.services.errors import end_with
@@ -180,13 +181,21 @@ async def _locate(
 ) -> tuple[dict[int, TransactionPlace], dict[int, grpc.aio.AioRpcError]]:
     """Returns where a transaction stands at the workers that answer, and the errors of the others.
 
-    Ends the call unless its caller may write to all tables of the transaction.
+    Ends the call unless its caller may write to all tables of the transaction, and owns it or is an admin of them.
     """
     question = worker_pb2.LocateTransactionRequest(token=token, id=id_).SerializeToString()
     found, errors = split_answers(await call.ask_all(call.to_all(question), context, method=LOCATE))
     denied = {number: each for number, each in errors.items() if each.code() in _DENIED}
     await end_with_first(context, denied, "a part of the tables")
-    return {number: place_in(each) for number, each in found.items()}, errors
+    places = {number: place_in(each) for number, each in found.items()}
+    # No worker knows all of the tables.
+    check = owner_check(f"the transaction {id_ or token}", {name for each in places.values() for name in each.tables})
+    try:
+        for place in places.values():
+            check(place.principal)
+    except PermissionDenied as error:
+        await end_with(context, error)
+    return places, errors
 
 
 def _coordinator_in(places: Mapping[int, TransactionPlace]) -> int | None:

@@ -81,6 +81,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             coordinator=place.coordinator,
             remaining_millis=max(0, round(place.remaining * 1000)),
             owns_job=place.owns_job,
+            tables=sorted(place.tables),
+            principal=place.principal,
         )
 
     async def PrepareTransaction(
@@ -299,6 +301,8 @@ def place_in(answer: bytes) -> TransactionPlace:
         coordinator=message.coordinator if message.HasField("coordinator") else None,
         remaining=message.remaining_millis / 1000,
         owns_job=message.owns_job,
+        tables=frozenset(message.tables),
+        principal=message.principal,
     )
 
 

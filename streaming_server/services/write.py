@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest, TableRecreated
 from scankv.model.names import check_writer_id, table_of, tablet_number
 from scankv.v1 import write_pb2, write_pb2_grpc
-from streaming_server.access.owners import current_principal, owner_check
+from streaming_server.access.owners import continuing_principal, owner_check
 from streaming_server.current_call import claim_answer
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.request_staging import StagedRequestId
@@ -288,7 +288,7 @@ def _identity_of(writer: write_pb2.WriterIdentity, table: str) -> WriteIdentity:
         acked_below=writer.acked_below,
         age_seconds=writer.sent_millis_ago / 1000,
         history=writer.history,
-        principal=current_principal(),
+        principal=continuing_principal(table),
         # With the caller of this call: its rows may be applied by the task of another one.
         check_owner=owner_check(f'the writer "{writer.id}" of {table_of(table)}', [table]) if writer.epoch else None,
     )

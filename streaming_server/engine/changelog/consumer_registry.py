@@ -19,7 +19,7 @@ from scankv.model.errors import (
     TooManyConsumers,
 )
 from scankv.model.names import check_consumer_id
-from streaming_server.access.owners import current_principal, share_refusal
+from streaming_server.access.owners import continuing_principal, current_principal, share_refusal
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
     ConsumerInfo,
@@ -238,12 +238,13 @@ class ConsumerRegistry:
                     position = opened.source.position()
                     at = progress_after_open(committed, position, rows_elsewhere=plan.rows_elsewhere)
                     fence = plan.consumer_fence or next_fence(consumer)
-                    if consumer.principal is None and fence != consumer.fence and committed is not None:
+                    principal, micros = consumer.principal, consumer.committed_micros
+                    if principal is None and fence != consumer.fence and committed is not None and current_principal():
                         # Whoever takes a consumer over that has no owner could be anyone.
-                        consumer.principal = None if not current_principal() else ""
+                        principal = ""
                     if at != committed or fence != consumer.fence:
                         rows = consumer.rows_position if plan.rows_elsewhere else b""
-                        await self._store(group, table, consumer, at, fence, consumer.committed_micros, rows)
+                        await self._store(group, table, consumer, at, fence, micros, rows, principal=principal)
             except BaseException:
                 opened.source.close()
                 raise
@@ -282,12 +283,13 @@ class ConsumerRegistry:
             if not rows_position:
                 advanced = committed.advance_to(ConsumerProgress.from_token(token, group.digest))
             # The stream was open before the server knew whose it is.
-            adopts = consumer.principal is None and bool(current_principal())
-            if adopts:
-                consumer.principal = current_principal()
-            changed = adopts or advanced is not committed or rows != consumer.rows_position
+            principal = consumer.principal
+            if principal is None:
+                principal = continuing_principal(group.table) or None
+            changed = (advanced, rows, principal) != (committed, consumer.rows_position, consumer.principal)
             if changed or not consumer.committed_micros:
-                await self._store(group, table, consumer, advanced, fence, self._clock.commit_micros(), rows)
+                micros = self._clock.commit_micros()
+                await self._store(group, table, consumer, advanced, fence, micros, rows, principal=principal)
             self._renew(consumer)
             return dict(advanced.position.offsets), consumer.committed_micros
 
@@ -314,7 +316,8 @@ class ConsumerRegistry:
                 check_offsets_of(table.definition, start.table_incarnation)
             offsets = await self._find_reset(table, consumer_id, before, start, clamp=clamp)
             committed = ConsumerProgress(LogPosition(offsets, scanning=start.kind is PositionKind.FULL), b"")
-            await self._store(group, table, consumer, committed, next_fence(consumer), consumer.committed_micros)
+            fence, micros = next_fence(consumer), consumer.committed_micros
+            await self._store(group, table, consumer, committed, fence, micros, principal=consumer.principal)
             self._end(group, consumer, "it was reset")
             return offsets
 
@@ -341,8 +344,9 @@ class ConsumerRegistry:
                 offsets = await self._find_reset(table, consumer_id, before, StartFrom.offsets(before), clamp=False)
                 if not committed.position.scanning:
                     committed = committed.with_offsets(offsets)
-                fence, rows = next_fence(consumer), consumer.rows_position
-                await self._store(group, table, consumer, committed, fence, consumer.committed_micros, rows)
+                fence, rows, micros = next_fence(consumer), consumer.rows_position, consumer.committed_micros
+                owner = consumer.principal
+                await self._store(group, table, consumer, committed, fence, micros, rows, principal=owner)
             return dict(committed.position.offsets)
 
     async def _find_reset(
@@ -484,6 +488,8 @@ class ConsumerRegistry:
         fence: int,
         micros: int,
         rows_position: bytes = b"",
+        *,
+        principal: str | None,
     ) -> None:
         """Stores the new state of a consumer durably."""
         is_moved = (committed, rows_position) != (consumer.committed, consumer.rows_position)
@@ -495,7 +501,7 @@ class ConsumerRegistry:
             committed_micros=micros,
             rows_position=rows_position,
             moved_micros=moved,
-            principal=consumer.principal,
+            principal=principal,
         )
         written: list[ConsumerRecord] = []
 
@@ -509,7 +515,7 @@ class ConsumerRegistry:
             if written:  # also if the caller has cancelled in the meantime
                 consumer.committed, consumer.fence, consumer.committed_micros = committed, fence, micros
                 consumer.rows_position, consumer.moved_micros = rows_position, moved
-                consumer.is_restored = False
+                consumer.is_restored, consumer.principal = False, principal
                 if not table.definition.is_divided:
                     _retain_logs(table, consumer.consumer_id, committed.position.offsets)
         if (tablets := self._tablets_of(table.definition)) is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, SnapshotLost, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.names import check_snapshot_name, table_of, tablet_number
-from streaming_server.access.owners import current_principal, share_refusal
+from streaming_server.access.owners import current_principal, own_share, share_refusal
 from streaming_server.engine.snapshots.borrowed_views import borrowed_view
 from streaming_server.engine.snapshots.leases import (
     Lease,
@@ -100,8 +100,8 @@ class Snapshots:
         # The leases on first tablets, by the ids of the snapshots whose first parts they are.
         self._first_parts: dict[str, Lease] = {}
         self._ended_ids: dict[str, EndedLeases] = {}
-        # Ids that are being pinned. They count as leases.
-        self._pending: set[str] = set()
+        # Ids that are being pinned, with their principals. They count as leases.
+        self._pending: dict[str, str] = {}
         self._work = DetachedTasks("work on a snapshot failed: %s")
         self._views = PinnedViews(
             config,
@@ -474,9 +474,11 @@ class Snapshots:
 
         Of a table with tablets, ends the parts in this process. The owners of the other parts end them in the same way.
         """
-        has_share = self._share_refusal(table) is None
-        if has_share and self._has_place():
+        refusal, limit = self._share_refusal(table), self._config.max_snapshot_leases
+        if refusal is None and self._has_place():
             return
+        # At the reserve for admins, the caller still gets the place of another one.
+        has_share = refusal is None or self._own_leases() < own_share(limit, self._config.max_caller_share)
         shared = [
             lease
             for lease in self._leases.values()
@@ -498,13 +500,20 @@ class Snapshots:
 
     def _share_refusal(self, table: str, lease_id: str = "") -> str | None:
         """Returns why the caller may have no other lease. The parts of a snapshot count as one. None: it may."""
-        principal, limit = current_principal(), self._config.max_snapshot_leases
-        taken = set(map(shown_id, (*self._leases, *self._pending)))
-        if not principal or shown_id(lease_id) in taken:
+        limit = self._config.max_snapshot_leases
+        if not current_principal():
             return None
-        mine = {shown_id(each.lease_id) for each in self._leases.values() if each.principal == principal}
+        taken = set(map(shown_id, (*self._leases, *self._pending)))
+        if shown_id(lease_id) in taken:
+            return None
         share = self._config.max_caller_share
-        return share_refusal("leases on snapshots", len(mine), len(taken), limit, share, [table])
+        return share_refusal("leases on snapshots", self._own_leases(), len(taken), limit, share, [table])
+
+    def _own_leases(self) -> int:
+        """Returns how many leases the caller has, or is taking. The parts of a snapshot count as one."""
+        principal = current_principal()
+        mine = {shown_id(each.lease_id) for each in self._leases.values() if each.principal == principal}
+        return len(mine.union(shown_id(each) for each, owner in self._pending.items() if owner == principal))
 
     @contextmanager
     def _place_for(self, lease_id: str, table: str) -> Iterator[None]:
@@ -520,11 +529,11 @@ class Snapshots:
             )
         if (refusal := self._share_refusal(table, lease_id)) is not None:
             raise TooManySnapshots(refusal)
-        self._pending.add(lease_id)
+        self._pending[lease_id] = current_principal()
         try:
             yield
         finally:
-            self._pending.discard(lease_id)
+            self._pending.pop(lease_id, None)
 
     def _new_lease(self, view: PinnedView, lease_id: str, record: LeaseRecord) -> Lease:
         ttl = self.default_ttl if record.ttl is None else record.ttl
@@ -575,10 +584,8 @@ class Snapshots:
         return None if lease is None else lease.view.table
 
     async def _renew(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
-        # Whoever renews a snapshot that was taken before there were owners is its holder. Nobody holds a shared one.
-        principal = lease.principal or ("" if lease.is_shared else current_principal())
-        changed = (ttl is not None and ttl != lease.ttl) or principal != lease.principal
-        lease.principal = principal
+        # Rule: whoever renews a snapshot that nobody owns does not become its owner, because lists have its id.
+        changed = ttl is not None and ttl != lease.ttl
         lease.ttl = lease.ttl if ttl is None else ttl
         lease.expires = self._clock.monotonic() + lease.ttl
         self._reaper.notify(lease.expires)

@@ -30,7 +30,7 @@ async def assign_owner(
 ) -> AssignedThings:
     """Gives the snapshots, consumers, column locks and writers of a table that belong to a principal to another one.
 
-    Durable when this returns. Transactions are left as they are: those without an owner get one when they continue.
+    Durable when this returns. Transactions are left as they are: they end soon anyway.
 
     Args:
         table: The table, or a tablet of it.

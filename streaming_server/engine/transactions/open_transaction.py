@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from scankv.model.errors import InvalidRequest, TableNotFound, TransactionCommitted, TransactionLost
 from scankv.model.limits import MAX_LEASE_SECONDS, MAX_WAIT_MILLIS, MIN_LEASE_SECONDS
 from scankv.model.names import check_writer_id
-from streaming_server.access.owners import current_principal, owner_check
+from streaming_server.access.owners import owner_check
 from streaming_server.engine.snapshots.leases import check_lease_id
 from streaming_server.storage.transactions.staging import PartFile, TableFootprint, older_offsets
 
@@ -137,9 +137,17 @@ class OpenTransaction:
         """Raises PermissionDenied if it belongs to another principal, and the caller is no admin of its tables."""
         owner_check(f"the transaction {self.options.id or self.token}", self.tables)(self.principal)
 
+    def check_end(self) -> None:
+        """Like `check_principal`, before a commit or an abort.
+
+        With several workers, the one that received the call has checked it with the tables of all of them. This one
+        may have none.
+        """
+        if self.tables or not self.is_divided:
+            self.check_principal()
+
     def renew(self) -> None:
-        """Restarts the time to live. If the transaction has no owner, its caller becomes the owner."""
-        self.principal = self.principal or current_principal()
+        """Restarts the time to live."""
         self.expires = self.clock.monotonic() + self.options.ttl
 
     @property

@@ -45,19 +45,24 @@ class TransactionShares:
         self._tasks = tasks
 
     def locate(self, token: str, id_: str) -> TransactionPlace:
-        """Returns where a transaction stands at this worker. Raises PermissionDenied if it is another principal's."""
+        """Returns where a transaction stands at this worker."""
         self._transactions.check_log()
         committed = self._transactions.find_committed(token, id_)
         if committed is not None:
             return TransactionPlace(is_committed=True, coordinator=committed.coordinator)
         transaction = self._transactions.find(token)
+        tables, principal = frozenset[str](), ""
         if transaction is not None:
-            transaction.check_principal()
+            tables, principal = transaction.tables, transaction.principal
         for decision in self._transactions.decided:
             if decision.token == token or (id_ and decision.id == id_):
                 # After a restart, the parts of a share in doubt are not loaded. Its coordinator knows their sizes.
                 return TransactionPlace(
-                    is_committed=True, coordinator=decision.coordinator, sizes=_sizes_of(transaction)
+                    is_committed=True,
+                    coordinator=decision.coordinator,
+                    sizes=_sizes_of(transaction),
+                    tables=tables,
+                    principal=principal,
                 )
         if transaction is None:
             return TransactionPlace()
@@ -66,6 +71,8 @@ class TransactionShares:
             sizes=_sizes_of(transaction),
             remaining=transaction.remaining,
             owns_job=bool(transaction.options.job_table),
+            tables=tables,
+            principal=principal,
         )
 
     async def prepare(self, request: ShareRequest) -> PreparedShare:

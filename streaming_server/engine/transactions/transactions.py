@@ -377,6 +377,7 @@ class Transactions:
             directory=directory,
             clock=self._clock,
             is_divided=self._peers is not None,
+            principal=current_principal(),
         )
         try:
             # Concurrent calls with the same attempt get this token. Their stage calls wait for this lock.
@@ -448,7 +449,7 @@ class Transactions:
         transaction = self._open.get(token)
         if transaction is None:
             raise transaction_lost(token)
-        transaction.check_principal()
+        transaction.check_end()
         if isinstance(transaction.agreement, Participation):
             raise Unavailable("another worker commits the transaction: try again", retry_after=_RETRY_SECONDS)
         commit = transaction.commit
@@ -629,7 +630,7 @@ class Transactions:
                 self.check_not_stuck(token, "")
         transaction = self._open.get(token)
         if transaction is not None:
-            transaction.check_principal()
+            transaction.check_end()
         is_committed = self._committed.find(token, "") is not None or any(each.token == token for each in self.decided)
         if is_committed or (transaction is not None and transaction.commit is not None):
             raise TransactionCommitted("the transaction is committed, or is being committed: it cannot be aborted")

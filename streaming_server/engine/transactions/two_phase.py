@@ -87,6 +87,8 @@ class TransactionPlace:
         coordinator: The worker that knows more of a committed transaction. None: this one.
         remaining: For how many more seconds an open transaction lives there.
         owns_job: Whether the worker owns the table of its job.
+        tables: The tables to which it has staged something there, unless it is applied.
+        principal: The principal that it belongs to. Empty: to nobody, or the worker does not know.
     """
 
     is_open: bool = False
@@ -95,6 +97,8 @@ class TransactionPlace:
     coordinator: int | None = None
     remaining: float = 0.0
     owns_job: bool = False
+    tables: frozenset[str] = frozenset()
+    principal: str = ""
 
 
 class CommitOutcome(Enum):

@@ -185,12 +185,14 @@ class TableColumnLocks:
             for each in ended:
                 self._locks[each].check_principal()
             self._check_free(columns, {lock_id, *ended})
+            if not is_live and not ended:
+                self._check_share()
             record = LockRecord(
                 lock_id=lock_id or uuid.uuid4().hex,
                 columns=tuple(columns),
                 owner=owner,
                 ttl=seconds,
-                principal=(known.principal if known is not None and is_live else "") or current_principal(),
+                principal=_principal_after(known if is_live else None, [self._locks[each] for each in ended]),
             )
             locks = self._locks
             self._locks = {name: each for name, each in locks.items() if name not in ended}
@@ -235,6 +237,10 @@ class TableColumnLocks:
                 f"table {self.table} has {len(live)} column locks; the limit is {_MAX_LOCKS}: release some",
                 table=self.table,
             )
+
+    def _check_share(self) -> None:
+        """Raises TooManyLocks if the caller may have no other lock."""
+        live = self.live()
         mine = sum(lock.principal == current_principal() for lock in live)
         refusal = share_refusal("column locks", mine, len(live), _MAX_LOCKS, self._share, [self.table])
         if refusal is not None:
@@ -251,11 +257,8 @@ class TableColumnLocks:
             lock = self._get(lock_id)
             lock.check_principal()
             seconds = lock.ttl if ttl is None else ttl
-            # Whoever renews a lock that was taken before there were owners is its holder.
-            adopted = not lock.principal and bool(current_principal())
-            changed = adopted or seconds != lock.ttl
+            changed = seconds != lock.ttl
             lock.ttl, lock.expires = seconds, self._clock.monotonic() + seconds
-            lock.principal = lock.principal or current_principal()
             if changed:
                 await self._store()
         return lock
@@ -398,6 +401,16 @@ class ColumnLocks:
 
 def _table_dropped(table: str) -> TableNotFound:
     return TableNotFound(f'table "{table}" was dropped', table=table)
+
+
+def _principal_after(known: HeldColumnLock | None, ended: Sequence[HeldColumnLock]) -> str:
+    """Returns the owner of a lock that renews a known one, and takes over others.
+
+    Rule: neither gives an owner to a lock that has none, because lists have its id and the name of its holder.
+    """
+    if known is not None:
+        return known.principal
+    return current_principal() if all(lock.principal for lock in ended) else ""
 
 
 def lock_lost(lock_id: str) -> LockLost:

@@ -86,7 +86,7 @@ class WriteIdentity:
         acked_below: Every request with a lower number was answered or given up, so a late one is refused.
         age_seconds: How long ago the request was sent for the first time.
         history: The history of the table in which the writer was opened. Empty: unknown.
-        principal: The principal that sends the request. Empty: unknown.
+        principal: Who becomes the owner if nobody owns the writer. Empty: nobody.
         check_owner: Raises PermissionDenied unless the sender may write for the writer of a principal. None: it may.
     """
 
@@ -429,6 +429,9 @@ class WriterStates:
         batch.put_meta(_key(writer), state.to_bytes())
         if principal is not None:
             batch.put_meta(_owner_key(writer), principal.encode())
+        else:
+            # A version that knew no owners may have forgotten an earlier writer of this id, and left its entry.
+            batch.delete_meta(_owner_key(writer))
         return state
 
     def cache(self, writer: str, state: WriterState) -> None:

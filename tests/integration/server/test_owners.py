@@ -351,6 +351,20 @@ def test_no_other_writer_aborts_a_transaction_before_something_is_staged(owners:
     owners.server.root(abort, token=token)
 
 
+@pytest.mark.parametrize("end", ["CommitTransaction", "AbortTransaction"])
+def test_an_admin_of_its_tables_ends_a_transaction_of_which_one_worker_has_nothing(
+    owners: OwnersServer, end: str
+) -> None:
+    scene = OwnersServer(owners.server, 1).scene().hold("transaction")
+    method, request = f"{SERVICES}.TransactionService/{end}", {"token": scene.ids["transaction"]["token"]}
+    elsewhere = owners.server.caller("write:own.*", "admin:elsewhere.*", principal="d")
+    for other in (scene.others[-1], elsewhere):
+        refused = other.refusal(method, **request)
+        assert refused is not None
+        assert refused.details["principal"] == "mine"
+    assert scene.admin.code(method, **request) == "OK"
+
+
 def test_a_writer_of_another_principal_is_neither_fenced_nor_used_up_and_can_be_undone(owners: OwnersServer) -> None:
     scene = owners.scene().hold("writer")
     other, upsert = scene.others[-1], f"{SERVICES}.WriteService/Upsert"
@@ -444,7 +458,7 @@ def test_no_principal_takes_more_than_its_share_and_admins_have_a_reserve(small:
 
 
 @pytest.mark.one_process
-def test_what_a_server_without_tokens_held_belongs_to_the_principals_that_continue_it(tmp_path: Path) -> None:
+def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_hold_it(tmp_path: Path) -> None:
     issuer, commit = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ConsumerService/CommitPosition"
     with (
         ServerProcess(tmp_path / "data") as process,
@@ -483,20 +497,58 @@ def test_what_a_server_without_tokens_held_belongs_to_the_principals_that_contin
             "kept": "mine",
             scene.ids["consumer"]["consumer_id"]: "",
         }
-        scene.owner(f"{SERVICES}.LockService/RenewColumnLock", lock_id=scene.ids["column lock"]["lock_id"])
-        scene.owner(f"{SERVICES}.SnapshotService/RenewSnapshot", snapshot_id=scene.ids["snapshot"])
-        scene.owner(
-            f"{SERVICES}.TransactionService/LookupStaged",
-            **STAGED["TransactionService/LookupStaged"](scene, scene.owner),
-        )
         written = {**under_lock(scene), "rows": rows_of(9, v=[1]), "writer": scene.ids["writer"]}
+        scene.admin(f"{SERVICES}.WriteService/Upsert", **written)
+        written["writer"] = {**scene.ids["writer"], "sequence": scene.ids["writer"]["sequence"] + 1}
         scene.owner(f"{SERVICES}.WriteService/Upsert", **written)
-        for method, what in (
-            ("LockService/ReleaseColumnLock", "column lock"),
-            ("SnapshotService/ReleaseSnapshot", "snapshot"),
-            ("TransactionService/AbortTransaction", "transaction"),
-            ("WriteService/OpenWriter", "writer"),
-        ):
-            refused = other.refusal(f"{SERVICES}.{method}", **REQUESTS[method][what](scene, other))
-            assert refused is not None, method
-            assert refused.details["principal"] == "mine"
+        refused = other.refusal(f"{SERVICES}.WriteService/OpenWriter", table=scene.table, id="w")
+        assert refused is not None
+        assert refused.details["principal"] == "mine"
+        # Lists have their ids, so whoever renews or takes them over could be anyone.
+        locked = {**scene.ids["column lock"], "take_over": True}
+        for by in (other, scene.admin, scene.owner):
+            by(f"{SNAPSHOTS}/RenewSnapshot", snapshot_id=scene.ids["snapshot"])
+            by(f"{SNAPSHOTS}/PinSnapshot", table=scene.table, lease_id=scene.ids["snapshot"])
+            by(f"{SERVICES}.LockService/RenewColumnLock", lock_id=locked["lock_id"])
+            by(f"{SERVICES}.LockService/LockColumns", **locked)
+            locked["lock_id"] = uuid.uuid4().hex
+            by(f"{SERVICES}.LockService/LockColumns", **locked)
+            by(f"{SERVICES}.TransactionService/LookupStaged", **STAGED["TransactionService/LookupStaged"](scene, by))
+        (kept,) = other(f"{SNAPSHOTS}/ListSnapshots", table=scene.table).snapshots
+        (held,) = other(f"{SERVICES}.LockService/ListColumnLocks", table=scene.table).locks
+        (staged,) = other(f"{SERVICES}.TransactionService/ListTransactions").transactions
+        assert (kept.principal, held.principal, staged.principal) == ("", "", "")
+        for each in (scene.owner, other):
+            assert each.code(f"{SERVICES}.LockService/RenewColumnLock", lock_id=locked["lock_id"]) == "OK"
+        other(f"{SERVICES}.TransactionService/AbortTransaction", token=scene.ids["transaction"]["token"])
+
+
+@pytest.mark.one_process
+def test_owners_survive_a_restart(tmp_path: Path) -> None:
+    issuer = TokenIssuer(tmp_path / "tokens")
+    asked = {
+        "snapshot": "SnapshotService/ReleaseSnapshot",
+        "consumer": "ConsumerService/DeleteConsumer",
+        "transaction": "TransactionService/AbortTransaction",
+        "writer": "WriteService/OpenWriter",
+        "column lock": "LockService/ReleaseColumnLock",
+    }
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path)) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        before = OwnersServer(secured, 1)
+        scene = before.scene()
+        for what in asked:
+            scene.hold(what)
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path)) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        after = OwnersServer(secured, 1)
+        for what, method in asked.items():
+            request = REQUESTS[method][what](scene, after.owner)
+            refused = after.others[-1].refusal(f"{SERVICES}.{method}", **request)
+            assert refused is not None, what
+            assert refused.details["principal"] == "mine", what
+            assert after.owner.code(f"{SERVICES}.{method}", **request) == "OK", what

@@ -272,3 +272,13 @@ def test_refused_rows_are_read_as_they_were_written() -> None:
     for broken in (stored[:-1], stored + b"x", b"\1" + stored[1:], b"\3" + stored[1:]):
         with pytest.raises(DataLoss):
             WriterState.from_bytes(broken)
+
+
+def test_a_new_writer_without_owner_does_not_inherit_one_that_an_earlier_version_left(path: Path) -> None:
+    with opened(path, DEFINITION) as bucket:
+        bucket.bucket.open_writer("job", 5, 0, "before")
+        bucket.bucket.open_writer("job", 6, 0)
+        bucket.bucket.writers._cache.clear()
+        state = bucket.bucket.writers.get("job")
+        assert state is not None
+        assert state.principal is None

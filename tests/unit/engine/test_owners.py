@@ -1,0 +1,78 @@
+"""What one principal may hold in the engine: its share also at once, and repeated or replaced things are not new."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from scankv.model.errors import TooManyLocks, TooManySnapshots
+from streaming_server.access.callers import CallerIdentity
+from streaming_server.access.grants import Grants
+from streaming_server.access.owners import CALLER
+from tests.support.snapshots import TABLE, new_table, tables_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.asyncio
+
+
+@contextmanager
+def calls_of(principal: str) -> Iterator[None]:
+    """Makes the calls of the block those of a principal with the role write."""
+    token = CALLER.set(CallerIdentity(principal, Grants(["write:*"])))
+    try:
+        yield
+    finally:
+        CALLER.reset(token)
+
+
+async def test_pins_at_the_same_time_take_no_more_than_the_share(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, max_snapshot_leases=40, max_caller_share=0.05) as tables:
+        pinnings = [(await new_table(tables, f"game.t{number}", buckets=1)).pinning for number in range(6)]
+        with calls_of("mine"):
+            pins = await asyncio.gather(*map(tables.snapshots.pin, pinnings), return_exceptions=True)
+        assert sum(isinstance(each, TooManySnapshots) for each in pins) == 4
+        assert tables.snapshots.leases == 2
+
+
+async def test_stale_shared_snapshots_of_others_make_place_at_the_reserve_of_admins(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, max_snapshot_leases=20, max_caller_share=0.75) as tables:
+        pinning = (await new_table(tables)).pinning
+        with calls_of("others"):
+            await tables.snapshots.pin(pinning, lease_id="stale", ttl=500, shared=True)
+            for number in range(14):
+                await tables.snapshots.pin(pinning, lease_id=f"held{number}", ttl=500)
+        with calls_of("mine"):
+            for _ in range(4):
+                await tables.snapshots.pin(pinning)
+            with pytest.raises(TooManySnapshots, match="are for admins"):
+                await tables.snapshots.pin(pinning)
+            tables.snapshots.lease("stale").expires -= 70
+            await tables.snapshots.pin(pinning)
+        assert "stale" not in {each.snapshot_id for each in tables.snapshots.list_snapshots()}
+
+
+async def test_a_repeated_or_replaced_column_lock_is_no_new_one_at_the_share(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [pa.field("k", pa.int64(), nullable=False), ("a", pa.int64()), ("b", pa.int64()), ("c", pa.int64())]
+    )
+    async with tables_in(tmp_path, max_caller_share=0.01) as tables:
+        await tables.create(TABLE, schema, primary_key=["k"], bucket_key=(), buckets=1, options={})
+        table = tables.table(TABLE)
+        locks = table.writes.locks
+        with calls_of("mine"):
+            await locks.lock(lambda: table.definition, ["a"], "job", "first", None)
+        await locks.lock(lambda: table.definition, ["c"], "job", "given", None)
+        assert await locks.assign("", "mine") == 1
+        with calls_of("mine"):
+            await locks.lock(lambda: table.definition, ["a"], "job", "first", None)
+            await locks.lock(lambda: table.definition, ["a"], "job", "second", None, take_over=True)
+            with pytest.raises(TooManyLocks, match='the principal "mine" has 2 column locks'):
+                await locks.lock(lambda: table.definition, ["b"], "job", "third", None, take_over=True)
+        assert [(lock.lock_id, lock.principal) for lock in locks.live()] == [("given", "mine"), ("second", "mine")]
