@@ -406,11 +406,11 @@ def complete(store: BackupStore, manifest: BackupManifest, claim: Claim) -> None
     """
     claim.take()
     if manifest.backup_id in store.manifests():
-        raise BackupFailed(f"{store.location} has a backup {manifest.backup_id} of another server: give each its own")
+        raise BackupFailed(f"{store.shown} has a backup {manifest.backup_id} of another server: give each its own")
     sizes = store.objects()
     if any(sizes.get(name) != size for name, size in manifest.objects.items()):
         raise BackupFailed(
-            f"objects of the backup were removed from {store.location} while it was created: create it again"
+            f"objects of the backup were removed from {store.shown} while it was created: create it again"
         )
     store.write_manifest(manifest.backup_id, manifest.to_json())
 

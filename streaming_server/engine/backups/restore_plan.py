@@ -96,7 +96,7 @@ def plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
         UsageError: No backup is earlier, or the archive does not reach so far.
         DataLoss: The manifest of a backup, or a segment of the archive, is missing or cannot be read.
     """
-    with translate_unusable(f"the archive in {store.location}"):
+    with translate_unusable(f"the archive in {store.shown}"):
         return _plan_instant(store, micros)
 
 

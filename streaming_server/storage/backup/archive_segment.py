@@ -213,10 +213,10 @@ class ArchiveSegment:
 def read_segment(store: BackupStore, segment_id: str) -> ArchiveSegment:
     """Returns a segment of the archive. Raises DataLoss, or NewerFormat, if it cannot be read."""
     content = store.read_segment(segment_id)
-    with translate_unreadable(f"the segment {segment_id} in {store.location}"):
+    with translate_unreadable(f"the segment {segment_id} in {store.shown}"):
         segment = ArchiveSegment.from_json(content)
     if segment.segment_id != segment_id:
-        raise DataLoss(f"the segment {segment_id} in {store.location} is that of {segment.segment_id}")
+        raise DataLoss(f"the segment {segment_id} in {store.shown} is that of {segment.segment_id}")
     return segment
 
 

@@ -236,10 +236,10 @@ class BackupManifest:
 def read_manifest(store: BackupStore, backup_id: str) -> BackupManifest:
     """Returns the manifest of a backup. Raises DataLoss, or NewerFormat, if it cannot be read."""
     content = store.read_manifest(backup_id)
-    with translate_unreadable(f"the manifest of the backup {backup_id} in {store.location}"):
+    with translate_unreadable(f"the manifest of the backup {backup_id} in {store.shown}"):
         manifest = BackupManifest.from_json(content)
     if manifest.backup_id != backup_id:
-        raise DataLoss(f"the manifest of the backup {backup_id} in {store.location} is that of {manifest.backup_id}")
+        raise DataLoss(f"the manifest of the backup {backup_id} in {store.shown} is that of {manifest.backup_id}")
     return manifest
 
 
@@ -286,5 +286,5 @@ def find_backup(store: BackupStore, backup_id: str) -> str:
         return known[-1]
     if backup_id not in known:
         what = f'backup "{backup_id}"{did_you_mean(backup_id, known)}' if known else "backup"
-        raise DataLoss(f"{store.location} has no {what}: `scankv backup list {store.location}` lists the backups")
+        raise DataLoss(f"{store.shown} has no {what}: `scankv backup list {store.shown}` lists the backups")
     return backup_id

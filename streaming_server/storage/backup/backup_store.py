@@ -62,7 +62,8 @@ class BackupStore:
             documentation of `pyarrow.fs` says.
 
     Attributes:
-        location: The location, for people: without the values of a query.
+        location: The location.
+        shown: The location, for people: without the values of a query.
         local: The directory. None: the location is not on a local file system.
 
     Raises:
@@ -70,13 +71,13 @@ class BackupStore:
     """
 
     def __init__(self, location: str) -> None:
-        self.location = show_location(location)
+        self.location, self.shown = location, show_location(location)
         try:
             self._files, self._root = _open_location(location)
         except (pa.ArrowException, OSError, ValueError) as error:
             # Without its cause, which may have the complete URI.
             raise UsageError(
-                f'"{show_location(location)}" is no location for backups ({show_reason(error, location)}): give a '
+                f'"{self.shown}" is no location for backups ({show_reason(error, location)}): give a '
                 "directory, or a URI such as s3://bucket/backups"
             ) from None
         self.local = Path(self._root) if isinstance(self._files, fs.LocalFileSystem) else None
@@ -89,7 +90,7 @@ class BackupStore:
     def read_manifest(self, backup_id: str) -> dict[str, Any]:
         """Returns what `write_manifest` wrote. Raises DataLoss if it is missing or damaged."""
         name = f"{_MANIFESTS}/{backup_id}{_SUFFIX}"
-        return from_checked_bytes(self._read(name, MAX_JSON_BYTES), f"the backup manifest {name} in {self.location}")
+        return from_checked_bytes(self._read(name, MAX_JSON_BYTES), f"the backup manifest {name} in {self.shown}")
 
     def write_manifest(self, backup_id: str, content: dict[str, Any]) -> None:
         """Completes a backup. All of its objects must have been put. Raises BackupFailed if it has too many files."""
@@ -139,7 +140,7 @@ class BackupStore:
 
     def damaged(self, sha256: str) -> DataLoss:
         """Returns the error for an object whose content differs."""
-        return DataLoss(f"the object {_object(sha256)} in {self.location} is damaged: its content differs")
+        return DataLoss(f"the object {_object(sha256)} in {self.shown} is damaged: its content differs")
 
     def read_pieces(self, sha256: str) -> Iterator[memoryview]:
         """Yields the content of an object in pieces, unverified, each valid until the next one.
@@ -154,7 +155,7 @@ class BackupStore:
                 while count := stream.readinto(buffer):
                     yield buffer[:count]
         except FileNotFoundError as error:
-            raise DataLoss(f"the object {name} in {self.location} is missing") from error
+            raise DataLoss(f"the object {name} in {self.shown} is missing") from error
         except (OSError, pa.ArrowException) as error:
             raise self._failure(error) from error
 
@@ -194,7 +195,7 @@ class BackupStore:
     def read_segment(self, segment_id: str) -> dict[str, Any]:
         """Returns what `write_segment` wrote. Raises DataLoss if it is missing or damaged."""
         name = f"{_ARCHIVE}/{segment_id}{_SUFFIX}"
-        return from_checked_bytes(self._read(name, MAX_JSON_BYTES), f"the segment {name} in {self.location}")
+        return from_checked_bytes(self._read(name, MAX_JSON_BYTES), f"the segment {name} in {self.shown}")
 
     def write_segment(self, segment_id: str, content: dict[str, Any]) -> None:
         """Completes a segment. All of its data must have been put. Raises BackupFailed if it has too many parts."""
@@ -216,16 +217,16 @@ class BackupStore:
                 # Reading takes as much memory as is asked for, even if the file is shorter.
                 if offset + size > (existing := file.size()):
                     raise DataLoss(
-                        f"the file {path} in {self.location} has {existing:,} bytes, and the segment needs {size:,} "
+                        f"the file {path} in {self.shown} has {existing:,} bytes, and the segment needs {size:,} "
                         f"from {offset:,} on"
                     )
                 content = bytes(file.read_at(size, offset))
         except FileNotFoundError as error:
-            raise DataLoss(f"the file {path} in {self.location} is missing") from error
+            raise DataLoss(f"the file {path} in {self.shown} is missing") from error
         except (OSError, pa.ArrowException) as error:
             raise self._failure(error) from error
         if xxhash.xxh3_128_hexdigest(content) != checksum:
-            raise DataLoss(f"the file {path} in {self.location} is damaged: its content differs")
+            raise DataLoss(f"the file {path} in {self.shown} is damaged: its content differs")
         return content
 
     def remove_archived(self, name: str) -> None:
@@ -312,12 +313,12 @@ class BackupStore:
                     content += piece
             if len(content) > most_bytes:
                 raise DataLoss(
-                    f"the file {name} in {self.location} has more than {most_bytes:,} bytes; this is the limit: ScanKV "
+                    f"the file {name} in {self.shown} has more than {most_bytes:,} bytes; this is the limit: ScanKV "
                     "has not written it, so remove or restore it"
                 )
             return bytes(content)
         except FileNotFoundError as error:
-            raise DataLoss(f"the file {name} in {self.location} is missing") from error
+            raise DataLoss(f"the file {name} in {self.shown} is missing") from error
         except (OSError, pa.ArrowException) as error:
             raise self._failure(error) from error
 
@@ -344,7 +345,7 @@ class BackupStore:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> ScanKvError:
-        return BackupFailed(f"the location of backups {self.location} cannot be read or written: {error}")
+        return BackupFailed(f"the location of backups {self.shown} cannot be read or written: {error}")
 
 
 def local_directory(location: str) -> Path | None:

@@ -54,7 +54,7 @@ class Claim:
             if name.startswith(f"{self._against}-") and now - written < _ENDED_SECONDS * 1_000_000:
                 self.release()
                 raise BackupFailed(
-                    f"{_WHAT[self._against]} in {self._store.location}: try again once that has ended. If its process "
+                    f"{_WHAT[self._against]} in {self._store.shown}: try again once that has ended. If its process "
                     f"was killed, this takes {_ENDED_SECONDS / 60:g} minutes"
                 )
 

@@ -76,7 +76,7 @@ def _read_kept(store: BackupStore, backup_id: str) -> BackupManifest:
     except DataLoss as error:
         raise DataLoss(
             f"{error.message}: nothing was removed, because it is unknown which files this backup needs; to give the "
-            f"backup up, move manifests/{backup_id}.json out of {store.location}, and prune again"
+            f"backup up, move manifests/{backup_id}.json out of {store.shown}, and prune again"
         ) from error
 
 

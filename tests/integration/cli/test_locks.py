@@ -20,6 +20,7 @@ def test_column_locks_are_listed_and_released(scankv: CommandLine, scores: str) 
             "columns": ["score"],
             "ttl_seconds": 600,
             "remaining_seconds": pytest.approx(600, abs=300),
+            "principal": None,
         }
         assert scankv("locks", "--json", "--table", scores).json == [expected]
         assert expected in scankv("locks", "--json").json

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from scankv import TransactionConflict, col
+from streaming_server.engine.bucket.call_point import POINT_SECONDS
 from tests.integration.server.test_expiry import until_based
 from tests.support.clocks import START, FakeClocks, parts_of, serving
 
@@ -158,7 +159,7 @@ async def test_a_key_column_may_have_any_name_where_rows_expire(tmp_path: Path) 
             ttl_seconds=9,
         )
         await table.upsert([{"stored": b"a", "value": 1}])
-        clocks.pass_time(10)
+        clocks.pass_time(10 + POINT_SECONDS)
         await table.upsert([{"stored": b"b", "value": 2}])
         await server._tables._sweep.sweep_table(parts_of(server, "t.events")[0].state)
         assert parts_of(server, "t.events")[0].state.sweep.removed == 1

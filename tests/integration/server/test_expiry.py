@@ -14,6 +14,7 @@ import pytest
 from scankv import InvalidOption, SchemaMismatch, StartFrom, StopAt, col
 from scankv.mirror import mirror
 from scankv.model.expressions import any_of
+from streaming_server.engine.bucket.call_point import POINT_SECONDS
 from tests.support.clocks import START, FakeClocks, serving
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ async def test_the_sweep_removes_expired_rows_with_their_entries_and_from_the_ba
             clocks.pass_time(30)
             await table.upsert([row(number, 0, number) for number in range(0, 1000, 2)])
         await until_based(table)
-        clocks.pass_time(30)
+        clocks.pass_time(30 + POINT_SECONDS)
         state = server._tables.table("t.events").state
         await server._tables._sweep.sweep_table(state)
         assert sum(each.rows or 0 for each in await table.statistics()) == 500
@@ -396,6 +397,7 @@ async def test_a_time_in_the_key_bounds_what_scans_and_the_sweep_read(tmp_path: 
         explanation = await table.scan().explain()
         assert "at" in str(explanation)
         state = server._tables.table("t.events").state
+        clocks.pass_time(POINT_SECONDS)
         await server._tables._sweep.sweep_table(state)
         assert state.sweep.removed == 940
 
@@ -515,6 +517,7 @@ async def test_an_undo_restores_rows_whose_successors_have_expired_unless_these_
         clocks.pass_time(30)
         assert await ids(table) == [1, 2, 5]
         if removed:
+            clocks.pass_time(POINT_SECONDS)
             await server._tables._sweep.sweep_table(server._tables.table("t.events").state)
         # A removal is a later change of another writer, so it is kept and reported.
         assert (await table.undo("job", before)).conflicts == (2 if removed else 0)
