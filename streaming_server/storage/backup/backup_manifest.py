@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss, NewerFormat, ScanKvError, TableNotFound, did_you_mean
 from scankv.model.limits import MAX_BUCKETS
-from scankv.model.names import TableName
+from scankv.model.names import TableName, table_of, tablet_number
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import StoredTimes
 from streaming_server.storage.backup.stored_fields import check_fields, translate_unreadable
@@ -127,7 +127,9 @@ class StoredTable:
 
     def _check(self) -> None:
         """Raises ValueError if its parts do not fit together."""
-        TableName.parse(self.name)
+        TableName.parse(table_of(self.name))
+        if table_of(self.name) != self.name and tablet_number(self.name) is None:
+            raise ValueError(f"{self.name} is not the name of a tablet")
         buckets = self.definition.buckets
         if not 1 <= buckets <= MAX_BUCKETS:
             raise ValueError(f"{self.name} has {buckets:,} buckets; a table has between 1 and {MAX_BUCKETS:,}")
