@@ -151,6 +151,7 @@ def test_a_caller_at_its_limit_keeps_its_connection(server: SecuredServer) -> No
         assert any(each.stream == 3 for each in known.frames())
 
 
+@pytest.mark.soak  # How often a client connects depends on the processor time that the flood leaves.
 def test_clients_connect_while_one_address_opens_its_connections_again_at_once(tmp_path: Path) -> None:
     issuer = TokenIssuer(tmp_path / "tokens")
     settings = ("--tokens", str(issuer.path), "--set", "max_connections=200")
