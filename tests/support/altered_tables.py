@@ -171,7 +171,9 @@ class Story:
         return changes
 
     def check(self, kinds: Mapping[str, Read]) -> None:
-        """Checks that every kind of read was answered, and always rightly."""
+        """Checks that reads were answered, in a long story of every kind, and always rightly."""
         assert not self.wrong, {kind: answers[:5] for kind, answers in self.wrong.items()}
         assert not self.errors, self.errors
-        assert self.reads if self._fails else set(self.reads) >= set(kinds)
+        # A machine that is busy may not get to every kind of read in a short story.
+        is_short = self._fails or self._seconds < 10
+        assert self.reads if is_short else set(self.reads) >= set(kinds), self.reads
