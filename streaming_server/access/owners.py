@@ -37,12 +37,12 @@ def _current_caller() -> CallerIdentity:
 
 
 def current_principal() -> str:
-    """Returns who owns what the current call makes. Empty: nobody does."""
+    """Returns the principal that will own what the current call makes. Empty: it gets no owner."""
     return _current_caller().principal
 
 
 def continuing_principal(table: str) -> str:
-    """Returns who owns what the current call of its holder continues, and nobody owns. Empty: nobody still does.
+    """Returns who becomes the owner when the holder of something without an owner continues it. Empty: nobody.
 
     An admin of the table may have got its fence or epoch from a take-over, so it does not become the owner.
     """
@@ -74,11 +74,11 @@ class OwnerCheck:
         return all(grants.allow(Role.ADMIN, table) for table in self.tables)
 
     def allows(self, owner: str) -> bool:
-        """Whether the caller may change what belongs to an owner. Empty: it belongs to nobody."""
+        """Whether the caller may change what an owner has. Empty: it has no owner."""
         return owner in ("", self.caller.principal) or self.is_admin
 
     def __call__(self, owner: str) -> None:
-        """Raises PermissionDenied unless the caller may change what belongs to an owner. Empty: to nobody."""
+        """Raises PermissionDenied unless the caller may change what an owner has. Empty: it has no owner."""
         if not self.allows(owner):
             raise PermissionDenied(
                 f'{self.what} belongs to the principal "{owner}", and the token is of "{self.caller.principal}": only '

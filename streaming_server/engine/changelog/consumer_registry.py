@@ -240,7 +240,7 @@ class ConsumerRegistry:
                     fence = plan.consumer_fence or next_fence(consumer)
                     principal, micros = consumer.principal, consumer.committed_micros
                     if principal is None and fence != consumer.fence and committed is not None and current_principal():
-                        # Whoever takes a consumer over that has no owner could be anyone.
+                        # Anyone may take over a consumer that has no owner, so that makes nobody its owner.
                         principal = ""
                     if at != committed or fence != consumer.fence:
                         rows = consumer.rows_position if plan.rows_elsewhere else b""

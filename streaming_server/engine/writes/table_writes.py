@@ -388,7 +388,7 @@ def _principal_of(writer: str, known: Sequence[WriterState], definition: TableDe
         check(each)
     if not any(state.epoch for state in known):
         return current_principal() or None
-    # Whoever takes a writer over that has no owner could be anyone.
+    # Anyone may take over a writer that has no owner, so that makes nobody its owner.
     return principals[0] if principals else "" if current_principal() else None
 
 

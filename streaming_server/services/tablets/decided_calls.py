@@ -1,7 +1,7 @@
 """Which requests from process to process carry the point of their call, and the one check of it.
 
 Rule: every request about a tablet carries the `CallPoint` of its call. It is checked here before the method runs, for
-all methods in the same way. No method compares definitions by itself.
+all methods in the same way. Methods that open a view without a hold check it once more when the view is open.
 """
 
 from __future__ import annotations
