@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from scankv.model.errors import ServerBusy
 
@@ -13,8 +13,7 @@ _SHARE_OF_CONNECTION: Final = 1 / 2
 _SHARE_OF_PRINCIPAL: Final = 3 / 4
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
+class Sender(NamedTuple):
     """Whose messages claim memory together.
 
     Attributes:
@@ -26,12 +25,15 @@ class Sender:
     principal: str = ""
 
 
+_NOBODY: Final = Sender()
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryClaim:
     """The memory of one message. Released once, by `Claims.release`."""
 
     size: int
-    sender: Sender = Sender()
+    sender: Sender = _NOBODY
 
 
 NO_CLAIM: Final = MemoryClaim(0)

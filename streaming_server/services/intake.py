@@ -237,8 +237,10 @@ class Intake:
 
 def announced_bytes(metadata: Metadata) -> int | None:
     """Returns the bytes that a call announces for its message. None: it announces nothing, or no number."""
-    given = next((value for name, value in metadata if name == MESSAGE_BYTES), "")
-    return int(given) if isinstance(given, str) and given.isdecimal() and len(given) <= _MAX_DIGITS else None
+    for name, given in metadata:
+        if name == MESSAGE_BYTES:
+            return int(given) if isinstance(given, str) and given.isdecimal() and len(given) <= _MAX_DIGITS else None
+    return None
 
 
 class OpenIntake(Intake):
