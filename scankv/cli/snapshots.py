@@ -40,12 +40,20 @@ def create(
         str | None,
         typer.Option(help="A name for the snapshot, unique in its table: 1 to 128 of A-Z a-z 0-9 . _ -"),
     ] = None,
+    principal: Annotated[
+        str | None,
+        typer.Option(
+            help="The principal to whom the snapshot belongs. Only an admin of the table may name another one than "
+            "that of the token. Default: the principal of the token.",
+            show_default=False,
+        ),
+    ] = None,
     url: Url = None,
 ) -> None:
     """Pin a table as of now, and print the snapshot's id."""
     seconds = parse_duration(ttl)
     with open_client(url) as client:
-        typer.echo(client.table(table).snapshot(ttl=seconds, name=name).id)
+        typer.echo(client.table(table).snapshot(ttl=seconds, name=name, principal=principal).id)
 
 
 @app.command("list")

@@ -548,21 +548,28 @@ class OpenWriterRequest(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     LEAST_EPOCH_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     id: _builtins.str
     least_epoch: _builtins.int
     """Of the worker processes of a server, for a tablet: the least epoch. 0: any."""
+    principal: _builtins.str
+    """The principal to whom a new writer belongs: 1 to 200 characters. A writer that was opened before keeps its owner. Only
+    an admin of the table may name another principal than its own: PERMISSION_DENIED otherwise. Empty: the principal of
+    the caller.
+    """
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         id: _builtins.str = ...,
         least_epoch: _builtins.int = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "least_epoch", b"least_epoch", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "least_epoch", b"least_epoch", "principal", b"principal", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,7 +20,7 @@ from scankv.model.errors import (
 )
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.names import check_writer_id
-from streaming_server.access.owners import current_principal, owner_check, share_refusal
+from streaming_server.access.owners import NAMED_OWNER, new_owner, owner_check, share_refusal
 from streaming_server.engine.snapshots.leases import check_lease_id
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.tasks.reaper import Reaper
@@ -241,7 +241,7 @@ class TableColumnLocks:
     def _check_share(self) -> None:
         """Raises TooManyLocks if the caller may have no other lock."""
         live = self.live()
-        mine = sum(lock.principal == current_principal() for lock in live)
+        mine = sum(lock.principal == new_owner() for lock in live)
         refusal = share_refusal("column locks", mine, len(live), _MAX_LOCKS, self._share, [self.table])
         if refusal is not None:
             raise TooManyLocks(f"table {self.table}: {refusal}", table=self.table)
@@ -406,11 +406,12 @@ def _table_dropped(table: str) -> TableNotFound:
 def _principal_after(known: HeldColumnLock | None, ended: Sequence[HeldColumnLock]) -> str:
     """Returns the owner of a lock that renews a known one, and takes over others.
 
-    Rule: neither gives an owner to a lock that has none, because lists have its id and the name of its holder.
+    Rule: neither gives an owner to a lock that has none, because lists have its id and the name of its holder. Only an
+    admin names an owner for what replaces it.
     """
     if known is not None:
         return known.principal
-    return current_principal() if all(lock.principal for lock in ended) else ""
+    return new_owner() if NAMED_OWNER.get() or all(lock.principal for lock in ended) else ""
 
 
 def lock_lost(lock_id: str) -> LockLost:

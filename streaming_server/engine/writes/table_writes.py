@@ -13,7 +13,7 @@ from scankv.model.errors import InvalidKey, InvalidRequest, RequestTooLarge, Sca
 from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
 from scankv.model.names import table_of
 from scankv.model.tables.columns import CHANGE_TYPE
-from streaming_server.access.owners import current_principal, owner_check
+from streaming_server.access.owners import current_principal, new_owner, owner_check
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.merging.appended_rows import append_few, prepare_append, turn_of
@@ -387,7 +387,7 @@ def _principal_of(writer: str, known: Sequence[WriterState], definition: TableDe
     for each in principals:
         check(each)
     if not any(state.epoch for state in known):
-        return current_principal() or None
+        return new_owner() or None
     # Anyone may take over a writer that has no owner, so that makes nobody its owner.
     return principals[0] if principals else "" if current_principal() else None
 

@@ -30,7 +30,9 @@ async def open_writer(request: write_pb2.OpenWriterRequest, calls: TabletCalls) 
 
     def requests(tablets: Iterable[int], epoch: int) -> dict[int, write_pb2.OpenWriterRequest]:
         return {
-            number: write_pb2.OpenWriterRequest(table=calls.tablets[number].name, id=request.id, least_epoch=epoch)
+            number: write_pb2.OpenWriterRequest(
+                table=calls.tablets[number].name, id=request.id, least_epoch=epoch, principal=request.principal
+            )
             for number in tablets
         }
 
