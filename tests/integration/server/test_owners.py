@@ -13,6 +13,7 @@ from aio_client import AssignedOwner, InvalidRequest, JobStep, PermissionDenied,
 from streaming_server.services.permissions import PERMISSIONS
 from tests.support.secured import METHODS, SecuredServer, TokenCaller, TokenIssuer, request_type
 from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -474,6 +475,41 @@ def test_a_writer_of_another_principal_is_neither_fenced_nor_used_up_and_can_be_
     scene.owner(upsert, table=scene.table, rows=rows_of(9, v=[1]), writer=scene.ids["writer"])
     undone = other(f"{SERVICES}.WriteService/Undo", table=scene.table, **undoing(scene))
     assert undone.deleted == 9
+
+
+@pytest.mark.one_process
+def test_a_tablet_that_has_forgotten_an_idle_writer_gives_it_to_no_other_principal(tmp_path: Path) -> None:
+    issuer, open_ = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.WriteService/OpenWriter"
+    settings = {"writer_ttl_seconds": 1, "log_maintenance_seconds": 0.05}
+    options = [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), *options) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        owners = OwnersServer(secured, 2)
+        scene = owners.scene()
+        other, url = scene.others[-1], secured.address
+        with (
+            sync.connect(url, token=owners.token_of(scene.owner)) as mine,
+            sync.connect(url, token=owners.token_of(scene.admin)) as admin,
+            mine.table(scene.table).writer("w") as writer,
+        ):
+            # Opened later, and not used either, so tablets forget it later.
+            scene.owner(open_, table=scene.table, id="canary")
+
+            def is_forgotten() -> bool:
+                # A key is in one of the tablets, so the other one has an idle writer.
+                writer.upsert([{"k": 1, "v": 1}])
+                writer.flush()
+                known = admin.assign_owner(scene.table, "mine", current="mine").writers
+                assert "w" in known
+                return "canary" not in known
+
+            wait_until(is_forgotten, "the idle writer forgotten")
+        refused = other.refusal(open_, table=scene.table, id="w")
+        assert refused is not None
+        assert refused.details["principal"] == "mine"
+        assert scene.owner.code(open_, table=scene.table, id="w") == "OK"
 
 
 def test_an_admin_gives_what_belongs_to_one_principal_to_another(owners: OwnersServer) -> None:
