@@ -327,9 +327,8 @@ class Snapshots:
         """
         given = [each for each in self._leases.values() if each.view.table == table and each.principal == before]
         for lease in given:
-            lease.principal = principal
             with suppress(SnapshotLost):
-                await self._write_lease(lease)
+                await self._write_lease(lease, principal)
         return len(given)
 
     def list_snapshots(self, table: str | None = None) -> list[SnapshotInfo]:
@@ -544,7 +543,7 @@ class Snapshots:
         """Makes a new lease durable, and then adds it."""
         async with lease.view.lease_files:
             try:
-                await self._executor.run(_writing(lease))
+                await self._executor.run(_writing(lease, lease.principal))
             except BaseException:
                 self._work.start(self._remove_file(lease.view, lease.lease_id))
                 raise
@@ -593,16 +592,21 @@ class Snapshots:
             await self._write_lease(lease)
         return self._info_of(lease)
 
-    async def _write_lease(self, lease: Lease) -> None:
-        """Makes a change of a lease durable. Raises SnapshotLost if it has ended."""
+    async def _write_lease(self, lease: Lease, principal: str | None = None) -> None:
+        """Makes a change of a lease durable, and then gives it to a principal, if one is given.
+
+        Raises SnapshotLost if it has ended.
+        """
         async with lease.view.lease_files:
             # A lease that was released in the meantime must not come back.
             if self._leases.get(lease.lease_id) is not lease:
                 raise lost_error(lease.lease_id)
+            owner = lease.principal if principal is None else principal
             try:
-                await self._executor.run(_writing(lease))
+                await self._executor.run(_writing(lease, owner))
             except FileNotFoundError:
                 raise lost_error(lease.lease_id) from None
+            lease.principal = owner
 
     def _info_of(self, lease: Lease) -> SnapshotInfo:
         return snapshot_info(lease, self._clock.monotonic())
@@ -642,8 +646,8 @@ class Snapshots:
                 _log.exception("ending the lease %s", lease.lease_id)
 
 
-def _writing(lease: Lease) -> Callable[[], None]:
-    """Returns a function that writes the file of a lease."""
+def _writing(lease: Lease, principal: str) -> Callable[[], None]:
+    """Returns a function that writes the file of a lease, which belongs to a principal."""
     write = lease.view.directory.write_lease
     return partial(
         write,
@@ -652,5 +656,5 @@ def _writing(lease: Lease) -> Callable[[], None]:
         shared=lease.shared,
         name=lease.name,
         pending=lease.pending,
-        principal=lease.principal,
+        principal=principal,
     )

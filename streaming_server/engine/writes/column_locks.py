@@ -7,6 +7,7 @@ import logging
 import uuid
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import (
@@ -27,7 +28,7 @@ from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.storage.tables.column_locks import LockFile, LockRecord
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
@@ -272,11 +273,11 @@ class TableColumnLocks:
     async def assign(self, before: str, principal: str) -> int:
         """Gives the locks that belong to a principal (empty: to nobody) to another one, and returns how many."""
         async with self._changing:
-            given = [lock for lock in self.live() if lock.principal == before]
-            for lock in given:
-                lock.principal = principal
+            given = {lock.lock_id: principal for lock in self.live() if lock.principal == before}
             if given:
-                await self._store()
+                await self._store(given)
+            for lock_id in given:
+                self._locks[lock_id].principal = principal
         return len(given)
 
     async def expire(self) -> None:
@@ -318,12 +319,17 @@ class TableColumnLocks:
             self._locks = before
             raise
 
-    async def _store(self) -> None:
+    async def _store(self, principals: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Writes the locks. Some of them, by id, get another principal once this has returned."""
         if self._closed:
             raise _table_dropped(self.table)
         records = [
             LockRecord(
-                lock_id=lock.lock_id, columns=lock.columns, owner=lock.owner, ttl=lock.ttl, principal=lock.principal
+                lock_id=lock.lock_id,
+                columns=lock.columns,
+                owner=lock.owner,
+                ttl=lock.ttl,
+                principal=principals.get(lock.lock_id, lock.principal),
             )
             for lock in self._locks.values()
         ]
