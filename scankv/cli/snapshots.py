@@ -71,7 +71,7 @@ def list_(
         show_json([_summary(snapshot) for snapshot in snapshots])
     elif snapshots:
         show_table(
-            ["snapshot", "table", "rows", "taken at (UTC)", "ttl", "left", "name", "view"],
+            ["snapshot", "table", "rows", "taken at (UTC)", "ttl", "left", "name", "principal", "view"],
             [
                 [
                     snapshot.id,
@@ -81,6 +81,7 @@ def list_(
                     duration(snapshot.ttl),
                     duration(snapshot.remaining),
                     snapshot.name or "",
+                    snapshot.principal or "-",
                     snapshot.view_id,
                 ]
                 for snapshot in snapshots

@@ -46,6 +46,9 @@ def test_snapshots_are_listed(scankv: CommandLine, scores: str, snapshot: str) -
 def test_a_snapshot_is_taken_for_a_principal(scankv: CommandLine, scores: str) -> None:
     taken = scankv("snapshot", "create", scores, "--principal", "etl").text.strip()
     assert [(found["id"], found["principal"]) for found in listed(scankv, scores)] == [(taken, "etl")]
+    header, _, line = scankv("snapshot", "list", scores).text.splitlines()
+    assert header.split()[-2:] == ["principal", "view"]
+    assert line.split()[-2] == "etl"
 
 
 def test_a_snapshot_is_renewed(scankv: CommandLine, scores: str, snapshot: str) -> None:
