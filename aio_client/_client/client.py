@@ -624,6 +624,7 @@ class Client:
         lock: LockMode | None = None,
         lock_timeout: float | None = None,
         job: JobStep | None = None,
+        principal: str | None = None,
     ) -> TransactionOpener:
         """Begins a transaction: writes to any tables of the server that become visible together, or never.
 
@@ -660,6 +661,9 @@ class Client:
             job: With an id: the job that the transaction belongs to, and the job's previous transaction. The begin
                 fails if the job's table lacks the rows of the previous transaction, because the table was restored or
                 created again. A server of an earlier version does not check that. Default: no job.
+            principal: The principal to whom a new transaction belongs, which can then stage in it and commit it. Only
+                an admin of all tables, or with `job` of its table, may name another principal than that of its token.
+                Default: the principal of the token.
 
         Returns:
             An object for `async with` or `await`, which begins a `Transaction` each time.
@@ -668,9 +672,13 @@ class Client:
             TooManyTransactions: The server has as many open transactions as it allows.
             TableRecreated: With `job`: its table lacks rows of earlier transactions. The message says how to continue.
             TableNotFound: With `job`: its table does not exist.
+            PermissionDenied: An open transaction with this id belongs to another principal, or `principal` is another
+                one than that of the token, which has no role admin.
             UsageError: An argument is invalid; InvalidRequest for `id` or `writer`.
         """
-        return TransactionOpener(self._transport, id, conflict, ttl, writer, attempt, lock, lock_timeout, job)
+        return TransactionOpener(
+            self._transport, id, conflict, ttl, writer, attempt, lock, lock_timeout, job, principal
+        )
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
         """Joins a transaction that was begun elsewhere. Its owner commits it, and names the parts that count.

@@ -10,7 +10,7 @@ import anyio
 
 from aio_client._client.transaction_info import CommitResult, JobStep, LostWrites, TransactionInfo
 from aio_client._client.transaction_part import TransactionPart
-from aio_client._input.arguments import text_of
+from aio_client._input.arguments import principal_of, text_of
 from aio_client._input.awaitable import AwaitableOpener
 from aio_client._transport.lease import ttl_millis
 from aio_client._transport.repeatable_calls import call_again
@@ -204,6 +204,7 @@ class TransactionOpener(AwaitableOpener[Transaction]):
         lock: LockMode | None,
         lock_timeout: float | None,
         job: JobStep | None = None,
+        principal: str | None = None,
     ) -> None:
         """Called by `Client.transaction`; begins nothing yet. Raises UsageError for invalid arguments."""
         if not isinstance(conflict, str) or conflict not in _MODES:
@@ -229,6 +230,7 @@ class TransactionOpener(AwaitableOpener[Transaction]):
             lock_keys=self._lock_timeout is not None,
             lock_wait_millis=round(1000 * (self._lock_timeout or 0)),
             job=None if job is None else _job_message(job),
+            principal=principal_of(principal),
         )
 
     async def _open(self) -> Transaction:

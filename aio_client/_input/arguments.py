@@ -25,6 +25,13 @@ def text_of(value: object, option: str) -> str:
     return value
 
 
+def principal_of(value: object) -> str:
+    """Returns a principal as a request names it. None: as empty text, for the caller's own. Raises UsageError."""
+    if value == "":
+        raise UsageError("principal must not be empty: leave it out for the principal of the token", option="principal")
+    return "" if value is None else text_of(value, "principal")
+
+
 def flag_of(value: object, option: str) -> bool:
     """Returns the argument as a bool. Raises UsageError for other values."""
     if not isinstance(value, bool):

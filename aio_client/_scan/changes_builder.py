@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from aio_client._input.arguments import principal_of
 from scankv.model.changes.log_positions import CatchUp, LogSpec, Unmatched, Untracked
 from scankv.model.errors import UsageError
 
@@ -132,7 +133,7 @@ class ChangesBuilder(ABC):
         """
         return self._with(log=replace(self._log("with_row_kind"), row_kind=True))
 
-    def with_consumer_id(self, consumer_id: str, *, must_exist: bool = False) -> Self:
+    def with_consumer_id(self, consumer_id: str, *, must_exist: bool = False, principal: str | None = None) -> Self:
         """Reads the changes as a consumer, whose position the server stores.
 
             async with table.changes(consumer_id="billing").stream() as stream:
@@ -154,6 +155,9 @@ class ChangesBuilder(ABC):
             must_exist: Whether a stream of a consumer that does not exist raises ConsumerNotFound instead of creating
                 the consumer. For a reader that must not start from scratch after its consumer has expired, or because
                 of a misspelled id.
+            principal: The principal to whom a new consumer belongs. Only an admin of the table may name another
+                principal than that of its token; others get PermissionDenied when the stream starts. A consumer that
+                exists keeps its owner. Default: the principal of the token.
 
         Raises:
             UsageError: `consumer_id` is not a valid id, or the scan does not read the changelog.
@@ -162,7 +166,9 @@ class ChangesBuilder(ABC):
         # None is probably a missing setting of the caller. Without an id, the server would store no position.
         if consumer_id is None:
             raise UsageError("consumer_id must be the id of a consumer, not None")
-        return self._with(log=replace(log, consumer_id=consumer_id, consumer_must_exist=must_exist))
+        named = principal_of(principal) or None
+        log = replace(log, consumer_id=consumer_id, consumer_must_exist=must_exist, consumer_principal=named)
+        return self._with(log=log)
 
     def with_poll_interval_ms(self, millis: int) -> Self:
         """Changes nothing: the server sends changes when they are committed, so nothing is polled.

@@ -82,6 +82,8 @@ def _consumer_changelog_message(log: LogSpec, fence: int, *, clears: bool) -> sc
     if log.consumer_id is not None:
         message.consumer_id, message.consumer_fence = log.consumer_id, fence
         message.consumer_must_exist = log.consumer_must_exist
+        # A stream that continues makes no consumer.
+        message.consumer_principal = "" if fence else log.consumer_principal or ""
     return message
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from aio_client._input.arguments import is_text, text_of
+from aio_client._input.arguments import is_text, principal_of, text_of
 from aio_client._input.awaitable import AwaitableOpener
 from aio_client._transport.lease import RenewableLease, ttl_millis
 from aio_client._transport.repeatable_calls import call_again
@@ -210,6 +210,7 @@ class SnapshotOpener(AwaitableOpener[Snapshot]):
         same_view_as: Pinned | str | None,
         id_: str | None,
         name: str | None,
+        principal: str | None,
     ) -> None:
         """Called by `Table.snapshot`; takes no snapshot yet.
 
@@ -233,6 +234,7 @@ class SnapshotOpener(AwaitableOpener[Snapshot]):
             lease_id="" if id_ is None else text_of(id_, "id"),
             shared=id_ is not None,
             name=name or "",
+            principal=principal_of(principal),
         )
 
     async def _open(self) -> Snapshot:

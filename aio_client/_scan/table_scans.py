@@ -58,6 +58,7 @@ class ScanMethods(TableMethods):
         same_view_as: Pinned | str | None = None,
         id: str | None = None,
         name: str | None = None,
+        principal: str | None = None,
     ) -> SnapshotOpener:
         """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
 
@@ -82,6 +83,8 @@ class ScanMethods(TableMethods):
             name: A name by which `adopt_snapshot` finds the snapshot, for example after a restart of its job. No two
                 snapshots of a table have the same name at the same time; when a snapshot ends, its name is free again.
                 1 to 128 of `A-Z a-z 0-9 . _ -`. Default: no name.
+            principal: The principal to whom a new snapshot belongs. Only an admin of the table may name another
+                principal than that of its token. Default: the principal of the token.
 
         Returns:
             An object for `async with` or `await`, which takes a `Snapshot` each time.
@@ -93,9 +96,10 @@ class ScanMethods(TableMethods):
             InvalidRequest: `id` belongs to a snapshot of another table, or has characters that are not allowed.
             TooManySnapshots: The server has as many snapshots, or keeps as many bytes on disk for them, as it allows.
             SnapshotNotTaken: Every attempt would have delayed writers for too long.
+            PermissionDenied: `principal` is another one than that of the token, which has no role admin for the table.
             UsageError: `ttl` is out of range, `name` has other characters, or both `id` and `name` are given.
         """
-        return SnapshotOpener(self._handle.transport, self._handle.name, ttl, same_view_as, id, name)
+        return SnapshotOpener(self._handle.transport, self._handle.name, ttl, same_view_as, id, name, principal)
 
     async def adopt_snapshot(self, name: str, ttl: float | None = None) -> Snapshot:
         """Returns the snapshot of this table that has a name, and starts its time to live again.
@@ -129,6 +133,7 @@ class ScanMethods(TableMethods):
         where: Where | None = None,
         consumer_id: str | None = None,
         must_exist: bool = False,
+        principal: str | None = None,
         shard: tuple[int, int] | None = None,
         clamp: bool = False,
     ) -> Scan:
@@ -148,6 +153,7 @@ class ScanMethods(TableMethods):
                 Default: all rows.
             consumer_id: The consumer whose position the server stores, as for `Scan.with_consumer_id`. Default: none.
             must_exist: Whether that consumer must exist already, as for `Scan.with_consumer_id`.
+            principal: The principal to whom a new consumer belongs, as for `Scan.with_consumer_id`.
             shard: `(i, n)` for shard `i` of `n` of the buckets, as for `Scan.with_shard`. Default: all buckets.
             clamp: Whether to start at the nearest change that exists if `start` does not, as for `Scan.start_from`.
 
@@ -158,9 +164,11 @@ class ScanMethods(TableMethods):
         changes = self.scan(columns, where=where).with_source(ScanSource.LOG).start_from(start, clamp=clamp)
         changes = changes.stop_at(stop).with_row_kind()
         if consumer_id is not None:
-            changes = changes.with_consumer_id(consumer_id, must_exist=must_exist)
+            changes = changes.with_consumer_id(consumer_id, must_exist=must_exist, principal=principal)
         elif must_exist:
             raise UsageError("must_exist is for a consumer: give its consumer_id", option="must_exist")
+        elif principal is not None:
+            raise UsageError("principal is for a consumer: give its consumer_id", option="principal")
         if shard is not None:
             if not isinstance(shard, tuple) or len(shard) != 2:
                 raise UsageError(f"shard must be (i, n) for shard i of n, counted from 0, not {shard!r}")

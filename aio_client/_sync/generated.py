@@ -567,6 +567,7 @@ class Client(BlockingClient):
         lock: LockMode | None = None,
         lock_timeout: float | None = None,
         job: JobStep | None = None,
+        principal: str | None = None,
     ) -> Transaction:
         """Begins a transaction: writes to any tables of the server that become visible together, or never.
 
@@ -603,6 +604,9 @@ class Client(BlockingClient):
             job: With an id: the job that the transaction belongs to, and the job's previous transaction. The begin
                 fails if the job's table lacks the rows of the previous transaction, because the table was restored or
                 created again. A server of an earlier version does not check that. Default: no job.
+            principal: The principal to whom a new transaction belongs, which can then stage in it and commit it. Only
+                an admin of all tables, or with `job` of its table, may name another principal than that of its token.
+                Default: the principal of the token.
 
         Returns:
             The `Transaction`.
@@ -611,6 +615,8 @@ class Client(BlockingClient):
             TooManyTransactions: The server has as many open transactions as it allows.
             TableRecreated: With `job`: its table lacks rows of earlier transactions. The message says how to continue.
             TableNotFound: With `job`: its table does not exist.
+            PermissionDenied: An open transaction with this id belongs to another principal, or `principal` is another
+                one than that of the token, which has no role admin.
             UsageError: An argument is invalid; InvalidRequest for `id` or `writer`.
         """
         return Transaction(
@@ -625,6 +631,7 @@ class Client(BlockingClient):
                     lock=lock,
                     lock_timeout=lock_timeout,
                     job=job,
+                    principal=principal,
                 )
             ),
         )
@@ -932,6 +939,7 @@ class Table(Blocking):
         same_view_as: Pinned | str | None = None,
         id: str | None = None,
         name: str | None = None,
+        principal: str | None = None,
     ) -> Snapshot:
         """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
 
@@ -956,6 +964,8 @@ class Table(Blocking):
             name: A name by which `adopt_snapshot` finds the snapshot, for example after a restart of its job. No two
                 snapshots of a table have the same name at the same time; when a snapshot ends, its name is free again.
                 1 to 128 of `A-Z a-z 0-9 . _ -`. Default: no name.
+            principal: The principal to whom a new snapshot belongs. Only an admin of the table may name another
+                principal than that of its token. Default: the principal of the token.
 
         Returns:
             The `Snapshot`.
@@ -967,11 +977,14 @@ class Table(Blocking):
             InvalidRequest: `id` belongs to a snapshot of another table, or has characters that are not allowed.
             TooManySnapshots: The server has as many snapshots, or keeps as many bytes on disk for them, as it allows.
             SnapshotNotTaken: Every attempt would have delayed writers for too long.
+            PermissionDenied: `principal` is another one than that of the token, which has no role admin for the table.
             UsageError: `ttl` is out of range, `name` has other characters, or both `id` and `name` are given.
         """
         return Snapshot(
             self._runner,
-            self._runner.call(lambda: self._aio.snapshot(ttl, same_view_as=same_view_as, id=id, name=name)),
+            self._runner.call(
+                lambda: self._aio.snapshot(ttl, same_view_as=same_view_as, id=id, name=name, principal=principal)
+            ),
         )
 
     def adopt_snapshot(self, name: str, ttl: float | None = None) -> Snapshot:
@@ -1006,6 +1019,7 @@ class Table(Blocking):
         where: Where | None = None,
         consumer_id: str | None = None,
         must_exist: bool = False,
+        principal: str | None = None,
         shard: tuple[int, int] | None = None,
         clamp: bool = False,
     ) -> Scan:
@@ -1025,6 +1039,7 @@ class Table(Blocking):
                 Default: all rows.
             consumer_id: The consumer whose position the server stores, as for `Scan.with_consumer_id`. Default: none.
             must_exist: Whether that consumer must exist already, as for `Scan.with_consumer_id`.
+            principal: The principal to whom a new consumer belongs, as for `Scan.with_consumer_id`.
             shard: `(i, n)` for shard `i` of `n` of the buckets, as for `Scan.with_shard`. Default: all buckets.
             clamp: Whether to start at the nearest change that exists if `start` does not, as for `Scan.start_from`.
 
@@ -1041,6 +1056,7 @@ class Table(Blocking):
                 where=where,
                 consumer_id=consumer_id,
                 must_exist=must_exist,
+                principal=principal,
                 shard=shard,
                 clamp=clamp,
             ),
@@ -1575,6 +1591,7 @@ class Table(Blocking):
         batch_seconds: float = 0.05,
         max_buffered_bytes: int = 64 * 1024 * 1024,
         in_flight: int = 4,
+        principal: str | None = None,
     ) -> Writer:
         """Returns a writer, which collects rows and sends them in the background, several requests at a time.
 
@@ -1599,9 +1616,13 @@ class Table(Blocking):
                 written. One call's rows may exceed the limit by 8 MiB, and each of the `in_flight` requests is in
                 memory twice.
             in_flight: How many requests may be in flight at once, 1 to 16.
+            principal: With an id: the principal to whom a new writer, and its lock, belong. Only an admin of the table
+                may name another principal than that of its token; others get PermissionDenied when they enter it. A
+                writer that was opened before keeps its owner. Default: the principal of the token.
 
         Raises:
-            UsageError: A number is out of range, `id` is not an id, or `lock` is set without `columns`.
+            UsageError: A number is out of range, `id` is not an id, `lock` is set without `columns`, or `principal`
+                without `id`.
         """
         return Writer(
             self._runner,
@@ -1614,6 +1635,7 @@ class Table(Blocking):
                 batch_seconds=batch_seconds,
                 max_buffered_bytes=max_buffered_bytes,
                 in_flight=in_flight,
+                principal=principal,
             ),
         )
 
@@ -1667,7 +1689,13 @@ class Table(Blocking):
         )
 
     def lock_columns(
-        self, columns: Sequence[str], *, owner: str, ttl: float = 30.0, take_over: bool = False
+        self,
+        columns: Sequence[str],
+        *,
+        owner: str,
+        ttl: float = 30.0,
+        take_over: bool = False,
+        principal: str | None = None,
     ) -> ColumnLock:
         """Locks columns, so that no other writer changes them, and several jobs can fill columns of the same rows.
 
@@ -1686,6 +1714,8 @@ class Table(Blocking):
             take_over: Whether to end the locks that the same owner holds on any of the columns, for an owner that was
                 restarted and left a lock. Ending and locking are one step, so no other owner gets in between. Writes
                 that name an ended lock are refused with LockLost.
+            principal: The principal to whom the lock belongs. Only an admin of the table may name another principal
+                than that of its token. `owner` is only a label. Default: the principal of the token.
 
         Returns:
             The `ColumnLock`.
@@ -1695,11 +1725,15 @@ class Table(Blocking):
             SchemaMismatch: A column does not exist.
             InvalidRequest: A column is part of the key, or the owner's name is invalid.
             TooManyLocks: The table has 100 locks.
+            PermissionDenied: `principal` is another one than that of the token, which has no role admin for the table;
+                or a lock to take over belongs to another principal.
             UsageError: `ttl` is out of range.
         """
         return ColumnLock(
             self._runner,
-            self._runner.call(lambda: self._aio.lock_columns(columns, owner=owner, ttl=ttl, take_over=take_over)),
+            self._runner.call(
+                lambda: self._aio.lock_columns(columns, owner=owner, ttl=ttl, take_over=take_over, principal=principal)
+            ),
         )
 
     def consumers(self, pattern: str | None = None) -> list[Consumer]:
@@ -2021,7 +2055,7 @@ class Scan(BlockingScan):
         """
         return super().if_changed_since(version)
 
-    def with_consumer_id(self, consumer_id: str, *, must_exist: bool = False) -> Self:
+    def with_consumer_id(self, consumer_id: str, *, must_exist: bool = False, principal: str | None = None) -> Self:
         """Reads the changes as a consumer, whose position the server stores.
 
             with table.changes(consumer_id="billing").stream() as stream:
@@ -2043,11 +2077,14 @@ class Scan(BlockingScan):
             must_exist: Whether a stream of a consumer that does not exist raises ConsumerNotFound instead of creating
                 the consumer. For a reader that must not start from scratch after its consumer has expired, or because
                 of a misspelled id.
+            principal: The principal to whom a new consumer belongs. Only an admin of the table may name another
+                principal than that of its token; others get PermissionDenied when the stream starts. A consumer that
+                exists keeps its owner. Default: the principal of the token.
 
         Raises:
             UsageError: `consumer_id` is not a valid id, or the scan does not read the changelog.
         """
-        return super().with_consumer_id(consumer_id, must_exist=must_exist)
+        return super().with_consumer_id(consumer_id, must_exist=must_exist, principal=principal)
 
 
 class Snapshot(BlockingLease):
@@ -2264,6 +2301,8 @@ class Writer(BlockingContextManager):
         Raises:
             ColumnLocked: Another owner has locked one of the columns.
             UsageError: The writer was entered before.
+            PermissionDenied: The writer belongs to another principal, or is to belong to one, and the token has no role
+                admin for the table.
             TableNotFound, TooManyWriters: The table was dropped, or the server has as many writers as it allows.
         """
         return super().__enter__()

@@ -7,7 +7,7 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from aio_client._input.arguments import flag_of, is_text, items_of, names_of, text_of
+from aio_client._input.arguments import flag_of, is_text, items_of, names_of, principal_of, text_of
 from aio_client._input.awaitable import AwaitableOpener
 from aio_client._transport.lease import RenewableLease, ttl_millis
 from aio_client._transport.repeatable_calls import call_again
@@ -135,6 +135,7 @@ class ColumnLockOpener(AwaitableOpener[ColumnLock]):
         ttl: float,
         *,
         take_over: bool = False,
+        principal: str | None = None,
     ) -> None:
         """Called by `Table.lock_columns`; takes no lock yet. Raises UsageError for a time to live out of range."""
         names = names_of(columns, "columns")
@@ -145,6 +146,7 @@ class ColumnLockOpener(AwaitableOpener[ColumnLock]):
             owner=text_of(owner, "owner"),
             ttl_millis=ttl_millis(ttl),
             take_over=flag_of(take_over, "take_over"),
+            principal=principal_of(principal),
         )
 
     async def _open(self) -> ColumnLock:

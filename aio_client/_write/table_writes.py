@@ -225,6 +225,7 @@ class WriteMethods(TableMethods):
         batch_seconds: float = 0.05,
         max_buffered_bytes: int = 64 * 1024 * 1024,
         in_flight: int = 4,
+        principal: str | None = None,
     ) -> Writer:
         """Returns a writer, which collects rows and sends them in the background, several requests at a time.
 
@@ -249,9 +250,13 @@ class WriteMethods(TableMethods):
                 written. One call's rows may exceed the limit by 8 MiB, and each of the `in_flight` requests is in
                 memory twice.
             in_flight: How many requests may be in flight at once, 1 to 16.
+            principal: With an id: the principal to whom a new writer, and its lock, belong. Only an admin of the table
+                may name another principal than that of its token; others get PermissionDenied when they enter it. A
+                writer that was opened before keeps its owner. Default: the principal of the token.
 
         Raises:
-            UsageError: A number is out of range, `id` is not an id, or `lock` is set without `columns`.
+            UsageError: A number is out of range, `id` is not an id, `lock` is set without `columns`, or `principal`
+                without `id`.
         """
         settings = WriterSettings(
             batch_bytes=batch_bytes,
@@ -264,7 +269,9 @@ class WriteMethods(TableMethods):
         values = None if names is None else tuple(name for name in names if name not in key)
         if lock and not values:
             raise UsageError("lock=True locks the writer's columns: name them with columns=[...]", option="columns")
-        return Writer(self._handle, id, settings, values, lock_ttl if lock else None)
+        if principal is not None and id is None:
+            raise UsageError("principal is for a writer with an id: also give id", option="principal")
+        return Writer(self._handle, id, settings, values, lock_ttl if lock else None, principal)
 
     async def undo(
         self,
@@ -332,7 +339,13 @@ class WriteMethods(TableMethods):
         return UndoReport.of(response)
 
     def lock_columns(
-        self, columns: Sequence[str], *, owner: str, ttl: float = 30.0, take_over: bool = False
+        self,
+        columns: Sequence[str],
+        *,
+        owner: str,
+        ttl: float = 30.0,
+        take_over: bool = False,
+        principal: str | None = None,
     ) -> ColumnLockOpener:
         """Locks columns, so that no other writer changes them, and several jobs can fill columns of the same rows.
 
@@ -351,6 +364,8 @@ class WriteMethods(TableMethods):
             take_over: Whether to end the locks that the same owner holds on any of the columns, for an owner that was
                 restarted and left a lock. Ending and locking are one step, so no other owner gets in between. Writes
                 that name an ended lock are refused with LockLost.
+            principal: The principal to whom the lock belongs. Only an admin of the table may name another principal
+                than that of its token. `owner` is only a label. Default: the principal of the token.
 
         Returns:
             An object for `async with` or `await`, which takes a `ColumnLock` each time.
@@ -360,9 +375,13 @@ class WriteMethods(TableMethods):
             SchemaMismatch: A column does not exist.
             InvalidRequest: A column is part of the key, or the owner's name is invalid.
             TooManyLocks: The table has 100 locks.
+            PermissionDenied: `principal` is another one than that of the token, which has no role admin for the table;
+                or a lock to take over belongs to another principal.
             UsageError: `ttl` is out of range.
         """
-        return ColumnLockOpener(self._handle.transport, self._handle.name, columns, owner, ttl, take_over=take_over)
+        return ColumnLockOpener(
+            self._handle.transport, self._handle.name, columns, owner, ttl, take_over=take_over, principal=principal
+        )
 
     @property
     def _takes_few(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
+from aio_client._input.arguments import principal_of
 from aio_client._input.data import rows_of
 from aio_client._input.requests import REQUEST_BYTES
 from aio_client._transport.repeatable_calls import call_again
@@ -80,6 +81,7 @@ class Writer:
         settings: WriterSettings,
         columns: tuple[str, ...] | None,
         lock_ttl: float | None,
+        principal: str | None,
     ) -> None:
         """Called by `Table.writer`.
 
@@ -89,6 +91,7 @@ class Writer:
             settings: How much to collect and to send at once.
             columns: The columns outside the key to write. None: all.
             lock_ttl: The time to live in seconds of a lock on these columns. None: no lock.
+            principal: The principal to whom a new writer and the lock belong. None: that of the token.
         """
         if writer_id is not None:
             _check_id(writer_id)
@@ -103,8 +106,17 @@ class Writer:
         self._lock_opener = (
             None
             if lock_ttl is None
-            else ColumnLockOpener(table.transport, table.name, columns or (), self._id, lock_ttl, take_over=self._named)
+            else ColumnLockOpener(
+                table.transport,
+                table.name,
+                columns or (),
+                self._id,
+                lock_ttl,
+                take_over=self._named,
+                principal=principal,
+            )
         )
+        self._principal = principal_of(principal)
         self._lock_ids: list[str] = []
         self._lane_chooser = LaneChooser(table.shape, settings.in_flight)
         self._lanes: list[Lane] = []
@@ -154,12 +166,14 @@ class Writer:
         Raises:
             ColumnLocked: Another owner has locked one of the columns.
             UsageError: The writer was entered before.
+            PermissionDenied: The writer belongs to another principal, or is to belong to one, and the token has no role
+                admin for the table.
             TableNotFound, TooManyWriters: The table was dropped, or the server has as many writers as it allows.
         """
         if self._lanes:
             raise UsageError("this writer was entered before: call table.writer() again for another writer")
         if self._named:
-            request = write_pb2.OpenWriterRequest(table=self._table.name, id=self._id)
+            request = write_pb2.OpenWriterRequest(table=self._table.name, id=self._id, principal=self._principal)
             opened = await call_again(self._transport, lambda: self._transport.services.writes.OpenWriter, request)
             self._epoch, self._next_sequence, self._history = opened.epoch, opened.next_sequence, opened.history
         if self._lock_opener is not None:

@@ -42,7 +42,7 @@ def list_(
         show_json([_summary(consumer) for consumer in consumers])
     elif consumers:
         show_table(
-            ["consumer", "lag", "reads", "committed at (UTC)", "state", "offsets"],
+            ["consumer", "lag", "reads", "committed at (UTC)", "state", "principal", "offsets"],
             [_cells(consumer) for consumer in consumers],
         )
     else:
@@ -133,6 +133,7 @@ def _cells(consumer: Consumer) -> list[object]:
         consumer.phase,
         committed,
         state,
+        consumer.principal or "-",
         _offsets(consumer.log_offsets),
     ]
 

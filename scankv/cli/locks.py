@@ -36,9 +36,17 @@ def list_(
         show_json([_summary(lock) for lock in locks])
     elif locks:
         show_table(
-            ["lock", "table", "owner", "columns", "ttl", "left"],
+            ["lock", "table", "owner", "columns", "ttl", "left", "principal"],
             [
-                [lock.id, lock.table, lock.owner, ",".join(lock.columns), duration(lock.ttl), duration(lock.remaining)]
+                [
+                    lock.id,
+                    lock.table,
+                    lock.owner,
+                    ",".join(lock.columns),
+                    duration(lock.ttl),
+                    duration(lock.remaining),
+                    lock.principal or "-",
+                ]
                 for lock in locks
             ],
         )

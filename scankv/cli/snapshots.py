@@ -40,12 +40,20 @@ def create(
         str | None,
         typer.Option(help="A name for the snapshot, unique in its table: 1 to 128 of A-Z a-z 0-9 . _ -"),
     ] = None,
+    principal: Annotated[
+        str | None,
+        typer.Option(
+            help="The principal to whom the snapshot belongs. Only an admin of the table may name another one than "
+            "that of the token. Default: the principal of the token.",
+            show_default=False,
+        ),
+    ] = None,
     url: Url = None,
 ) -> None:
     """Pin a table as of now, and print the snapshot's id."""
     seconds = parse_duration(ttl)
     with open_client(url) as client:
-        typer.echo(client.table(table).snapshot(ttl=seconds, name=name).id)
+        typer.echo(client.table(table).snapshot(ttl=seconds, name=name, principal=principal).id)
 
 
 @app.command("list")
@@ -63,7 +71,7 @@ def list_(
         show_json([_summary(snapshot) for snapshot in snapshots])
     elif snapshots:
         show_table(
-            ["snapshot", "table", "rows", "taken at (UTC)", "ttl", "left", "name", "view"],
+            ["snapshot", "table", "rows", "taken at (UTC)", "ttl", "left", "name", "principal", "view"],
             [
                 [
                     snapshot.id,
@@ -73,6 +81,7 @@ def list_(
                     duration(snapshot.ttl),
                     duration(snapshot.remaining),
                     snapshot.name or "",
+                    snapshot.principal or "-",
                     snapshot.view_id,
                 ]
                 for snapshot in snapshots

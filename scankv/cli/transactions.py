@@ -33,7 +33,7 @@ def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
         show_json([_summary(each) for each in transactions])
     elif transactions:
         show_table(
-            ["token", "id", "tables", "rows", "bytes", "locks", "age", "left"],
+            ["token", "id", "tables", "rows", "bytes", "locks", "age", "left", "principal"],
             [
                 [
                     each.token,
@@ -44,6 +44,7 @@ def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
                     each.locked_keys,
                     duration(each.age_seconds),
                     "stuck" if each.stuck else "committing" if each.committing else duration(each.remaining),
+                    each.principal or "-",
                 ]
                 for each in transactions
             ],

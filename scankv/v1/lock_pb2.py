@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14scankv/v1/lock.proto\x12\tscankv.v1\"\x8d\x01\n\nColumnLock\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\t\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x12\n\nttl_millis\x18\x05 \x01(\x04\x12\x18\n\x10remaining_millis\x18\x06 \x01(\x04\x12\x11\n\tprincipal\x18\x07 \x01(\t\"{\n\x12LockColumnsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0f\n\x07lock_id\x18\x04 \x01(\t\x12\x12\n\nttl_millis\x18\x05 \x01(\x04\x12\x11\n\ttake_over\x18\x06 \x01(\x08\":\n\x13LockColumnsResponse\x12#\n\x04lock\x18\x01 \x01(\x0b\x32\x15.scankv.v1.ColumnLock\"=\n\x16RenewColumnLockRequest\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\x12\x12\n\nttl_millis\x18\x02 \x01(\x04\">\n\x17RenewColumnLockResponse\x12#\n\x04lock\x18\x01 \x01(\x0b\x32\x15.scankv.v1.ColumnLock\"+\n\x18ReleaseColumnLockRequest\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\"\x1b\n\x19ReleaseColumnLockResponse\"\'\n\x16ListColumnLocksRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x17ListColumnLocksResponse\x12$\n\x05locks\x18\x01 \x03(\x0b\x32\x15.scankv.v1.ColumnLock2\xef\x02\n\x0bLockService\x12L\n\x0bLockColumns\x12\x1d.scankv.v1.LockColumnsRequest\x1a\x1e.scankv.v1.LockColumnsResponse\x12X\n\x0fRenewColumnLock\x12!.scankv.v1.RenewColumnLockRequest\x1a\".scankv.v1.RenewColumnLockResponse\x12^\n\x11ReleaseColumnLock\x12#.scankv.v1.ReleaseColumnLockRequest\x1a$.scankv.v1.ReleaseColumnLockResponse\x12X\n\x0fListColumnLocks\x12!.scankv.v1.ListColumnLocksRequest\x1a\".scankv.v1.ListColumnLocksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14scankv/v1/lock.proto\x12\tscankv.v1\"\x8d\x01\n\nColumnLock\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\t\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x12\n\nttl_millis\x18\x05 \x01(\x04\x12\x18\n\x10remaining_millis\x18\x06 \x01(\x04\x12\x11\n\tprincipal\x18\x07 \x01(\t\"\x8e\x01\n\x12LockColumnsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0f\n\x07lock_id\x18\x04 \x01(\t\x12\x12\n\nttl_millis\x18\x05 \x01(\x04\x12\x11\n\ttake_over\x18\x06 \x01(\x08\x12\x11\n\tprincipal\x18\x07 \x01(\t\":\n\x13LockColumnsResponse\x12#\n\x04lock\x18\x01 \x01(\x0b\x32\x15.scankv.v1.ColumnLock\"=\n\x16RenewColumnLockRequest\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\x12\x12\n\nttl_millis\x18\x02 \x01(\x04\">\n\x17RenewColumnLockResponse\x12#\n\x04lock\x18\x01 \x01(\x0b\x32\x15.scankv.v1.ColumnLock\"+\n\x18ReleaseColumnLockRequest\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\"\x1b\n\x19ReleaseColumnLockResponse\"\'\n\x16ListColumnLocksRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x17ListColumnLocksResponse\x12$\n\x05locks\x18\x01 \x03(\x0b\x32\x15.scankv.v1.ColumnLock2\xef\x02\n\x0bLockService\x12L\n\x0bLockColumns\x12\x1d.scankv.v1.LockColumnsRequest\x1a\x1e.scankv.v1.LockColumnsResponse\x12X\n\x0fRenewColumnLock\x12!.scankv.v1.RenewColumnLockRequest\x1a\".scankv.v1.RenewColumnLockResponse\x12^\n\x11ReleaseColumnLock\x12#.scankv.v1.ReleaseColumnLockRequest\x1a$.scankv.v1.ReleaseColumnLockResponse\x12X\n\x0fListColumnLocks\x12!.scankv.v1.ListColumnLocksRequest\x1a\".scankv.v1.ListColumnLocksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,22 +33,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COLUMNLOCK']._serialized_start=36
   _globals['_COLUMNLOCK']._serialized_end=177
-  _globals['_LOCKCOLUMNSREQUEST']._serialized_start=179
-  _globals['_LOCKCOLUMNSREQUEST']._serialized_end=302
-  _globals['_LOCKCOLUMNSRESPONSE']._serialized_start=304
-  _globals['_LOCKCOLUMNSRESPONSE']._serialized_end=362
-  _globals['_RENEWCOLUMNLOCKREQUEST']._serialized_start=364
-  _globals['_RENEWCOLUMNLOCKREQUEST']._serialized_end=425
-  _globals['_RENEWCOLUMNLOCKRESPONSE']._serialized_start=427
-  _globals['_RENEWCOLUMNLOCKRESPONSE']._serialized_end=489
-  _globals['_RELEASECOLUMNLOCKREQUEST']._serialized_start=491
-  _globals['_RELEASECOLUMNLOCKREQUEST']._serialized_end=534
-  _globals['_RELEASECOLUMNLOCKRESPONSE']._serialized_start=536
-  _globals['_RELEASECOLUMNLOCKRESPONSE']._serialized_end=563
-  _globals['_LISTCOLUMNLOCKSREQUEST']._serialized_start=565
-  _globals['_LISTCOLUMNLOCKSREQUEST']._serialized_end=604
-  _globals['_LISTCOLUMNLOCKSRESPONSE']._serialized_start=606
-  _globals['_LISTCOLUMNLOCKSRESPONSE']._serialized_end=669
-  _globals['_LOCKSERVICE']._serialized_start=672
-  _globals['_LOCKSERVICE']._serialized_end=1039
+  _globals['_LOCKCOLUMNSREQUEST']._serialized_start=180
+  _globals['_LOCKCOLUMNSREQUEST']._serialized_end=322
+  _globals['_LOCKCOLUMNSRESPONSE']._serialized_start=324
+  _globals['_LOCKCOLUMNSRESPONSE']._serialized_end=382
+  _globals['_RENEWCOLUMNLOCKREQUEST']._serialized_start=384
+  _globals['_RENEWCOLUMNLOCKREQUEST']._serialized_end=445
+  _globals['_RENEWCOLUMNLOCKRESPONSE']._serialized_start=447
+  _globals['_RENEWCOLUMNLOCKRESPONSE']._serialized_end=509
+  _globals['_RELEASECOLUMNLOCKREQUEST']._serialized_start=511
+  _globals['_RELEASECOLUMNLOCKREQUEST']._serialized_end=554
+  _globals['_RELEASECOLUMNLOCKRESPONSE']._serialized_start=556
+  _globals['_RELEASECOLUMNLOCKRESPONSE']._serialized_end=583
+  _globals['_LISTCOLUMNLOCKSREQUEST']._serialized_start=585
+  _globals['_LISTCOLUMNLOCKSREQUEST']._serialized_end=624
+  _globals['_LISTCOLUMNLOCKSRESPONSE']._serialized_start=626
+  _globals['_LISTCOLUMNLOCKSRESPONSE']._serialized_end=689
+  _globals['_LOCKSERVICE']._serialized_start=692
+  _globals['_LOCKSERVICE']._serialized_end=1059
 # @@protoc_insertion_point(module_scope)

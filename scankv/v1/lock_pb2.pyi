@@ -84,6 +84,7 @@ class LockColumnsRequest(_message.Message):
     LOCK_ID_FIELD_NUMBER: _builtins.int
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
     TAKE_OVER_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     owner: _builtins.str
@@ -95,6 +96,11 @@ class LockColumnsRequest(_message.Message):
     take_over: _builtins.bool
     """Ends the locks that the same owner has on any of the columns, for an owner that was restarted. This is one atomic
     step: no other owner can lock the columns in between, and writes that name an ended lock are refused from then on.
+    """
+    principal: _builtins.str
+    """The principal to whom a new lock belongs: 1 to 200 characters. A lock that is renewed keeps its owner. Only an admin
+    of the table may name another principal than its own: PERMISSION_DENIED otherwise. Empty: the principal of the
+    caller, or nobody if a lock without an owner is taken over.
     """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -109,10 +115,11 @@ class LockColumnsRequest(_message.Message):
         lock_id: _builtins.str = ...,
         ttl_millis: _builtins.int = ...,
         take_over: _builtins.bool = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "lock_id", b"lock_id", "owner", b"owner", "table", b"table", "take_over", b"take_over", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "lock_id", b"lock_id", "owner", b"owner", "principal", b"principal", "table", b"table", "take_over", b"take_over", "ttl_millis", b"ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -436,6 +436,7 @@ class Changelog(_message.Message):
     RESCAN_UNTRACKED_FIELD_NUMBER: _builtins.int
     CLEAR_RANGES_FIELD_NUMBER: _builtins.int
     ROWS_ELSEWHERE_FIELD_NUMBER: _builtins.int
+    CONSUMER_PRINCIPAL_FIELD_NUMBER: _builtins.int
     timestamp_micros: _builtins.int
     """The first change committed at or after this time, in microseconds since 1970. Errors, if a change since this time
     is no longer kept: see `clamp`. Around a jump of the machine's clock, such a start or stop gets INVALID_REQUEST:
@@ -497,6 +498,11 @@ class Changelog(_message.Message):
     and commits how far it is with `CommitPositionRequest.rows_position`. Until it commits a resume token, the consumer
     has rows to come before the changes, as after `full`, and starts where `offsets` says. The stream has no rows.
     """
+    consumer_principal: _builtins.str
+    """The principal to whom a new consumer belongs: 1 to 200 characters. A consumer that exists keeps its owner. Only an
+    admin of the table may name another principal than its own: PERMISSION_DENIED otherwise. Empty: the principal of the
+    caller.
+    """
     @_builtins.property
     def full(self) -> Global___LogFull:
         """All rows as of the opening as `+I` without offset and timestamp, then the changes from exactly there on."""
@@ -545,10 +551,11 @@ class Changelog(_message.Message):
         rescan_untracked: _builtins.bool = ...,
         clear_ranges: _builtins.bool = ...,
         rows_elsewhere: _builtins.bool = ...,
+        consumer_principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "clear_ranges", b"clear_ranges", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "consumer_must_exist", b"consumer_must_exist", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_changes", b"net_changes", "net_changes_lag_threshold", b"net_changes_lag_threshold", "offsets", b"offsets", "rescan_untracked", b"rescan_untracked", "rows_elsewhere", b"rows_elsewhere", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "clear_ranges", b"clear_ranges", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "consumer_must_exist", b"consumer_must_exist", "consumer_principal", b"consumer_principal", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_changes", b"net_changes", "net_changes_lag_threshold", b"net_changes_lag_threshold", "offsets", b"offsets", "rescan_untracked", b"rescan_untracked", "rows_elsewhere", b"rows_elsewhere", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["full", "earliest", "latest", "timestamp_micros", "offsets", "last"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015

@@ -83,7 +83,7 @@ class Snapshot(_message.Message):
     name: _builtins.str
     """Its name, unique among the snapshots of the table. Empty: it has none."""
     principal: _builtins.str
-    """The principal whose call took it. Only it, or an admin of the table, may renew and release the lease. Empty: it has
+    """The principal that it belongs to. Only it, or an admin of the table, may renew and release the lease. Empty: it has
     no owner, because the server had no tokens, or because an earlier version of the server took it.
     """
     @_builtins.property
@@ -129,6 +129,7 @@ class PinSnapshotRequest(_message.Message):
     SAME_VIEW_AS_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     lease_id: _builtins.str
@@ -152,6 +153,10 @@ class PinSnapshotRequest(_message.Message):
     """1 to 128 of `A-Z a-z 0-9 . _ -`. Until the lease ends, no other snapshot of the table can have this name; then the
     name is free again. Not for shared leases, whose id already is a name. Empty: no name.
     """
+    principal: _builtins.str
+    """The principal to whom a new lease belongs: 1 to 200 characters. A lease that exists keeps its owner. Only an admin of
+    the table may name another principal than its own: PERMISSION_DENIED otherwise. Empty: the principal of the caller.
+    """
     def __init__(
         self,
         *,
@@ -161,10 +166,11 @@ class PinSnapshotRequest(_message.Message):
         same_view_as: _builtins.str = ...,
         shared: _builtins.bool = ...,
         name: _builtins.str = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "name", b"name", "same_view_as", b"same_view_as", "shared", b"shared", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "name", b"name", "principal", b"principal", "same_view_as", b"same_view_as", "shared", b"shared", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,7 @@ class BeginTransactionRequest(_message.Message):
     LOCK_WAIT_MILLIS_FIELD_NUMBER: _builtins.int
     COMMON_TOKEN_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Identifies the transaction across crashes of its writer: 1 to 128 characters. Empty: no id, and the commit is
     remembered for an hour.
@@ -78,6 +79,11 @@ class BeginTransactionRequest(_message.Message):
     """With `lock_keys`: how long one call may wait for keys, up to 60,000. 0: it does not wait."""
     common_token: _builtins.str
     """The token of the transaction, which a worker process of the server has chosen for all of them. Not for clients."""
+    principal: _builtins.str
+    """The principal to whom a new transaction belongs: 1 to 200 characters. A transaction that is open already keeps its
+    owner. Only an admin of the table of `job`, or without `job` of all tables, may name another principal than its own:
+    PERMISSION_DENIED otherwise. Empty: the principal of the caller.
+    """
     @_builtins.property
     def job(self) -> Global___JobStep:
         """The job that the transaction belongs to. Absent: none."""
@@ -94,10 +100,11 @@ class BeginTransactionRequest(_message.Message):
         lock_wait_millis: _builtins.int = ...,
         common_token: _builtins.str = ...,
         job: Global___JobStep | None = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "common_token", b"common_token", "conflict_mode", b"conflict_mode", "id", b"id", "job", b"job", "lock_keys", b"lock_keys", "lock_wait_millis", b"lock_wait_millis", "ttl_millis", b"ttl_millis", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "common_token", b"common_token", "conflict_mode", b"conflict_mode", "id", b"id", "job", b"job", "lock_keys", b"lock_keys", "lock_wait_millis", b"lock_wait_millis", "principal", b"principal", "ttl_millis", b"ttl_millis", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

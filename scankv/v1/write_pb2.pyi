@@ -548,23 +548,44 @@ class OpenWriterRequest(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     LEAST_EPOCH_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    ONLY_LOOKS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     id: _builtins.str
     least_epoch: _builtins.int
     """Of the worker processes of a server, for a tablet: the least epoch. 0: any."""
+    principal: _builtins.str
+    """The principal to whom a new writer belongs: 1 to 200 characters. A writer that was opened before keeps its owner. Only
+    an admin of the table may name another principal than its own: PERMISSION_DENIED otherwise. Empty: the principal of
+    the caller.
+    """
+    only_looks: _builtins.bool
+    """Of the worker processes of a server, for a tablet: opens nothing. The answer says what the tablet knows, with an
+    epoch of 0 if it does not know the writer.
+    """
+    owner: _builtins.str
+    """Of the worker processes of a server, for a tablet that knows no owner of the writer: its owner, as in
+    OpenWriterResponse.
+    """
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         id: _builtins.str = ...,
         least_epoch: _builtins.int = ...,
+        principal: _builtins.str = ...,
+        only_looks: _builtins.bool = ...,
+        owner: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "least_epoch", b"least_epoch", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "id", b"id", "least_epoch", b"least_epoch", "only_looks", b"only_looks", "owner", b"owner", "principal", b"principal", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__owner: _TypeAlias = _typing.Literal["owner"]  # noqa: Y015
+    _WhichOneofArgType__owner: _TypeAlias = _typing.Literal["_owner", b"_owner"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__owner) -> _WhichOneofReturnType__owner | None: ...
 
 Global___OpenWriterRequest: _TypeAlias = OpenWriterRequest  # noqa: Y015
 
@@ -575,6 +596,7 @@ class OpenWriterResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     NEXT_SEQUENCE_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Greater than all earlier epochs."""
     next_sequence: _builtins.int
@@ -583,17 +605,24 @@ class OpenWriterResponse(_message.Message):
     """Names the history of the table, to be sent with each request of the writer. Changes when the table is created
     again or restored, and when a recovery loses its changes.
     """
+    owner: _builtins.str
+    """With `only_looks`: the principal that the writer belongs to. Empty: it belongs to nobody, and stays so. Absent: it
+    belongs to nobody until its holder writes. Not for clients.
+    """
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         next_sequence: _builtins.int = ...,
         history: _builtins.str = ...,
+        owner: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "history", b"history", "next_sequence", b"next_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "epoch", b"epoch", "history", b"history", "next_sequence", b"next_sequence", "owner", b"owner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__owner: _TypeAlias = _typing.Literal["owner"]  # noqa: Y015
+    _WhichOneofArgType__owner: _TypeAlias = _typing.Literal["_owner", b"_owner"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__owner) -> _WhichOneofReturnType__owner | None: ...
 
 Global___OpenWriterResponse: _TypeAlias = OpenWriterResponse  # noqa: Y015

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import PermissionDenied
+from scankv.model.errors import InvalidRequest, PermissionDenied
 from scankv.model.names import table_of
 from streaming_server.access.callers import ANYBODY
 from streaming_server.access.grants import Role
@@ -28,6 +28,11 @@ CALLER: Final[ContextVar[CallerIdentity | None]] = ContextVar("scankv_caller", d
 """Who makes the call that the current task serves. The server itself, and all where no tokens are asked for, are
 `ANYBODY`, who may do everything and owns nothing. None: a call whose caller is not known yet, which may do nothing."""
 
+NAMED_OWNER: Final[ContextVar[str]] = ContextVar("scankv_named_owner", default="")
+"""Whom the current call names as the owner of what it makes, after a check. Empty: its caller will own it."""
+
+_MAX_PRINCIPAL: Final = 200
+
 
 def _current_caller() -> CallerIdentity:
     caller = CALLER.get()
@@ -37,8 +42,48 @@ def _current_caller() -> CallerIdentity:
 
 
 def current_principal() -> str:
-    """Returns the principal that will own what the current call makes. Empty: it gets no owner."""
+    """Returns the principal that makes the current call. Empty: it has none."""
     return _current_caller().principal
+
+
+def new_owner() -> str:
+    """Returns the principal that will own what the current call makes. Empty: it gets no owner."""
+    return NAMED_OWNER.get() or current_principal()
+
+
+def check_named_owner(named: str, tables: Iterable[str]) -> None:
+    """Checks that the caller may make something that belongs to a principal.
+
+    Others could use up the share of a principal, and leave it what it has not asked for. Where no tokens are asked for,
+    all may do that, as they may assign owners.
+
+    Args:
+        named: The principal. Empty: that of the caller.
+        tables: The tables that it will be about, as for `OwnerCheck`.
+
+    Raises:
+        InvalidRequest: The name is not allowed.
+        PermissionDenied: It is another principal than that of the caller, who is no admin of the tables.
+    """
+    if not named or named == current_principal():
+        return
+    check_principal(named)
+    if not owner_check("what the call makes", tables).is_admin:
+        raise PermissionDenied(
+            f'the call names the principal "{named}" as the owner of what it makes, and the token is of '
+            f'"{current_principal()}": only a token with the role admin for its tables can name another principal; '
+            "leave it out, or ask an admin to assign it",
+            role=Role.ADMIN.text,
+            principal=named,
+        )
+
+
+def check_principal(principal: str) -> None:
+    """Raises InvalidRequest unless a text may be the name of a principal."""
+    if not 0 < len(principal) <= _MAX_PRINCIPAL or not principal.isprintable():
+        raise InvalidRequest(
+            f"principal must be 1 to {_MAX_PRINCIPAL} printable characters, not {principal[:_MAX_PRINCIPAL]!r}"
+        )
 
 
 def continuing_principal(table: str) -> str:
@@ -110,13 +155,13 @@ def share_refusal(things: str, mine: int, taken: int, most: int, share: float, t
 
     Args:
         things: What it would make, in the plural.
-        mine: How many of them belong to the caller.
+        mine: How many of them belong to the principal that would own it.
         taken: How many of them are there.
         most: The most that may be there.
         share: The share of them that one principal may have (`max_caller_share`).
         tables: The tables that it is about.
     """
-    principal = current_principal()
+    principal = new_owner()
     if not principal or owner_check(things, tables).is_admin:
         return None
     own = own_share(most, share)

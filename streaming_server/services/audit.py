@@ -23,7 +23,17 @@ calls."""
 
 _REFUSED: Final = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 # Fields of requests whose values are neither secret nor data of rows. The tokens of transactions are not here.
-_RESOURCES: Final = ("snapshot_id", "lock_id", "scan_id", "consumer_id", "owner", "lease_id", "id")
+_RESOURCES: Final = (
+    "snapshot_id",
+    "lock_id",
+    "scan_id",
+    "consumer_id",
+    "owner",
+    "lease_id",
+    "id",
+    "current",
+    "principal",
+)
 _MAX_RESOURCE: Final = 200  # characters
 _MAX_TABLES: Final = 50
 

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from scankv.model.errors import InvalidRequest, PermissionDenied, ScanKvError, TooManyScans
 from streaming_server.access.callers import ANYBODY, STREAM_CALLER
-from streaming_server.access.owners import CALLER
+from streaming_server.access.owners import CALLER, NAMED_OWNER, check_named_owner
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.services.call_handlers import CallHandlers
@@ -23,7 +23,7 @@ from streaming_server.services.claims import NO_CLAIM, MemoryClaim, Sender
 from streaming_server.services.errors import end_with
 from streaming_server.services.intake import OpenIntake, announced_bytes
 from streaming_server.services.message_shape import check_shape
-from streaming_server.services.permissions import permission_of
+from streaming_server.services.permissions import ids_in, permission_of
 from streaming_server.services.routes import SERVICE, StreamRoute
 from streaming_server.services.tablets.joined_calls import JoinedCall
 
@@ -282,14 +282,24 @@ class _GuardedMethod:
             # sees one call, and the certificate of its client.
             if (call := CURRENT_CALL.get()) is not None:
                 call.may_last = True
-        is_here = received.route is None or isinstance(received.route, JoinedCall)
-        if is_here and self._access is not None and received.caller is not None:
-            # The message may have taken long.
-            received.caller = self._access.renew(received.caller)
-            CALLER.set(received.caller)
-            tables = self._access.authorize(received.caller, self._permission, request)
-            if received.audited is not None:
-                received.audited.tables = tables
+        if received.route is None or isinstance(received.route, JoinedCall):
+            tables = self._authorize(received)
+            if self._permission.owner_field:
+                (named,) = ids_in(request, [self._permission.owner_field])
+                check_named_owner(named, tables)
+                NAMED_OWNER.set(named)
+
+    def _authorize(self, received: _ArrivedCall) -> list[str]:
+        """Checks that a call that this process answers may be made. Returns the tables that it names by then."""
+        if self._access is None or received.caller is None:
+            return []
+        # The message may have taken long.
+        received.caller = self._access.renew(received.caller)
+        CALLER.set(received.caller)
+        tables = self._access.authorize(received.caller, self._permission, received.request)
+        if received.audited is not None:
+            received.audited.tables = tables
+        return tables
 
     async def _answer(self, _: object, context: Context[Any, Any]) -> bytes:
         self._turns.begin_call(context)

@@ -93,6 +93,8 @@ def _check_consumer(request: scan_pb2.ScanKvRequest) -> None:
             raise InvalidRequest("log.consumer_must_exist is set without log.consumer_id: give the consumer_id")
         if log.consumer_fence:
             raise InvalidRequest("log.consumer_fence is set without log.consumer_id: give the consumer_id")
+        if log.consumer_principal:
+            raise InvalidRequest("log.consumer_principal is set without log.consumer_id: give the consumer_id")
         return
     check_consumer_id(log.consumer_id)
     if request.HasField("limit"):

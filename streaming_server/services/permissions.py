@@ -135,6 +135,8 @@ class Permission:
         changes: Whether the call changes something. The audit log has a line for it.
         of_workers: Whether only processes of the server make the call, with their key.
         owned: What the request names that must belong to the caller, if it exists.
+        owner_field: The field of the request that names the owner of what the call makes. A dot stands between a
+            message and its field. Empty: it makes nothing that has an owner.
     """
 
     requirements: tuple[Requirement, ...] = ()
@@ -142,6 +144,7 @@ class Permission:
     changes: bool = False
     of_workers: bool = False
     owned: tuple[Owned, ...] = ()
+    owner_field: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -187,9 +190,11 @@ def _transaction_tables(resources: Resources, token: str, id_: str) -> Iterable[
     return resources.tables.transactions.tables_of(token, id_)
 
 
-def _needs(role: Role, *scopes: Scope, changes: bool = False, owned: Iterable[Owned] = ()) -> Permission:
+def _needs(
+    role: Role, *scopes: Scope, changes: bool = False, owned: Iterable[Owned] = (), owner_field: str = ""
+) -> Permission:
     requirements = tuple(Requirement(role, scope) for scope in scopes)
-    return Permission(requirements, changes=changes or role > READ, owned=tuple(owned))
+    return Permission(requirements, changes=changes or role > READ, owned=tuple(owned), owner_field=owner_field)
 
 
 def _lists(field: str, tables: str, scope: Scope, *more: VisibleItems) -> Permission:
@@ -221,7 +226,13 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "ListTables": _lists("tables", "name", SomeTable(), VisibleItems("damaged", "name")),
     },
     "ScanService": {
-        "ScanKv": _needs(READ, _TABLE, _PINNED, owned=[Owned("consumer", "log.consumer_id")]),
+        "ScanKv": _needs(
+            READ,
+            _TABLE,
+            _PINNED,
+            owned=[Owned("consumer", "log.consumer_id")],
+            owner_field="log.consumer_principal",
+        ),
         "ExplainScan": _needs(READ, _TABLE, _PINNED),
     },
     "LookupService": {
@@ -233,12 +244,12 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
     "WriteService": {
         "Upsert": _needs(WRITE, _TABLE, _STAGED, owned=_OWN_WRITE),
         "Delete": _needs(WRITE, _TABLE, _STAGED, owned=_OWN_WRITE),
-        "OpenWriter": _needs(WRITE, _TABLE, owned=[Owned("writer", "id")]),
+        "OpenWriter": _needs(WRITE, _TABLE, owned=[Owned("writer", "id")], owner_field="principal"),
         # Whoever may write may also write what was there before, whose writer that was.
         "Undo": _needs(WRITE, _TABLE, owned=[_NAMED_LOCK]),
     },
     "LockService": {
-        "LockColumns": _needs(WRITE, _TABLE, _LOCK, owned=_OWN_LOCK),
+        "LockColumns": _needs(WRITE, _TABLE, _LOCK, owned=_OWN_LOCK, owner_field="principal"),
         "RenewColumnLock": _needs(WRITE, _LOCK, owned=_OWN_LOCK),
         "ReleaseColumnLock": _needs(WRITE, _LOCK, owned=_OWN_LOCK),
         "ListColumnLocks": _lists("locks", "table", _FILTER),
@@ -251,6 +262,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
             NamedById("snapshot", ("same_view_as",), _snapshot_tables),
             changes=True,
             owned=[Owned("snapshot", "lease_id")],
+            owner_field="principal",
         ),
         "RenewSnapshot": _needs(READ, _SNAPSHOT, changes=True, owned=_OWN_SNAPSHOT),
         "ReleaseSnapshot": _needs(READ, _SNAPSHOT, changes=True, owned=_OWN_SNAPSHOT),
@@ -266,6 +278,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
             # Not a `NamedTable`: all workers take part in the call, not only the owner of the table.
             NamedById("job", ("job.table",), _job_tables),
             owned=[Owned("transaction", "id")],
+            owner_field="principal",
         ),
         "GetForUpdate": _needs(WRITE, _TABLE, _TOKEN, owned=_OWN_TOKEN),
         "LookupStaged": Permission((Requirement(READ, _TABLE), Requirement(WRITE, _TOKEN)), owned=_OWN_TOKEN),

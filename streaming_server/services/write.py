@@ -188,9 +188,16 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
     ) -> write_pb2.OpenWriterResponse:
         async with map_write_errors(request, context):
             check_writer_id(request.id)
+            check_is_for_tablet(request)
             table = self._tables.table(request.table)
             history = table.definition.history
-            epoch, sequence = await table.writes.open_writer(request.id, request.least_epoch)
+            if request.only_looks:
+                found = await table.writes.find_writer(request.id)
+                return write_pb2.OpenWriterResponse(
+                    epoch=found.epoch, next_sequence=found.next_sequence, owner=found.owner
+                )
+            owner = request.owner if request.HasField("owner") else None
+            epoch, sequence = await table.writes.open_writer(request.id, request.least_epoch, owner)
         return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence, history=history)
 
 
@@ -243,11 +250,13 @@ def require_no_incarnation(request: write_pb2.UpsertRequest | write_pb2.DeleteRe
         raise InvalidRequest("table_incarnation must come with encoded rows or keys: it says nothing about Arrow data")
 
 
-def check_is_for_tablet(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest | write_pb2.UndoRequest) -> None:
+def check_is_for_tablet(
+    request: write_pb2.UpsertRequest | write_pb2.DeleteRequest | write_pb2.UndoRequest | write_pb2.OpenWriterRequest,
+) -> None:
     """Raises InvalidRequest if a request to a table has what only requests to tablets have."""
     if tablet_number(request.table) is not None:
         return
-    for field in ("only_checks", "admitted"):
+    for field in ("only_checks", "admitted", "only_looks", "owner"):
         if getattr(request, field, False):
             raise InvalidRequest(f"{field} is for the worker processes of a server: leave it out")
 

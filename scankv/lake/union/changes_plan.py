@@ -149,7 +149,9 @@ async def _open_log(transport: Transport, spec: ScanSpec, location: object, vers
     assert spec.log is not None
     offsets = version.state.log_offsets
     start = StartFrom.offsets(offsets if spec.buckets is None else offsets.of_buckets(spec.buckets) or offsets)
-    log = replace(spec.log, start=start, clamp=False, consumer_id=None, consumer_must_exist=False)
+    log = replace(
+        spec.log, start=start, clamp=False, consumer_id=None, consumer_must_exist=False, consumer_principal=None
+    )
     try:
         async with ScanStream(transport, replace(spec, log=log, resume_token=None)) as stream:
             return stream

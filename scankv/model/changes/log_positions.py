@@ -203,6 +203,7 @@ class LogSpec:
         row_kind: Whether the rows have their row kinds. Must be True when the scan starts.
         consumer_id: The consumer at whose position the stream starts. None: no consumer.
         consumer_must_exist: Whether an unknown consumer is refused rather than created.
+        consumer_principal: The principal to whom a new consumer belongs. None: that of the token.
         catch_up: How a backlog of changes is read.
         lag_threshold: A bucket whose lag is greater, in changes, is read as net changes. None: the server's setting.
         unmatched: How the stream treats rows that do not match its predicate and may have matched before.
@@ -216,6 +217,7 @@ class LogSpec:
     row_kind: bool = False
     consumer_id: str | None = None
     consumer_must_exist: bool = False
+    consumer_principal: str | None = None
     catch_up: CatchUp = CatchUp.ALL
     lag_threshold: int | None = None
     unmatched: Unmatched = Unmatched.REFUSE

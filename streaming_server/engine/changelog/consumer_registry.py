@@ -19,7 +19,7 @@ from scankv.model.errors import (
     TooManyConsumers,
 )
 from scankv.model.names import check_consumer_id
-from streaming_server.access.owners import continuing_principal, current_principal, share_refusal
+from streaming_server.access.owners import continuing_principal, current_principal, new_owner, share_refusal
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
     ConsumerInfo,
@@ -463,7 +463,7 @@ class ConsumerRegistry:
                         await tablets.keep(group.definition, plan.consumer_id, {})
 
     def _new(self, group: TableConsumers, consumer_id: str) -> ConsumerState:
-        principal = current_principal() or None
+        principal = new_owner() or None
         there = sum(len(each.consumers) for each in self._groups.values())
         if there >= self._limit:
             raise TooManyConsumers(

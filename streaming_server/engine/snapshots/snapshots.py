@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, SnapshotLost, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.names import check_snapshot_name, table_of, tablet_number
-from streaming_server.access.owners import current_principal, own_share, share_refusal
+from streaming_server.access.owners import new_owner, own_share, share_refusal
 from streaming_server.engine.snapshots.borrowed_views import borrowed_view
 from streaming_server.engine.snapshots.leases import (
     Lease,
@@ -200,7 +200,7 @@ class Snapshots:
                     view, write_pause_micros = await self._views.take(pinning)
                 with self._views.use(view):
                     pending = table.definition.tablet == 0
-                    record = LeaseRecord(ttl, shared, name, pending, current_principal())
+                    record = LeaseRecord(ttl, shared, name, pending, new_owner())
                     lease = self._new_lease(view, lease_id, record)
                     await self._write_new(lease)
                     return replace(self._info_of(lease), write_pause_micros=write_pause_micros)
@@ -327,9 +327,8 @@ class Snapshots:
         """
         given = [each for each in self._leases.values() if each.view.table == table and each.principal == before]
         for lease in given:
-            lease.principal = principal
             with suppress(SnapshotLost):
-                await self._write_lease(lease)
+                await self._write_lease(lease, principal)
         return len(given)
 
     def list_snapshots(self, table: str | None = None) -> list[SnapshotInfo]:
@@ -482,7 +481,7 @@ class Snapshots:
         shared = [
             lease
             for lease in self._leases.values()
-            if lease.is_shared and (has_share or lease.principal == current_principal())
+            if lease.is_shared and (has_share or lease.principal == new_owner())
         ]
         oldest = min(shared, key=lambda lease: lease.renewed_at, default=None)
         if oldest is not None and oldest.renewed_at + SHARED_LEASE_SECONDS <= self._clock.monotonic():
@@ -501,7 +500,7 @@ class Snapshots:
     def _share_refusal(self, table: str, lease_id: str = "") -> str | None:
         """Returns why the caller may have no other lease. The parts of a snapshot count as one. None: it may."""
         limit = self._config.max_snapshot_leases
-        if not current_principal():
+        if not new_owner():
             return None
         taken = set(map(shown_id, (*self._leases, *self._pending)))
         if shown_id(lease_id) in taken:
@@ -511,7 +510,7 @@ class Snapshots:
 
     def _own_leases(self) -> int:
         """Returns how many leases the caller has, or is taking. The parts of a snapshot count as one."""
-        principal = current_principal()
+        principal = new_owner()
         mine = {shown_id(each.lease_id) for each in self._leases.values() if each.principal == principal}
         return len(mine.union(shown_id(each) for each, owner in self._pending.items() if owner == principal))
 
@@ -529,7 +528,7 @@ class Snapshots:
             )
         if (refusal := self._share_refusal(table, lease_id)) is not None:
             raise TooManySnapshots(refusal)
-        self._pending[lease_id] = current_principal()
+        self._pending[lease_id] = new_owner()
         try:
             yield
         finally:
@@ -544,7 +543,7 @@ class Snapshots:
         """Makes a new lease durable, and then adds it."""
         async with lease.view.lease_files:
             try:
-                await self._executor.run(_writing(lease))
+                await self._executor.run(_writing(lease, lease.principal))
             except BaseException:
                 self._work.start(self._remove_file(lease.view, lease.lease_id))
                 raise
@@ -593,16 +592,21 @@ class Snapshots:
             await self._write_lease(lease)
         return self._info_of(lease)
 
-    async def _write_lease(self, lease: Lease) -> None:
-        """Makes a change of a lease durable. Raises SnapshotLost if it has ended."""
+    async def _write_lease(self, lease: Lease, principal: str | None = None) -> None:
+        """Makes a change of a lease durable, and then gives it to a principal, if one is given.
+
+        Raises SnapshotLost if it has ended.
+        """
         async with lease.view.lease_files:
             # A lease that was released in the meantime must not come back.
             if self._leases.get(lease.lease_id) is not lease:
                 raise lost_error(lease.lease_id)
+            owner = lease.principal if principal is None else principal
             try:
-                await self._executor.run(_writing(lease))
+                await self._executor.run(_writing(lease, owner))
             except FileNotFoundError:
                 raise lost_error(lease.lease_id) from None
+            lease.principal = owner
 
     def _info_of(self, lease: Lease) -> SnapshotInfo:
         return snapshot_info(lease, self._clock.monotonic())
@@ -642,8 +646,8 @@ class Snapshots:
                 _log.exception("ending the lease %s", lease.lease_id)
 
 
-def _writing(lease: Lease) -> Callable[[], None]:
-    """Returns a function that writes the file of a lease."""
+def _writing(lease: Lease, principal: str) -> Callable[[], None]:
+    """Returns a function that writes the file of a lease, which belongs to a principal."""
     write = lease.view.directory.write_lease
     return partial(
         write,
@@ -652,5 +656,5 @@ def _writing(lease: Lease) -> Callable[[], None]:
         shared=lease.shared,
         name=lease.name,
         pending=lease.pending,
-        principal=lease.principal,
+        principal=principal,
     )

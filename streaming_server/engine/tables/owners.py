@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scankv.model.errors import InvalidRequest
+from streaming_server.access.owners import check_principal
 
 if TYPE_CHECKING:
     from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
     from streaming_server.engine.snapshots.snapshots import Snapshots
     from streaming_server.engine.table.live_table import LiveTable
-
-_MAX_PRINCIPAL = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,3 @@ async def assign_owner(
         locks=await table.writes.locks.assign(before, principal),
         writers=await table.writes.assign_writers(before, principal),
     )
-
-
-def check_principal(principal: str) -> None:
-    """Raises InvalidRequest unless a text may be the name of a principal."""
-    if not 0 < len(principal) <= _MAX_PRINCIPAL or not principal.isprintable():
-        raise InvalidRequest(
-            f"principal must be 1 to {_MAX_PRINCIPAL} printable characters, not {principal[:_MAX_PRINCIPAL]!r}"
-        )

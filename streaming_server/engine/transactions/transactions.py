@@ -18,7 +18,7 @@ from scankv.model.errors import (
     TransactionCommitted,
     Unavailable,
 )
-from streaming_server.access.owners import current_principal, share_refusal
+from streaming_server.access.owners import new_owner, share_refusal
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
@@ -362,7 +362,7 @@ class Transactions:
                 "max_transactions",
                 retry_after=_RETRY_SECONDS,
             )
-        mine = sum(each.principal == current_principal() for each in self._open.values())
+        mine = sum(each.principal == new_owner() for each in self._open.values())
         tables = [options.job_table] if options.job_table else []
         refusal = share_refusal(
             "open transactions", mine, len(self._open), self._limits.open, self._limits.share, tables
@@ -377,7 +377,7 @@ class Transactions:
             directory=directory,
             clock=self._clock,
             is_divided=self._peers is not None,
-            principal=current_principal(),
+            principal=new_owner(),
         )
         try:
             # Concurrent calls with the same attempt get this token. Their stage calls wait for this lock.

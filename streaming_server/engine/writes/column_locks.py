@@ -7,6 +7,7 @@ import logging
 import uuid
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import (
@@ -20,14 +21,14 @@ from scankv.model.errors import (
 )
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.names import check_writer_id
-from streaming_server.access.owners import current_principal, owner_check, share_refusal
+from streaming_server.access.owners import NAMED_OWNER, new_owner, owner_check, share_refusal
 from streaming_server.engine.snapshots.leases import check_lease_id
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.storage.tables.column_locks import LockFile, LockRecord
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
@@ -241,7 +242,7 @@ class TableColumnLocks:
     def _check_share(self) -> None:
         """Raises TooManyLocks if the caller may have no other lock."""
         live = self.live()
-        mine = sum(lock.principal == current_principal() for lock in live)
+        mine = sum(lock.principal == new_owner() for lock in live)
         refusal = share_refusal("column locks", mine, len(live), _MAX_LOCKS, self._share, [self.table])
         if refusal is not None:
             raise TooManyLocks(f"table {self.table}: {refusal}", table=self.table)
@@ -272,11 +273,11 @@ class TableColumnLocks:
     async def assign(self, before: str, principal: str) -> int:
         """Gives the locks that belong to a principal (empty: to nobody) to another one, and returns how many."""
         async with self._changing:
-            given = [lock for lock in self.live() if lock.principal == before]
-            for lock in given:
-                lock.principal = principal
+            given = {lock.lock_id: principal for lock in self.live() if lock.principal == before}
             if given:
-                await self._store()
+                await self._store(given)
+            for lock_id in given:
+                self._locks[lock_id].principal = principal
         return len(given)
 
     async def expire(self) -> None:
@@ -318,12 +319,17 @@ class TableColumnLocks:
             self._locks = before
             raise
 
-    async def _store(self) -> None:
+    async def _store(self, principals: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Writes the locks. Some of them, by id, get another principal once this has returned."""
         if self._closed:
             raise _table_dropped(self.table)
         records = [
             LockRecord(
-                lock_id=lock.lock_id, columns=lock.columns, owner=lock.owner, ttl=lock.ttl, principal=lock.principal
+                lock_id=lock.lock_id,
+                columns=lock.columns,
+                owner=lock.owner,
+                ttl=lock.ttl,
+                principal=principals.get(lock.lock_id, lock.principal),
             )
             for lock in self._locks.values()
         ]
@@ -406,11 +412,12 @@ def _table_dropped(table: str) -> TableNotFound:
 def _principal_after(known: HeldColumnLock | None, ended: Sequence[HeldColumnLock]) -> str:
     """Returns the owner of a lock that renews a known one, and takes over others.
 
-    Rule: neither gives an owner to a lock that has none, because lists have its id and the name of its holder.
+    Rule: neither gives an owner to a lock that has none, because lists have its id and the name of its holder. Only an
+    admin names an owner for what replaces it.
     """
     if known is not None:
         return known.principal
-    return current_principal() if all(lock.principal for lock in ended) else ""
+    return new_owner() if NAMED_OWNER.get() or all(lock.principal for lock in ended) else ""
 
 
 def lock_lost(lock_id: str) -> LockLost:

@@ -11,9 +11,7 @@ import pyarrow.compute as pc
 from scankv.model.changes.log_offsets import check_offsets_of
 from scankv.model.errors import InvalidKey, InvalidRequest, RequestTooLarge, ScanKvError, TableRecreated
 from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
-from scankv.model.names import table_of
 from scankv.model.tables.columns import CHANGE_TYPE
-from streaming_server.access.owners import current_principal, owner_check
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.merging.appended_rows import append_few, prepare_append, turn_of
@@ -31,6 +29,7 @@ from streaming_server.engine.merging.preparing import (
 )
 from streaming_server.engine.merging.reading_few import group_few, group_independent, replaces_rows
 from streaming_server.engine.tasks.executor import all_ended
+from streaming_server.engine.writes.found_writer import FoundWriter
 from streaming_server.engine.writes.writing import NO_PRECONDITIONS, WriteOperation, WriteScope
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rows.conversion import converted_names
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.engine.writes.column_locks import TableColumnLocks
     from streaming_server.engine.writes.writing import WritePreconditions
-    from streaming_server.storage.bucket.writer_states import WriteIdentity, WriterState
+    from streaming_server.storage.bucket.writer_states import WriteIdentity
     from streaming_server.storage.rows.single_rows import Values
     from streaming_server.storage.rows.table_codec import TableCodec
 
@@ -313,10 +312,27 @@ class TableWrites:
         check = self.check_upsert(data, schema_id, MERGE) if upsert else self.check_delete(data, MERGE)
         return [(part.bucket, part.key_array) for part in check()[1]]
 
-    async def open_writer(self, writer: str, least_epoch: int = 0) -> tuple[int, int]:
+    async def find_writer(self, writer: str) -> FoundWriter:
+        """Returns what the buckets know of a writer, without opening it.
+
+        Raises:
+            PermissionDenied: The writer belongs to another principal.
+            DataLoss: A bucket is damaged.
+        """
+        async with lock_buckets([*self._table.buckets]) as opened:
+            known = [await live.run(bucket.writers.get, writer) for live, bucket in opened]
+        return FoundWriter.of(writer, known, self._table.definition)
+
+    async def open_writer(self, writer: str, least_epoch: int = 0, owner: str | None = None) -> tuple[int, int]:
         """Begins a new epoch of a writer, of at least `least_epoch`, in every bucket, durably.
 
         Returns the epoch and the next sequence number.
+
+        Args:
+            writer: The writer.
+            least_epoch: The least epoch.
+            owner: For a tablet that knows no owner of the writer: its principal, as in `WriterState`. Other tablets may
+                know the writer, so a tablet decides nothing about it.
 
         Raises:
             TooManyWriters: The writer is new, and the table has reached its limit of writers.
@@ -324,21 +340,24 @@ class TableWrites:
             InvalidRequest: No greater epoch exists.
             DataLoss: A bucket is damaged.
         """
-        buckets = [*self._table.buckets]
+        buckets, definition = [*self._table.buckets], self._table.definition
         async with lock_buckets(buckets) as opened:
             known = [await live.run(bucket.writers.get, writer) for live, bucket in opened]
-            principal = _principal_of(writer, [state for state in known if state is not None], self._table.definition)
+            found = FoundWriter.of(writer, known, definition)
+            if definition.tablet is None:
+                owner = found.owner_after_opening
+            elif found.owner is not None:
+                owner = found.owner
             for (live, bucket), state in zip(opened, known, strict=True):
                 if state is None:
                     await live.run(bucket.writers.ensure_capacity, writer)
-            epoch = max(least_epoch, 1 + max(0 if state is None else state.epoch for state in known))
+            epoch = max(least_epoch, 1 + found.epoch)
             if epoch > _MAX_EPOCH:
                 raise InvalidRequest(f'the writer "{writer}" has used up its epochs: open a writer with another id')
-            sequence = max(0 if state is None else state.next_sequence for state in known)
             for live, bucket in opened:
-                await live.run(bucket.open_writer, writer, epoch, sequence, principal)
+                await live.run(bucket.open_writer, writer, epoch, found.next_sequence, owner)
         await all_ended(live.wait_written() for live in buckets)
-        return epoch, sequence
+        return epoch, found.next_sequence
 
     async def assign_writers(self, before: str, principal: str) -> frozenset[str]:
         """Gives the writers that belong to a principal (empty: to nobody) to another one, durably.
@@ -374,22 +393,6 @@ class TableWrites:
             ),
         )
         return rows, await WriteOperation(parts, preconditions, scope).run()
-
-
-def _principal_of(writer: str, known: Sequence[WriterState], definition: TableDefinition) -> str | None:
-    """Returns the principal of a writer that is opened, as in `WriterState`, given how buckets know it.
-
-    Raises:
-        PermissionDenied: It belongs to another principal.
-    """
-    principals = [state.principal for state in known if state.principal is not None]
-    check = owner_check(f'the writer "{writer}" of {table_of(definition.name)}', [definition.name])
-    for each in principals:
-        check(each)
-    if not any(state.epoch for state in known):
-        return current_principal() or None
-    # Anyone may take over a writer that has no owner, so that makes nobody its owner.
-    return principals[0] if principals else "" if current_principal() else None
 
 
 def _check_append(

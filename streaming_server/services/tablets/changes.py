@@ -149,7 +149,7 @@ class DividedChanges:
         request.table, request.buckets[:], request.heartbeat_millis = definition.name, buckets, self._heartbeat_millis
         request.ClearField("limit")
         log = request.log
-        for field in ("consumer_id", "consumer_fence", "consumer_must_exist", "rows_elsewhere"):
+        for field in ("consumer_id", "consumer_fence", "consumer_must_exist", "consumer_principal", "rows_elsewhere"):
             log.ClearField(field)
         # A check has shown that these offsets are of the table.
         if log.HasField("offsets"):

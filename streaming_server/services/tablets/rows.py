@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_ENCODED_KEYS, MAX_LOOKUP_KEYS
 from scankv.v1 import lookup_pb2, scan_pb2, write_pb2
 from streaming_server.engine.bucket.request_rows import read_request
+from streaming_server.engine.writes.found_writer import FoundWriter
 from streaming_server.services.tablets.dividing import (
     check_size,
     divide_rows,
@@ -15,9 +16,10 @@ from streaming_server.services.tablets.dividing import (
     places_of,
     without,
 )
+from streaming_server.services.write import check_is_for_tablet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Mapping
 
     from streaming_server.services.tablets.tablet_calls import TabletCalls
 
@@ -28,19 +30,23 @@ _LOOKUP = "scankv.v1.LookupService/Lookup"
 async def open_writer(request: write_pb2.OpenWriterRequest, calls: TabletCalls) -> write_pb2.OpenWriterResponse:
     """Begins the same new epoch of a writer at every tablet: see `WriteService.OpenWriter`."""
 
-    def requests(tablets: Iterable[int], epoch: int) -> dict[int, write_pb2.OpenWriterRequest]:
-        return {
-            number: write_pb2.OpenWriterRequest(table=calls.tablets[number].name, id=request.id, least_epoch=epoch)
-            for number in tablets
+    def ask(**fields: Any) -> Awaitable[dict[int, write_pb2.OpenWriterResponse]]:  # noqa: ANN401  # of the request
+        requests = {
+            number: write_pb2.OpenWriterRequest(table=tablet.name, id=request.id, **fields)
+            for number, tablet in enumerate(calls.tablets)
         }
+        return calls.ask(_OPEN_WRITER, requests, write_pb2.OpenWriterResponse)
 
+    check_is_for_tablet(request)
     # A request of an earlier epoch is written by all of its tablets, or refused by all.
     async with calls.tables.tablets.writers.altering(f"{calls.definition.incarnation} {request.id}"):
-        answers = await calls.ask(_OPEN_WRITER, requests(range(len(calls.tablets)), 0), write_pb2.OpenWriterResponse)
-        epoch = max(each.epoch for each in answers.values())
-        behind = [number for number, each in answers.items() if each.epoch < epoch]
-        if behind:
-            answers |= await calls.ask(_OPEN_WRITER, requests(behind, epoch), write_pb2.OpenWriterResponse)
+        # A tablet forgets a writer that writes nothing to it, so it knows neither its owner nor its epoch by itself.
+        found = FoundWriter()
+        for each in (await ask(only_looks=True)).values():
+            owner = each.owner if each.HasField("owner") else None
+            found = found.joined(FoundWriter(epoch=each.epoch, next_sequence=each.next_sequence, owner=owner))
+        epoch = 1 + found.epoch
+        answers = await ask(least_epoch=epoch, owner=found.owner_after_opening)
     if any(each.epoch != epoch for each in answers.values()):
         # Another client opens it at the same time, so this epoch is fenced already.
         epoch = min(each.epoch for each in answers.values())

@@ -74,7 +74,10 @@ async def _pin_all(parts: Mapping[int, PartId], request: snapshot_pb2.PinSnapsho
     """Pins all parts, for some seconds. Returns for how many microseconds writers were paused."""
     requests = {
         number: snapshot_pb2.PinSnapshotRequest(
-            table=calls.tablets[number].name, lease_id=str(part), ttl_millis=_PENDING_MILLIS
+            table=calls.tablets[number].name,
+            lease_id=str(part),
+            ttl_millis=_PENDING_MILLIS,
+            principal=request.principal,
         )
         for number, part in parts.items()
     }

@@ -25,7 +25,7 @@ def test_column_locks_are_listed_and_released(scankv: CommandLine, scores: str) 
         assert scankv("locks", "--json", "--table", scores).json == [expected]
         assert expected in scankv("locks", "--json").json
         header, _, line = scankv("locks", "--table", scores).text.splitlines()
-        assert header.split() == ["lock", "table", "owner", "columns", "ttl", "left"]
+        assert header.split() == ["lock", "table", "owner", "columns", "ttl", "left", "principal"]
         assert line.split()[:6] == [lock.id, scores, "job-1", "score", "10", "min"]
         assert scankv("locks", "release", lock.id).text == f"released {lock.id}\n"
         assert "no column lock" in scankv.fails("locks", "release", lock.id)

@@ -43,6 +43,14 @@ def test_snapshots_are_listed(scankv: CommandLine, scores: str, snapshot: str) -
     assert snapshot in scankv("snapshot", "list").text
 
 
+def test_a_snapshot_is_taken_for_a_principal(scankv: CommandLine, scores: str) -> None:
+    taken = scankv("snapshot", "create", scores, "--principal", "etl").text.strip()
+    assert [(found["id"], found["principal"]) for found in listed(scankv, scores)] == [(taken, "etl")]
+    header, _, line = scankv("snapshot", "list", scores).text.splitlines()
+    assert header.split()[-2:] == ["principal", "view"]
+    assert line.split()[-2] == "etl"
+
+
 def test_a_snapshot_is_renewed(scankv: CommandLine, scores: str, snapshot: str) -> None:
     assert scankv("snapshot", "renew", snapshot).text == f"renewed {snapshot} for 2 h\n"
     assert scankv("snapshot", "renew", snapshot, "--ttl", "90s").text == f"renewed {snapshot} for 1 min 30 s\n"

@@ -19,7 +19,7 @@ def test_transactions_are_listed_and_aborted(scankv: CommandLine, scores: str) -
         assert (listed["rows"], listed["ttl_seconds"], listed["committing"]) == (1, 600, False)
         assert (listed["locked_keys"], listed["waits_for"]) == (1, [])
         header, _, *lines = scankv("transactions").text.splitlines()
-        assert header.split() == ["token", "id", "tables", "rows", "bytes", "locks", "age", "left"]
+        assert header.split() == ["token", "id", "tables", "rows", "bytes", "locks", "age", "left", "principal"]
         assert any(line.startswith(tx.token) for line in lines)
         assert scankv("transactions", "abort", tx.id).text == f"aborted {tx.id}\n"
         assert "no open transaction" in scankv.fails("transactions", "abort", tx.id)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pytest
 
-from aio_client import AssignedOwner, InvalidRequest, PermissionDenied, StartFrom, StopAt, sync
+from aio_client import AssignedOwner, InvalidRequest, JobStep, PermissionDenied, StartFrom, StopAt, UsageError, sync
 from streaming_server.services.permissions import PERMISSIONS
 from tests.support.secured import METHODS, SecuredServer, TokenCaller, TokenIssuer, request_type
 from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -273,6 +274,107 @@ def test_only_the_owner_or_an_admin_uses_what_is_held(owners: OwnersServer, meth
     assert scene.hold(what).admin.code(call, **request(scene, scene.admin)) == expected
 
 
+MADE: dict[str, tuple[str, Callable[[OwnedThings, str, str], dict[str, Any]]]] = {
+    "snapshot": (
+        "SnapshotService/PinSnapshot",
+        lambda on, id_, whose: {"table": on.table, "lease_id": id_, "principal": whose},
+    ),
+    "consumer": (
+        "ScanService/ScanKv",
+        lambda on, id_, whose: {"table": on.table, "log": {**changes_of(id_), "consumer_principal": whose}},
+    ),
+    "writer": ("WriteService/OpenWriter", lambda on, id_, whose: {"table": on.table, "id": id_, "principal": whose}),
+    "column lock": (
+        "LockService/LockColumns",
+        lambda on, id_, whose: {
+            "table": on.table,
+            "columns": ["v"],
+            "owner": "job",
+            "lock_id": id_,
+            "principal": whose,
+        },
+    ),
+    "transaction": (
+        "TransactionService/BeginTransaction",
+        lambda on, id_, whose: {"id": f"{id_}:1", "attempt": "a", "job": {"table": on.table}, "principal": whose},
+    ),
+}
+"""What makes each kind of thing for a principal."""
+
+ENDED: dict[str, tuple[str, Callable[[OwnedThings, str, Any], dict[str, Any]]]] = {
+    "snapshot": ("SnapshotService/ReleaseSnapshot", lambda on, id_, made: {"snapshot_id": id_}),
+    "consumer": ("ConsumerService/DeleteConsumer", lambda on, id_, made: {"table": on.table, "consumer_id": id_}),
+    "writer": ("WriteService/OpenWriter", lambda on, id_, made: {"table": on.table, "id": id_}),
+    "column lock": ("LockService/ReleaseColumnLock", lambda on, id_, made: {"lock_id": id_}),
+    "transaction": ("TransactionService/AbortTransaction", lambda on, id_, made: {"token": made.token}),
+}
+
+
+def test_each_call_that_names_an_owner_is_tested() -> None:
+    declared = {method for method, permission in PERMISSIONS.items() if permission.owner_field}
+    assert {f"{SERVICES}.{method}" for method, _ in MADE.values()} == declared
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_only_an_admin_makes_something_for_another_principal_which_then_owns_it(
+    owners: OwnersServer, what: str
+) -> None:
+    scene, id_ = owners.scene(), uuid.uuid4().hex
+    (made_by, request), (ended_by, end) = MADE[what], ENDED[what]
+    other = scene.others[-1]
+    refused = other.refusal(f"{SERVICES}.{made_by}", **request(scene, id_, "mine"))
+    assert refused is not None
+    assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine")
+    assert 'names the principal "mine" as the owner of what it makes' in refused.message
+    wrong = scene.admin.refusal(f"{SERVICES}.{made_by}", **request(scene, id_, "a\nb"))
+    assert wrong is not None
+    assert (wrong.code, wrong.reason) == ("INVALID_ARGUMENT", "INVALID_REQUEST"), wrong.message
+    made = scene.admin(f"{SERVICES}.{made_by}", **request(scene, id_, "mine"))
+    refused = other.refusal(f"{SERVICES}.{ended_by}", **end(scene, id_, made))
+    assert refused is not None
+    assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine")
+    assert scene.owner.code(f"{SERVICES}.{ended_by}", **end(scene, id_, made)) == "OK"
+    # One's own name changes nothing, and what exists keeps its owner.
+    id_ = uuid.uuid4().hex
+    made = other(f"{SERVICES}.{made_by}", **request(scene, id_, "b"))
+    owners.server.root(f"{SERVICES}.{made_by}", **request(scene, id_, "mine"))
+    assert scene.owner.code(f"{SERVICES}.{ended_by}", **end(scene, id_, made)) == "PERMISSION_DENIED"
+    assert other.code(f"{SERVICES}.{ended_by}", **end(scene, id_, made)) == "OK"
+
+
+def test_a_client_makes_things_for_another_principal(owners: OwnersServer) -> None:
+    scene = owners.scene()
+    url = owners.server.address
+    with (
+        sync.connect(url, token=owners.token_of(scene.admin)) as admin,
+        # Who is an admin of some tables only is none of a transaction without writes.
+        sync.connect(url, token=owners.token_of(owners.server.root)) as root,
+    ):
+        table = admin.table(scene.table)
+        with (
+            table.snapshot(principal="mine") as snapshot,
+            table.lock_columns(["v"], owner="job", principal="mine") as lock,
+            table.changes(StartFrom.EARLIEST, consumer_id="given", principal="mine").stream(),
+            root.transaction("job:1", job=JobStep(table=scene.table), principal="mine") as tx,
+        ):
+            assert snapshot.principal == "mine"
+            assert lock.principal == "mine"
+            assert [each.principal for each in table.consumers()] == ["mine"]
+            assert [each.principal for each in root.transactions() if each.token == tx.token] == ["mine"]
+        with table.writer("w", columns=["v"], lock=True, principal="mine"):
+            assert [each.principal for each in admin.column_locks(scene.table)] == ["mine"]
+    assert scene.others[-1].code(f"{SERVICES}.WriteService/OpenWriter", table=scene.table, id="w") == (
+        "PERMISSION_DENIED"
+    )
+    with sync.connect(url, token=owners.token_of(scene.others[-1])) as other:
+        table = other.table(scene.table)
+        with pytest.raises(PermissionDenied, match='names the principal "mine"'):
+            table.snapshot(principal="mine").__enter__()
+        for wrong in (lambda: table.writer(principal="mine"), lambda: table.changes(principal="mine")):
+            with pytest.raises(UsageError, match="principal is for a"):
+                wrong()
+
+
 def test_a_reader_reads_a_snapshot_of_another_principal_and_pins_its_view(owners: OwnersServer) -> None:
     scene = owners.scene().hold("snapshot")
     reader, id_ = scene.others[0], scene.ids["snapshot"]
@@ -375,6 +477,41 @@ def test_a_writer_of_another_principal_is_neither_fenced_nor_used_up_and_can_be_
     assert undone.deleted == 9
 
 
+@pytest.mark.one_process
+def test_a_tablet_that_has_forgotten_an_idle_writer_gives_it_to_no_other_principal(tmp_path: Path) -> None:
+    issuer, open_ = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.WriteService/OpenWriter"
+    settings = {"writer_ttl_seconds": 1, "log_maintenance_seconds": 0.05}
+    options = [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), *options) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        owners = OwnersServer(secured, 2)
+        scene = owners.scene()
+        other, url = scene.others[-1], secured.address
+        with (
+            sync.connect(url, token=owners.token_of(scene.owner)) as mine,
+            sync.connect(url, token=owners.token_of(scene.admin)) as admin,
+            mine.table(scene.table).writer("w") as writer,
+        ):
+            # Opened later, and not used either, so tablets forget it later.
+            scene.owner(open_, table=scene.table, id="canary")
+
+            def is_forgotten() -> bool:
+                # A key is in one of the tablets, so the other one has an idle writer.
+                writer.upsert([{"k": 1, "v": 1}])
+                writer.flush()
+                known = admin.assign_owner(scene.table, "mine", current="mine").writers
+                assert "w" in known
+                return "canary" not in known
+
+            wait_until(is_forgotten, "the idle writer forgotten")
+        refused = other.refusal(open_, table=scene.table, id="w")
+        assert refused is not None
+        assert refused.details["principal"] == "mine"
+        assert scene.owner.code(open_, table=scene.table, id="w") == "OK"
+
+
 def test_an_admin_gives_what_belongs_to_one_principal_to_another(owners: OwnersServer) -> None:
     scene = owners.scene()
     for what in ("snapshot", "consumer", "writer", "column lock"):
@@ -469,6 +606,7 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
         scene = before.scene()
         for what in ("snapshot", "transaction", "writer", "column lock"):
             scene.hold(what)
+        open_.root(f"{SNAPSHOTS}/PinSnapshot", table=scene.table, lease_id="given", principal="mine")
         stream = open_.root.stream(
             f"{SERVICES}.ScanService/ScanKv",
             request_type(f"{SERVICES}.ScanService/ScanKv")(table=scene.table, log=changes_of("kept")),
@@ -514,10 +652,12 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
             locked["lock_id"] = uuid.uuid4().hex
             by(f"{SERVICES}.LockService/LockColumns", **locked)
             by(f"{SERVICES}.TransactionService/LookupStaged", **STAGED["TransactionService/LookupStaged"](scene, by))
-        (kept,) = other(f"{SNAPSHOTS}/ListSnapshots", table=scene.table).snapshots
+        listed = other(f"{SNAPSHOTS}/ListSnapshots", table=scene.table).snapshots
+        assert {each.snapshot_id: each.principal for each in listed} == {scene.ids["snapshot"]: "", "given": "mine"}
+        assert other.code(f"{SNAPSHOTS}/ReleaseSnapshot", snapshot_id="given") == "PERMISSION_DENIED"
         (held,) = other(f"{SERVICES}.LockService/ListColumnLocks", table=scene.table).locks
         (staged,) = other(f"{SERVICES}.TransactionService/ListTransactions").transactions
-        assert (kept.principal, held.principal, staged.principal) == ("", "", "")
+        assert (held.principal, staged.principal) == ("", "")
         for each in (scene.owner, other):
             assert each.code(f"{SERVICES}.LockService/RenewColumnLock", lock_id=locked["lock_id"]) == "OK"
         other(f"{SERVICES}.TransactionService/AbortTransaction", token=scene.ids["transaction"]["token"])

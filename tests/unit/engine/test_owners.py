@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from streaming_server.engine.tables.tables import Tables
+
 pytestmark = pytest.mark.asyncio
 
 
@@ -76,3 +78,38 @@ async def test_a_repeated_or_replaced_column_lock_is_no_new_one_at_the_share(tmp
             with pytest.raises(TooManyLocks, match='the principal "mine" has 2 column locks'):
                 await locks.lock(lambda: table.definition, ["b"], "job", "third", None, take_over=True)
         assert [(lock.lock_id, lock.principal) for lock in locks.live()] == [("given", "mine"), ("second", "mine")]
+
+
+async def test_owners_stay_in_memory_and_on_disk_if_the_disk_fails_when_they_are_assigned(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables)
+        with calls_of("mine"):
+            await tables.snapshots.pin(table.pinning, lease_id="pinned")
+            await table.writes.locks.lock(lambda: table.definition, ["score"], "job", "locked", None)
+        blocked = partial_files(tmp_path)
+        for path in blocked:
+            path.mkdir()
+        with pytest.raises(IsADirectoryError):
+            await tables.snapshots.assign(TABLE, "mine", "other")
+        with pytest.raises(IsADirectoryError):
+            await table.writes.locks.assign("mine", "other")
+        assert held_by(tables) == {"mine"}
+        for path in blocked:
+            path.rmdir()
+        assert await tables.snapshots.assign(TABLE, "mine", "other") == 1
+        assert await table.writes.locks.assign("mine", "other") == 1
+        assert held_by(tables) == {"other"}
+    async with tables_in(tmp_path) as tables:
+        assert held_by(tables) == {"other"}
+
+
+def held_by(tables: Tables) -> set[str]:
+    """Returns the principals that have a snapshot or a column lock of the table."""
+    locks = {each.principal for each in tables.table(TABLE).writes.locks.live()}
+    return locks | {each.principal for each in tables.snapshots.list_snapshots()}
+
+
+def partial_files(data_dir: Path) -> list[Path]:
+    """Returns under which names the files of the snapshot and of the locks are written first."""
+    found = [next(data_dir.rglob(name)) for name in ("pinned.json", "column-locks.json")]
+    return [path.with_name(f"{path.name}.partial") for path in found]
