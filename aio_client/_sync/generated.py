@@ -1507,7 +1507,7 @@ class Table(Blocking):
             RequestTooLarge: A row is larger than 16 MiB, before or after the merge.
             WriteConflict: A key has changed since `if_version`; nothing was written.
             TableRecreated: The table was restored, or dropped and created again since `if_version`, or may have been;
-                nothing was written.
+                nothing was written. Or this happened between two requests, so that the table lacks the first rows.
             PositionExpired: The changelog no longer reaches back to `if_version`; read again.
             ColumnLocked: Another writer has locked a column of the table; nothing was written.
             LockLost: A lock of `locks` has ended, or belongs to another table; nothing was written.

@@ -16,8 +16,10 @@ from aio_client._write.write_requests import (
     UndoReport,
     WritePieces,
     WriteResult,
+    add_offsets,
     offsets_message,
     require_one_piece,
+    require_same_table,
 )
 from aio_client._write.writer import Writer, WriterSettings
 from scankv.model.changes.log_offsets import LogOffsets
@@ -110,7 +112,7 @@ class WriteMethods(TableMethods):
             RequestTooLarge: A row is larger than 16 MiB, before or after the merge.
             WriteConflict: A key has changed since `if_version`; nothing was written.
             TableRecreated: The table was restored, or dropped and created again since `if_version`, or may have been;
-                nothing was written.
+                nothing was written. Or this happened between two requests, so that the table lacks the first rows.
             PositionExpired: The changelog no longer reaches back to `if_version`; read again.
             ColumnLocked: Another writer has locked a column of the table; nothing was written.
             LockLost: A lock of `locks` has ended, or belongs to another table; nothing was written.
@@ -422,6 +424,7 @@ class WriteMethods(TableMethods):
 
                 def complete(request: Request, identity: write_pb2.WriterIdentity = identity) -> None:
                     request.writer.CopyFrom(identity)
+                    require_same_table(request, self._handle.shape, log_offsets)
                     if unchanged_since is not None:
                         request.unchanged_since.CopyFrom(unchanged_since)
                     request.column_locks.extend(lock_ids)
@@ -435,5 +438,5 @@ class WriteMethods(TableMethods):
                     is_indivisible=unchanged_since is not None,
                 )
                 rows += response.rows
-                log_offsets.advance(response.log_offsets, response.table_incarnation)
+                add_offsets(log_offsets, response, self._handle.name)
         return WriteResult(rows=rows, log_offsets=log_offsets)

@@ -15,7 +15,7 @@ from aio_client._scan.protocol import log_offsets_message
 from aio_client._write.merging import check_mode
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import StartFrom
-from scankv.model.errors import UsageError
+from scankv.model.errors import TableRecreated, UsageError
 from scankv.model.tables.columns import CHANGE_TYPE
 from scankv.model.tables.log_tables import require_no_key
 from scankv.model.tables.merge_spec import check_retraction
@@ -193,6 +193,34 @@ def require_one_piece(pieces: WritePieces) -> WritePieces:
             option="if_version",
         )
     return WritePieces(pieces.kind, iter([first]))
+
+
+def require_same_table(request: Request, shape: TableShape, written: LogOffsets) -> None:
+    """Has the server refuse a request unless the table is the one that earlier requests of its write were written to.
+
+    Args:
+        request: The request.
+        shape: The table.
+        written: The log offsets after the earlier requests.
+    """
+    # Servers of version 0.1 refuse the field. There, `add_offsets` finds the same, but after the rows were written.
+    if shape.description.last_column_id:
+        request.table_incarnation = written.table_incarnation
+
+
+def add_offsets(written: LogOffsets, response: write_pb2.WriteResponse, table: str) -> None:
+    """Advances the log offsets after a write to those after its next request.
+
+    Raises:
+        TableRecreated: The table lacks the rows of earlier requests, because it was created again in between.
+    """
+    if written.table_incarnation not in ("", response.table_incarnation):
+        raise TableRecreated(
+            f"table {table} was restored, or dropped and created again, during the write, and lacks its first rows: "
+            "write all rows again",
+            table=table,
+        )
+    written.advance(response.log_offsets, response.table_incarnation)
 
 
 def offsets_message(offsets: Mapping[int, int], option: str) -> scan_pb2.LogOffsets:

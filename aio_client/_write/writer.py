@@ -16,7 +16,7 @@ from aio_client._input.requests import REQUEST_BYTES
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.column_locks import ColumnLockOpener
 from aio_client._write.divided_writes import write_rows
-from aio_client._write.write_requests import WritePieces, WriteResult
+from aio_client._write.write_requests import WritePieces, WriteResult, add_offsets, require_same_table
 from aio_client._write.writer_lanes import Lane, LaneChooser
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import InvalidRequest, ScanKvError, UsageError
@@ -346,8 +346,8 @@ class Writer:
                 response = await write_rows(
                     self._transport, self._table.shape, piece.kind, piece.batch, partial(self._complete, sequence)
                 )
+                add_offsets(self._log_offsets, response, self._table.name)
                 self._rows += response.rows
-                self._log_offsets.advance(response.log_offsets, response.table_incarnation)
             else:
                 self._failed[sequence] = piece.batch.num_rows
         except Exception as error:
@@ -361,6 +361,7 @@ class Writer:
         request.writer.id, request.writer.epoch, request.writer.sequence = self._id, self._epoch, sequence
         request.writer.acked_below = min(self._in_flight)
         request.writer.history = self._history
+        require_same_table(request, self._table.shape, self._log_offsets)
 
     async def _raise_failure(self) -> None:
         """Raises the first failure, if there is one, as soon as no request is in flight."""

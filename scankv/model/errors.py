@@ -184,14 +184,17 @@ class TableExists(ServerRefused):
 
 
 class TableRecreated(ServerRefused):
-    """The request was made for another incarnation of the table. Nothing was done.
+    """The request was made for another incarnation of the table. Nothing of the request was done.
 
     A table gets a new incarnation when it is dropped and created again, when it is restored from a backup, and when a
     recovery cannot tell where the table's history ends. The request has log offsets, encoded rows, or encoded keys of
     another incarnation, or it opens a consumer whose position belongs to another incarnation. In the current
     incarnation, the same offsets name other changes or no changes, and the same bytes may be other rows. A `Table`
-    encodes its rows again and repeats the write by itself, so callers see this error for positions only. A table whose
-    name has had several incarnations also refuses offsets that name no incarnation.
+    encodes its rows again and repeats the write by itself. A table whose name has had several incarnations also refuses
+    offsets that name no incarnation.
+
+    A write of several requests, or of a `Writer` between two flushes, raises this error if its first rows went to an
+    earlier incarnation.
 
     The begin of a job's transaction (`JobStep`) raises this error if the table lacks rows that the job has committed
     before. Then `details` has the `table` and its `incarnation`. If the table is known to have a transaction of the
@@ -200,8 +203,9 @@ class TableRecreated(ServerRefused):
     What to do:
         For log offsets: discard the stored offsets and start from the full table. For a consumer: reset it, or accept
         its restored position with `Table.accept_consumer`. For a job: write the missing rows again, or accept the
-        incarnation, so that the job continues without these rows. For encoded rows and keys, in a client of another
-        kind: read the table's schema and incarnation again, and encode the rows and keys again.
+        incarnation, so that the job continues without these rows. For a write: write all rows again. For encoded rows
+        and keys, in a client of another kind: read the table's schema and incarnation again, and encode the rows and
+        keys again.
     """
 
     code = "FAILED_PRECONDITION"

@@ -131,7 +131,9 @@ class UpsertRequest(_message.Message):
     mode: Global___WriteMode.ValueType
     """6 to 8 and 13 to 15 are reserved."""
     table_incarnation: _builtins.str
-    """The table incarnation that `encoded_rows` are made for. If the table is another one now: TABLE_RECREATED."""
+    """The table incarnation that `encoded_rows` are made for. With `rows`: the one of the response to an earlier request
+    of the same data. If the table is another one now: TABLE_RECREATED. Empty: any, for `rows` only.
+    """
     independent: _builtins.bool
     """Writes each of `encoded_rows` for itself, because they come from independent calls: WriteResponse.failures says
     which rows were refused. Without it, a row or a bucket that is refused refuses the complete request.
@@ -242,6 +244,7 @@ class DeleteRequest(_message.Message):
     6 to 8 and 13 to 15 are reserved as in UpsertRequest.
     """
     table_incarnation: _builtins.str
+    """As in UpsertRequest, for `encoded_keys` and `keys`."""
     independent: _builtins.bool
     only_checks: _builtins.bool
     admitted: _builtins.bool

@@ -76,7 +76,8 @@ class WriteServiceServicer:
         compressed Arrow data); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (request over 32 MiB or 1,000,000 rows, row over 16
         MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, LOCK_LOST, COLUMN_LOCKED
         (metadata owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
-        POSITION_OUT_OF_RANGE (of `unchanged_since`); FAILED_PRECONDITION TABLE_RECREATED (of `unchanged_since`); DATA_LOSS
+        POSITION_OUT_OF_RANGE (of `unchanged_since`); FAILED_PRECONDITION TABLE_RECREATED (of
+        `unchanged_since`, `table_incarnation`); DATA_LOSS
         DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these but DATA_LOSS nothing of the request was written by
         this call.
         """

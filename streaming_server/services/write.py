@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from scankv.model.changes.log_offsets import LogOffsets
     from scankv.model.errors import ScanKvError
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.services.forwarding import Workers
@@ -68,7 +69,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             async with admitted(request, self._workers, self._tables, context.time_remaining()):
                 if request.encoded_rows:
                     return await self._write_few(request, table, request.encoded_rows)
-                require_no_incarnation(request)
+                check_same_table(request, table.definition)
                 terms = preconditions_of(request)
                 kind = replace(kind_of(request), tracks_changes=not request.untracked)
                 rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
@@ -88,7 +89,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             async with admitted(request, self._workers, self._tables, context.time_remaining()):
                 if request.encoded_keys:
                     return await self._write_few(request, table, request.encoded_keys)
-                require_no_incarnation(request)
+                check_same_table(request, table.definition)
                 terms = preconditions_of(request)
                 rows, offsets = await table.writes.delete(request.keys, terms, kind_of(request), request.schema_id)
         self._count(request, rows)
@@ -244,10 +245,19 @@ def _write_response(rows: int, offsets: Mapping[int, int], table: LiveTable) -> 
     return write_pb2.WriteResponse(rows=rows, log_offsets=offsets, table_incarnation=incarnation)
 
 
-def require_no_incarnation(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> None:
-    """Refuses a condition that would not be checked."""
-    if request.table_incarnation:
-        raise InvalidRequest("table_incarnation must come with encoded rows or keys: it says nothing about Arrow data")
+def check_same_table(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest, definition: TableDefinition) -> None:
+    """Checks that a request with Arrow data, if it names an incarnation, is for the current one.
+
+    Raises:
+        TableRecreated: The table is another one now.
+    """
+    # Clients send requests to tablets with the incarnation of the table.
+    if request.table_incarnation not in ("", definition.incarnation, definition.table_incarnation):
+        raise TableRecreated(
+            f"table {definition.table_name} was restored, or dropped and created again, since the rows before these "
+            "were written to it; nothing of this request was written: write all rows again",
+            table=definition.table_name,
+        )
 
 
 def check_is_for_tablet(

@@ -53,6 +53,7 @@ class RequestSummaries:
 
         Raises:
             InvalidRequest: The request is not the next one of its part, or another one has its number.
+            Unavailable: Tablets of this process have to discard fragments of another request of its number.
         """
         if transaction.part(request_id.part, request_id.sequence, table, request_id.fragment) is not None:
             return None

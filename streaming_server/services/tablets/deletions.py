@@ -32,10 +32,10 @@ async def stage_delete_all(
     """Stages the deletion of rows as of one instant: see `TransactionService.StageDeleteAll`."""
     if request.wait_millis > MAX_WAIT_MILLIS:
         raise InvalidRequest(f"wait_millis must be at most {MAX_WAIT_MILLIS:,}, not {request.wait_millis:,}")
-    summaries, name = calls.tables.transactions.summaries, calls.definition.name
     request_id = _id_of(request)
-    async with summaries.turn(request_id) as transaction:
-        staged = await summaries.find(transaction, request_id, name)
+    async with calls.tables.transactions.summaries.turn(request_id) as transaction:
+        fragments = Fragments(calls, transaction, request_id)
+        staged = await fragments.find()
         if staged is not None:
             return transaction_pb2.StageDeleteAllResponse(done=True, rows=staged.rows)
         kind = WriteKind(overwrite=overwrites(request.mode), tracks_changes=not request.untracked)
@@ -43,7 +43,7 @@ async def stage_delete_all(
             pass
         attempt, place = uuid.uuid4().hex, (request.part, request.sequence)
         begun = transaction.attempts.setdefault(place, attempt)
-        fragments = Fragments(calls, transaction, replace(request_id, fragment=f"{request_id.fragment}.{begun}"))
+        fragments = replace(fragments, request_id=replace(request_id, fragment=f"{request_id.fragment}.{begun}"))
         try:
             answers = await _ask(request, fragments, await _is_range(request, calls), continues=begun is not attempt)
         except ScanKvError:

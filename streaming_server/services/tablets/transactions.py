@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import grpc
 
-from scankv.model.errors import RequestTooLarge, ScanKvError
+from scankv.model.errors import RequestTooLarge, ScanKvError, Unavailable
 from scankv.model.limits import MAX_LOOKUP_KEYS
 from scankv.v1 import lookup_pb2, transaction_pb2, worker_pb2, write_pb2
 from streaming_server.engine.bucket.request_rows import read_batch, read_request
@@ -112,6 +112,20 @@ class Fragments:
 
         await asyncio.gather(*map(discard, sorted(set(map(self.calls.owner_of, tablets)))))
 
+    async def find(self) -> StagedRequest | None:
+        """Returns the summary of the request, if it is staged.
+
+        Raises:
+            InvalidRequest: See `RequestSummaries.find`.
+            Unavailable: Tablets had fragments of another request of its number. They have been asked to discard them.
+        """
+        summaries = self.calls.tables.transactions.summaries
+        try:
+            return await summaries.find(self.transaction, self.request_id, self.calls.definition.name)
+        except Unavailable:
+            await self.discard(range(len(self.calls.tablets)))
+            raise
+
     async def finish(self, action: str, rows: int, tablets: Iterable[int], **terms: object) -> None:
         """Stages the summary: from now on, the request is staged."""
         definition = self.calls.definition
@@ -144,7 +158,8 @@ async def stage_write(
     data: bytes = getattr(request, field)
     summaries = calls.tables.transactions.summaries
     async with summaries.turn(request_id) as transaction:
-        staged = await summaries.find(transaction, request_id, calls.definition.name)
+        fragments = Fragments(calls, transaction, request_id)
+        staged = await fragments.find()
         if staged is not None:
             return write_pb2.WriteResponse(rows=staged.rows)
         if is_upsert:
@@ -154,7 +169,6 @@ async def stage_write(
         parts = await table.state.executor.run(divide_rows, data, calls)
         _add_observers(parts, data, transaction, calls)
         requests = _requests_of(request, field, parts, request_id, calls)
-        fragments = Fragments(calls, transaction, request_id)
         await fragments.stage(method, requests, write_pb2.WriteResponse)
         transaction.observed.add(calls.definition.incarnation)
         await fragments.finish(
@@ -214,7 +228,8 @@ async def get_for_update(
     request_id, summaries = _with_digest(request_id, request), calls.tables.transactions.summaries
     async with summaries.turn(request_id) as transaction:
         # A repeated request reads again, and stages nothing.
-        await summaries.find(transaction, request_id, calls.definition.name)
+        fragments = Fragments(calls, transaction, request_id)
+        await fragments.find()
         parts = await _divide_keys(request.keys, calls)
         requests: dict[int, Message] = {}
         for tablet, (_, keys) in parts.items():
@@ -226,7 +241,6 @@ async def get_for_update(
                 keys=keys,
                 fragment=request_id.fragment,
             )
-        fragments = Fragments(calls, transaction, request_id)
         answers = await fragments.read(f"{_TRANSACTIONS}/GetForUpdate", requests, transaction_pb2.GetForUpdateResponse)
         joined = await _join(answers, parts, calls)
         await fragments.finish(READ, len(joined.found), requests)

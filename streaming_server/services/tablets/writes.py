@@ -27,9 +27,9 @@ from streaming_server.services.tablets.transactions import stage_write
 from streaming_server.services.write import (
     ERROR_BYTES,
     check_is_for_tablet,
+    check_same_table,
     kind_of,
     preconditions_of,
-    require_no_incarnation,
 )
 from streaming_server.storage.files.disk_space import refusal_of_write
 
@@ -203,7 +203,7 @@ async def _divide(
     check: Any,  # noqa: ANN401
 ) -> DividedWrite:
     """Checks the rows or keys in a field of a request, and divides them."""
-    require_no_incarnation(request)
+    check_same_table(request, calls.definition)
     terms, definition, run = preconditions_of(request), calls.definition, calls.table.state.executor.run
     if terms.unchanged_since is not None:
         definition.require_key("a write cannot depend on whether its keys have changed")

@@ -19,9 +19,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from scankv.model.errors import DataLoss, InvalidRequest
+from scankv.model.errors import DataLoss, InvalidRequest, Unavailable
 from scankv.model.keys.key_range import KeyRange
-from scankv.model.names import tablet_number
+from scankv.model.names import table_of, tablet_number
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import find_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.files.disk_space import translate_disk_errors
@@ -31,6 +31,8 @@ from streaming_server.storage.files.frames import encode_frame, read_frames, wri
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
+
+    from scankv.model.errors import ScanKvError
 
 UPSERT: Final = "upsert"
 DELETE: Final = "delete"
@@ -42,6 +44,7 @@ changelog, and needs `DELETIONS_FORMAT` of the data directory."""
 _FILE: Final = "transaction.json"
 _SYNC_BYTES: Final = 8 << 20
 _MODULUS: Final = 1 << 64
+_RETRY_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,20 +284,38 @@ class PartFile:
         """Returns the place of the request with a number, or of its fragment or summary for a table. None: not staged.
 
         Raises:
-            InvalidRequest: Another request of this number is there, of which not all tablets have taken their fragment.
+            InvalidRequest: Another request of this number is there.
+            Unavailable: There are fragments of another request of this number, which the table has to discard, because
+                a tablet has refused it.
         """
         for place in range(self.count_before(sequence), self.requests):
             if self.sequences[place] != sequence:
                 break
             found_table, found = self._fragments.get(place, (table, ""))
             if not _are_same(found, fragment, is_tablet=tablet_number(table) is not None):
-                raise InvalidRequest(
-                    f"another request {sequence} of the part was refused by a tablet of its table, and other tablets "
-                    "could not discard it: abort the transaction"
-                )
+                raise self._conflict(sequence, table)
             if found_table == table:
                 return place
         return None
+
+    def _conflict(self, sequence: int, table: str) -> ScanKvError:
+        """Returns the error for a request whose number another one has."""
+        numbers = range(self.count_before(sequence), self.requests)
+        # The owner of the table, which has the summaries, looks for the request before the tablets do.
+        if all(self._is_fragment(each, sequence) and self._is_of(each, table) for each in numbers):
+            return Unavailable(
+                f"a tablet of table {table_of(table)} still has rows of an earlier request {sequence} of the part, "
+                "which another tablet has refused: try again",
+                retry_after=_RETRY_SECONDS,
+            )
+        return InvalidRequest(
+            f"another request of the part has the number {sequence}: send each request of a part with a number of its "
+            "own, or abort the transaction"
+        )
+
+    def _is_of(self, place: int, table: str) -> bool:
+        found, _ = self._fragments.get(place, ("", ""))
+        return table_of(found) == table_of(table)
 
     def without_fragments(self, sequence: int) -> PartFile | None:
         """Removes the fragments of the last request of the part, whose summary is not staged, and returns the rest.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from aio_client import LogOffsets, StartFrom, StopAt, TableRecreated, UsageError
 from aio_client.mirror import mirror
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from aio_client import Client, Table
 
@@ -255,3 +256,61 @@ async def test_json_keeps_offsets_and_table_through_what_makes_text_of_keys(clie
         assert again == offsets
         assert again.table_incarnation == offsets.table_incarnation
         assert all(type(bucket) is int for bucket in again)
+
+
+def numbers(first: int, count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"k": range(first, first + count), "v": [0] * count}, schema=SCHEMA)
+
+
+@pytest.mark.parametrize("tablets", [1, 2])
+async def test_a_write_of_several_requests_fails_if_its_table_is_created_again_between_them(
+    client: Client, name: str, tablets: int
+) -> None:
+    async def create() -> Table:
+        return await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2, tablets=tablets)
+
+    async def create_again() -> None:
+        assert await (await client.table(name)).count() == 60_000
+        await client.drop_table(name)
+        await create()
+
+    loop = asyncio.get_running_loop()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield numbers(0, 60_000)
+        yield numbers(60_000, 60_000)
+        # Now the first batch is written, and the second one waits.
+        asyncio.run_coroutine_threadsafe(create_again(), loop).result()
+        yield numbers(120_000, 10)
+
+    with pytest.raises(TableRecreated, match="write all rows again"):
+        await (await create()).upsert(pa.RecordBatchReader.from_batches(SCHEMA, batches()))
+    assert await (await client.table(name)).count() == 0
+
+
+async def test_a_flush_fails_if_the_table_was_created_again_since_the_last_one(client: Client, name: str) -> None:
+    table = await created(client, name)
+
+    async def write() -> None:
+        async with table.writer(batch_bytes=1) as writer:
+            await writer.upsert(numbers(0, 10))
+            async with asyncio.timeout(60):
+                while await table.count() < 10:
+                    pass
+            await client.drop_table(name)
+            await created(client, name)
+            await writer.upsert(numbers(10, 10))
+
+    with pytest.raises(TableRecreated, match="write all rows again"):
+        await write()
+
+
+async def test_a_writer_continues_in_a_table_that_was_created_again_after_a_flush(client: Client, name: str) -> None:
+    table = await created(client, name)
+    async with table.writer() as writer:
+        await writer.upsert(numbers(0, 10))
+        await writer.flush()
+        await client.drop_table(name)
+        table = await created(client, name)
+        await writer.upsert(numbers(10, 10))
+    assert await table.count() == 10

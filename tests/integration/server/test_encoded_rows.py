@@ -233,13 +233,16 @@ def test_requests_that_mix_encoded_rows_with_other_things_are_refused(
     assert keys_of(table) == []
 
 
-def test_a_table_incarnation_that_would_not_be_checked_is_refused(wire: Wire, table: Table) -> None:
+def test_arrow_data_is_refused_if_it_is_for_another_incarnation(wire: Wire, table: Table) -> None:
     data = ipc_stream(SCHEMA, pa.RecordBatch.from_pylist([{"k": "a", "must": 1}], SCHEMA))
     request = write_pb2.UpsertRequest(table=table.name, rows=data, table_incarnation="0" * 32)
-    assert refusal(wire.writes.Upsert, request).reason == "INVALID_REQUEST"
+    assert refusal(wire.writes.Upsert, request).reason == "TABLE_RECREATED"
     delete = write_pb2.DeleteRequest(table=table.name, keys=data, table_incarnation="0" * 32)
-    assert refusal(wire.writes.Delete, delete).reason == "INVALID_REQUEST"
+    assert refusal(wire.writes.Delete, delete).reason == "TABLE_RECREATED"
     assert keys_of(table) == []
+    request.table_incarnation = incarnation(wire, table)
+    assert wire.writes.Upsert(request).table_incarnation == request.table_incarnation
+    assert keys_of(table) == ["a"]
 
 
 def test_too_many_rows_are_refused(wire: Wire, either: Table) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scankv.model.errors import InvalidRequest
+from scankv.model.errors import InvalidRequest, Unavailable
 from streaming_server.storage.transactions.staging import (
     UPSERT,
     PartFile,
@@ -79,9 +79,15 @@ def test_a_fragment_is_found_by_its_tablet_and_another_request_of_its_number_is_
     assert part.find(0, "game.scores", "a") == 2
     assert part.find(1, TABLETS[1], "b") is None
     assert part.find(2, "game.other") is None
+    for table in (TABLETS[0], "game.scores"):
+        # The request without a summary can be discarded, and the other one is staged.
+        with pytest.raises(Unavailable, match="an earlier request 1 of the part"):
+            part.find(1, table, "c")
+        with pytest.raises(InvalidRequest, match="another request of the part has the number 0"):
+            part.find(0, table, "c")
     for fragment in ("c", ""):
-        with pytest.raises(InvalidRequest, match="another request 1 of the part"):
-            part.find(1, TABLETS[0], fragment)
+        with pytest.raises(InvalidRequest, match="another request of the part has the number 1"):
+            part.find(1, "game.other", fragment)
 
 
 def test_a_summary_is_found_whatever_the_attempt_and_a_fragment_only_of_the_same_attempt(tmp_path: Path) -> None:
@@ -90,6 +96,9 @@ def test_a_summary_is_found_whatever_the_attempt_and_a_fragment_only_of_the_same
     assert part.find(0, TABLETS[0], "a.1") == 0
     with pytest.raises(InvalidRequest):
         part.find(0, TABLETS[0], "a.2")
+    # Of an earlier attempt, which a tablet has refused.
+    with pytest.raises(Unavailable):
+        part_with(tmp_path / "1.part", request(TABLETS[0], 0, "a.1")).find(0, TABLETS[0], "a.2")
 
 
 def test_fragments_without_a_summary_are_taken_back(tmp_path: Path) -> None:
