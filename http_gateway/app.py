@@ -91,11 +91,11 @@ class Application:
             await problem_response(error)(scope, receive, send_with_headers)
 
     def _name_client(self, scope: Scope) -> None:
-        """Has the calls of this request send its id, and its client if the server believes this gateway."""
+        """Has the calls of this request send its id, and its client, which the server believes with the key."""
         headers = [("x-request-id", scope[REQUEST_ID])]
-        key = self._gateway.settings.forwarding_key
-        if key and scope["client"]:
-            headers.append(forwarded_peer(key, peer_text(*scope["client"])))
+        # Always, because no call without a token may get the rights that the gateway's own certificate may have.
+        peer = peer_text(*scope["client"]) if scope["client"] else "unknown"
+        headers.append(forwarded_peer(self._gateway.settings.forwarding_key, peer))
         self._gateway.tokens.set_headers(*headers)
 
     async def _answer(self, scope: Scope, receive: Receive, headers: Headers) -> ASGIApp:

@@ -192,6 +192,9 @@ class ServerConfig:
         jwt_grants_claim: The claim with the groups of the caller: a list, or a text with spaces between them. A dot
             leads into an object, as in `realm_access.roles`.
         jwt_principal_claim: The claim with the name of the caller.
+        jwt_shares_principals: Whether a name in a JWT and the same name in the token file are one principal. Otherwise,
+            the principal of a JWT is its name after `jwt:`, so that the issuer cannot make tokens for principals of the
+            token file.
         jwt_algorithms: The algorithms with which tokens may be signed, of RS256, RS384, RS512, PS256, PS384, PS512,
             ES256, ES384, ES512 and EdDSA. A list in TOML; comma-separated elsewhere.
         jwt_leeway_seconds: How far the clocks of the issuer and of the server may differ. Tokens are accepted for this
@@ -202,8 +205,8 @@ class ServerConfig:
             The server notices a new certificate with the next connection. Empty: no encryption.
         tls_key: The file with the private key of the certificate, in PEM.
         tls_client_ca: The file with the certificates of authorities, in PEM, one of which must have signed the
-            certificate of every client (mutual TLS). Tokens are needed nevertheless. Empty: clients need no
-            certificate.
+            certificate of every client (mutual TLS). The token file may give grants to certificates; clients with
+            other ones need a token, too. Empty: clients need no certificate.
         audit_log: The file to which the server appends a line of JSON for each call that changes something, and for
             each call that it refuses for lack of rights. Empty: it keeps no audit log in a file.
         audit_output: Where these lines go besides the file, or without one: `stdout`, `syslog` for `/dev/log`,
@@ -354,6 +357,7 @@ class ServerConfig:
     jwt_grants: str = ""
     jwt_grants_claim: str = "groups"
     jwt_principal_claim: str = "sub"
+    jwt_shares_principals: bool = False
     jwt_algorithms: tuple[str, ...] = ("RS256", "PS256", "ES256", "EdDSA")
     jwt_leeway_seconds: float = 30.0
     jwt_max_key_age_seconds: float = 86_400.0
@@ -548,6 +552,7 @@ class ServerConfig:
             grants=Path(self.jwt_grants),
             grants_claim=self.jwt_grants_claim,
             principal_claim=self.jwt_principal_claim,
+            shares_names=self.jwt_shares_principals,
             algorithms=self.jwt_algorithms,
             leeway_seconds=self.jwt_leeway_seconds,
             max_key_age_seconds=self.jwt_max_key_age_seconds,

@@ -47,6 +47,14 @@ def create(
             show_default=False,
         ),
     ],
+    certificate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND=NAME",
+            help="Grant this to the client certificates with a name, as in CN=reports or DNS=reports.example.com, and "
+            "make no token. KIND is CN, DNS, URI or EMAIL. Needs a server with --tls-client-ca.",
+        ),
+    ] = None,
     expires: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="How long the token is valid, as in 90d. Default: until it is revoked."),
@@ -67,7 +75,7 @@ def create(
     """Create a token, and print it.
 
     The token is printed once and stored nowhere: the file only has its hash. A running server accepts the token at
-    once.
+    once. With --certificate, clients with such a certificate need no token, and none is made.
     """
     with require_extra("server"):
         from streaming_server.access.token_file import create_token
@@ -78,7 +86,12 @@ def create(
         "bytes_per_second": max_bytes_per_second,
     }
     limits = {name: value for name, value in given.items() if value is not None}
-    record, token = create_token(tokens, principal, grant, now=now, expires=_expiry(expires, now), limits=limits)
+    record, token = create_token(
+        tokens, principal, grant, now=now, expires=_expiry(expires, now), limits=limits, certificate=certificate
+    )
+    if record.certificate:
+        typer.echo(f"granted to certificates with {record.certificate}, as {record.id} of {principal}", err=True)
+        return
     typer.echo(f"created the token {record.id} of {principal}; this is the only time that it is shown:", err=True)
     typer.echo(token)
 
@@ -96,6 +109,7 @@ def list_(tokens: TokenFile, json: Json = False) -> None:
                 {
                     "id": record.id,
                     "principal": record.principal,
+                    "certificate": record.certificate or None,
                     "grants": record.grants,
                     "state": state,
                     "created": record.created,
@@ -108,9 +122,17 @@ def list_(tokens: TokenFile, json: Json = False) -> None:
         )
     elif records:
         show_table(
-            ["token", "principal", "grants", "state", "created", "expires"],
+            ["token", "principal", "certificate", "grants", "state", "created", "expires"],
             [
-                [record.id, record.principal, " ".join(record.grants), state, record.created, record.expires or "never"]
+                [
+                    record.id,
+                    record.principal,
+                    record.certificate or "-",
+                    " ".join(record.grants),
+                    state,
+                    record.created,
+                    record.expires or "never",
+                ]
                 for record, state in zip(records, states, strict=True)
             ],
         )

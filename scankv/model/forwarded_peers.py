@@ -17,7 +17,8 @@ def forwarded_peer(key: str, peer: str) -> tuple[str, str]:
     """Returns the metadata that name the client of a call.
 
     Args:
-        key: The key of the gateway.
+        key: The key of the gateway. Empty: the server does not believe the name, but knows that the call is made for
+            somebody else.
         peer: The client, as by `peer_text`.
     """
     return FORWARDED_PEER, f"{key} {peer}"

@@ -1,14 +1,17 @@
-"""Finds out who calls, by both kinds of tokens: those of the token file, and those of an issuer."""
+"""Finds out who calls: by both kinds of tokens, those of the token file and those of an issuer, or by a certificate."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from streaming_server.access.token_file import PREFIX
 
 if TYPE_CHECKING:
     from streaming_server.access.callers import CallerIdentity, TokenStore
+    from streaming_server.access.certificates import ClientCertificate
     from streaming_server.access.jwt_verifier import JwtVerifier
+
+_NO_FILE: Final = "the server has no token file, which could name certificates"
 
 
 class Authenticator:
@@ -48,6 +51,14 @@ class Authenticator:
         if self._issued is not None:
             return await self._issued.verify(token)
         return "the server accepts no tokens"
+
+    def identify(self, certificate: ClientCertificate) -> CallerIdentity | str:
+        """Returns the caller with a certificate of TLS and no token, or why it is refused, for the log only."""
+        return _NO_FILE if self._tokens is None else self._tokens.identify(certificate)
+
+    def certified(self, id_: str, ends: float) -> CallerIdentity | str:
+        """Returns a caller whom another worker has identified by a certificate. See `TokenStore.certified`."""
+        return _NO_FILE if self._tokens is None else self._tokens.certified(id_, ends)
 
     def renewed(self, caller: CallerIdentity) -> CallerIdentity | str:
         """Returns a caller who was verified before as of now, or why the caller's token is no longer valid."""

@@ -6,22 +6,25 @@ import hashlib
 import hmac
 import logging
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import UsageError
 from streaming_server.access.grants import Grants
+from streaming_server.access.principals import principal_in_file
 from streaming_server.access.token_file import id_of, read_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from streaming_server.access.certificates import ClientCertificate
     from streaming_server.access.token_file import TokenRecord
 
 _log = logging.getLogger(__name__)
 
 _NO_HASH: Final = bytes(hashlib.sha256().digest_size)
+_MOST_CERTIFIED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,11 +32,13 @@ class CallerIdentity:
     """Who made a call, and what the caller may do. Immutable.
 
     Attributes:
-        principal: The name of the caller in the audit log.
+        principal: The principal of the caller, which says where its name comes from: see `principals`.
         grants: What the caller may do.
         token_id: The id of the caller's token in the token file. Empty: another source vouches for the caller.
         expires_at: The seconds since 1970 UTC at which the token stops being valid. None: it does not expire.
         limits: The limits that the token sets, by name. Others are those of the server for every caller.
+        certificate_ends: The seconds since 1970 UTC at which the certificate ends that takes the place of a token.
+            None: the caller has a token.
     """
 
     principal: str
@@ -41,6 +46,7 @@ class CallerIdentity:
     token_id: str = ""
     expires_at: float | None = None
     limits: tuple[tuple[str, float], ...] = ()
+    certificate_ends: float | None = None
 
 
 ANYBODY: Final = CallerIdentity("", Grants(["admin:*"]))
@@ -73,11 +79,21 @@ class TokenStore:
     def _load(self, records: dict[str, TokenRecord]) -> None:
         # By token, so that only the first call with each computes its hash.
         self._verified: dict[str, CallerIdentity] = {}
-        self._hashes = {id_: bytes.fromhex(record.sha256) for id_, record in records.items()}
+        self._hashes = {id_: bytes.fromhex(record.sha256) for id_, record in records.items() if record.sha256}
+        self._certified: dict[tuple[str, float], CallerIdentity] = {}
+        self._by_certificate: dict[str, list[str]] = {}
+        for id_, record in records.items():
+            if record.certificate:
+                self._by_certificate.setdefault(record.certificate, []).append(id_)
+        self._places = {id_: place for place, id_ in enumerate(records)}
         self._revoked = {id_ for id_, record in records.items() if record.revoked is not None}
         self._callers = {
             id_: CallerIdentity(
-                record.principal, Grants(record.grants), id_, record.expires_at, tuple(record.limits.items())
+                principal_in_file(record.principal),
+                Grants(record.grants),
+                id_,
+                record.expires_at,
+                tuple(record.limits.items()),
             )
             for id_, record in records.items()
         }
@@ -105,8 +121,57 @@ class TokenStore:
             self._verified[token] = found
         return found
 
+    def identify(self, certificate: ClientCertificate) -> CallerIdentity | str:
+        """Returns the caller with a certificate, or why the certificate is refused, for the log only.
+
+        Of several valid lines in the file that name it, the last one counts.
+        """
+        found = self._identify(certificate)
+        if not isinstance(found, CallerIdentity):
+            self.reload()
+            found = self._identify(certificate)
+        return found
+
+    def _identify(self, certificate: ClientCertificate) -> CallerIdentity | str:
+        found: CallerIdentity | str = f"no line of the token file names the certificate {certificate}"
+        for id_ in self._lines_of(certificate):
+            found = self.certified(id_, certificate.ends)
+            if isinstance(found, CallerIdentity):
+                return found
+        return found
+
+    def _lines_of(self, certificate: ClientCertificate) -> list[str]:
+        found = {id_ for name in certificate.names for id_ in self._by_certificate.get(name, ())}
+        return sorted(found, key=self._places.__getitem__, reverse=True)
+
+    def certified(self, id_: str, ends: float) -> CallerIdentity | str:
+        """Returns the caller with a certificate that a line of the file names, or why it is refused.
+
+        Args:
+            id_: The id of the line.
+            ends: When the certificate ends.
+        """
+        if id_ not in self._callers:
+            self.reload()
+        if id_ not in self._callers:
+            return "the token was removed from the token file"
+        found = self._current(id_)
+        if not isinstance(found, CallerIdentity):
+            return found
+        if ends <= self._now():
+            return f"the certificate of {found.principal} has expired"
+        known = self._certified.get((id_, ends))
+        if known is None:
+            if len(self._certified) >= _MOST_CERTIFIED:
+                self._certified.clear()
+            last = ends if found.expires_at is None else min(ends, found.expires_at)
+            known = self._certified[id_, ends] = replace(found, expires_at=last, certificate_ends=ends)
+        return known
+
     def renewed(self, caller: CallerIdentity) -> CallerIdentity | str:
         """Returns a caller who was verified before as of now, or why the caller's token is no longer valid."""
+        if caller.certificate_ends is not None:
+            return self.certified(caller.token_id, caller.certificate_ends)
         if caller.token_id not in self._callers:
             return "the token was removed from the token file"
         return self._current(caller.token_id)

@@ -35,6 +35,7 @@ class JwtSettings:
         grants: The file with grants by group.
         grants_claim: The claim with the groups of the caller.
         principal_claim: The claim with the name of the caller.
+        shares_names: Whether a name is the principal of the same name in the token file.
         algorithms: The allowed algorithms, all of `ALGORITHMS`.
         leeway_seconds: How far the clock of the issuer may differ from that of this machine.
         max_key_age_seconds: How long fetched keys are used without having been fetched again.
@@ -47,6 +48,7 @@ class JwtSettings:
     grants: Path
     grants_claim: str
     principal_claim: str
+    shares_names: bool
     algorithms: tuple[str, ...]
     leeway_seconds: float
     max_key_age_seconds: float

@@ -12,6 +12,7 @@ import jwt
 from scankv.model.errors import UsageError
 from streaming_server.access.callers import CallerIdentity
 from streaming_server.access.jwt_settings import GroupGrants
+from streaming_server.access.principals import issued_principal
 from streaming_server.access.signing_keys import IssuerKeys, KeyFile, KeySource, suitable_keys
 from streaming_server.access.token_file import check_principal
 
@@ -151,13 +152,14 @@ class JwtVerifier:
         if not all(isinstance(each, int | float) and 0 <= each < _MAX_SECONDS for each in times.values()):
             return "a time in the token is not a number of seconds"
         expires_at = times["exp"] + settings.leeway_seconds
-        principal = _claim(claims, settings.principal_claim)
-        if not isinstance(principal, str):
+        name = _claim(claims, settings.principal_claim)
+        if not isinstance(name, str):
             return f"the token has no text in the claim {settings.principal_claim}"
         try:
-            check_principal(principal)
+            check_principal(name)
         except UsageError:
             return f"the claim {settings.principal_claim} of the token is not the name of a principal"
+        principal = issued_principal(name, shares_names=settings.shares_names)
         if expires_at <= now:
             return f"the token of {principal} has expired"
         if max(times.get("nbf", 0), times.get("iat", 0)) > now + settings.leeway_seconds:

@@ -126,7 +126,7 @@ class OwnerCheck:
         """Raises PermissionDenied unless the caller may change what an owner has. Empty: it has no owner."""
         if not self.allows(owner):
             raise PermissionDenied(
-                f'{self.what} belongs to the principal "{owner}", and the token is of "{self.caller.principal}": only '
+                f'{self.what} belongs to the principal "{owner}", and the caller is "{self.caller.principal}": only '
                 "its owner, or a token with the role admin for its tables, can do this; use tokens of one principal "
                 "for programs that take over from each other, or ask an admin to assign it",
                 role=Role.ADMIN.text,

@@ -1,4 +1,7 @@
-"""The token file: one JSON object a line for each token, with a hash of the token and what it grants."""
+"""The token file: one JSON object a line for each token, with a hash of the token and what it grants.
+
+A line may have the name of client certificates instead of the hash. It is called a token all the same.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import UsageError
+from streaming_server.access.certificates import checked_name
 from streaming_server.access.grants import Grants
 from streaming_server.access.limits import CallerLimits
+from streaming_server.access.principals import reserved_prefix
 from streaming_server.storage.files.checked_json import sync_directory
 
 if TYPE_CHECKING:
@@ -27,8 +32,8 @@ PREFIX: Final = "skv"
 _ID_BYTES: Final = 6
 _SECRET_BYTES: Final = 32
 _MAX_PRINCIPAL: Final = 128
-_REQUIRED: Final = frozenset({"id", "principal", "sha256", "grants", "created"})
-_FIELDS: Final = _REQUIRED | {"expires", "revoked", "limits"}
+_REQUIRED: Final = frozenset({"id", "principal", "grants", "created"})
+_FIELDS: Final = _REQUIRED | {"sha256", "certificate", "expires", "revoked", "limits"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,8 @@ class TokenRecord:
     Attributes:
         id: The id of the token, which is part of the token.
         principal: Whom the token stands for, in the audit log.
-        sha256: The SHA-256 of the complete token, in hexadecimal digits.
+        sha256: The SHA-256 of the complete token, in hexadecimal digits. Empty: certificates take the place of a token.
+        certificate: A name in certificates of clients, as in `CN=reports`. Their calls need no token. Empty: none.
         grants: The grants, each as `role:pattern`.
         created: When the token was created, as an ISO 8601 time.
         expires: When the token stops being valid. None: never.
@@ -51,9 +57,10 @@ class TokenRecord:
 
     id: str
     principal: str
-    sha256: str = field(repr=False)
     grants: tuple[str, ...]
     created: str
+    sha256: str = field(default="", repr=False)
+    certificate: str = ""
     expires: str | None = None
     revoked: str | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -139,8 +146,12 @@ def _check(record: TokenRecord) -> None:
     for instant in (record.created, record.expires, record.revoked):
         if instant is not None and datetime.fromisoformat(instant).tzinfo is None:
             raise UsageError("a time has no time zone: append Z")
-    if len(bytes.fromhex(record.sha256)) != hashlib.sha256().digest_size:
+    if bool(record.sha256) == bool(record.certificate):
+        raise UsageError("it must have either sha256 or certificate")
+    if record.sha256 and len(bytes.fromhex(record.sha256)) != hashlib.sha256().digest_size:
         raise UsageError("sha256 must be 64 hexadecimal digits")
+    if record.certificate and record.certificate != (name := checked_name(record.certificate)):
+        raise UsageError(f"certificate must be written as {name}, not {record.certificate}")
     if not record.id.isalnum():
         raise UsageError("id must consist of letters and digits")
 
@@ -167,30 +178,40 @@ def create_token(
     now: datetime,
     expires: datetime | None = None,
     limits: Mapping[str, float] | None = None,
+    certificate: str | None = None,
 ) -> tuple[TokenRecord, str]:
     """Adds a token to a token file, which is created if it does not exist.
+
+    With the name of certificates, as in `CN=reports`, these take its place, and the token that is returned is empty.
 
     Returns:
         The record, and the token, which is not stored anywhere.
 
     Raises:
-        UsageError: The principal, a grant or a limit is malformed, the expiry has passed, or the file cannot be
-            changed.
+        UsageError: The principal, a grant, a limit or the name of certificates is malformed, the expiry has passed, or
+            the file cannot be changed.
     """
     check_principal(principal)
+    if prefix := reserved_prefix(principal):
+        raise UsageError(
+            f"principal must not begin with {prefix}, not {principal}: choose another name, because principals of "
+            "other kinds begin like this"
+        )
     check_limits(limits or {})
     Grants(grants)
     if not grants:
         raise UsageError("the token has no grants: give at least one, as in read:sales.*")
     if expires is not None and expires <= now:
         raise UsageError(f"expires must be in the future, not {expires.isoformat()}")
+    certificate = "" if certificate is None else checked_name(certificate)
     with _editing(path) as records:
         id_ = secrets.token_hex(_ID_BYTES)
-        token = f"{PREFIX}_{id_}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+        token = "" if certificate else f"{PREFIX}_{id_}_{secrets.token_urlsafe(_SECRET_BYTES)}"
         record = TokenRecord(
             id=id_,
             principal=principal,
-            sha256=hash_of(token),
+            sha256=hash_of(token) if token else "",
+            certificate=certificate,
             grants=tuple(grants),
             created=_text(now),
             expires=None if expires is None else _text(expires),
@@ -246,9 +267,8 @@ def _write(path: Path, records: dict[str, TokenRecord]) -> None:
 
 def _stored(record: TokenRecord) -> dict[str, Any]:
     stored = asdict(record)
-    if not record.limits:
-        del stored["limits"]  # which older servers do not know
-    return stored
+    # Older servers do not know limits and certificates.
+    return {name: value for name, value in stored.items() if value or name not in ("limits", "sha256", "certificate")}
 
 
 def _text(instant: datetime) -> str:

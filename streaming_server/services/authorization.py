@@ -7,11 +7,14 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import PermissionDenied, ScanKvError, Unauthenticated
+from scankv.model.forwarded_peers import FORWARDED_PEER
 from scankv.model.names import table_of
 from streaming_server.access.callers import ANYBODY, CallerIdentity
+from streaming_server.access.certificates import read_certificate
 from streaming_server.access.grants import Role
 from streaming_server.access.limits import CallerLimiter, CallerLimits
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_client
+from streaming_server.services.forwarding import certified_in
 from streaming_server.services.permissions import (
     EveryTable,
     NamedById,
@@ -27,12 +30,15 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from streaming_server.access.authentication import Authenticator
+    from streaming_server.access.certificates import ClientCertificate
     from streaming_server.access.request_principals import RequestPrincipals
     from streaming_server.current_call import Metadata
     from streaming_server.services.audit import AuditTrail
     from streaming_server.services.permissions import Permission, Requirement
 
+_AUTHORIZATION: Final = "authorization"
 _SCHEME: Final = "bearer "
+_NO_TOKEN: Final = "the call has no token"
 # As in the client. The server lets 16 KiB of metadata in.
 _MAX_TOKEN: Final = 12 * 1024
 _MAX_REFUSALS_LOGGED: Final = 100
@@ -76,25 +82,38 @@ class CallGuard:
         """Whether calls need a token."""
         return self._tokens is not None
 
-    async def authenticate(self, context: grpc.aio.ServicerContext[Any, Any], method: str) -> CallerIdentity:
-        """Returns who makes a call, from its metadata.
+    async def authenticate(
+        self, context: grpc.aio.ServicerContext[Any, Any], method: str, *, is_forwarded: bool
+    ) -> CallerIdentity:
+        """Returns who makes a call, from its token, or without one from the certificate of its connection.
+
+        Args:
+            context: The call.
+            method: The method, for the log.
+            is_forwarded: Whether another worker makes it, which says who has a certificate.
 
         Raises:
-            Unauthenticated: The call has no valid token. Only the log has the reason.
+            Unauthenticated: The call has no valid token, and no certificate with grants. Only the log has the reason.
         """
         if self._tokens is None:
             return ANYBODY
-        token = _token_of(CALL_METADATA.get())
-        found = (
-            "the call has no token, or more than one, or too long a one"
-            if token is None
-            else self._tokens.find(token) or await self._tokens.verify(token)
-        )
+        metadata = CALL_METADATA.get()
+        token, certificate = _token_of(metadata), None
+        if token is not None:
+            found = self._tokens.find(token) or await self._tokens.verify(token)
+        elif any(name == _AUTHORIZATION for name, _ in metadata):
+            found = "the call has more than one token, or too long a one, or something else instead"
+        elif is_forwarded:
+            named = certified_in(metadata)
+            found = _NO_TOKEN if named is None else self._tokens.certified(*named)
+        else:
+            certificate = _certificate_of(context, metadata)
+            found = _NO_TOKEN if certificate is None else self._tokens.identify(certificate)
         if isinstance(found, CallerIdentity):
             self._remember(found, context)
             return found
         self._log_refusal(f"refused {method} from {current_client() or context.peer()}: {found}")
-        raise self._unauthenticated()
+        raise self._unauthenticated(certificate)
 
     def _remember(self, caller: CallerIdentity, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         call = CURRENT_CALL.get() if self._principals is not None else None
@@ -111,11 +130,16 @@ class CallGuard:
         if isinstance(found, CallerIdentity):
             return found
         self._log_refusal(f"refused a running call of {caller.principal}: {found}")
-        raise self._unauthenticated()
+        raise self._ended(caller)
 
-    def _unauthenticated(self) -> Unauthenticated:
-        """Returns the error for every token that is not valid, whatever the reason."""
+    def _ended(self, caller: CallerIdentity) -> Unauthenticated:
+        return self._unauthenticated() if caller.certificate_ends is None else _without_grants("of the call")
+
+    def _unauthenticated(self, certificate: ClientCertificate | None = None) -> Unauthenticated:
+        """Returns the error for every token or certificate that is not accepted, whatever the reason."""
         assert self._tokens is not None
+        if certificate is not None:
+            return _without_grants(str(certificate))
         return Unauthenticated(
             "the call has no valid token: name a file with one in SCANKV_TOKEN_FILE, or in option token_file of Spark, "
             f"or give it to connect(url, token=...); {self._tokens.accepted}"
@@ -213,7 +237,7 @@ class CallGuard:
         found = self._tokens.renewed(caller)
         if not isinstance(found, CallerIdentity):
             _log.warning("ending a stream of %s over %s: %s", caller.principal, table, found)
-            return self._unauthenticated()
+            return self._ended(caller)
         if not found.grants.allow(Role.READ, table):
             return PermissionDenied(
                 f'the token no longer grants the role read for table "{table}", so the server ended the stream: ask '
@@ -224,9 +248,28 @@ class CallGuard:
         return None
 
 
+def _without_grants(certificate: str) -> Unauthenticated:
+    return Unauthenticated(
+        f"the call has no token, and the token file of the server has no valid line for the client certificate "
+        f"{certificate}: ask the operator of the server to give it grants with scankv tokens create PRINCIPAL "
+        "--certificate CN=NAME, use a certificate that has not expired, or send a token"
+    )
+
+
+def _certificate_of(context: grpc.aio.ServicerContext[Any, Any], metadata: Metadata) -> ClientCertificate | None:
+    """Returns the certificate of a connection. None: it has none, or its client makes the call for somebody else.
+
+    Clients of a gateway must not get the rights of the gateway.
+    """
+    if any(name == FORWARDED_PEER for name, _ in metadata):
+        return None
+    found = context.auth_context().get("x509_pem_cert", ())
+    return next((read_certificate(bytes(pem)) for pem in found), None)
+
+
 def _token_of(metadata: Metadata) -> str | None:
     """Returns the token of a call; None without one, or with several."""
-    found = [value for key, value in metadata if key == "authorization"]
+    found = [value for key, value in metadata if key == _AUTHORIZATION]
     if len(found) != 1 or not isinstance(found[0], str):
         return None
     value = found[0]

@@ -14,6 +14,7 @@ from scankv.model.errors import InternalError, ScanStalled, Unavailable
 from scankv.model.forwarded_peers import FORWARDED_PEER, forwarded_peer
 from scankv.model.limits import MESSAGE_BYTES, MIN_CALLS_PER_CONNECTION
 from scankv.model.typed_errors import typed_error_of
+from streaming_server.access.owners import CALLER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_client
 from streaming_server.engine.bucket.call_point import PASSED_ON
 from streaming_server.services.errors import end_with
@@ -44,6 +45,10 @@ POINT: Final = "scankv-point-bin"
 OF_SERVER: Final = "scankv-of-server"
 """The metadata, with the same value, by which a worker shows that it makes a call in the name of the server."""
 
+CERTIFIED: Final = "scankv-certified"
+"""Further metadata of a worker's call for a client without a token: the line of the token file that names the client's
+certificate, and when the certificate ends."""
+
 RETRY_SECONDS: Final = 0.5
 """How long a client should wait before it tries again to call a worker that does not run. A start takes about a second.
 """
@@ -66,6 +71,7 @@ _NOT_FORWARDED: Final = frozenset(
         "user-agent",
         "content-type",
         "te",
+        CERTIFIED,
         POINT,
         FORWARDED,
         FORWARDED_PEER,
@@ -270,7 +276,8 @@ class Workers:
             if name not in _NOT_FORWARDED and not name.startswith(_OF_GRPC)
         ]
         held = tuple((name, value) for name, value in ((HOLD, hold_id), (PARK, ticket), (SCAN_ID, scan_id)) if value)
-        return ((FORWARDED, self._key), *held, *decided, forwarded_peer(self._peer_key, current_client()), *given)
+        peer = forwarded_peer(self._peer_key, current_client())
+        return ((FORWARDED, self._key), *held, *decided, peer, *_certified(), *given)
 
     def hold_of(self, metadata: Metadata) -> str:
         """Returns the id of the hold under which a call of a worker opens its view. Empty: none."""
@@ -321,6 +328,22 @@ class _Connections:
         channels, self._calls = list(self._calls), {}
         for channel in channels:
             await channel.close(None)
+
+
+def _certified() -> tuple[tuple[str, str], ...]:
+    caller = CALLER.get()
+    if caller is None or caller.certificate_ends is None:
+        return ()
+    return ((CERTIFIED, f"{caller.token_id} {caller.certificate_ends!r}"),)
+
+
+def certified_in(metadata: Metadata) -> tuple[str, float] | None:
+    """Returns the line of the token file for a certificate, and when it ends, from the metadata of a worker's call."""
+    for name, value in metadata:
+        if name == CERTIFIED and isinstance(value, str):
+            id_, _, ends = value.partition(" ")
+            return id_, float(ends)
+    return None
 
 
 def _as_it_is(message: bytes) -> bytes:

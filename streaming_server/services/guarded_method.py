@@ -243,18 +243,18 @@ class _GuardedMethod:
                 await self._admit(access, received, context, is_forwarded=True)
             else:
                 # A part of a call of a client, which may be about what belongs to a principal.
-                CALLER.set(await access.authenticate(context, self._name))
+                CALLER.set(await access.authenticate(context, self._name, is_forwarded=True))
 
     async def _admit(
         self, access: CallGuard, received: _ArrivedCall, context: Context[Any, Any], *, is_forwarded: bool
     ) -> None:
         """Authenticates the caller, and counts the call against its limits unless another worker has."""
         if is_forwarded:
-            received.caller = await access.authenticate(context, self._name)
+            received.caller = await access.authenticate(context, self._name, is_forwarded=True)
         else:
             peer = context.peer()
             with self._connections.authenticating(peer):
-                received.caller = await access.authenticate(context, self._name)
+                received.caller = await access.authenticate(context, self._name, is_forwarded=False)
             # Before its limits are looked at: who is at a limit is known all the same.
             self._connections.record_call(peer)
         CALLER.set(received.caller)

@@ -45,6 +45,7 @@ class TokenGate:
             grants=directory / "grants.toml",
             grants_claim="realm.groups",
             principal_claim="sub",
+            shares_names=False,
             algorithms=ALGORITHMS,
             leeway_seconds=30.0,
             max_key_age_seconds=3600.0,
@@ -59,7 +60,7 @@ class TokenGate:
         CALL_METADATA.set((("authorization", header),))
         context: Any = _CallFromNowhere()
         try:
-            return _result_of(self._guard.authenticate(context, "a call"))
+            return _result_of(self._guard.authenticate(context, "a call", is_forwarded=False))
         except Unauthenticated:
             return None
 

@@ -52,7 +52,7 @@ class Authority:
         self.path.write_bytes(own.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, *hosts: str, expired: bool = False, self_signed: bool = False) -> tuple[Path, Path]:
-        """Issues a certificate for some hosts. Returns the files of the certificate and of its key."""
+        """Issues a certificate for some hosts, or URIs. Returns the files of the certificate and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         signer = key if self_signed else self._key
         now = dt.datetime.now(dt.UTC)
@@ -93,6 +93,8 @@ def _name(common_name: str) -> x509.Name:
 
 
 def _host(text: str) -> x509.GeneralName:
+    if "://" in text:
+        return x509.UniformResourceIdentifier(text)
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:

@@ -11,8 +11,10 @@ import pytest
 
 from scankv.model.errors import UsageError
 from streaming_server.access.callers import CallerIdentity, TokenStore
+from streaming_server.access.certificates import ClientCertificate, read_certificate
 from streaming_server.access.grants import Grants, Role
 from streaming_server.access.token_file import create_token, id_of, read_tokens, revoke_tokens
+from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,6 +95,83 @@ def test_a_valid_token_has_its_caller_and_others_a_reason_for_the_log(path: Path
         assert tokens.verify(malformed) == "the token is malformed"
 
 
+def certificate(*names: str, seconds: float = 60.0) -> ClientCertificate:
+    return ClientCertificate(names, NOW.timestamp() + seconds)
+
+
+def test_a_certificate_has_the_caller_of_the_last_valid_line_that_names_it(path: Path) -> None:
+    create(path, "read:a.*", certificate="cn=reports")
+    last = create_token(path, "etl", ["write:a.*"], now=NOW, certificate="DNS=Reports.Example", limits={"scans": 3})[0]
+    tokens = store(path)
+    presented = certificate("CN=reports", "DNS=reports.example")
+    caller = tokens.identify(presented)
+    assert isinstance(caller, CallerIdentity)
+    assert (caller.token_id, caller.grants.texts, caller.limits) == (last.id, ("write:a.*",), (("scans", 3),))
+    assert tokens.identify(presented) is tokens.renewed(caller) is tokens.certified(last.id, presented.ends) is caller
+    for other in ("CN=Reports", "CN=reports.example", "DNS=reports", "EMAIL=reports"):
+        assert tokens.identify(certificate(other)) == f"no line of the token file names the certificate {other}"
+    revoke_tokens(path, [last.id], now=NOW)
+    tokens.reload()
+    assert tokens.renewed(caller) == f"the token {last.id} of etl was revoked"
+    earlier = tokens.identify(presented)
+    assert isinstance(earlier, CallerIdentity)
+    assert earlier.grants.texts == ("read:a.*",)
+
+
+def test_a_caller_with_a_certificate_ends_with_the_certificate_or_the_line_whichever_ends_first(path: Path) -> None:
+    create(path, certificate="CN=a", expires=NOW + timedelta(seconds=30))
+    caller = store(path).identify(certificate("CN=a"))
+    assert isinstance(caller, CallerIdentity)
+    assert caller.expires_at == NOW.timestamp() + 30
+    assert store(path, 30).renewed(caller) == f"the token {caller.token_id} of etl has expired"
+    caller = store(path).identify(certificate("CN=a", seconds=10))
+    assert isinstance(caller, CallerIdentity)
+    assert caller.expires_at == NOW.timestamp() + 10
+    assert store(path, 10).renewed(caller) == "the certificate of etl has expired"
+
+
+def test_names_of_a_certificate_are_read_with_their_kinds(tmp_path: Path) -> None:
+    pem = Authority(tmp_path).issue("reports", "Reports.Example", "spiffe://a/b", "127.0.0.1")[0].read_bytes()
+    assert read_certificate(pem).names == ("CN=reports", "DNS=reports.example", "URI=spiffe://a/b")
+    assert read_certificate(b"nothing").names == ()
+
+
+@pytest.mark.parametrize("name", ["", "reports", "CN=", "IP=127.0.0.1", "CN=a\n", f"CN={'x' * 301}"])
+def test_a_line_names_certificates_by_a_kind_and_a_name(path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="certificate must be one of CN, DNS, URI, EMAIL, an equals sign, and a name"):
+        create(path, certificate=name)
+
+
+def test_a_name_in_the_file_is_never_the_principal_of_another_source(path: Path) -> None:
+    for name in ("jwt:root", "token:root"):
+        with pytest.raises(UsageError, match=f"principal must not begin with .*:, not {name}: choose another name"):
+            create_token(path, name, ["read:*"], now=NOW)
+    token = create(path)
+    # As an earlier version has written it.
+    path.write_text(path.read_text().replace('"etl"', '"jwt:root"'))
+    caller = store(path).verify(token)
+    assert isinstance(caller, CallerIdentity)
+    assert caller.principal == "token:jwt:root"
+
+
+def test_a_line_has_either_a_hash_or_a_certificate(path: Path) -> None:
+    create(path, certificate="CN=a")
+    ((_, record),) = read_tokens(path).items()
+    stored = json.loads(path.read_text())
+    assert "sha256" not in stored
+    for changes, problem in (
+        ({"sha256": "0" * 64}, "it must have either sha256 or certificate"),
+        ({"certificate": ""}, "it must have either sha256 or certificate"),
+        ({"certificate": "cn=a"}, "certificate must be written as CN=a, not cn=a"),
+        ({"certificate": 1}, "a field has a value of the wrong type"),
+    ):
+        path.write_text(json.dumps({**stored, **changes}))
+        with pytest.raises(UsageError, match=problem):
+            read_tokens(path)
+    path.write_text(json.dumps(stored))
+    assert read_tokens(path) == {record.id: record}
+
+
 def test_no_reason_and_no_repr_has_a_token(path: Path) -> None:
     token = create(path)
     secret = token.split("_", 2)[2]
@@ -131,7 +210,7 @@ def test_an_unusable_file_is_refused_without_its_content(path: Path) -> None:
     record = json.loads(path.read_text())
     for wrong, problem in (
         ("secret", "it is not JSON"),
-        ("[]", "it must be a JSON object with created, expires"),
+        ("[]", "it must be a JSON object with certificate, created, expires"),
         (json.dumps({**record, "extra": 1}), "it must be a JSON object"),
         (json.dumps({**record, "grants": ["owner:x"]}), "is not valid: write read"),
         (json.dumps({**record, "grants": 5}), "a field has a value of the wrong type"),

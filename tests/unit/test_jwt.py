@@ -21,6 +21,7 @@ from streaming_server.access.callers import CallerIdentity
 from streaming_server.access.grants import Role
 from streaming_server.access.jwt_settings import ALGORITHMS, JwtSettings, url_problem
 from streaming_server.access.jwt_verifier import IssuedCaller, JwtVerifier
+from streaming_server.access.principals import principal_in_file
 from streaming_server.access.signing_keys import IssuerKeys
 from streaming_server.config import ServerConfig
 from streaming_server.server import Server
@@ -91,6 +92,7 @@ def settings_of(issuer: Issuer, grants: Path, **changes: Any) -> JwtSettings:
         "grants": grants,
         "grants_claim": "groups",
         "principal_claim": "sub",
+        "shares_names": False,
         "algorithms": ALGORITHMS,
         "leeway_seconds": 30.0,
         "max_key_age_seconds": 3600.0,
@@ -110,7 +112,7 @@ def known(tmp_path: Path) -> Verifying:
 async def test_a_valid_token_has_its_caller(tmp_path: Path, algorithm: str) -> None:
     known = Verifying(tmp_path, algorithm)
     caller = await known.caller(aud=["other", AUDIENCE])
-    assert caller.principal == "ann"
+    assert caller.principal == "jwt:ann"
     assert caller.token_id == ""
     assert caller.grants.allow(Role.READ, "sales.orders")
     assert not caller.grants.allow(Role.WRITE, "sales.orders")
@@ -144,9 +146,9 @@ async def test_times_are_compared_by_the_clock_of_the_server_with_a_leeway(known
     now = known.clock.seconds
     for claims in ({"exp": now - 29}, {"nbf": now + 29}, {"iat": now + 29}):
         await known.caller(**claims)
-    assert await known.reason(exp=now - 30) == "the token of ann has expired"
+    assert await known.reason(exp=now - 30) == "the token of jwt:ann has expired"
     for claims in ({"nbf": now + 31}, {"iat": now + 31}):
-        assert await known.reason(**claims) == "the token of ann is not yet valid"
+        assert await known.reason(**claims) == "the token of jwt:ann is not yet valid"
 
 
 async def test_a_token_of_another_key_is_refused(known: Verifying) -> None:
@@ -218,8 +220,8 @@ async def test_a_verified_token_is_not_verified_again_until_it_expires(
     assert await known.verify(token) is caller
     assert isinstance(caller, IssuedCaller)
     known.clock.seconds += 631
-    assert known.verifier.renewed(caller) == "the token of ann has expired"
-    assert await known.verify(token) == "the token of ann has expired"
+    assert known.verifier.renewed(caller) == "the token of jwt:ann has expired"
+    assert await known.verify(token) == "the token of jwt:ann has expired"
 
 
 async def test_the_memory_of_verified_tokens_is_bounded(known: Verifying, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +268,19 @@ async def test_a_caller_without_a_known_group_may_do_nothing(known: Verifying, g
 
 async def test_the_principal_is_in_the_claim_of_the_settings(tmp_path: Path) -> None:
     caller = await Verifying(tmp_path, principal_claim="email").caller(email="ann@example.com")
-    assert caller.principal == "ann@example.com"
+    assert caller.principal == "jwt:ann@example.com"
+
+
+@pytest.mark.parametrize("name", ["root", "jwt:root", "token:root", "token:jwt:root"])
+async def test_a_name_in_a_token_is_no_principal_of_the_token_file_unless_the_settings_say_so(
+    tmp_path: Path, name: str
+) -> None:
+    names = ["root", "jwt:root", "token:root", "token:jwt:root", "token:token:root"]
+    in_file = {principal_in_file(each) for each in names}
+    assert len(in_file) == len(names)
+    assert (await Verifying(tmp_path).caller(sub=name)).principal not in in_file
+    shared = await Verifying(tmp_path, shares_names=True).caller(sub=name)
+    assert shared.principal == principal_in_file(name)
 
 
 async def test_changed_grants_hold_for_running_streams_and_known_tokens(
@@ -336,7 +350,7 @@ async def test_a_changed_file_of_keys_is_read_and_callers_of_removed_keys_are_re
     known.issuer.rotate("second")
     known.keys.write_text(json.dumps(known.issuer.key_set()))
     await known.caller()
-    assert known.verifier.renewed(caller) == "the key that signed the token of ann is no longer valid"
+    assert known.verifier.renewed(caller) == "the key that signed the token of jwt:ann is no longer valid"
     assert "is no longer valid" in str(await known.verify(token))
     known.keys.write_text("{}")
     known.verifier.check()
