@@ -302,7 +302,7 @@ class Server:
             calls,
             self._unread,
             pressure,
-            end_connection=self._connections.end,
+            received_bytes=self._connections.received_bytes,
         )
 
     async def _start(

@@ -10,7 +10,13 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.networks import network_of
-from streaming_server.services.connections import OpenConnection, address_of_peer, close_all, find_connections
+from streaming_server.services.connections import (
+    OpenConnection,
+    address_of_peer,
+    close_all,
+    find_connections,
+    received_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -66,7 +72,7 @@ class ConnectionWatch:
         self._open: dict[int, OpenConnection | None] = {}
         self._by_address: dict[tuple[str, int], OpenConnection] = {}
         self._unwanted = set[tuple[str, int]]()
-        self._has_unwanted = asyncio.Event()
+        self._shall_check = asyncio.Event()
 
     def record_call(self, peer: str) -> None:
         """Records an authenticated call of a connection, which gRPC names as `ipv4:127.0.0.1:1234`."""
@@ -102,7 +108,16 @@ class ConnectionWatch:
             self.ended += 1
             return
         self._unwanted.add(address)
-        self._has_unwanted.set()
+        self._shall_check.set()
+
+    def received_bytes(self, peer: str) -> int | None:
+        """Returns how many bytes a connection has received since it began. None: no check has seen it yet."""
+        address = self._authenticated.get(peer) or address_of_peer(peer)
+        known = None if address is None else self._by_address.get(address)
+        if known is None:
+            self._shall_check.set()
+            return None
+        return received_bytes(known)
 
     async def run(self) -> None:
         """Looks at the connections again and again."""
@@ -112,7 +127,7 @@ class ConnectionWatch:
             if not is_flooded:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_CHECK_SECONDS):
-                        await self._has_unwanted.wait()
+                        await self._shall_check.wait()
             began = time.monotonic()
             try:
                 is_flooded = await self._check()
@@ -127,7 +142,7 @@ class ConnectionWatch:
             Whether some have ended, or few are left.
         """
         unwanted, self._unwanted = self._unwanted, set()
-        self._has_unwanted.clear()
+        self._shall_check.clear()
         recorded = dict(self._authenticated)
         self._open = await asyncio.to_thread(find_connections, self._open, self.ports, time.monotonic())
         connections = [each for each in self._open.values() if each is not None]

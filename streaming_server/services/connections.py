@@ -6,6 +6,8 @@ import ipaddress
 import os
 import socket
 import stat
+import struct
+import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 # The open files of this process, on Linux and on macOS.
 _OPEN_FILES: Final = ("/proc/self/fd", "/dev/fd")
+
+# `tcpi_bytes_received` in `struct tcp_info` of Linux 4.1 and newer.
+_RECEIVED_BYTES: Final = struct.Struct("=128xQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,20 @@ def close_all(connections: Iterable[OpenConnection]) -> int:
         with suppress(OSError):
             closed += _close(each.descriptor, each.address)
     return closed
+
+
+def received_bytes(connection: OpenConnection) -> int | None:
+    """Returns how many bytes a connection has received since it began. None: it is over, or this is not Linux.
+
+    Takes some microseconds.
+    """
+    with suppress(OSError), _opened(connection.descriptor) as opened:
+        if sys.platform == "linux" and _client_of(opened) == connection.address:
+            info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_BYTES.size)
+            if len(info) == _RECEIVED_BYTES.size:
+                received: int = _RECEIVED_BYTES.unpack(info)[0]
+                return received
+    return None
 
 
 def close_connection(peer: str) -> bool:

@@ -19,6 +19,7 @@ from scankv.model.limits import MAX_REQUEST_BYTES, MESSAGE_BYTES, SMALL_MESSAGE_
 from streaming_server.current_call import CURRENT_CALL
 from streaming_server.scan.admission.memory_pressure import MemoryPressure
 from streaming_server.scan.admission.unread_answers import UnreadAnswers
+from streaming_server.services.arrivals import Arrival, Arrivals
 from streaming_server.services.calls import Calls
 from streaming_server.services.claims import NO_CLAIM, Claims, MemoryClaim, Sender
 from streaming_server.services.prompt_turns import PromptTurns
@@ -65,12 +66,7 @@ have announced. gRPC receives what a client sends, up to the size of the largest
 _SLOW_SECONDS: Final = 2.0
 """How long they may take so. Then they claim the memory of the largest message, or are refused."""
 
-_DISTRUST_SECONDS: Final = 600.0
-"""How long nothing counts that a sender announces, after it has sent more than it had announced."""
-
-_MOST_DISTRUSTED: Final = 1000
-
-_PRESSURE_SECONDS: Final = 0.25
+_LOOK_SECONDS: Final = 0.05
 """How often a message that takes long is looked at."""
 
 _MAX_DIGITS: Final = 12
@@ -88,8 +84,8 @@ class Intake:
     before that. If too little memory is left, a message is refused with `ServerBusy` before all of it has arrived. The
     claim ends with the call; for a call that streams its response, it ends once the message is parsed.
 
-    A message that is larger than announced ends its connection, and for ten minutes nothing counts that its sender
-    announces.
+    A message may be larger than announced, which is known only once it has arrived. So if its connection receives
+    clearly more than all its messages may have, the message claims the memory of the largest one, too.
 
     Bound to the event loop.
 
@@ -108,7 +104,7 @@ class Intake:
         pressure: MemoryPressure | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         prompt_calls: int = _PROMPT_CALLS,
-        end_connection: Callable[[str], object] | None = None,
+        received_bytes: Callable[[str], int | None] | None = None,
     ) -> None:
         """Creates an intake without claims.
 
@@ -120,17 +116,17 @@ class Intake:
             pressure: Says when the process has too little memory left for calls. None: never.
             max_message_bytes: A larger message is refused.
             prompt_calls: How many messages may be arriving at once without a claim.
-            end_connection: Ends the connection of a peer that has sent more than it had announced. None: it stays.
+            received_bytes: Returns how many bytes the connection of a peer has received since it began. None: it is
+                not known of any.
         """
         self.calls = calls or Calls(slow_seconds=0)
         self.pressure = pressure or MemoryPressure(None)
         self.unread = unread or UnreadAnswers(sys.maxsize, 0)
         self._receive_seconds = receive_seconds
         self._max_message_bytes = max_message_bytes
-        self._end_connection = end_connection
+        self._arrivals = Arrivals(received_bytes or _unknown)
         self._prompt = PromptTurns(prompt_calls)
         self._slow_calls = 0
-        self._distrusted: dict[str, float] = {}
         self._claims = Claims(max_bytes, MAX_MESSAGE_BYTES)
 
     @property
@@ -162,8 +158,6 @@ class Intake:
             RequestTooLarge: The message is larger than those of this intake.
         """
         self._check_size(announced or 0)
-        if self._distrusted and self._distrusts(sender):
-            announced = None
         claim, waited = NO_CLAIM, False
         if announced is not None and announced > WINDOW_BYTES:
             claim = self._claims.claim(announced, sender)
@@ -192,26 +186,10 @@ class Intake:
         except BaseException:
             receiving.end()
             raise
-        receiving.end()
+        receiving.end(0 if message is grpc.aio.EOF else len(message))  # type: ignore[attr-defined]  # not in its stub
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # not in its stub
             return None, NO_CLAIM
-        if announced is not None and len(message) > announced:
-            self._distrust(context, sender)
         return message, self._claim_arrived(len(message), sender, announced)
-
-    def _distrusts(self, sender: Sender) -> bool:
-        since = time.monotonic() - _DISTRUST_SECONDS
-        return any(self._distrusted.get(name, since) > since for name in (sender.connection, sender.principal))
-
-    def _distrust(self, context: Context[Any, Any], sender: Sender) -> None:
-        """Ends the connection of a message that is larger than announced, and remembers its sender."""
-        for name in filter(None, (sender.connection, sender.principal)):
-            self._distrusted.pop(name, None)
-            self._distrusted[name] = time.monotonic()
-        while len(self._distrusted) > _MOST_DISTRUSTED:
-            del self._distrusted[next(iter(self._distrusted))]
-        if self._end_connection is not None:
-            self._end_connection(context.peer())
 
     def _claim_arrived(self, size: int, sender: Sender, announced: int | None) -> MemoryClaim:
         """Claims the memory of a message that has arrived. Raises as `receive`."""
@@ -243,6 +221,10 @@ def announced_bytes(metadata: Metadata) -> int | None:
     return None
 
 
+def _unknown(_: str) -> None:
+    """Returns None, for a connection of which nothing is known."""
+
+
 class OpenIntake(Intake):
     """The intake of health calls, which any program can make, so that they take nothing from other calls.
 
@@ -256,8 +238,8 @@ class OpenIntake(Intake):
             _OPEN_RECEIVE_SECONDS,
             max_message_bytes=_OPEN_MESSAGE_BYTES,
             prompt_calls=_PROMPT_OPEN_CALLS,
-            end_connection=end_connection,
         )
+        self._end_connection = end_connection
 
     async def receive(
         self, context: Context[Any, Any], sender: Sender = _UNKNOWN, announced: int | None = None
@@ -267,8 +249,7 @@ class OpenIntake(Intake):
             self._check_size(announced or 0)
             return await super().receive(context, sender)
         except ScanKvError:
-            if self._end_connection is not None:
-                self._end_connection(context.peer())
+            self._end_connection(context.peer())
             raise
 
 
@@ -290,14 +271,16 @@ class _IncomingMessage:
         self._task = asyncio.current_task()
         self._sender = sender
         self._is_small = announced is not None
-        self._is_slow = False
+        self._slow_ends = 0.0
         self._claim = claim
+        self._arrival: Arrival | None = None
         self._prompt = not claim.size
         self._refusal: ScanKvError | None = None
         self._prompt_seconds = prompt_seconds
         self._ends = self._loop.time() + receive_seconds
         if claim.size:
-            self._timer = self._loop.call_later(0, self._wait)
+            self._arrival = intake._arrivals.begin(sender.connection, claim.size)
+            self._timer = self._loop.call_later(_LOOK_SECONDS, self._wait)
         else:
             self._timer = self._loop.call_later(prompt_seconds, self._late, self._loop.time() + prompt_seconds)
 
@@ -315,46 +298,47 @@ class _IncomingMessage:
         self._ends = self._loop.time() + self._receive_seconds
         if self._is_small and self._intake._slow_calls < _SLOW_CALLS:
             self._intake._slow_calls += 1
-            self._is_slow = True
-            if self._claim_late(WINDOW_BYTES):
-                self._timer = self._loop.call_later(min(_SLOW_SECONDS, self._receive_seconds), self._end_slow_wait)
-        elif self._claim_late(MAX_MESSAGE_BYTES):
-            self._wait()
+            self._slow_ends = self._loop.time() + _SLOW_SECONDS
+            self._claim_late(WINDOW_BYTES)
+        else:
+            self._claim_late(MAX_MESSAGE_BYTES)
 
-    def _claim_late(self, size: int) -> bool:
-        """Claims memory instead of what is claimed. Returns False if the message is refused."""
+    def _claim_late(self, size: int) -> None:
+        """Claims memory instead of what is claimed, and waits on, or refuses the message."""
         claim, self._claim = self._claim, NO_CLAIM
         self._intake.release(claim)
         try:
             self._claim = self._intake._claims.claim(size, self._sender)
         except ServerBusy as refusal:
             self._refuse(refusal)
-            return False
-        return True
-
-    def _end_slow_wait(self) -> None:
-        """Claims the memory of the largest message for one that was announced as small, and is still not there."""
-        self._end_slow()
-        if self._claim_late(MAX_MESSAGE_BYTES):
-            self._wait()
-
-    def _end_slow(self) -> None:
-        if self._is_slow:
-            self._is_slow = False
-            self._intake._slow_calls -= 1
+            return
+        if self._arrival is None:
+            self._arrival = self._intake._arrivals.begin(self._sender.connection, size)
+        else:
+            self._arrival.expect(size)
+        self._wait()
 
     def _wait(self) -> None:
-        """Refuses the message once it has taken too long, or the server has too little memory.
-
-        A client may send more than it has announced, which is known only once the message has arrived.
-        """
-        left = self._ends - self._loop.time()
-        if left <= 0:
+        """Looks at the message again and again: what has arrived, for how long, and whether the server has memory."""
+        now = self._loop.time()
+        if self._ends <= now:
             self._refuse(InvalidRequest(f"the request did not arrive within {self._receive_seconds:g} s of its call"))
         elif self._intake.pressure.is_high:
             self._refuse(self._intake.pressure.refusal())
+        elif self._claim.size < MAX_MESSAGE_BYTES and self._may_be_larger(now):
+            self._end_slow()
+            self._claim_late(MAX_MESSAGE_BYTES)
         else:
-            self._timer = self._loop.call_later(min(left, _PRESSURE_SECONDS), self._wait)
+            self._timer = self._loop.call_later(min(self._ends - now, _LOOK_SECONDS), self._wait)
+
+    def _may_be_larger(self, now: float) -> bool:
+        """Whether the message may be larger than announced: it takes too long, or its connection receives too much."""
+        return 0 < self._slow_ends <= now or (self._arrival is not None and self._arrival.is_exceeded)
+
+    def _end_slow(self) -> None:
+        if self._slow_ends:
+            self._slow_ends = 0.0
+            self._intake._slow_calls -= 1
 
     def _refuse(self, refusal: ScanKvError) -> None:
         self._refusal = refusal
@@ -367,9 +351,13 @@ class _IncomingMessage:
         if refusal is not None and self._task is not None and self._task.uncancel() == 0:
             raise refusal from None
 
-    def end(self) -> None:
-        """Ends the receipt and releases its claim, whether the message arrived or not."""
+    def end(self, size: int = 0) -> None:
+        """Ends the receipt and releases its claim, whether the message arrived, with `size` bytes, or not."""
         self._timer.cancel()
+        if self._arrival is not None:
+            self._arrival.end(size)
+        else:
+            self._intake._arrivals.record(self._sender.connection, min(size, WINDOW_BYTES))
         self._end_prompt()
         self._end_slow()
         claim, self._claim = self._claim, NO_CLAIM

@@ -15,6 +15,7 @@ RST_STREAM: Final = 3
 SETTINGS: Final = 4
 PING: Final = 6
 GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
 CONTINUATION: Final = 9
 
 ACK: Final = 1

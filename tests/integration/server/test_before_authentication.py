@@ -20,7 +20,7 @@ from scankv.v1 import scan_pb2
 from tests.support import http2
 from tests.support.flooding_process import KINDS
 from tests.support.forked import ForkedProcess
-from tests.support.http2 import Http2Connection, begin_call, send_message
+from tests.support.http2 import Http2Connection, begin_call, frame, send_message
 from tests.support.processes import resident_bytes
 from tests.support.secured import SecuredServer, TokenIssuer
 from tests.support.server_process import ServerProcess
@@ -129,14 +129,29 @@ def test_connections_without_a_token_end_and_others_connect_meanwhile(server: Se
         assert is_answered(known, 3)
 
 
-def test_a_message_larger_than_announced_ends_a_connection_with_a_token(server: SecuredServer) -> None:
+def test_a_message_that_has_not_arrived_claims_more_once_it_is_larger_than_announced(server: SecuredServer) -> None:
     liar = server.caller("read:*", principal="liar")
-    metadata = dict(liar.metadata) | {MESSAGE_BYTES: "1"}
     with Http2Connection(server.address) as connection:
-        connection.send(begin_call(1, LIST, metadata) + send_message(1, bytes(60_000)))
-        list(connection.frames())  # until the server closes it
+        connection.send(frame(http2.SETTINGS, http2.ACK, 0))
+        connection.send(begin_call(1, LIST, dict(liar.metadata) | {MESSAGE_BYTES: "70000"}))
+        wait_until(lambda: stats(server).request_bytes_in_flight == 70_000, "what is announced claimed")
+        connection.send(send_message(1, bytes(60_000), size=31_000_000))
+        windows, sent, granted = window_updates(connection, 1), 60_005, 65_536
+        while sent < 4_000_000:
+            while granted - sent < 16_384:
+                granted += next(windows)
+            connection.send(frame(http2.DATA, 0, 1, bytes(16_384)))
+            sent += 16_384
+        wait_until(lambda: stats(server).request_bytes_in_flight > 32 << 20, "the largest message claimed")
     wait_until(lambda: stats(server).request_bytes_in_flight == 0, "no memory claimed")
     assert liar.code("scankv.v1.TableService/ListTables") == "OK"
+
+
+def window_updates(connection: Http2Connection, stream: int) -> Iterator[int]:
+    """Yields by how many bytes the server widens the window of a stream."""
+    for each in connection.frames():
+        if each.kind == http2.WINDOW_UPDATE and each.stream == stream:
+            yield int.from_bytes(each.payload, "big")
 
 
 def test_a_caller_at_its_limit_keeps_its_connection(server: SecuredServer) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ServerBusy
 from streaming_server.access.callers import ANYBODY
+from streaming_server.services.arrivals import Arrivals
 from streaming_server.services.claims import NO_CLAIM, Claims, MemoryClaim, Sender
 from streaming_server.services.guarded_method import _ArrivedCall, _sender
 from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake, OpenIntake, announced_bytes
@@ -205,19 +206,48 @@ async def test_messages_announced_as_small_that_are_late_wait_in_few_slots_and_t
     assert (door.claimed_bytes, door._slow_calls) == (0, 0)
 
 
-async def test_a_sender_that_sends_more_than_announced_loses_its_connection_and_announces_nothing_more() -> None:
-    ended = list[str]()
-    door = Intake(8 * MAX_MESSAGE_BYTES, 3600.0, end_connection=ended.append)
-    with pytest.raises(InvalidRequest, match="announced 1 "):
-        await receive(door, Arrives(b"x" * 100_000), 1, Sender("c0", "etl"))
-    assert ended == ["ipv4:127.0.0.1:1"]
-    late = [receive(door, Arrives(), 100_000, sender) for sender in (Sender("c0", "other"), Sender("c1", "etl"))]
+@pytest.mark.parametrize("announced", [WINDOW_BYTES, 100_000])
+async def test_a_message_claims_the_largest_once_its_connection_has_received_more_than_its_messages_may_have(
+    announced: int,
+) -> None:
+    received = 1_000_000_000  # before
+    door = Intake(8 * MAX_MESSAGE_BYTES, 3600.0, received_bytes=lambda _: received)
+    connection = Sender("c0", "etl")
+    late = [receive(door, Arrives(), announced, connection)]
+    await until_claimed(door, announced)
+    honest = Arrives()
+    late.append(receive(door, honest, 20_000_000, connection))
+    await until_claimed(door, announced + 20_000_000)
+    received += 22_000_000
+    honest.message.set_result(b"x" * 20_000_000)
+    door.release((await late.pop())[1])
+    # What has arrived counts no more for those that are to come.
+    late.append(receive(door, Arrives(), 20_000_000, connection))
+    await until_claimed(door, announced + 20_000_000)
+    received += 60_000_000
     await until_claimed(door, 2 * MAX_MESSAGE_BYTES)
-    late.append(receive(door, Arrives(), 100_000, Sender("c1", "other")))
-    await until_claimed(door, 2 * MAX_MESSAGE_BYTES + 100_000)
     for each in late:
         each.cancel()
     await asyncio.wait(late)
+    assert (door.claimed_bytes, door._arrivals._connections) == (0, {})
+
+
+async def test_what_a_connection_has_received_of_given_up_messages_does_not_count_for_later_ones() -> None:
+    received: int | None = None
+    arrivals = Arrivals(lambda _: received)
+    given_up = arrivals.begin("c0", 20_000_000)
+    received = 15_000_000  # Of a connection that is not known yet, all counts.
+    assert not given_up.is_exceeded
+    given_up.end(0)
+    later = arrivals.begin("c0", 100_000)
+    received += 1_000_000
+    assert not later.is_exceeded
+    received += 2_000_000
+    assert later.is_exceeded
+    later.expect(MAX_MESSAGE_BYTES)
+    assert not later.is_exceeded
+    of_server = arrivals.begin("", 100_000)
+    assert not of_server.is_exceeded
 
 
 async def test_health_calls_that_are_refused_end_their_connection() -> None:
