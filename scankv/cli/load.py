@@ -29,7 +29,7 @@ from scankv.cli.show import stderr_console
 from scankv.formats.blocks import BadRows
 from scankv.formats.columns import check_file_columns
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
-from scankv.formats.files import BadFile, Format, Input, convert_errors, open_inputs
+from scankv.formats.files import BadFile, Format, Input, convert_errors, limit_memory_for, open_inputs
 from scankv.formats.origin import Origin
 from scankv.formats.printable import printable
 from scankv.formats.reader import infer_schema, read_blocks
@@ -189,7 +189,9 @@ def load(
     if bootstrap:
         others = (create, no_key, ignore_definition, format_, null, delimiter, skip, not track_changes)
         _check_bootstrap(key, is_other_given=any(others))
-        with open_client(url) as client:
+        from scankv.lake.sources.sources import stored_bytes  # on use: every command would wait for it
+
+        with open_client(url) as client, limit_memory_for(file, stored_bytes(file)):
             bootstrap_table(
                 client,
                 table,
@@ -207,7 +209,11 @@ def load(
     if not create and (key or no_key or buckets or set_ or ignore_definition):
         raise UsageError("--key, --no-key, --buckets, --set and --ignore-definition are for a new table: add --create")
     settings, csv = table_settings_of(set_), CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
-    with open_inputs(file, format_, again=create) as sources, open_client(url) as client:
+    with (
+        open_inputs(file, format_, again=create) as sources,
+        open_client(url) as client,
+        limit_memory_for(file, sum(source.size_bytes or 0 for source in sources)),
+    ):
         check_delimiter(sources[0], delimiter)
         if create:
             keys = split_names(key)

@@ -12,7 +12,7 @@ from scankv.cli.load import DataFile, Delimiter, FileFormat, NullTexts, check_de
 from scankv.cli.options import TableName, Url, Where
 from scankv.formats.blocks import BadRows, good_rows
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
-from scankv.formats.files import Format, Input, open_inputs
+from scankv.formats.files import Format, Input, limit_memory_for, open_inputs
 from scankv.formats.reader import read_blocks
 from scankv.model.errors import UsageError
 from scankv.model.tables.log_tables import require_key
@@ -34,7 +34,11 @@ def replace(
     their defaults, as for `load`.
     """
     csv = CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
-    with open_inputs(file, format_) as sources, open_client(url) as client:
+    with (
+        open_inputs(file, format_) as sources,
+        open_client(url) as client,
+        limit_memory_for(file, sum(source.size_bytes or 0 for source in sources)),
+    ):
         check_delimiter(sources[0], delimiter)
         found = client.table(table)
         require_key(table, found.primary_key, "its rows cannot be replaced: append to it, or drop it")

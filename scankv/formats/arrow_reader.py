@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -14,11 +14,12 @@ from scankv.model.types.int96 import COARSE, FINE, exact_int96, has_int96, int96
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyarrow import parquet
 
-_BATCH_ROWS: Final = 65_536
+_BLOCK_ROWS: Final = 65_536
+_BATCH_ROWS: Final = 4_096
 _BATCH_BYTES: Final = 64 << 20
 _ARROW_FILE: Final = b"ARROW1"
 
@@ -68,11 +69,13 @@ class TypedFile:
         schema: Its columns.
         batches: The rows, with timestamps of the type INT96 in microseconds.
         fine: The columns with such timestamps again, in nanoseconds, in the same batches. None: no such columns exist.
+        has_small_batches: Whether the batches are smaller than what is best written at once.
     """
 
     schema: pa.Schema
     batches: Iterable[pa.RecordBatch]
     fine: Iterable[pa.RecordBatch] | None = None
+    has_small_batches: bool = False
 
 
 def read_typed(file: TypedFile, schema: pa.Schema, defaults: Mapping[str, pa.Scalar]) -> Iterator[ArrowBlock]:
@@ -85,15 +88,52 @@ def read_typed(file: TypedFile, schema: pa.Schema, defaults: Mapping[str, pa.Sca
     check_file_columns(file.schema.names, schema, defaults)
     first = 0
     without = ((rows, None) for rows in file.batches)
-    for rows, fine in without if file.fine is None else zip(file.batches, file.fine, strict=True):
-        # Arrow trusts the offsets and lengths of a file, and would read outside of its memory.
-        rows.validate(full=True)
+    batches = _validated(without if file.fine is None else zip(file.batches, file.fine, strict=True))
+    for rows, fine in _joined(batches) if file.has_small_batches else batches:
         yield ArrowBlock(rows, schema, defaults, first, fine)
         first += rows.num_rows
 
 
+_Batches: TypeAlias = tuple[pa.RecordBatch, pa.RecordBatch | None]
+
+
+def _validated(batches: Iterable[_Batches]) -> Iterator[_Batches]:
+    for each in batches:
+        # Arrow trusts the offsets and lengths of a file, and would read outside of its memory.
+        each[0].validate(full=True)
+        yield each
+
+
+def _joined(batches: Iterable[_Batches]) -> Iterator[_Batches]:
+    """Joins small batches to such of at most 65,536 rows and about 64 MiB."""
+    found: list[_Batches] = []
+    count = size = 0
+    for each in batches:
+        rows = each[0]
+        if found and (count + rows.num_rows > _BLOCK_ROWS or size + rows.nbytes > _BATCH_BYTES):
+            yield from _join(found)
+            found, count, size = [], 0, 0
+        found.append(each)
+        count, size = count + rows.num_rows, size + rows.nbytes
+    yield from _join(found)
+
+
+def _join(batches: Sequence[_Batches]) -> Sequence[_Batches]:
+    """Returns one batch instead of several; the same ones if Arrow cannot join them, such as some with dictionaries."""
+    if len(batches) < 2:
+        return batches
+    rows, fine = zip(*batches, strict=True)
+    try:
+        return [(pa.concat_batches(rows), None if fine[0] is None else pa.concat_batches(fine))]
+    except pa.ArrowNotImplementedError:
+        return batches
+
+
 def open_parquet(stream: io.BufferedReader) -> TypedFile:
-    """Returns the rows of a Parquet file, in batches of at most 65,536 rows and about 64 MiB.
+    """Returns the rows of a Parquet file, in batches of at most 4,096 rows and about 64 MiB.
+
+    A value that the file has once and refers to often takes its size for each row of a batch. The file does not say how
+    large it is.
 
     Raises:
         ValueError: The file is not a Parquet file, is damaged, or has too many columns.
@@ -105,10 +145,10 @@ def open_parquet(stream: io.BufferedReader) -> TypedFile:
     at_once = _rows_at_once(file.metadata)
     batches = file.iter_batches(at_once)
     if not has_int96(file.metadata):
-        return TypedFile(file.schema_arrow, batches)
+        return TypedFile(file.schema_arrow, batches, has_small_batches=True)
     fine = parquet.ParquetFile(stream, metadata=file.metadata, **FINE)
     columns = int96_columns(file.schema_arrow, fine.schema_arrow)
-    return TypedFile(file.schema_arrow, batches, fine.iter_batches(at_once, columns=columns))
+    return TypedFile(file.schema_arrow, batches, fine.iter_batches(at_once, columns=columns), has_small_batches=True)
 
 
 def _rows_at_once(metadata: parquet.FileMetaData) -> int:

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
 
+from scankv.formats.file_memory import TOO_LARGE, limit_memory
 from scankv.model.errors import SchemaMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -203,6 +204,16 @@ def open_inputs(argument: str, format_: Format | None = None, *, again: bool = F
 
 
 @contextmanager
+def limit_memory_for(name: str, stored_bytes: int) -> Iterator[None]:
+    """Limits what the process may take for a file, as `limit_memory` does. Raises BadFile if it needs more."""
+    with limit_memory(stored_bytes):
+        try:
+            yield
+        except MemoryError as error:
+            raise BadFile(f"{name}: {TOO_LARGE}") from error
+
+
+@contextmanager
 def convert_errors(name: str) -> Iterator[None]:
     """Converts the errors of reading a damaged or foreign file to `BadFile` with the file's name."""
     try:
@@ -213,7 +224,7 @@ def convert_errors(name: str) -> Iterator[None]:
         raise BadFile(f"{name}: {error.strerror or error}") from error
     except MemoryError as error:
         # The most frequent cause is a damaged length.
-        raise BadFile(f"{name}: the file is damaged, or a part of it needs more memory than is available") from error
+        raise BadFile(f"{name}: {TOO_LARGE}") from error
     except (EOFError, ValueError, csv.Error, pa.ArrowException, *_DECOMPRESSION_ERRORS) as error:
         raise BadFile(f"{name}: {error}") from error
 

@@ -40,12 +40,33 @@ def open_source(uri: str, format_: SourceFormat | None = None, target: pa.Schema
     return replace(source, reader=pa.RecordBatchReader.from_batches(source.reader.schema, rows))
 
 
+def stored_bytes(uri: str) -> int:
+    """Returns the size of all files at a location, or of the table that a metadata file belongs to. Blocks.
+
+    Raises:
+        UsageError: The location cannot be used.
+        LakeUnavailable: It cannot be read.
+    """
+    path, mark, options = uri.partition("?")
+    table, _, name = path.rpartition("/metadata/")
+    location = LakeLocation(table + mark + options if table and name.endswith(_METADATA) else uri)
+    if location.kind() == fs.FileType.File:
+        with location.translate_errors("read"):
+            return int(location.files.get_file_info(location.root).size)
+    return sum(file.size_bytes for file in location.list(recursive=True))
+
+
 def _translated(rows: pa.RecordBatchReader, location: LakeLocation) -> Iterator[pa.RecordBatch]:
     """Yields batches. Translates the errors of the libraries that read them to ours."""
     try:
         yield from rows
     except FileNotFoundError as error:
         raise LakeDamaged(f"{location} cannot be read to its end: a file is missing ({error})") from error
+    except MemoryError as error:
+        raise LakeDamaged(
+            f"{location} cannot be read to its end: it is damaged, or a part of it needs more memory than is available "
+            f"or allowed ({error}); write it again with smaller row groups or values"
+        ) from error
     except (OSError, pa.ArrowException, ValueError) as error:
         raise LakeUnavailable(f"{location} cannot be read to its end: {error}") from error
 

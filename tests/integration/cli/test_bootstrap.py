@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import deltalake
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from pyiceberg.catalog.sql import SqlCatalog
 
 from aio_client import BootstrapProgress, sync
 from scankv.cli.bootstrapping import progress_text
+from scankv.formats import file_memory
 from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 
@@ -138,3 +143,32 @@ def test_a_command_refuses_a_source_that_has_changed_or_begins_from_scratch(
     assert "this one reads Parquet files in the state" in scankv.fails(*command)
     assert "loaded 1,000 rows into cli.t" in scankv(*command, "--from-scratch").text
     assert "--from-scratch is for --bootstrap" in scankv.fails("load", "cli.t", "-", "--from-scratch")
+
+
+@pytest.mark.parametrize("format_", ["delta", "iceberg", "parquet"])
+def test_a_short_table_that_means_gigabytes_is_refused(
+    scankv: CommandLine, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
+) -> None:
+    monkeypatch.setattr(file_memory, "_BASE_BYTES", 300 << 20)
+    source = tmp_path / "t"
+    source.mkdir()
+    file = source / "a.parquet"
+    # A hundred gigabytes, as a megabyte and where it is.
+    repeated = pa.DictionaryArray.from_arrays(pa.array(np.zeros(100_000, np.int32)), ["x" * (1 << 20)])
+    parquet.write_table(pa.table({"id": range(100_000), "s": repeated}), file, compression="zstd", store_schema=False)
+    location = str(source)
+    columns = pa.schema([("id", pa.int64()), ("s", pa.string())])
+    if format_ == "delta":
+        deltalake.DeltaTable.create(location, columns)
+        add = {"path": file.name, "partitionValues": {}, "size": file.stat().st_size, "modificationTime": 1}
+        stats = json.dumps({"numRecords": 100_000})
+        commit = source / "_delta_log" / f"{1:020}.json"
+        commit.write_text(json.dumps({"add": {**add, "dataChange": True, "stats": stats}}))
+    elif format_ == "iceberg":
+        with closing(SqlCatalog("other", uri="sqlite://", warehouse=str(tmp_path))) as catalog:
+            catalog.create_namespace("n")
+            made = catalog.create_table("n.t", columns, location=f"file://{source}")
+            made.add_files([str(file)])
+            location = made.metadata_location.removeprefix("file://")
+    said = scankv.fails("load", table, location, "--bootstrap", "--key", "id")
+    assert "a part of it needs more memory than is available or allowed" in said

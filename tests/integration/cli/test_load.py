@@ -6,16 +6,19 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import struct
 import termios
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 from aio_client import sync
+from scankv.formats import file_memory
 from tests.support.command_line import CommandLine
 from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
@@ -23,6 +26,7 @@ from tests.support.waiting import wait_until
 from tests.unit.cli.test_text import COLUMNS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 FORMATS = ["csv", "jsonl", "parquet", "arrow"]
@@ -346,3 +350,44 @@ def test_files_with_carriage_returns_alone_are_loaded(scankv: CommandLine, score
     scankv("load", scores, "-", stdin='player,score\rdan,1\r"e\rve",2\r')
     scankv("load", scores, "-", stdin='{"player": "fay", "score": 3}\r{"player": "gus"}\r')
     assert scankv("get", scores, "dan", "e\rve", "fay", "gus", "--json").text.count("\n") == 4
+
+
+REPEATED = pa.DictionaryArray.from_arrays(pa.array(np.zeros(100_000, np.int32)), ["x" * (1 << 20)])
+"""A hundred gigabytes, as a megabyte and where it is."""
+
+
+def write_zeros(file: Path) -> None:
+    """Writes three gigabytes, which take a hundred kilobytes."""
+    rows = pa.record_batch(dict.fromkeys("kabcde", np.zeros(1 << 26, np.int64)))
+    with pa.ipc.new_file(file, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(rows)
+
+
+def write_repeated(file: Path) -> None:
+    rows = pa.table({"k": range(len(REPEATED)), "s": REPEATED})
+    pa.parquet.write_table(rows, file, compression="zstd", store_schema=False)
+
+
+ZEROS = ", ".join(f"{name} int64" for name in "kabcde")
+
+
+@pytest.mark.parametrize(("write", "schema"), [(write_zeros, ZEROS), (write_repeated, "k int64, s string")])
+@pytest.mark.parametrize("command", ["load", "replace"])
+def test_a_short_file_that_means_gigabytes_is_refused_and_the_limit_ends_with_the_command(
+    scankv: CommandLine,
+    table: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    write: Callable[[Path], None],
+    schema: str,
+) -> None:
+    monkeypatch.setattr(file_memory, "_BASE_BYTES", 300 << 20)
+    file, before = tmp_path / "rows", resource.getrlimit(resource.RLIMIT_DATA)
+    write(file)
+    assert file.stat().st_size < 1 << 20
+    scankv("create", table, "--schema", schema, "--key", "k")
+    said = scankv.fails(command, table, str(file))
+    assert "a part of it needs more memory than is available, or than a command may take for it, which is 1 GiB" in said
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert scankv("count", table).text == "0\n"

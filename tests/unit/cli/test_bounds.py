@@ -242,4 +242,5 @@ def test_an_empty_row_group_of_parquet_makes_no_small_batches(tmp_path: Path) ->
             writer.write_batch(pa.record_batch([pa.array(range(count), pa.int64())], schema))
     with file.open("rb") as stream:
         assert parquet.ParquetFile(stream).num_row_groups == 3
-        assert [len(batch) for batch in arrow_reader.open_parquet(stream).batches if len(batch)] == [5_000]
+        blocks = arrow_reader.read_typed(arrow_reader.open_parquet(stream), schema, {})
+        assert [len(block) for block in blocks if len(block)] == [5_000]
