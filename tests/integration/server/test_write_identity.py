@@ -9,6 +9,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from scankv.model.limits import MESSAGE_BYTES
 from scankv.v1 import lock_pb2, lookup_pb2, table_pb2, write_pb2
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
@@ -116,8 +117,10 @@ def test_a_delete_is_repeated_as_safely(wire: Wire, table: str) -> None:
 def test_a_request_that_comes_twice_at_once_is_applied_once(wire: Wire, table: str) -> None:
     # With several WriteBatches, so that the two requests alternate.
     request = upsert(table, 0, 1, keys=range(60_000))
+    # On a busy machine, requests without an announced size may claim too much for one connection.
+    announced = ((MESSAGE_BYTES, str(request.ByteSize())),)
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: wire.writes.Upsert(request), range(4)))
+        answers = list(pool.map(lambda _: wire.writes.Upsert(request, metadata=announced), range(4)))
     assert all(answer == answers[0] for answer in answers)
     assert changes(wire, table) == 60_000
 
