@@ -188,6 +188,13 @@ def test_a_server_without_tokens_makes_no_sessions(tmp_path: Path, shared_server
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_login_says_how_long_a_session_lasts(secured: TokenGateway) -> None:
+    caller = HttpCaller(secured.port)
+    refused = caller.post("/login", form_key=form_key(caller, "/login"), token="skv_0_wrong")
+    for answer in (caller.get("/login"), refused):
+        assert b"after 60 min without use, with the token, and at the latest after 12 h." in answer.body
+
+
 def test_a_page_that_refreshes_itself_is_in_use(tmp_path: Path, secured: TokenGateway) -> None:
     with GatewayProcess(secured.url, sessions=str(tmp_path), session_idle_seconds=3600.0) as gateway:
         session = log_in(gateway, secured.issuer.root)
