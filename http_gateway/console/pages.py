@@ -211,10 +211,10 @@ async def answer_login(gateway: Gateway, request: Request) -> Response:
         return _error_page(request, error)
     try:
         gateway.tokens.set(token or None)
-        await gateway.client.tables()
+        until = await gateway.client._caller_expires_at()
         if await _is_open(gateway):
             return RedirectResponse("/", 303)
-        session = await asyncio.to_thread(begin_session, gateway.sessions, token)
+        session = await asyncio.to_thread(begin_session, gateway.sessions, token, until)
     except (ScanKvError, HttpRefusal) as error:
         if isinstance(error, Unauthenticated | UsageError):
             return _login_page(gateway, request, status=401, problem="The server does not accept this token.")
