@@ -14,7 +14,7 @@ SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tools test check guard docs bench bench-field soak lowest versions fixture dist screenshots protos sync clean
+.PHONY: help demo tools test check guard docs bench bench-field soak lowest versions fixture dist screenshots lock protos sync clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
@@ -30,6 +30,7 @@ help:
 	@echo 'make dist    build wheel and sdist, and check them'
 	@echo 'make fixture save a data directory of this version for the tests of later versions'
 	@echo 'make screenshots  take the screenshots of the documentation'
+	@echo 'make lock    write the locks of the packages in the image; UPGRADE=--upgrade takes new versions'
 	@echo 'make protos  generate the modules of scankv/v1 from protos/'
 	@echo 'make sync    generate the blocking client from the asynchronous client'
 	@echo 'make clean   remove .venv, .venv-lowest, .venv-versions and all other generated files'
@@ -101,6 +102,10 @@ fixture: $(INSTALLED)
 
 screenshots: tools $(INSTALLED)
 	@$(BIN)/python -m tests.support.screenshots
+
+lock: $(INSTALLED)
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group lock
+	@$(BIN)/python .ci/make_locks.py $(UPGRADE)
 
 protos: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos

@@ -473,6 +473,11 @@ class Client:
             DamagedTable(name=each.name, reason=each.reason, partial=each.name in usable) for each in response.damaged
         ]
 
+    async def _caller_expires_at(self) -> float | None:
+        """Checks the token, and returns when it expires, in seconds since 1970 UTC. None: never, or unknown."""
+        response = await self._list_tables()
+        return response.caller_expires_at if response.HasField("caller_expires_at") else None
+
     async def _list_tables(self) -> table_pb2.ListTablesResponse:
         return await self._transport.call(
             lambda: self._transport.services.tables.ListTables, table_pb2.ListTablesRequest()

@@ -158,7 +158,13 @@ async def _answer_if_any(call: Callable[[], Awaitable[_Answer]], name: str, unkn
 
 
 async def _login(gateway: Gateway, request: Request, values: Values) -> Response:
-    return _page(request, "login.html", values, problem="")
+    return _login_page(gateway, request)
+
+
+def _login_page(gateway: Gateway, request: Request, *, status: int = 200, problem: str = "") -> Response:
+    settings = gateway.settings
+    lasts = {"seconds": settings.session_seconds, "idle_seconds": settings.session_idle_seconds}
+    return _page(request, "login.html", {}, status=status, problem=problem, **lasts)
 
 
 PAGES: Final = (
@@ -205,14 +211,14 @@ async def answer_login(gateway: Gateway, request: Request) -> Response:
         return _error_page(request, error)
     try:
         gateway.tokens.set(token or None)
-        await gateway.client.tables()
+        until = await gateway.client._caller_expires_at()
         if await _is_open(gateway):
             return RedirectResponse("/", 303)
-        session = await asyncio.to_thread(begin_session, gateway.sessions, token)
+        session = await asyncio.to_thread(begin_session, gateway.sessions, token, until)
     except (ScanKvError, HttpRefusal) as error:
         if isinstance(error, Unauthenticated | UsageError):
-            return _page(request, "login.html", {}, status=401, problem="The server does not accept this token.")
-        return _page(request, "login.html", {}, status=problem_of(error)["status"], problem=error.message)
+            return _login_page(gateway, request, status=401, problem="The server does not accept this token.")
+        return _login_page(gateway, request, status=problem_of(error)["status"], problem=error.message)
     response = RedirectResponse(f"{session.base}/", 303)
     give_cookie(request, response, session)
     return response

@@ -4,7 +4,7 @@ A session has two random values: its path, to which the browser's cookie is limi
 file is named by a hash of the path, and has the token encrypted with a key made from the secret. So the files, or a
 copy of them, do not reveal a token, and the gateway itself has none until the browser sends its next request. The time
 of the last use is the time of the file's last change. Sessions survive a restart of the gateway, and removing a file
-ends its session: memory has only when each began, and a hash of whose it is.
+ends its session: memory has only when each began and must end, and a hash of whose it is.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SessionFiles:
         # What never changes, by name, so that a login does not read the files of all others.
         self._known: dict[str, _Session] = {}
 
-    def begin(self, token: str, now: float) -> SessionKeys:
+    def begin(self, token: str, now: float, until: float | None = None) -> SessionKeys:
         """Makes a session for a token. Removes the sessions that have ended.
 
         An owner, which is a token or the subject of web tokens, has up to 20 sessions; beyond that, the least recently
@@ -84,19 +84,21 @@ class SessionFiles:
         Args:
             token: One that the server has accepted.
             now: The time in seconds since 1970.
+            until: When the token expires. None: never, or unknown.
 
         Raises:
             OSError: The file cannot be written.
         """
         with self._beginning:
-            return self._begin(token, now)
+            return self._begin(token, now, until)
 
-    def _begin(self, token: str, now: float) -> SessionKeys:
+    def _begin(self, token: str, now: float, until: float | None) -> SessionKeys:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = _owner_of(token)
         self._make_room(owner, now)
         keys = SessionKeys(secrets.token_urlsafe(_PATH_BYTES), secrets.token_urlsafe(_SECRET_BYTES))
-        text = json.dumps({"began": now, "owner": owner, "sealed": _seal(keys).encrypt(token.encode()).decode()})
+        sealed = _seal(keys).encrypt(token.encode()).decode()
+        text = json.dumps({"began": now, "until": until, "owner": owner, "sealed": sealed})
         path = self._directory / keys.name
         # Written in place and not renamed, because after a crash, no session uses a file that was written in part.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -154,6 +156,7 @@ class SessionFiles:
     def _is_live(self, session: _Session, now: float) -> bool:
         # A clock that is set back far must not make a session longer.
         is_young = -_CLOCK_STEP_SECONDS < now - session.began < self._seconds
+        is_young = is_young and (session.until is None or now < session.until)
         return is_young and now - session.used < self._idle_seconds
 
 
@@ -180,7 +183,10 @@ def _read(path: Path) -> _Session | None:
         with path.open() as file:
             used = os.fstat(file.fileno()).st_mtime
             fields = json.load(file)
-        return _Session(float(fields["began"]), used, str(fields["owner"]), str(fields["sealed"]))
+        began, until = float(fields["began"]), fields.get("until")  # earlier versions did not write the end
+        return _Session(
+            began, None if until is None else float(until), used, str(fields["owner"]), str(fields["sealed"])
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -188,6 +194,7 @@ def _read(path: Path) -> _Session | None:
 @dataclass(frozen=True, slots=True)
 class _Session:
     began: float
+    until: float | None
     used: float
     owner: str
     sealed: str

@@ -83,10 +83,10 @@ def find_session(files: SessionFiles, request: Request) -> Session | None:
     return None
 
 
-def begin_session(files: SessionFiles, token: str) -> Session:
-    """Makes a session. Raises HttpRefusal if it cannot be stored."""
+def begin_session(files: SessionFiles, token: str, until: float | None) -> Session:
+    """Makes a session that ends with its token. Raises HttpRefusal if it cannot be stored."""
     try:
-        return Session(files.begin(token, time.time()), token)
+        return Session(files.begin(token, time.time(), until), token)
     except OSError as error:
         raise HttpRefusal(
             503, "SESSION_NOT_STORED", f"the session cannot be stored ({error.strerror}): see to the gateway's disk"

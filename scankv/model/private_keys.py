@@ -19,8 +19,8 @@ def check_key_mode(path: object, mode: int) -> None:
     """
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         raise UsageError(
-            f"users other than the owner and the group of the TLS key {path} can use it: its mode must be 0600, 0640 "
-            f"or 0440, not {stat.S_IMODE(mode):04o}; run: chmod o= {path}, or set defaultMode: 0440 for a Kubernetes "
-            "secret",
+            f"users other than the owner and the group of the TLS key {path} can read or change it: its mode must let "
+            f"them do neither, as 0600, 0640 and 0440 do, not {stat.S_IMODE(mode):04o}; run: chmod o= {path}, or set "
+            "defaultMode: 0440 for a Kubernetes secret",
             option="tls_key",
         )

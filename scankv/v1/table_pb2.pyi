@@ -975,6 +975,11 @@ class ListTablesResponse(_message.Message):
 
     TABLES_FIELD_NUMBER: _builtins.int
     DAMAGED_FIELD_NUMBER: _builtins.int
+    CALLER_EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    caller_expires_at: _builtins.float
+    """The seconds since 1970 UTC at which the caller's token, or the grants of its certificate, end if nothing revokes them
+    before. Absent: they do not expire, the server asks for no tokens, or it is older than this field.
+    """
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]: ...
     @_builtins.property
@@ -986,12 +991,15 @@ class ListTablesResponse(_message.Message):
         *,
         tables: _abc.Iterable[Global___Table] | None = ...,
         damaged: _abc.Iterable[Global___DamagedTable] | None = ...,
+        caller_expires_at: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller_expires_at", b"_caller_expires_at", "caller_expires_at", b"caller_expires_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged", b"damaged", "tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller_expires_at", b"_caller_expires_at", "caller_expires_at", b"caller_expires_at", "damaged", b"damaged", "tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__caller_expires_at: _TypeAlias = _typing.Literal["caller_expires_at"]  # noqa: Y015
+    _WhichOneofArgType__caller_expires_at: _TypeAlias = _typing.Literal["_caller_expires_at", b"_caller_expires_at"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__caller_expires_at) -> _WhichOneofReturnType__caller_expires_at | None: ...
 
 Global___ListTablesResponse: _TypeAlias = ListTablesResponse  # noqa: Y015
 

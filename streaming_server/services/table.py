@@ -14,6 +14,8 @@ from scankv.model.tables.merge_wire import aggregates_from_proto, merging_from_p
 from scankv.model.types.default_values import values_to_ipc
 from scankv.model.types.types import storable_type
 from scankv.v1 import table_pb2, table_pb2_grpc
+from streaming_server.access.callers import ANYBODY
+from streaming_server.access.owners import CALLER
 from streaming_server.engine.bucket.request_rows import read_batch
 from streaming_server.services.bases import base_statistics
 from streaming_server.services.errors import map_errors
@@ -107,7 +109,9 @@ class TableService(table_pb2_grpc.TableServiceServicer):
             tables = [self._message(each) for each in self._tables.definitions() if each.tablet is None]
             found = {table_of(name): reason for name, reason in self._tables.find_damaged().items()}
             damaged = [table_pb2.DamagedTable(name=name, reason=reason) for name, reason in found.items()]
-        return table_pb2.ListTablesResponse(tables=tables, damaged=damaged)
+        caller = CALLER.get() or ANYBODY
+        ends = [each for each in (caller.expires_at, caller.certificate_ends) if each is not None]
+        return table_pb2.ListTablesResponse(tables=tables, damaged=damaged, caller_expires_at=min(ends, default=None))
 
     def _message(self, definition: TableDefinition) -> table_pb2.Table:
         message = table_message(definition)

@@ -9,6 +9,7 @@ import stat
 import threading
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
@@ -188,6 +189,13 @@ def test_a_server_without_tokens_makes_no_sessions(tmp_path: Path, shared_server
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_login_says_how_long_a_session_lasts(secured: TokenGateway) -> None:
+    caller = HttpCaller(secured.port)
+    refused = caller.post("/login", form_key=form_key(caller, "/login"), token="skv_0_wrong")
+    for answer in (caller.get("/login"), refused):
+        assert b"after 60 min without use, with the token, and at the latest after 12 h." in answer.body
+
+
 def test_a_page_that_refreshes_itself_is_in_use(tmp_path: Path, secured: TokenGateway) -> None:
     with GatewayProcess(secured.url, sessions=str(tmp_path), session_idle_seconds=3600.0) as gateway:
         session = log_in(gateway, secured.issuer.root)
@@ -217,6 +225,25 @@ def test_a_session_ends_without_use_and_at_the_latest_after_its_time(tmp_path: P
     assert len(list(tmp_path.glob("sessions/*"))) == 2
     files.begin("three", 1101.0)
     assert len(list(tmp_path.glob("sessions/*"))) == 1
+
+
+def test_the_file_of_a_session_has_the_end_of_its_token(tmp_path: Path, secured: TokenGateway) -> None:
+    end = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    with GatewayProcess(secured.url, sessions=str(tmp_path)) as gateway:
+        for expires, until in ((end, end.timestamp()), (None, None)):
+            session = log_in(gateway, secured.issuer.create("read:*", expires=expires))
+            (file,) = tmp_path.iterdir()
+            assert json.loads(file.read_text())["until"] == until
+            assert session.get("/").status == 200
+            session.post("/logout", form_key=session.form_key)
+
+
+def test_a_session_ends_with_its_token(tmp_path: Path) -> None:
+    files = SessionFiles(tmp_path, seconds=100, idle_seconds=100)
+    keys = files.begin("token", 1000.0, 1050.0)
+    assert [files.use(keys, now) for now in (1049.0, 1050.0)] == ["token", None]
+    files.begin("other", 1051.0)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_token_has_a_bounded_number_of_sessions(tmp_path: Path) -> None:

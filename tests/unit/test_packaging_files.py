@@ -9,10 +9,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import tomllib
+from collections import defaultdict
 from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from streaming_server.config import NOT_FROM_ENVIRONMENT, ServerConfig
 from streaming_server.server import EXIT_FOREIGN_DIRECTORY
@@ -20,23 +26,61 @@ from tests.support.packaging_files import ROOT, UNIT, arguments_of, check_comman
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BUILD, FINAL = read_stages()
+EXTRAS = runpy.run_path(str(ROOT / ".ci/make_locks.py"))["EXTRAS"]
+LOCKED = {"build": PROJECT["build-system"]["requires"]} | {
+    name: [
+        *PROJECT["project"]["dependencies"],
+        *(
+            each
+            for extra in extras
+            for each in PROJECT["project"]["optional-dependencies"][extra]
+            if not each.startswith("scankv[")
+        ),
+    ]
+    for name, extras in EXTRAS.items()
+}
 SETTINGS = {field.name for field in dataclasses.fields(ServerConfig)} - NOT_FROM_ENVIRONMENT
 
 
 def test_the_image_gets_everything_that_the_wheel_is_built_from() -> None:
     copied = [source for arguments in arguments_of(BUILD, "COPY") for source in arguments.split()[:-1]]
-    needed = {*PROJECT["tool"]["hatch"]["build"]["packages"], "pyproject.toml", "README.md", "LICENSE"}
+    needed = {*PROJECT["tool"]["hatch"]["build"]["packages"], "pyproject.toml", "README.md", "LICENSE", "packaging"}
     assert set(copied) == needed
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignore[0] == "*"
     assert {line.removeprefix("!") for line in ignore if line.startswith("!")} == needed
 
 
-def test_the_image_is_installed_by_the_commands_of_the_readme() -> None:
-    shown = re.search(r"```bash no-run\n(pip wheel .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert shown is not None
-    for command in shown[1].splitlines():
-        assert command in arguments_of(BUILD, "RUN")
+def test_the_image_installs_only_what_is_locked_by_hash_and_the_wheel_of_these_sources() -> None:
+    for command in arguments_of(BUILD, "RUN"):
+        if command.startswith("pip install"):
+            locked = re.search(r" --require-hashes --only-binary :all: -r (packaging/\S+)$", command)
+            assert locked or " --no-deps --no-index dist/" in command, command
+            assert locked is None or (ROOT / locked[1]).exists()
+        if command.startswith("pip wheel"):
+            assert "--no-deps --no-build-isolation" in command
+
+
+@pytest.mark.parametrize(("name", "needed"), LOCKED.items(), ids=LOCKED)
+def test_a_lock_has_what_pyproject_asks_for_with_hashes_and_names_no_host(name: str, needed: list[str]) -> None:
+    text = re.sub(r"#.*\n", "", (ROOT / "packaging" / f"requirements-{name}.txt").read_text())
+    locked: defaultdict[str, list[Requirement]] = defaultdict(list)
+    for line in text.replace("\\\n", " ").splitlines():
+        requirement, *hashes = re.split(r"\s+--hash=sha256:", line.rstrip())
+        assert hashes, line
+        assert all(re.fullmatch("[0-9a-f]{64}", each) for each in hashes), line
+        locked[canonicalize_name(Requirement(requirement).name)].append(Requirement(requirement))
+    assert not any(each.url for versions in locked.values() for each in versions)
+    assert all(is_pinned(each) for versions in locked.values() for each in versions)
+    for asked in map(Requirement, needed):
+        versions = locked[canonicalize_name(asked.name)]
+        assert versions, f"{asked} is not locked: run make lock"
+        for each in versions:
+            assert asked.specifier.contains(str(each.specifier)[2:]), f"{each} is not {asked}: run make lock"
+
+
+def is_pinned(requirement: Requirement) -> bool:
+    return [each.operator for each in requirement.specifier] == ["=="]
 
 
 def test_only_the_installation_reaches_the_image() -> None:
