@@ -541,10 +541,11 @@ class WriterExpired(ServerRefused):
 
 
 class TooManyWriters(ServerRefused):
-    """A bucket has reached its limit of writers. It forgets writers some time after their last request.
+    """A bucket, or the principal in it, has reached its limit of writers. It forgets idle writers after some time.
 
     What to do:
-        Reuse clients and writers instead of creating one for each write, or raise `max_writers_per_bucket`.
+        Reuse clients and writers instead of creating one for each write, or raise the limit. The limits are
+        `max_writers_per_bucket` and, for each principal, `max_caller_share`.
     """
 
     code = "RESOURCE_EXHAUSTED"

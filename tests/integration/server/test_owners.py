@@ -548,7 +548,8 @@ MOST, SHARE, RESERVED = 40, 20, 2
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnersServer]:
     directory = tmp_path_factory.mktemp("small")
     issuer = TokenIssuer(directory / "tokens")
-    limits = {"max_snapshot_leases": MOST, "max_consumers": MOST, "max_transactions": MOST, "max_caller_share": 0.5}
+    kinds = ("snapshot_leases", "consumers", "transactions", "writers_per_bucket")
+    limits = {"max_caller_share": 0.5, **{f"max_{kind}": MOST for kind in kinds}}
     settings = [text for name, limit in limits.items() for text in ("--set", f"{name}={limit}")]
     with (
         ServerProcess(directory / "data", "--tokens", str(issuer.path), *settings) as server,
@@ -564,6 +565,7 @@ TAKING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
         lambda on: {"table": on.table, "log": changes_of(uuid.uuid4().hex)},
     ),
     "TOO_MANY_TRANSACTIONS": ("TransactionService/BeginTransaction", lambda on: {"attempt": "a"}),
+    "TOO_MANY_WRITERS": ("WriteService/OpenWriter", lambda on: {"table": on.table, "id": uuid.uuid4().hex}),
 }
 
 
