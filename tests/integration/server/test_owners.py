@@ -558,6 +558,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnersServer]:
         yield OwnersServer(secured, 1)
 
 
+@pytest.fixture
+def small_workers(tmp_path: Path) -> Iterator[OwnersServer]:
+    issuer = TokenIssuer(tmp_path / "tokens")
+    settings = ["--tokens", str(issuer.path), "--workers", "2"]
+    limits = ["--set", f"max_snapshot_leases={MOST}", "--set", "max_caller_share=0.5"]
+    with (
+        ServerProcess(tmp_path / "data", *settings, *limits) as server,
+        SecuredServer(server.url, issuer) as secured,
+    ):
+        yield OwnersServer(secured, 2)
+
+
 TAKING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
     "TOO_MANY_SNAPSHOTS": ("SnapshotService/PinSnapshot", lambda on: {"table": on.table}),
     "TOO_MANY_CONSUMERS": (
@@ -594,6 +606,34 @@ def test_no_principal_takes_more_than_its_share_and_admins_have_a_reserve(small:
     assert f'the principal "mine" has {SHARE} ' in messages[0]
     assert "max_caller_share" in messages[0]
     assert f"the last {RESERVED} are for admins" in messages[2]
+
+
+def test_each_of_several_workers_has_the_limits_and_shares_and_the_reserve(small_workers: OwnersServer) -> None:
+    divided = small_workers.scene()
+    small_workers.tablets = 1
+    with sync.connect(small_workers.server.address, token=small_workers.server.issuer.root) as root:
+        on_workers: dict[int, str] = {}
+        while len(on_workers) < 2:
+            table = small_workers.scene().table
+            on_workers[root.table(table).owner_port or 0] = table
+    method = f"{SNAPSHOTS}/PinSnapshot"
+
+    def taken(by: TokenCaller, table: str) -> int:
+        for number in range(MOST + 1):
+            refused = by.refusal(method, table=table)
+            if refused is not None:
+                assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_SNAPSHOTS"), refused
+                return number
+        raise AssertionError("more than the limit of a worker")
+
+    first, second, root_caller = small_workers.owner, small_workers.others[-1], small_workers.server.root
+    # A snapshot of tablets has a part at each worker, which counts there.
+    assert taken(first, divided.table) == SHARE
+    for table in on_workers.values():
+        assert taken(first, table) == 0
+        assert taken(second, table) == MOST - SHARE - RESERVED
+        assert taken(first, divided.table) == 0
+        assert taken(root_caller, table) == RESERVED
 
 
 @pytest.mark.one_process
