@@ -863,9 +863,11 @@ class ServerDraining(ConnectionFailed):
 class ScanStalled(ConnectionFailed):
     """The reader took nothing for the server's stall timeout, so the server ended the scan.
 
+    Or it took nothing for a second, its principal has more than its share of the live scans, and others wait.
+
     What to do:
         Read faster, or move slow work out of the loop. Resume with `resume_token`, or raise
-        `stall_timeout_seconds`.
+        `stall_timeout_seconds` or `max_caller_share`.
     """
 
     code = "DEADLINE_EXCEEDED"

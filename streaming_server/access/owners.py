@@ -148,6 +148,11 @@ def own_share(most: int, share: float) -> int:
     return max(1, int(most * share))
 
 
+def admin_reserve(most: int) -> int:
+    """Returns how many of something only admins get, of the most that may be there."""
+    return most // _RESERVED
+
+
 def share_refusal(
     things: str, mine: int, taken: int, most: int, share: float, tables: Iterable[str], *, remedy: str = "end some"
 ) -> str | None:
@@ -173,9 +178,9 @@ def share_refusal(
             f'the principal "{principal}" has {mine:,} {things}; the limit of each principal is {own:,} of {most:,}: '
             f"{remedy}, or raise max_caller_share"
         )
-    if taken >= most - most // _RESERVED:
+    if taken >= most - admin_reserve(most):
         return (
-            f"there are {taken:,} {things}; the limit is {most:,}, of which the last {most // _RESERVED:,} are for "
+            f"there are {taken:,} {things}; the limit is {most:,}, of which the last {admin_reserve(most):,} are for "
             f"admins: {remedy}, or ask an admin"
         )
     return None

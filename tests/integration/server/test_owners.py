@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import grpc
 import pyarrow as pa
 import pytest
 
@@ -14,6 +15,7 @@ from streaming_server.services.permissions import PERMISSIONS
 from tests.support.secured import METHODS, SecuredServer, TokenCaller, TokenIssuer, request_type
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
+from tests.support.wire import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -634,6 +636,37 @@ def test_each_of_several_workers_has_the_limits_and_shares_and_the_reserve(small
         assert taken(second, table) == MOST - SHARE - RESERVED
         assert taken(first, divided.table) == 0
         assert taken(root_caller, table) == RESERVED
+
+
+@pytest.mark.one_process
+def test_a_stalled_scan_beyond_the_share_ends_for_the_scan_of_another_principal(tmp_path: Path) -> None:
+    issuer, call = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ScanService/ScanKv"
+    settings = ("--tokens", str(issuer.path), "--set", "max_live_scans=4", "--set", "stall_timeout_seconds=300")
+    with (
+        ServerProcess(tmp_path / "data", *settings) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        scene = OwnersServer(secured, 1).scene()
+        with sync.connect(secured.address, token=issuer.root) as root:
+            schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
+            table = root.create_table("own.large", schema, primary_key=["k"], buckets=1)
+            table.upsert(pa.table({"k": range(15_000), "v": ["v" * 1000] * 15_000}, schema=schema))
+        request = request_type(call)(table="own.large")
+        streams = [scene.owner.stream(call, request) for _ in range(4)]
+        for stream in streams:
+            next(stream)
+        with sync.connect(secured.address, token=OwnersServer.token_of(scene.others[-1])) as other:
+            assert other.table("own.large").scan().select("k").to_arrow().num_rows == 15_000
+        failures: list[grpc.RpcError] = []
+        for stream in streams:
+            try:
+                assert list(stream)[-1].HasField("trailer")
+            except grpc.RpcError as error:
+                failures.append(error)
+        (refused,) = map(refusal_of, failures)
+        assert refused.reason == "SCAN_STALLED"
+        assert 'of the principal "mine"' in refused.message
+        assert "keeps 3 (max_caller_share)" in refused.message
 
 
 @pytest.mark.one_process
