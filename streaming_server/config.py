@@ -212,9 +212,10 @@ class ServerConfig:
         audit_output: Where these lines go besides the file, or without one: `stdout`, `syslog` for `/dev/log`,
             `syslog:/PATH` for another local socket, or `syslog:HOST:PORT` for UDP. Empty: nowhere else.
         audit_reads: Whether calls that only read have lines in the audit log, too.
-        max_caller_share: The share of the snapshot leases, consumers, open transactions, and column locks of a table
-            that one principal may have. Admins of a table may have more, and only they get the last twentieth. Without
-            tokens, clients are not told apart, and there is no share.
+        max_caller_share: The share of the snapshot leases, consumers, open transactions, column locks of a table, and
+            writers of a bucket that one principal may have. Admins of a table may have more, and only they get the last
+            twentieth. Of the live scans, a principal keeps more only until others need the places of stalled ones.
+            Without tokens, clients are not told apart, and there is no share.
         max_caller_scans: The most live scans and streams of one principal, unless its token sets another limit. Without
             tokens, all clients together are one principal. 0: no limit.
         max_caller_requests_per_second: The most calls of one principal in a second, unless its token sets another

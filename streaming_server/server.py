@@ -279,6 +279,7 @@ class Server:
                 live_per_bucket=live_per_bucket,
                 waiting=self.config.max_waiting_scans,
                 wait_seconds=self.config.admission_wait_seconds,
+                share=self.config.max_caller_share,
             )
             return Admission(limits)
 

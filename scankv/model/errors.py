@@ -541,10 +541,11 @@ class WriterExpired(ServerRefused):
 
 
 class TooManyWriters(ServerRefused):
-    """A bucket has reached its limit of writers. It forgets writers some time after their last request.
+    """A bucket, or the principal in it, has reached its limit of writers. It forgets idle writers after some time.
 
     What to do:
-        Reuse clients and writers instead of creating one for each write, or raise `max_writers_per_bucket`.
+        Reuse clients and writers instead of creating one for each write, or raise the limit. The limits are
+        `max_writers_per_bucket` and, for each principal, `max_caller_share`.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -862,9 +863,11 @@ class ServerDraining(ConnectionFailed):
 class ScanStalled(ConnectionFailed):
     """The reader took nothing for the server's stall timeout, so the server ended the scan.
 
+    Or it took nothing for a second, its principal has more than its share of the live scans, and others wait.
+
     What to do:
         Read faster, or move slow work out of the loop. Resume with `resume_token`, or raise
-        `stall_timeout_seconds`.
+        `stall_timeout_seconds` or `max_caller_share`.
     """
 
     code = "DEADLINE_EXCEEDED"

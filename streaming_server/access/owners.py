@@ -148,7 +148,14 @@ def own_share(most: int, share: float) -> int:
     return max(1, int(most * share))
 
 
-def share_refusal(things: str, mine: int, taken: int, most: int, share: float, tables: Iterable[str]) -> str | None:
+def admin_reserve(most: int) -> int:
+    """Returns how many of something only admins get, of the most that may be there."""
+    return most // _RESERVED
+
+
+def share_refusal(
+    things: str, mine: int, taken: int, most: int, share: float, tables: Iterable[str], *, remedy: str = "end some"
+) -> str | None:
     """Returns why the current call may not make another one of something, although the server has place. None: it may.
 
     Admins may. So may all callers of a server without tokens, which does not know one from another.
@@ -160,6 +167,7 @@ def share_refusal(things: str, mine: int, taken: int, most: int, share: float, t
         most: The most that may be there.
         share: The share of them that one principal may have (`max_caller_share`).
         tables: The tables that it is about.
+        remedy: What the principal can do.
     """
     principal = new_owner()
     if not principal or owner_check(things, tables).is_admin:
@@ -168,11 +176,11 @@ def share_refusal(things: str, mine: int, taken: int, most: int, share: float, t
     if mine >= own:
         return (
             f'the principal "{principal}" has {mine:,} {things}; the limit of each principal is {own:,} of {most:,}: '
-            "end some, or raise max_caller_share"
+            f"{remedy}, or raise max_caller_share"
         )
-    if taken >= most - most // _RESERVED:
+    if taken >= most - admin_reserve(most):
         return (
-            f"there are {taken:,} {things}; the limit is {most:,}, of which the last {most // _RESERVED:,} are for "
-            "admins: end some, or ask an admin"
+            f"there are {taken:,} {things}; the limit is {most:,}, of which the last {admin_reserve(most):,} are for "
+            f"admins: {remedy}, or ask an admin"
         )
     return None

@@ -265,8 +265,10 @@ class ScanService:
         with self._parked.park(ticket, opened.source) as parked:
             scan.hold(parked)
             await send(next(message for message in stream(opened) if message is not None))
+            scan.parked_since = asyncio.get_running_loop().time()
             with count_waiting():
                 reader = await parked.wait_for_reader()
+            scan.parked_since = None
             scan.may_wait, scan.progress_at = False, asyncio.get_running_loop().time()
             messages = stream(replace(opened, tokens=DividedTokens(opened.tokens, parked.token_head)))
             next(messages)

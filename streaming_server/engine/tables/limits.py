@@ -23,7 +23,11 @@ def catch_up_limits(config: ServerConfig) -> CatchUpLimits:
 
 
 def writer_limits(config: ServerConfig) -> WriterLimits:
-    return WriterLimits(ttl_seconds=config.writer_ttl_seconds, max_writers=config.max_writers_per_bucket)
+    return WriterLimits(
+        ttl_seconds=config.writer_ttl_seconds,
+        max_writers=config.max_writers_per_bucket,
+        share=config.max_caller_share,
+    )
 
 
 def transaction_limits(config: ServerConfig) -> TransactionLimits:

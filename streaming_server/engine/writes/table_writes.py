@@ -9,9 +9,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.changes.log_offsets import check_offsets_of
-from scankv.model.errors import InvalidKey, InvalidRequest, RequestTooLarge, ScanKvError, TableRecreated
+from scankv.model.errors import (
+    InvalidKey,
+    InvalidRequest,
+    RequestTooLarge,
+    ScanKvError,
+    TableRecreated,
+    TooManyWriters,
+)
 from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
+from scankv.model.names import table_of
 from scankv.model.tables.columns import CHANGE_TYPE
+from streaming_server.access.owners import new_owner, share_refusal
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.merging.appended_rows import append_few, prepare_append, turn_of
@@ -45,7 +54,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.engine.writes.column_locks import TableColumnLocks
     from streaming_server.engine.writes.writing import WritePreconditions
-    from streaming_server.storage.bucket.writer_states import WriteIdentity
+    from streaming_server.storage.bucket.writer_states import WriteIdentity, WriterStates
     from streaming_server.storage.rows.single_rows import Values
     from streaming_server.storage.rows.table_codec import TableCodec
 
@@ -335,7 +344,7 @@ class TableWrites:
                 know the writer, so a tablet decides nothing about it.
 
         Raises:
-            TooManyWriters: The writer is new, and the table has reached its limit of writers.
+            TooManyWriters: The writer is new, and the table or the principal has reached its limit of writers.
             PermissionDenied: The writer belongs to another principal.
             InvalidRequest: No greater epoch exists.
             DataLoss: A bucket is damaged.
@@ -351,6 +360,9 @@ class TableWrites:
             for (live, bucket), state in zip(opened, known, strict=True):
                 if state is None:
                     await live.run(bucket.writers.ensure_capacity, writer)
+                    # A tablet may have forgotten a writer that others know: then its epoch is a later one.
+                    if not found.epoch and least_epoch <= 1:
+                        _check_share(bucket.writers, writer, definition.name)
             epoch = max(least_epoch, 1 + found.epoch)
             if epoch > _MAX_EPOCH:
                 raise InvalidRequest(f'the writer "{writer}" has used up its epochs: open a writer with another id')
@@ -393,6 +405,16 @@ class TableWrites:
             ),
         )
         return rows, await WriteOperation(parts, preconditions, scope).run()
+
+
+def _check_share(writers: WriterStates, writer: str, table: str) -> None:
+    """Raises TooManyWriters if the principal that would own a new writer has as many as it may in a bucket."""
+    limits, mine = writers.limits, writers.opened_by(new_owner())
+    what = f"writers in a bucket of {table_of(table)}"
+    remedy = "open one of them again instead"
+    refusal = share_refusal(what, mine, writers.known, limits.max_writers, limits.share, [table], remedy=remedy)
+    if refusal is not None:
+        raise TooManyWriters(refusal, writer=writer)
 
 
 def _check_append(

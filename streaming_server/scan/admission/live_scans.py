@@ -22,8 +22,10 @@ from scankv.model.errors import (
 )
 from scankv.model.names import table_of
 from streaming_server.access.callers import STREAM_CALLER, CallerIdentity
+from streaming_server.access.grants import Role
 from streaming_server.current_call import CURRENT_CALL, current_client
 from streaming_server.histogram import Histogram
+from streaming_server.scan.admission.admission import Holder
 from streaming_server.scan.admission.chunk_turns import ChunkTurns
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class RegisteredScan:
         ended: The error that ended the scan early. None if nothing has.
         caller: Whose stream it is. None: no stream, or no tokens are asked for.
         unread: Counts the messages that its reader has not taken yet, once the scan is over. None before.
+        parked_since: Since when its view has been waiting for the call that reads it. None: it is not.
         may_wait: Whether its reader, another worker, may take nothing for as long as it likes.
         is_part: Whether it is a part of another stream, which is admitted, listed and counted in its place.
         client: The address of the reader, for people: the address of a browser if the server's own gateway reads for
@@ -105,6 +108,7 @@ class RegisteredScan:
     ended: ScanKvError | None = None
     caller: CallerIdentity | None = field(default_factory=STREAM_CALLER.get)
     unread: UnreadAnswer | None = None
+    parked_since: float | None = None
     may_wait: bool = False
     is_part: bool = False
     client: str = field(default_factory=current_client)
@@ -113,6 +117,10 @@ class RegisteredScan:
     def shown_id(self) -> str:
         """Its id for people: all parts of a scan of several tablets have the same one."""
         return self.scan_id.partition(_PART)[0]
+
+    def stalled_since(self) -> float | None:
+        """Returns since when it has been waiting for its reader. None: it is not waiting."""
+        return self.parked_since if self.sending_since is None else self.sending_since
 
     def hold(self, source: Abortable) -> None:
         """Records the source that the scan reads. Releases it immediately if the scan was ended in the meantime."""
@@ -268,7 +276,7 @@ class ScanRegistry:
                 yield
             return
         admission = self._following if scan.follows else self._admission
-        async with admission.admit(scan.table, scan.buckets) as scan.leave:
+        async with admission.admit(scan.table, scan.buckets, self._holder(scan)) as scan.leave:
             loop = asyncio.get_running_loop()
             scan.admitted_at = scan.progress_at = loop.time()
             self._live[scan.scan_id] = scan
@@ -279,6 +287,20 @@ class ScanRegistry:
             finally:
                 watch.stop()
                 self._retire(scan)
+
+    def _holder(self, scan: RegisteredScan) -> Holder:
+        table, caller = table_of(scan.table), scan.caller
+
+        def end(reason: str) -> None:
+            text = f"the reader of {table} took nothing while others wait: {reason}: resume it, or read faster"
+            self.end(scan, ScanStalled(text, table=table))
+
+        return Holder(
+            principal="" if caller is None else caller.principal,
+            is_admin=caller is not None and caller.grants.allow(Role.ADMIN, table),
+            stalled_since=scan.stalled_since,
+            end=end,
+        )
 
     @contextmanager
     def _as_part(self, scan: RegisteredScan) -> Iterator[None]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -60,6 +60,7 @@ No client can have this id. The writer is never forgotten and does not count aga
 _PREFIX: Final = b"writer/"
 _END_OF_PREFIX: Final = b"writer0"
 _OWNER_PREFIX: Final = b"writer-owner/"
+_END_OF_OWNER_PREFIX: Final = b"writer-owner0"
 _CACHED: Final = 256
 _SWEEP_SECONDS: Final = 600.0
 _SWEEP_SECONDS_WHEN_FULL: Final = 60.0
@@ -331,10 +332,12 @@ class WriterLimits:
     Attributes:
         ttl_seconds: How long after its last request an opened writer is remembered.
         max_writers: The most writers that a bucket knows at once.
+        share: The share of them that one principal may have opened.
     """
 
     ttl_seconds: float = 7 * 86_400.0
     max_writers: int = 100_000
+    share: float = 1.0
 
     @property
     def anonymous_ttl_seconds(self) -> float:
@@ -365,6 +368,7 @@ class WriterStates:
         self._clock = clock
         self._cache: OrderedDict[str, WriterState | None] = OrderedDict()
         self._count: int | None = None
+        self._opened_by: Counter[str] = Counter()
         self._swept = -math.inf
 
     def is_cached(self, writer: str) -> bool:
@@ -436,8 +440,13 @@ class WriterStates:
 
     def cache(self, writer: str, state: WriterState) -> None:
         """Keeps in memory what `record` or `open` returned, once its batch has been applied."""
-        if self._count is not None and self.get(writer) is None:
-            self._count += 1
+        if self._count is not None:
+            before = self.get(writer)
+            self._count += before is None
+            if before is not None and before.principal:
+                self._opened_by[before.principal] -= 1
+            if state.principal:
+                self._opened_by[state.principal] += 1
         self._remember(writer, state)
 
     def is_sweep_due(self) -> bool:
@@ -450,11 +459,14 @@ class WriterStates:
         """Forgets the writers that have been idle for too long; returns how many."""
         now = self._clock.service_micros()
         batch, expired, there, changed = self._store.batch(), 0, 0, False
+        owners, opened_by = dict(self._stored(_OWNER_PREFIX, _END_OF_OWNER_PREFIX)), Counter[str]()
         for key, value in self._stored_records():
+            owner = owners.get(_OWNER_PREFIX + key[len(_PREFIX) :], b"").decode()
             format_, count, epoch, next_sequence, acked, used_micros = self._head(value)
             expires = used_micros + self._limits.seconds_kept(epoch) * 1_000_000
             if used_micros <= now and (key == _key(TRANSACTIONS) or expires > now):
                 there += 1
+                opened_by[owner] += 1
                 continue
             changed = True
             self._cache.pop(key[len(_PREFIX) :].decode(), None)
@@ -463,13 +475,14 @@ class WriterStates:
                 head = _HEADER.pack(format_, count, epoch, next_sequence, acked, now)
                 batch.put_meta(key, head + value[_HEADER.size :])
                 there += 1
+                opened_by[owner] += 1
             else:
                 batch.delete_meta(key)
                 batch.delete_meta(_owner_key(key[len(_PREFIX) :].decode()))
                 expired += 1
         if changed:
             self._store.write(batch)
-        self._count, self._swept = there, self._clock.monotonic()
+        self._count, self._opened_by, self._swept = there, opened_by, self._clock.monotonic()
         return expired
 
     def assign(self, before: str, principal: str) -> list[str]:
@@ -484,6 +497,8 @@ class WriterStates:
                 given.append(writer)
         if given:
             self._store.write(batch)
+            self._opened_by[before] -= len(given)
+            self._opened_by[principal] += len(given)
             for writer in given:
                 self._cache.pop(writer, None)
         return given
@@ -500,13 +515,31 @@ class WriterStates:
                 writer=writer,
             )
 
+    @property
+    def limits(self) -> WriterLimits:
+        """The limits on the writers of the bucket."""
+        return self._limits
+
+    @property
+    def known(self) -> int:
+        """How many writers the bucket knows, once `ensure_capacity` has counted them."""
+        return self._count or 0
+
+    def opened_by(self, principal: str) -> int:
+        """Returns how many writers belong to a principal, once `ensure_capacity` has counted them."""
+        return self._opened_by[principal]
+
     def _stored_records(self) -> Iterator[tuple[bytes, bytes]]:
         """Yields the key and value of the record of each writer."""
-        options = scan_options(_END_OF_PREFIX)
+        return self._stored(_PREFIX, _END_OF_PREFIX)
+
+    def _stored(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yields the keys from one on and before another one, with their values."""
+        options = scan_options(end)
         iterator = None
         try:
             iterator = self._store.meta.iter(options)
-            iterator.seek(_PREFIX)
+            iterator.seek(first)
             while iterator.valid():
                 yield cast("bytes", iterator.key()), cast("bytes", iterator.value())
                 iterator.next()

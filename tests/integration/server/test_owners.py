@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import grpc
 import pyarrow as pa
 import pytest
 
@@ -14,6 +15,7 @@ from streaming_server.services.permissions import PERMISSIONS
 from tests.support.secured import METHODS, SecuredServer, TokenCaller, TokenIssuer, request_type
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
+from tests.support.wire import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -548,13 +550,26 @@ MOST, SHARE, RESERVED = 40, 20, 2
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnersServer]:
     directory = tmp_path_factory.mktemp("small")
     issuer = TokenIssuer(directory / "tokens")
-    limits = {"max_snapshot_leases": MOST, "max_consumers": MOST, "max_transactions": MOST, "max_caller_share": 0.5}
+    kinds = ("snapshot_leases", "consumers", "transactions", "writers_per_bucket")
+    limits = {"max_caller_share": 0.5, **{f"max_{kind}": MOST for kind in kinds}}
     settings = [text for name, limit in limits.items() for text in ("--set", f"{name}={limit}")]
     with (
         ServerProcess(directory / "data", "--tokens", str(issuer.path), *settings) as server,
         SecuredServer(server.url, issuer) as secured,
     ):
         yield OwnersServer(secured, 1)
+
+
+@pytest.fixture
+def small_workers(tmp_path: Path) -> Iterator[OwnersServer]:
+    issuer = TokenIssuer(tmp_path / "tokens")
+    settings = ["--tokens", str(issuer.path), "--workers", "2"]
+    limits = ["--set", f"max_snapshot_leases={MOST}", "--set", "max_caller_share=0.5"]
+    with (
+        ServerProcess(tmp_path / "data", *settings, *limits) as server,
+        SecuredServer(server.url, issuer) as secured,
+    ):
+        yield OwnersServer(secured, 2)
 
 
 TAKING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
@@ -564,6 +579,7 @@ TAKING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
         lambda on: {"table": on.table, "log": changes_of(uuid.uuid4().hex)},
     ),
     "TOO_MANY_TRANSACTIONS": ("TransactionService/BeginTransaction", lambda on: {"attempt": "a"}),
+    "TOO_MANY_WRITERS": ("WriteService/OpenWriter", lambda on: {"table": on.table, "id": uuid.uuid4().hex}),
 }
 
 
@@ -592,6 +608,65 @@ def test_no_principal_takes_more_than_its_share_and_admins_have_a_reserve(small:
     assert f'the principal "mine" has {SHARE} ' in messages[0]
     assert "max_caller_share" in messages[0]
     assert f"the last {RESERVED} are for admins" in messages[2]
+
+
+def test_each_of_several_workers_has_the_limits_and_shares_and_the_reserve(small_workers: OwnersServer) -> None:
+    divided = small_workers.scene()
+    small_workers.tablets = 1
+    with sync.connect(small_workers.server.address, token=small_workers.server.issuer.root) as root:
+        on_workers: dict[int, str] = {}
+        while len(on_workers) < 2:
+            table = small_workers.scene().table
+            on_workers[root.table(table).owner_port or 0] = table
+    method = f"{SNAPSHOTS}/PinSnapshot"
+
+    def taken(by: TokenCaller, table: str) -> int:
+        for number in range(MOST + 1):
+            refused = by.refusal(method, table=table)
+            if refused is not None:
+                assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_SNAPSHOTS"), refused
+                return number
+        raise AssertionError("more than the limit of a worker")
+
+    first, second, root_caller = small_workers.owner, small_workers.others[-1], small_workers.server.root
+    # A snapshot of tablets has a part at each worker, which counts there.
+    assert taken(first, divided.table) == SHARE
+    for table in on_workers.values():
+        assert taken(first, table) == 0
+        assert taken(second, table) == MOST - SHARE - RESERVED
+        assert taken(first, divided.table) == 0
+        assert taken(root_caller, table) == RESERVED
+
+
+@pytest.mark.one_process
+def test_a_stalled_scan_beyond_the_share_ends_for_the_scan_of_another_principal(tmp_path: Path) -> None:
+    issuer, call = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ScanService/ScanKv"
+    settings = ("--tokens", str(issuer.path), "--set", "max_live_scans=4", "--set", "stall_timeout_seconds=300")
+    with (
+        ServerProcess(tmp_path / "data", *settings) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        scene = OwnersServer(secured, 1).scene()
+        with sync.connect(secured.address, token=issuer.root) as root:
+            schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
+            table = root.create_table("own.large", schema, primary_key=["k"], buckets=1)
+            table.upsert(pa.table({"k": range(15_000), "v": ["v" * 1000] * 15_000}, schema=schema))
+        request = request_type(call)(table="own.large")
+        streams = [scene.owner.stream(call, request) for _ in range(4)]
+        for stream in streams:
+            next(stream)
+        with sync.connect(secured.address, token=OwnersServer.token_of(scene.others[-1])) as other:
+            assert other.table("own.large").scan().select("k").to_arrow().num_rows == 15_000
+        failures: list[grpc.RpcError] = []
+        for stream in streams:
+            try:
+                assert list(stream)[-1].HasField("trailer")
+            except grpc.RpcError as error:
+                failures.append(error)
+        (refused,) = map(refusal_of, failures)
+        assert refused.reason == "SCAN_STALLED"
+        assert 'of the principal "mine"' in refused.message
+        assert "keeps 3 (max_caller_share)" in refused.message
 
 
 @pytest.mark.one_process

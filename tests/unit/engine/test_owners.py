@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from scankv.model.errors import TooManyLocks, TooManySnapshots
+from scankv.model.errors import TooManyLocks, TooManySnapshots, TooManyWriters
 from streaming_server.access.callers import CallerIdentity
 from streaming_server.access.grants import Grants
 from streaming_server.access.owners import CALLER
@@ -78,6 +78,30 @@ async def test_a_repeated_or_replaced_column_lock_is_no_new_one_at_the_share(tmp
             with pytest.raises(TooManyLocks, match='the principal "mine" has 2 column locks'):
                 await locks.lock(lambda: table.definition, ["b"], "job", "third", None, take_over=True)
         assert [(lock.lock_id, lock.principal) for lock in locks.live()] == [("given", "mine"), ("second", "mine")]
+
+
+async def test_the_writers_of_a_principal_are_counted_after_a_restart_and_when_they_are_assigned(
+    tmp_path: Path,
+) -> None:
+    limits = {"max_writers_per_bucket": 20, "max_caller_share": 0.1}
+    async with tables_in(tmp_path, **limits) as tables:
+        writes = (await new_table(tables)).writes
+        with calls_of("mine"):
+            assert [await writes.open_writer(name) for name in ("a", "a", "b")] == [(1, 0), (2, 0), (1, 0)]
+            with pytest.raises(TooManyWriters, match=r'the principal "mine" has 2 writers in a bucket of .* 2 of 20'):
+                await writes.open_writer("c")
+        with calls_of("other"):
+            await writes.open_writer("c")
+    async with tables_in(tmp_path, **limits) as tables:
+        writes = tables.table(TABLE).writes
+        with calls_of("mine"):
+            with pytest.raises(TooManyWriters, match="max_caller_share"):
+                await writes.open_writer("d")
+            assert await writes.open_writer("b") == (2, 0)
+            assert await writes.assign_writers("mine", "third") == {"a", "b"}
+            await writes.open_writer("d")
+        with calls_of("third"), pytest.raises(TooManyWriters, match="max_caller_share"):
+            await writes.open_writer("e")
 
 
 async def test_owners_stay_in_memory_and_on_disk_if_the_disk_fails_when_they_are_assigned(tmp_path: Path) -> None:

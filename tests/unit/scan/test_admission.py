@@ -8,14 +8,18 @@ from contextlib import AsyncExitStack
 import pytest
 
 from scankv.model.errors import ServerDraining, TooManyScans
-from streaming_server.scan.admission.admission import Admission, AdmissionLimits
+from streaming_server.scan.admission.admission import Admission, AdmissionLimits, Holder
 
 FOREVER = 60.0
 pytestmark = pytest.mark.asyncio
 
 
-def admission(*, live: int = 2, per_bucket: int = 10, waiting: int = 4, wait: float = FOREVER) -> Admission:
-    return Admission(AdmissionLimits(live=live, live_per_bucket=per_bucket, waiting=waiting, wait_seconds=wait))
+def admission(
+    *, live: int = 2, per_bucket: int = 10, waiting: int = 4, wait: float = FOREVER, share: float = 0.75
+) -> Admission:
+    return Admission(
+        AdmissionLimits(live=live, live_per_bucket=per_bucket, waiting=waiting, wait_seconds=wait, share=share)
+    )
 
 
 class Scans:
@@ -26,17 +30,42 @@ class Scans:
         self.live: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.ended: dict[str, str] = {}
+        self.admitted: dict[str, asyncio.Event] = {}
+        self._stalled: set[str] = set()
 
-    async def start(self, name: str, *buckets: int) -> None:
-        self._ends[name] = asyncio.Event()
-        self.tasks[name] = asyncio.create_task(self._run(name, buckets or (0,)))
+    async def start(self, name: str, *buckets: int, principal: str = "", stalled: bool = True) -> None:
+        """Starts a scan whose reader took nothing from the beginning of the clock on, or has just taken something."""
+        self._ends[name], self.admitted[name] = asyncio.Event(), asyncio.Event()
+        if stalled:
+            self.stall(name)
+        self.tasks[name] = asyncio.create_task(self._run(name, buckets or (0,), principal))
         await asyncio.sleep(0)
 
-    async def _run(self, name: str, buckets: tuple[int, ...]) -> None:
-        async with self.admission.admit("test.table", buckets):
+    async def _run(self, name: str, buckets: tuple[int, ...], principal: str = "") -> None:
+        def end(reason: str) -> None:
+            self.ended[name] = reason
+            leave()
+
+        holder = Holder(
+            principal=principal,
+            is_admin=principal == "admin",
+            stalled_since=lambda: 0.0 if name in self._stalled else None,
+            end=end,
+        )
+        async with self.admission.admit("test.table", buckets, holder) as leave:
             self.live.append(name)
+            self.admitted[name].set()
             await self._ends[name].wait()
             self.live.remove(name)
+
+    def stall(self, name: str) -> None:
+        self._stalled.add(name)
+
+    async def end_all(self) -> None:
+        for each in self._ends.values():
+            each.set()
+        await asyncio.gather(*self.tasks.values())
 
     async def end(self, name: str) -> None:
         self._ends[name].set()
@@ -151,3 +180,64 @@ async def test_closing_refuses_those_who_wait_and_all_who_come() -> None:
     with pytest.raises(ServerDraining):
         await scans._run("c", (0,))
     await scans.end("a")
+
+
+@pytest.mark.parametrize(("live", "per_bucket", "limit"), [(4, 10, "max_live_scans"), (10, 4, "max_live_scans_per")])
+async def test_a_stalled_scan_beyond_the_share_gives_its_place_to_another_principal(
+    live: int, per_bucket: int, limit: str
+) -> None:
+    scans = Scans(admission(live=live, per_bucket=per_bucket, waiting=1))
+    for name in "abcd":
+        await scans.start(name, principal="mine", stalled=name != "a")
+    await scans.start("more", principal="mine")
+    assert scans.ended == {}
+    await scans.start("other", principal="other")
+    async with asyncio.timeout(FOREVER):
+        await scans.admitted["other"].wait()
+    assert list(scans.ended) == ["b"]
+    assert scans.live == ["a", "b", "c", "d", "other"]
+    for text in ('4 of them of the principal "mine"', "each principal keeps 3 (max_caller_share)", limit):
+        assert text in scans.ended["b"]
+    # The others are within the share.
+    await scans.start("another", principal="other")
+    assert list(scans.ended) == ["b"]
+    with pytest.raises(TooManyScans):
+        await scans.tasks["another"]
+    del scans.tasks["another"]
+    await scans.end_all()
+
+
+async def test_scans_that_their_readers_read_and_those_of_a_server_without_tokens_keep_their_places() -> None:
+    for principals, stalled in ((("mine", "other"), False), (("", ""), True), (("mine", "mine"), True)):
+        scans = Scans(admission(live=4))
+        for name in "abcd":
+            await scans.start(name, principal=principals[0], stalled=stalled)
+        await scans.start("waits", principal=principals[1])
+        assert (scans.ended, scans.admission.waiting) == ({}, 1)
+        await scans.end_all()
+
+
+async def test_a_scan_that_stalls_while_another_principal_waits_gives_its_place() -> None:
+    scans = Scans(admission(live=4))
+    for name in "abcd":
+        await scans.start(name, principal="mine", stalled=False)
+    await scans.start("other", principal="other")
+    assert scans.admission.waiting == 1
+    scans.stall("c")
+    async with asyncio.timeout(FOREVER):
+        await scans.admitted["other"].wait()
+    assert list(scans.ended) == ["c"]
+    await scans.end_all()
+
+
+async def test_an_admin_gets_the_last_places_if_others_stall_within_their_shares() -> None:
+    scans = Scans(admission(live=20, per_bucket=20))
+    for number in range(20):
+        await scans.start(f"{number}", principal=f"p{number % 2}")
+    await scans.start("other", principal="other")
+    assert (scans.ended, scans.admission.waiting) == ({}, 1)
+    await scans.start("first", principal="admin")
+    assert list(scans.ended) == ["0"]
+    await scans.start("second", principal="admin")
+    assert list(scans.ended) == ["0"]
+    await scans.end_all()
