@@ -58,12 +58,6 @@ class BorrowedView(PinnedView):
         super().__init__(table, directory, manifest, resources, executor)
         self._files = directory
 
-    def record_error(self, bucket: int, error: ScanKvError) -> ScanKvError:
-        """See `PinnedView`. Files that are missing because the view was removed are no damage."""
-        if isinstance(error, DataLoss) and not self._files.exists():
-            return self._files.gone_error()
-        return super().record_error(bucket, error)
-
     async def end(self, reason: ScanKvError) -> None:
         """See `PinnedView`. Also removes the links to its files."""
         await super().end(reason)
@@ -133,7 +127,9 @@ class BorrowedViews:
                 raise
             raise directory.gone_error() from None
         if manifest.definition.incarnation != loan.incarnation:
-            raise DataLoss(f"the snapshot manifest in {directory.path} is of another table")
+            # The table was replaced since the loan was granted. The owner, which checks the manifests that it keeps,
+            # says what became of the snapshot.
+            raise directory.gone_error()
         # Another call may have found it in the meantime.
         view = BorrowedView(table, directory, manifest, self._resources, self._executor)
         return self._views.setdefault(loan.view_id, view)

@@ -135,6 +135,7 @@ class PinnedView:
         Raises:
             InvalidRequest: A bucket does not exist.
             DataLoss: One of them, or the manifest, is damaged.
+            ScanKvError: Why the view has ended.
         """
         chosen = self.select_buckets(numbers)
         async with self._opening:
@@ -165,7 +166,7 @@ class PinnedView:
     async def open_bases(self, numbers: Iterable[int]) -> Mapping[int, BaseView]:
         """Opens the existing columnar bases of some buckets for a user of the view. They stay open until `close`.
 
-        Skips a damaged base, because the checkpoint has the same rows.
+        Skips a damaged base, because the checkpoint has the same rows. Raises why the view has ended.
         """
         async with self._opening:
             for number in numbers:
@@ -181,6 +182,9 @@ class PinnedView:
         try:
             base, keys, rows = open_pinned_base(self.directory.base(number), pinned, place)
         except DataLoss as error:
+            ended = self.reason_of_end()
+            if ended is not None:
+                raise ended from error
             _log.error("a columnar base is no longer read: %s", error.message)
             self._damaged_bases.add(number)
             return
@@ -190,8 +194,11 @@ class PinnedView:
         """Whether a bucket has a columnar base that is not known to be damaged."""
         return self.manifest.buckets[number].base is not None and number not in self._damaged_bases
 
-    def mark_base_damaged(self, number: int, error: DataLoss) -> DataLoss:
-        """Stops reading a damaged base. Returns the error to raise."""
+    def mark_base_damaged(self, number: int, error: DataLoss) -> ScanKvError:
+        """Stops reading a damaged base. Returns the error to raise; why the view has ended, if it has."""
+        ended = self.reason_of_end()
+        if ended is not None:
+            return ended
         _log.error("a columnar base is no longer read: %s", error.message)
         self._damaged_bases.add(number)
         self._bases.pop(number, None)
@@ -211,8 +218,23 @@ class PinnedView:
         if self._gone is not None:
             raise copy(self._gone)
 
+    def reason_of_end(self) -> ScanKvError | None:
+        """Returns why the view has ended, or None while it exists. Call it before you take a failed read for damage.
+
+        The directory may be gone before `end` is called: another worker process may drop the table of a tablet.
+        """
+        if self._gone is not None:
+            return copy(self._gone)
+        return None if self.directory.exists() else self.directory.gone_error()
+
     def record_error(self, bucket: int, error: ScanKvError) -> ScanKvError:
-        """Returns the error with table and bucket in its details. Logs damage."""
+        """Returns the error with table and bucket in its details. Logs damage.
+
+        Files that cannot be read because the view has ended are no damage: then it returns the reason of the end.
+        """
+        ended = self.reason_of_end() if isinstance(error, DataLoss) else None
+        if ended is not None:
+            return ended
         error.details.setdefault("table", self.table)
         error.details.setdefault("bucket", str(bucket))
         error.details.setdefault("view", self.view_id)

@@ -218,8 +218,10 @@ async def _complete_sample(view: PinnedView, executor: StorageExecutor) -> KeySa
             await executor.run(lambda: view.directory.write_splits(sample.to_json()))
         except FileNotFoundError:
             # Most likely the table was dropped, and its views with it.
-            view.check()
-            raise
+            ended = view.reason_of_end()
+            if ended is None:
+                raise
+            raise ended from None
         return sample
 
 

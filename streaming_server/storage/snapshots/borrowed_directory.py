@@ -50,18 +50,14 @@ class BorrowedDirectory(ViewDirectory):
         while self._made:
             self._made.pop().remove()
 
-    def exists(self) -> bool:
-        """Whether the view has not been removed."""
-        return self.path.exists()
-
     def gone_error(self) -> Unavailable:
-        """Returns the error for a view that was removed while it was borrowed.
+        """Returns the error for a view that was removed while it was borrowed. Only the owner knows the reason.
 
-        That happens only if the owner was killed and has started again while this process stood still: otherwise this
-        process notices the end of the owner, and ends its scans, before another one can remove the view.
+        The removal may be seen here before the message that ends the loan. So the call is to be repeated: then the
+        owner is asked again, and answers that the snapshot or its table is gone, whichever came first.
         """
         return Unavailable(
-            f"the worker process that kept the snapshot view {self.view_id} was started again: try again",
+            f"the snapshot view {self.view_id} was removed while worker processes read it: try again",
             retry_after=_RETRY_SECONDS,
             view=self.view_id,
         )

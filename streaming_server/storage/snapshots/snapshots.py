@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from scankv.model.errors import DataLoss, NewerFormat, ScanKvError
+from scankv.model.errors import DataLoss, NewerFormat, ScanKvError, SnapshotLost
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.storage.files.checked_json import (
     find_checked_json,
@@ -159,6 +159,18 @@ class ViewDirectory:
     def is_kept(self) -> bool:
         """Whether the view is complete and has a lease. Others are left by crashes, and the next start removes them."""
         return (self.path / "manifest.json").exists() and any(self._leases.glob("*.json"))
+
+    def exists(self) -> bool:
+        """Whether the view has not been removed."""
+        return self.path.exists()
+
+    def gone_error(self) -> ScanKvError:
+        """Returns the error for a view that was removed."""
+        return SnapshotLost(
+            f"the snapshot view {self.view_id} is gone: its snapshots were released, have expired, or were dropped "
+            "with their table; take a new one",
+            view=self.view_id,
+        )
 
     def complete(self, manifest: ViewManifest) -> None:
         """Completes the view, after all its checkpoints have been made."""

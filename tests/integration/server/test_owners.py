@@ -11,7 +11,12 @@ import pyarrow as pa
 import pytest
 
 from aio_client import AssignedOwner, InvalidRequest, JobStep, PermissionDenied, StartFrom, StopAt, UsageError, sync
+from streaming_server.engine.backups.restore import restore_all, restore_tables
+from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
 from streaming_server.services.permissions import PERMISSIONS
+from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
+from streaming_server.storage.backup.backup_store import BackupStore
+from tests.support.archived import ARCHIVING, wait_archived
 from tests.support.secured import METHODS, SecuredServer, TokenCaller, TokenIssuer, request_type
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
@@ -20,6 +25,8 @@ from tests.support.wire import refusal_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from streaming_server.engine.backups.restore_plan import RestorePlan
 
 SERVICES = "scankv.v1"
 SNAPSHOTS = f"{SERVICES}.SnapshotService"
@@ -767,3 +774,66 @@ def test_owners_survive_a_restart(tmp_path: Path) -> None:
             assert refused is not None, what
             assert refused.details["principal"] == "mine", what
             assert after.owner.code(f"{SERVICES}.{method}", **request) == "OK", what
+
+
+RESTORED: dict[str, Callable[[BackupStore, Path, str], object]] = {
+    "a backup": lambda store, data, table: restore_all(store, latest(store), data),
+    "an instant": lambda store, data, table: restore_all(store, plan_instant(store, None), data),
+    "one table": lambda store, data, table: restore_tables(store, latest(store), data, {table: table}),
+    "other buckets": lambda store, data, table: restore_tables(store, latest(store), data, {table: table}, buckets=3),
+}
+
+
+def latest(store: BackupStore) -> RestorePlan:
+    return plan_backup(read_manifest(store, find_backup(store, "latest")))
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("tablets", [1, 2])
+def test_restored_consumers_and_writers_belong_to_their_owner_and_nothing_else_is_held(
+    tmp_path: Path, tablets: int
+) -> None:
+    """Snapshots, column locks and open transactions are in no backup, so any principal may use their ids."""
+    issuer, location = TokenIssuer(tmp_path / "tokens"), str(tmp_path / "backups")
+    backups = ["--tokens", str(issuer.path), "--backup-location", location]
+    archiving = [*backups, *ARCHIVING]
+    with (
+        ServerProcess(tmp_path / "data", *archiving) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        scene = OwnersServer(secured, tablets).scene()
+        for what in ("snapshot", "consumer", "transaction", "writer", "column lock"):
+            scene.hold(what)
+        with sync.connect(secured.address, token=issuer.root) as client:
+            client.create_backup()
+        wait_archived(BackupStore(location))
+    consumer = {"table": scene.table, "consumer_id": scene.ids["consumer"]["consumer_id"]}
+    reset, open_ = f"{SERVICES}.ConsumerService/ResetConsumer", f"{SERVICES}.WriteService/OpenWriter"
+    for kind, restore in RESTORED.items():
+        data = tmp_path / f"restored to {kind}"
+        restore(BackupStore(location), data, scene.table)
+        with (
+            ServerProcess(data, "--tokens", str(issuer.path)) as process,
+            SecuredServer(process.url, issuer) as secured,
+        ):
+            after = OwnersServer(secured, tablets)
+            other = after.others[-1]
+            # Rows that are divided anew have neither positions nor writers.
+            asked: dict[str, dict[str, Any]] = {
+                reset: {**consumer, "start": {"latest": {}}},
+                open_: {"table": scene.table, "id": "w"},
+            }
+            if kind == "other buckets":
+                assert other.code(reset, **asked.pop(reset)) != "OK"
+                assert other.code(open_, **asked.pop(open_)) == "OK"
+            for method, request in asked.items():
+                refused = other.refusal(method, **request)
+                assert refused is not None, (kind, method)
+                assert refused.details["principal"] == "mine", (kind, method)
+                assert after.owner.code(method, **request) == "OK", (kind, method)
+            assert list(secured.root(f"{SNAPSHOTS}/ListSnapshots", table=scene.table).snapshots) == []
+            for method, what in (
+                ("LockService/LockColumns", "column lock"),
+                ("TransactionService/BeginTransaction", "transaction"),
+            ):
+                assert other.code(f"{SERVICES}.{method}", **REQUESTS[method][what](scene, other)) == "OK", method

@@ -14,7 +14,7 @@ from weakref import ref
 import pyarrow as pa
 import pytest
 
-from scankv.model.errors import DiskFull, ScanCancelled
+from scankv.model.errors import DiskFull, ScanCancelled, SnapshotLost
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.tables.evolution import ColumnChanges
 from scankv.v1 import scan_pb2
@@ -474,3 +474,20 @@ async def test_explain_names_no_base_while_scans_keep_too_many_of_its_states(
         assert table.buckets[0].columnar.view() is None
         assert (await table.reads.explain(auto)).read_path == scan_pb2.READ_PATH_ROCKSDB
         scan.source.close()
+
+
+async def test_the_base_of_a_snapshot_whose_files_are_gone_is_not_taken_for_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        pinned = await tables.snapshots.pin(table.pinning)
+        async with tables.snapshots.reading(pinned.snapshot_id, NAME) as reader:
+            view = reader._view
+            assert view.has_base(0)
+            shutil.rmtree(view.directory.path)
+            with pytest.raises(SnapshotLost):
+                await reader.open_scan(PLAN)
+            assert view.has_base(0)
+    assert "no longer read" not in caplog.text

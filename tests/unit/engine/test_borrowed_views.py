@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from scankv.model.errors import DataLoss, SnapshotLost, Unavailable
+from scankv.model.errors import DataLoss, SnapshotLost, TableNotFound, Unavailable
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.snapshots.borrowed_views import BorrowedViews, borrowed_view
 from streaming_server.engine.snapshots.loans import Loan
@@ -180,11 +180,47 @@ async def test_a_view_that_was_removed_under_its_borrower_is_no_damage(borrower:
         with pytest.raises(Unavailable):
             await view.open_buckets([1])
         assert isinstance(view.record_error(0, DataLoss("a file is missing")), Unavailable)
+        assert isinstance(view.mark_base_damaged(0, DataLoss("a file is missing")), Unavailable)
+        assert view._damaged_bases == set()
     borrower.lender.loans.clear()
     borrower.views._end(view, Unavailable("as the end of the loan does"))
     with pytest.raises(Unavailable):
         async with borrower.views.borrow(snapshot, TABLE):
             raise AssertionError("the view is gone")
+
+
+@pytest.mark.parametrize("is_removed_first", [True, False])
+async def test_a_drop_is_no_damage_whether_its_message_or_the_removal_comes_first(
+    borrower: BorrowerInProcess, is_removed_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshot = await borrower.pin()
+    async with borrower.views.borrow(snapshot, TABLE):
+        view = borrowed_view(snapshot, TABLE)
+        assert view is not None
+        reader = await view.open_buckets([0])
+        if is_removed_first:
+            await borrower.tables.drop(TABLE)
+        else:
+            borrower.lender.loans[0].lose(TableNotFound("the table was dropped"))
+            await borrower.views._work.join()
+        reason = Unavailable if is_removed_first else TableNotFound
+        assert isinstance(reader.record_error(0, DataLoss("a file is missing")), reason)
+        assert isinstance(reader.record_base_error([0], 0, DataLoss("a file is missing")), reason)
+        with pytest.raises(reason):
+            await view.open_buckets([1])
+        assert view._damaged_bases == set()
+    assert "DATA_LOSS" not in caplog.text
+    if is_removed_first:
+        # The repeated call asks the owner, which knows the reason.
+        with pytest.raises(SnapshotLost):
+            async with borrower.views.borrow(snapshot, TABLE):
+                raise AssertionError("the table is dropped")
+
+
+async def test_a_loan_of_a_table_that_was_replaced_is_no_damage(borrower: BorrowerInProcess) -> None:
+    snapshot = await borrower.pin()
+    with borrower.tables.snapshots.lend(snapshot, TABLE) as lent, pytest.raises(Unavailable, match="was removed"):
+        await borrower.views._find(TABLE, Loan(lent.view_id, "the incarnation before"))
 
 
 async def test_a_view_is_read_after_the_empty_directory_for_links_was_cleaned_up(borrower: BorrowerInProcess) -> None:

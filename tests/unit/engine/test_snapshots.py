@@ -581,6 +581,27 @@ async def test_a_dropped_table_ends_its_snapshots_and_their_scans(tables: Tables
     assert await pinned_scores(tables.snapshots, (await tables.snapshots.pin(anew.pinning)).snapshot_id) == {}
 
 
+@pytest.mark.parametrize("is_dropped", [True, False], ids=["dropped", "directory removed first"])
+async def test_a_read_that_fails_because_its_view_is_gone_reports_no_damage(
+    tables: Tables, is_dropped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
+    async with tables.snapshots.reading(pinned.snapshot_id, TABLE, [0]) as reader:
+        view = reader._view
+        if is_dropped:
+            await tables.drop(TABLE)
+        else:
+            view.directory.remove(tables.snapshots._views._trash)
+            with pytest.raises(SnapshotLost, match=f"the snapshot view {view.view_id} is gone"):
+                await view.open_buckets([1])
+        reason = TableNotFound if is_dropped else SnapshotLost
+        assert isinstance(reader.record_error(0, DataLoss("a file is missing")), reason)
+        assert isinstance(reader.record_base_error([0], 0, DataLoss("a file is missing")), reason)
+        assert view._damaged_bases == set()
+    assert "DATA_LOSS" not in caplog.text
+    assert "no longer read" not in caplog.text
+
+
 async def test_a_drop_beside_pins_ends_all_of_them(tables: Tables, tmp_path: Path) -> None:
     table = tables.table(TABLE)
     pins = [asyncio.create_task(tables.snapshots.pin(table.pinning)) for _ in range(5)]
