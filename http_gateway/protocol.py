@@ -18,13 +18,13 @@ from http_gateway.answers import ABORT, KNOWN
 from http_gateway.limited_log import LimitedLog
 from http_gateway.strict_requests import RequestRefused, StrictConnection
 from scankv.model.forwarded_peers import peer_text
-from scankv.model.networks import network_of
 
 if TYPE_CHECKING:
     import asyncio
 
     from starlette.types import Receive, Scope, Send
 
+    from http_gateway.connections import Connections
     from http_gateway.settings import GatewaySettings
 
 _malformed = LimitedLog(logging.getLogger(__name__))
@@ -34,16 +34,13 @@ class GuardedProtocol(H11Protocol):
     """One connection. It is ended if a request does not arrive in time, or if an answer is not read.
 
     uvicorn waits without a limit for the first request, for the rest of a request, and for a reader that takes nothing.
-
-    Attributes:
-        is_known: Whether it has had an authenticated call; on a server without tokens, any call.
     """
 
-    def __init__(self, settings: GatewaySettings, **uvicorns: Any) -> None:  # noqa: ANN401
+    def __init__(self, settings: GatewaySettings, open_connections: Connections, **uvicorns: Any) -> None:  # noqa: ANN401
         super().__init__(**uvicorns)
         self.conn = self._requests = StrictConnection()
         self._settings = settings
-        self.is_known = False
+        self._open_connections = open_connections
         self._application = self.app
         self.app = self._serve
         self._request_timer: asyncio.TimerHandle | None = None
@@ -65,26 +62,27 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._settings.max_connections or self._has_too_many():
-            transport.abort()
-            return
+        self._open_connections.hand_over(self._file_number, self)
         # What the reader has not taken counts at once, not only beyond a mark. With 0, asyncio's TLS pauses for ever.
         transport.set_write_buffer_limits(high=1, low=0)
         self._await_request()
 
-    def _has_too_many(self) -> bool:
-        """Whether the address has too many connections without an authenticated call, which would keep others away."""
-        others = (each for each in self.connections if isinstance(each, GuardedProtocol) and not each.is_known)
-        network = self._network
-        unknown = sum(each._network == network for each in others)
-        return unknown > self._settings.max_unknown_connections
-
     @property
-    def _network(self) -> str:
-        return network_of(self.client[0]) if self.client else ""
+    def _file_number(self) -> int:
+        raw = self.transport.get_extra_info("socket")
+        return -1 if raw is None else int(raw.fileno())
 
     def _record_known(self) -> None:
-        self.is_known = True
+        """Records an authenticated call; on a server without tokens, any call."""
+        self._open_connections.forget_unknown(self._file_number)
+
+    def awaits_request(self) -> bool:
+        """Whether the request has not arrived completely."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    def end(self) -> None:
+        """Ends the connection, whatever it has not sent."""
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
@@ -93,7 +91,7 @@ class GuardedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         # The timer runs from the first byte of a request to its last one, whatever arrives in between.
-        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+        if self.awaits_request():
             if self._request_timer is None:
                 self._await_request()
         elif self._request_timer is not None:

@@ -14,6 +14,7 @@ import uvicorn
 from aio_client import Client, ClientConfig, Tls
 from aio_client._transport.tokens import CallerToken
 from http_gateway.app import Application
+from http_gateway.connections import Connections, CountingListener
 from http_gateway.console.session_files import SessionFiles
 from http_gateway.gateway import Bound, Gateway
 from http_gateway.limits import MAX_DOWNLOADS, MAX_EVENT_STREAMS
@@ -115,6 +116,7 @@ class _Server(uvicorn.Server):
             )
         )
         self._settings = settings
+        self._connections = Connections(settings)
         self._tls = https_context(settings) if settings.is_encrypted else None
 
     @contextmanager
@@ -128,14 +130,20 @@ class _Server(uvicorn.Server):
         limit = None if self._tls is None else self._settings.request_seconds
         self.servers = [
             await loop.create_server(
-                self._protocol, sock=listener, ssl=self._tls, ssl_handshake_timeout=limit, backlog=_BACKLOG
+                self._protocol,
+                sock=CountingListener(listener, self._connections),
+                ssl=self._tls,
+                ssl_handshake_timeout=limit,
+                backlog=_BACKLOG,
             )
             for listener in sockets or ()
         ]
         self.started = True
 
     def _protocol(self) -> GuardedProtocol:
-        return GuardedProtocol(self._settings, config=self.config, server_state=self.server_state, app_state={})
+        return GuardedProtocol(
+            self._settings, self._connections, config=self.config, server_state=self.server_state, app_state={}
+        )
 
 
 @contextmanager

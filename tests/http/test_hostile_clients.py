@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from http_gateway.limited_log import LimitedLog
+from tests.support.certificates import Authority
 from tests.support.gateway import GatewayProcess, HttpCaller, target
 from tests.support.waiting import wait_until
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
 
 REQUEST_SECONDS = 1.5
+CLIENT_HELLO = bytes.fromhex("160301020001000200fc0303") + bytes(32)
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +118,52 @@ def test_more_connections_than_allowed_are_closed_and_the_others_served(impatien
 def test_an_address_has_few_connections_without_a_call_of_the_server(shared_server: ServerProcess) -> None:
     with GatewayProcess(shared_server.url, max_unknown_connections=5) as gateway, ExitStack() as stack:
         known, *unknown = [stack.enter_context(opened(gateway)) for _ in range(5)]
-        assert ends(stack.enter_context(opened(gateway)))
+        assert answer_of(known, "/v1/tables")
+        # The place of the known one is free, and the oldest of the others ends for each that is too many.
+        newer = [stack.enter_context(opened(gateway)) for _ in range(3)]
+        assert [ends(each) for each in unknown[:2]] == [True, True]
+        for connection, path in ((unknown[2], "/healthz"), (unknown[3], "/nothing"), *((each, "/") for each in newer)):
+            assert answer_of(connection, path)
         # From another address.
         assert HttpCaller(gateway.port, source="127.0.0.2").get("/healthz").status == 200
-        for connection, path in ((unknown[0], "/healthz"), (unknown[1], "/nothing"), (known, "/v1/tables")):
-            assert answer_of(connection, path)
-        # The place of the known one is free.
-        assert answer_of(stack.enter_context(opened(gateway)), "/healthz")
-        assert ends(stack.enter_context(opened(gateway)))
+        assert answer_of(known, "/v1/tables")
+
+
+def test_a_flood_from_one_address_keeps_no_other_caller_behind_it_away(shared_server: ServerProcess) -> None:
+    with GatewayProcess(shared_server.url, max_unknown_connections=5) as gateway, ExitStack() as stack:
+        for _ in range(20):
+            flood = [stack.enter_context(opened(gateway)) for _ in range(5)]
+            assert gateway.get("/v1/tables").status == 200
+        assert ends(flood[0])
+
+
+def test_tls_handshakes_that_stop_count_as_connections_of_their_address(
+    shared_server: ServerProcess, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("gateway", "localhost")
+    with (
+        GatewayProcess(
+            shared_server.url,
+            max_unknown_connections=5,
+            request_seconds=600.0,
+            tls_certificate=str(certificate),
+            tls_key=str(key),
+        ) as gateway,
+        ExitStack() as stack,
+    ):
+        flood = [stack.enter_context(opened(gateway)) for _ in range(20)]
+        for connection in flood:
+            with suppress(OSError):  # The gateway may have ended it.
+                connection.sendall(CLIENT_HELLO[: len(CLIENT_HELLO) // 2])
+        assert all(ends(connection) for connection in flood[:15])
+        context = ssl.create_default_context(cafile=authority.path)
+        assert HttpCaller(gateway.port, tls=context).get("/healthz").status == 200
+        assert ends(flood[15])
+        # None of the others ends before its time.
+        flood[19].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            ends(flood[19])
 
 
 def answer_of(connection: socket.socket, path: str) -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from tests.support.http2 import begin_call, frame
+from tests.support.http2 import begin_call, frame, send_message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -38,7 +38,9 @@ class Flood:
         host, _, port = self._address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(_PREFACE)
-        if number % 2:
+        if self._metadata:
+            writer.write(begin_call(1, LIST, dict(self._metadata)) + send_message(1, b""))
+        elif number % 2:
             writer.write(begin_call(1, HEALTH))
         while await reader.read(4096):
             pass
@@ -62,6 +64,38 @@ class Flood:
         """Makes a call with an empty message."""
         await self._channels[number % 4].unary_unary(self._path(number))(b"", timeout=20, metadata=self._metadata)
 
+    async def http_connections(self, number: int) -> None:
+        """Keeps a connection to the gateway after a request, or without one."""
+        await self._send_http(b"GET", b"" if self._metadata or number % 2 else None)
+
+    async def http_half_open(self, _: int) -> None:
+        """Begins a request to the gateway whose body does not come."""
+        await self._send_http(b"POST", b"", announced=1000)
+
+    async def http_large_bodies(self, _: int) -> None:
+        """Sends 31 MB to the gateway."""
+        await self._send_http(b"POST", BODY, announced=len(BODY))
+
+    async def http_small_requests(self, _: int) -> None:
+        """Makes a request to the gateway."""
+        await self._send_http(b"GET", b"", ends=True)
+
+    async def _send_http(self, method: bytes, body: bytes | None, *, announced: int = 0, ends: bool = False) -> None:
+        """Sends a request, or none if `body` is None, and reads until the gateway ends the connection."""
+        host, _, port = self._address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            if body is not None:
+                lines = [method + b" /v1/tables HTTP/1.1", b"Host: localhost", b"Content-Length: %d" % announced]
+                lines += [f"{name}: {value}".encode() for name, value in self._metadata]
+                lines += [b"Connection: close"] * ends
+                writer.write(b"\r\n".join([*lines, b"", body]))
+                await writer.drain()
+            while await reader.read(4096):
+                pass
+        finally:
+            writer.close()
+
     def _path(self, number: int) -> str:
         return self._paths[number % len(self._paths)]
 
@@ -72,6 +106,10 @@ KINDS: Final[dict[str, tuple[Callable[[Flood, int], Awaitable[None]], int, float
     "half-open calls": (Flood.half_open, 12, 0.1),
     "large bodies": (Flood.large_bodies, 3, 0.0),
     "small calls": (Flood.small_calls, 6, 0.01),
+    "http connections": (Flood.http_connections, 300, 0.1),
+    "http half-open requests": (Flood.http_half_open, 300, 0.1),
+    "http large bodies": (Flood.http_large_bodies, 3, 0.1),
+    "http small requests": (Flood.http_small_requests, 6, 0.01),
 }
 """What one attacker does again and again, how many do it at once, and for how many seconds each pauses."""
 
