@@ -228,3 +228,35 @@ def many_small_batches(batches: int) -> bytes:
     """Returns a stream of very many batches of one row."""
     schema_message, batch_message = split(ipc_stream(SCHEMA, good_batch(1)))
     return joined([schema_message, *([batch_message] * batches)])
+
+
+def expanding_request(*, hides_compression: bool) -> bytes:
+    """Returns under 1 MiB of compressed rows, which state that they expand to 1 GiB.
+
+    Args:
+        hides_compression: Name the compression only in metadata, as Arrow 0.17 did and Arrow still reads.
+    """
+    schema = pa.schema([("k", pa.int64())])
+    batch = pa.RecordBatch.from_arrays([pa.array([0] * 100_000, pa.int64())], schema=schema)
+    sink = pa.BufferOutputStream()
+    metadata = {"ARROW:experimental_compression": "zstd"} if hides_compression else None
+    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4, compression="zstd")
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        writer.write_batch(batch, custom_metadata=metadata)
+    data = bytearray(sink.getvalue())
+    stated = struct.pack("<q", batch.nbytes)
+    assert data.count(stated + b"\x28\xb5\x2f\xfd") == 1, "before the magic number of zstd"
+    data = data.replace(stated + b"\x28\xb5\x2f\xfd", struct.pack("<q", 1 << 30) + b"\x28\xb5\x2f\xfd")
+    if hides_compression:
+        message = 16 + struct.unpack_from("<i", data, 4)[0]
+        header = _flatbuffer_field(data, message + struct.unpack_from("<I", data, message)[0], 2)[1]
+        struct.pack_into(
+            "<H", data, _flatbuffer_field(data, header + struct.unpack_from("<I", data, header)[0], 3)[0], 0
+        )
+    return bytes(data)
+
+
+def _flatbuffer_field(data: bytearray, table: int, number: int) -> tuple[int, int]:
+    """Returns where a table says where a field is, and where the field is."""
+    slot = int(table - struct.unpack_from("<i", data, table)[0] + 4 + 2 * number)
+    return slot, table + int(struct.unpack_from("<H", data, slot)[0])

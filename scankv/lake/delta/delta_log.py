@@ -27,6 +27,31 @@ _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _ACTIONS: Final = ("protocol", "metaData", "add", "remove")
 _MAPS: Final = ("partitionValues", "tags", "configuration", "options")
 
+_FIELDS: Final[dict[str, tuple[type, ...]]] = {
+    "path": (str,),
+    "size": (int,),
+    "deletionTimestamp": (int,),
+    "stats": (str,),
+    "tags": (dict,),
+    "partitionValues": (dict,),
+    "configuration": (dict,),
+    "deletionVector": (dict,),
+    "storageType": (str,),
+    "pathOrInlineDv": (str,),
+    "offset": (int,),
+    "sizeInBytes": (int,),
+    "cardinality": (int,),
+    "readerFeatures": (list,),
+    "writerFeatures": (list,),
+}
+"""The fields that we read, with their types. Each may also be missing or null, unless it is in `_REQUIRED`."""
+
+_REQUIRED: Final = {
+    "add": ("path", "size", "partitionValues"),
+    "remove": ("path",),
+    "deletionVector": ("storageType", "pathOrInlineDv", "sizeInBytes", "cardinality"),
+}
+
 Action = dict[str, Any]
 
 
@@ -135,6 +160,9 @@ def read_commit(location: LakeLocation, version: int) -> list[Action]:
         actions = [json.loads(line) for line in content.splitlines() if line.strip()]
         if not all(isinstance(action, dict) for action in actions):
             raise ValueError("a line is not an object")
+        for action in actions:
+            for name in (*_ACTIONS, "commitInfo"):
+                _check_fields(name, action.get(name))
         return actions
     except (ValueError, RecursionError) as error:
         raise _damaged(location, f"{path}: {error}") from error
@@ -194,6 +222,22 @@ def _with_maps(action: Action) -> Action:
         elif value is not None:
             found[name] = dict(value) if name in _MAPS else value
     return found
+
+
+def _check_fields(name: str, value: object) -> None:
+    """Raises ValueError, with the name of the field, if an object of the log has not the form that we read."""
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object, not {value!r:.40}")
+    for field_name in _REQUIRED.get(name, ()):
+        if value.get(field_name) is None:
+            raise ValueError(f"{name} lacks {field_name}")
+    for field_name, types in _FIELDS.items():
+        found = value.get(field_name)
+        if found is not None and type(found) not in types:
+            raise ValueError(f"{field_name} of {name} must be of type {types[0].__name__}, not {found!r:.40}")
+    _check_fields("deletionVector", value.get("deletionVector"))
 
 
 def _damaged(location: LakeLocation, what: str) -> LakeDamaged:

@@ -133,7 +133,11 @@ class DeltaLakeTable(LakeTable):
         if log is None:
             return 0
         now = time.time()
-        recent = [each for each in log.removes.values() if now - each["deletionTimestamp"] / 1000 < self.keep_seconds]
+        recent = [
+            each
+            for each in log.removes.values()
+            if now - (each.get("deletionTimestamp") or 0) / 1000 < self.keep_seconds
+        ]
         kept = {path for each in (*log.adds.values(), *recent) for path in _paths_of(each)}
         deleted = 0
         for stored in (each for directory in ("", DIRECTORY, LOG) for each in self.location.list(directory)):

@@ -24,6 +24,7 @@ from streaming_server.engine.backups.restored_transactions import write_transact
 from streaming_server.engine.backups.stored_consumers import consumers_by_part
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_token import parse_log_token
+from streaming_server.storage.backup.backup_store import MAX_PACK_BYTES
 from streaming_server.storage.backup.stored_fields import translate_unusable
 from streaming_server.storage.bucket.bucket_state import BucketState, load_state
 from streaming_server.storage.bucket.service_times import shift_service_times
@@ -299,7 +300,7 @@ class _Restore:
         for number in table.states:
             (draft / "buckets" / f"{number:04}").mkdir(parents=True)
         (draft / "buckets").mkdir(parents=True, exist_ok=True)
-        packs = {name: self._store.read_object(name) for name in {each.pack for each in table.files if each.pack}}
+        packs = {name: self._store.read_object(name, size) for name, size in _pack_sizes(table).items()}
         with ThreadPoolExecutor(_AT_ONCE, "restore") as threads:
             for _ in threads.map(lambda file: self._write(file, packs, draft), table.files):
                 pass
@@ -387,6 +388,21 @@ def _ends_passed(offsets: Mapping[int, int], states: Mapping[int, BucketState]) 
         for bucket, offset in offsets.items()
         if offset > ends[bucket] or count_of(offset) > count_of(ends[bucket])
     }
+
+
+def _pack_sizes(table: StoredTable) -> dict[str, int]:
+    """Returns the bytes of each pack of a table. Raises DataLoss if a pack would have more than it may."""
+    sizes: dict[str, int] = {}
+    for file in table.files:
+        if file.pack:
+            sizes[file.pack] = max(sizes.get(file.pack, 0), file.offset + file.size)
+    for name, size in sizes.items():
+        if size > MAX_PACK_BYTES:
+            raise DataLoss(
+                f'the backup says that the pack {name} of the table "{table.name}" has {size:,} bytes; the limit is '
+                f"{MAX_PACK_BYTES:,}: ScanKV has not written this, so restore another backup"
+            )
+    return sizes
 
 
 def _write_watermark(path: Path, offset: int) -> None:

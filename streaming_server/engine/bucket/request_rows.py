@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -12,6 +12,9 @@ from scankv.model.types.conform import check_batch, check_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_FORMER_COMPRESSION: Final = b"ARROW:experimental_compression"
+"""Arrow still decompresses a batch of format version 4 that names its compression in metadata with this key."""
 
 
 def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = None) -> pa.RecordBatch:
@@ -133,12 +136,14 @@ def _plain_batches(data: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether a record batch message names a body compression.
+    """Whether a record batch message names a body compression, in its header or as Arrow 0.17 did.
 
     Reads two flatbuffer tables: `Message` (field 2 is the header) and in it `RecordBatch` (field 3 is the compression),
     as laid out in Arrow's `format/Message.fbs`.
     """
     data = memoryview(metadata)
+    if _FORMER_COMPRESSION in bytes(data):
+        return True
 
     def u32(position: int) -> int:
         return int.from_bytes(data[position : position + 4], "little")

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 1 << 20
 """How much of a file is in memory at once."""
 
+MAX_PACK_BYTES: Final = 1 << 30
+"""The largest object with small files of a bucket. Each has up to 1 MiB, and a bucket has a few dozen."""
+
 MAX_JSON_BYTES: Final = 1 << 30
 """The largest manifest or segment. The manifest of a backup of a million files has about half as much."""
 
@@ -121,9 +124,9 @@ class BackupStore:
         """Stores an object durably. The caller knows the SHA-256 of the content."""
         self._put(_object(sha256), content)
 
-    def read_object(self, sha256: str) -> bytes:
-        """Returns a small object. Raises DataLoss if it is missing or differs."""
-        content = self._read(_object(sha256))
+    def read_object(self, sha256: str, most_bytes: int) -> bytes:
+        """Returns a small object. Raises DataLoss if it is missing or differs, or has more than `most_bytes`."""
+        content = self._read(_object(sha256), most_bytes)
         if hashlib.sha256(content).hexdigest() != sha256:
             raise self.damaged(sha256)
         return content
@@ -302,13 +305,11 @@ class BackupStore:
             )
         self._put(name, data)
 
-    def _read(self, name: str, most_bytes: int | None = None) -> bytes:
+    def _read(self, name: str, most_bytes: int) -> bytes:
         """Returns a file. Raises DataLoss if it is missing, or has more than `most_bytes`."""
         content = bytearray()
         try:
             with self._files.open_input_stream(f"{self._root}/{name}") as stream:
-                if most_bytes is None:
-                    return bytes(stream.read())
                 while len(content) <= most_bytes and (piece := stream.read(PIECE_BYTES)):
                     content += piece
             if len(content) > most_bytes:

@@ -33,7 +33,7 @@ from streaming_server.engine.backups.backups import complete
 from streaming_server.engine.backups.restore import restore_all, restore_tables
 from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import BackupManifest, find_backup, read_manifest
-from streaming_server.storage.backup.backup_store import BackupStore
+from streaming_server.storage.backup.backup_store import MAX_PACK_BYTES, BackupStore
 from streaming_server.storage.backup.claims import Claim
 from streaming_server.storage.backup.prune import prune
 from streaming_server.storage.backup.verify import verify
@@ -491,7 +491,7 @@ def test_a_backup_whose_objects_were_removed_is_not_completed(tmp_path: Path) ->
     claim = Claim(store, "create", against="prune", clock=lambda: 0.0)
     claim.take()
     removed = next(iter(manifest.objects))
-    content = store.read_object(removed)
+    content = store.read_object(removed, MAX_PACK_BYTES)
     store.remove_object(removed)
     with pytest.raises(BackupFailed, match="create it again"):
         complete(store, manifest, claim)
@@ -557,8 +557,9 @@ def test_a_manifest_that_contradicts_its_files_or_itself_is_refused(tmp_path: Pa
     store, manifest = latest(tmp_path / "backups")
     table = manifest.tables[0]
     sizes = [replace(table, files=(replace(file, size=file.size + 1),)) for file in table.files]
-    for beyond in [*sizes, replace(table, files=(replace(table.files[0], size=2**60),))]:
-        with pytest.raises(DataLoss, match="damaged"):
+    huge = replace(table, files=(replace(table.files[0], size=2**60),))
+    for beyond in [*sizes, huge]:
+        with pytest.raises(DataLoss, match=r"damaged|has more than|the limit is"):
             restore_all(store, plan_backup(replace(manifest, tables=(beyond,))), tmp_path / "restored")
     content = manifest.to_json()
     (stored,) = content["tables"]
@@ -581,6 +582,24 @@ def test_a_manifest_that_contradicts_its_files_or_itself_is_refused(tmp_path: Pa
     path.write_text("[" * 100_000)
     with pytest.raises(DataLoss, match="cannot be read"):
         read_manifest(store, manifest.backup_id)
+
+
+def test_a_pack_is_read_only_up_to_what_the_manifest_and_the_limit_allow(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        create_scores(client, buckets=1)
+        client.create_backup()
+    store, manifest = latest(tmp_path / "backups")
+    table = manifest.tables[0]
+    (pack,) = {file.pack for file in table.files if file.pack}
+    files = tuple(replace(file, offset=MAX_PACK_BYTES) if file.pack else file for file in table.files)
+    beyond = replace(manifest, tables=(replace(table, files=files),))
+    with pytest.raises(DataLoss, match=f"pack {pack} .* the limit is 1,073,741,824"):
+        restore_all(store, plan_backup(beyond), tmp_path / "a")
+    with (tmp_path / "backups" / "objects" / pack[:2] / pack).open("ab") as file:
+        # Without blocks on the disk.
+        file.truncate(1 << 40)
+    with pytest.raises(DataLoss, match=f"{pack} in .* has more than"):
+        restore_all(store, plan_backup(manifest), tmp_path / "b")
 
 
 def test_a_part_of_an_archive_beyond_its_file_takes_no_memory(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.support.hostile_requests import (
     binary_bomb,
     bomb_schema,
     bool_bomb,
+    expanding_request,
     good_batch,
     good_request,
     hostile_requests,
@@ -32,6 +33,16 @@ def test_good_requests_are_taken() -> None:
     assert exact_rows(read_request(two, SCHEMA)) == exact_rows(good_batch().slice(1))
     assert read_request(ipc_stream(SCHEMA), SCHEMA).num_rows == 0
     assert read_request(many_small_batches(2000), SCHEMA).num_rows == 2000
+
+
+def test_a_short_request_that_expands_to_a_gibibyte_is_refused_before_it_is_decompressed() -> None:
+    pool = pa.default_memory_pool()
+    most = pool.max_memory()
+    for data in (expanding_request(hides_compression=hides) for hides in (False, True)):
+        assert len(data) < 1 << 20
+        with pytest.raises(InvalidRequest, match="is compressed: send it"):
+            read_request(data, pa.schema([("k", pa.int64())]))
+    assert pool.max_memory() < most + (1 << 29)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -72,3 +72,12 @@ def test_a_file_whose_statistics_are_nested_too_deeply_is_that_of_another_progra
 def test_offsets_that_are_nested_too_deeply_are_refused() -> None:
     with pytest.raises(UsageError, match="is not the JSON form of LogOffsets"):
         LogOffsets.from_json(DEEP)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("path", 7), ("path", None), ("size", "1"), ("tags", []), ("deletionVector", {"offset": "x"})]
+)
+def test_a_field_of_the_log_with_another_type_is_damaged(tmp_path: Path, field: str, value: Any) -> None:
+    write(LakeLocation(str(tmp_path)), commit_path(0), commit(STATE.to_properties(), **{field: value}))
+    with pytest.raises(LakeDamaged, match=f"json: .*{field}"):
+        open_lake_table(str(tmp_path), "delta").load()
