@@ -91,8 +91,8 @@ class LocateTransactionResponse(_message.Message):
 
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The tables to which an open transaction has staged something there, and the principal that it belongs to. Empty: to
-        nobody.
+        """The tables of which the worker knows that the transaction writes to them, and the principal that it belongs to.
+        Empty: to nobody.
         """
 
     def __init__(

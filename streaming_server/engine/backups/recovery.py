@@ -256,6 +256,8 @@ def _is_pending(records: Sequence[dict[str, Any]], table: TableDefinition) -> bo
     pending: dict[str, set[str]] = {}
     for record in records:
         for kind, content in record.items():
+            if kind == "principal":
+                continue
             if kind in ("decided", "prepared"):
                 pending[content["token"]] = set(map(incarnation_of, content["tables"].values()))
             elif kind != "log":
@@ -274,7 +276,8 @@ def _rename_commits(directory: Path, new: Mapping[str, str]) -> None:
     """
     with suppress(DataLoss), closing(TransactionLog(directory)) as log:
         records = [
-            {"done": with_incarnations(record["done"], new)} if "done" in record else record for record in log.records
+            {**record, "done": with_incarnations(record["done"], new)} if "done" in record else record
+            for record in log.records
         ]
         if records != log.records:
             log.rewrite(records)

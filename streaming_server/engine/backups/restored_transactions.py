@@ -14,7 +14,7 @@ from scankv.model.names import table_of
 from scankv.model.tables.schema import incarnation_of
 from streaming_server.engine.transactions.worker_logs import is_remembered_by
 from streaming_server.storage.tables.placement import ALONE, Placement
-from streaming_server.storage.transactions.decisions import CommittedTransaction, with_incarnations
+from streaming_server.storage.transactions.decisions import CommittedTransaction, record_of, with_incarnations
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
@@ -100,11 +100,12 @@ def _extend(log: TransactionLog, epoch: int, names: Collection[str], committed: 
     records, next_number = list[dict[str, Any]](), 0
     applied = {each["done"]["token"] for each in log.records if "done" in each}
     for record in log.records:
-        [(kind, value)] = record.items()
-        if kind == "log":
-            epoch, next_number = value["epoch"], max(next_number, value["next"])
+        if "log" in record:
+            epoch, next_number = record["log"]["epoch"], max(next_number, record["log"]["next"])
             continue
-        if kind != "undone":
+        if "undone" not in record:
+            (kind,) = record.keys() & {"decided", "prepared", "done"}
+            value = record[kind]
             next_number = max(next_number, value["number"] + 1)
             is_gone = kind == "done" and any(table_of(name) in names for name in value["tables"])
             if is_gone or (kind != "done" and value["token"] in applied):
@@ -118,6 +119,6 @@ def _extend(log: TransactionLog, epoch: int, names: Collection[str], committed: 
     added = [each for each in committed if each["micros"] > last.get(each["id"].rpartition(":")[0], -1)]
     if not added and len(records) == sum("log" not in each for each in log.records):
         return
-    records += [{"done": {**each, "number": next_number + index}} for index, each in enumerate(added)]
+    records += [record_of("done", {**each, "number": next_number + index}) for index, each in enumerate(added)]
     head = {"log": {"epoch": epoch, "next": next_number + len(added)}}
     log.rewrite([head, *records])

@@ -235,6 +235,7 @@ class CommitCoordinator:
                     files=tuple((part.number, part.requests) for part in parts),
                     buckets={name: tuple(sorted(touched[name].buckets)) for name in tables},
                     writer=transaction.options.writer,
+                    principal=transaction.principal,
                 )
                 decision = await self._agree_and_decide(decision, agreement, parts, buckets)
                 if decision.unacknowledged:

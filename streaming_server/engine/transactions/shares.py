@@ -49,7 +49,12 @@ class TransactionShares:
         self._transactions.check_log()
         committed = self._transactions.find_committed(token, id_)
         if committed is not None:
-            return TransactionPlace(is_committed=True, coordinator=committed.coordinator)
+            return TransactionPlace(
+                is_committed=True,
+                coordinator=committed.coordinator,
+                tables=frozenset(committed.tables),
+                principal=committed.principal,
+            )
         transaction = self._transactions.find(token)
         tables, principal = frozenset[str](), ""
         if transaction is not None:
@@ -61,8 +66,8 @@ class TransactionShares:
                     is_committed=True,
                     coordinator=decision.coordinator,
                     sizes=_sizes_of(transaction),
-                    tables=tables,
-                    principal=principal,
+                    tables=frozenset(decision.tables),
+                    principal=decision.principal,
                 )
         if transaction is None:
             return TransactionPlace()

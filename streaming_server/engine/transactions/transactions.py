@@ -18,7 +18,7 @@ from scankv.model.errors import (
     TransactionCommitted,
     Unavailable,
 )
-from streaming_server.access.owners import new_owner, share_refusal
+from streaming_server.access.owners import new_owner, owner_check, share_refusal
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
@@ -338,7 +338,7 @@ class Transactions:
 
         Raises:
             InvalidRequest: The id or the time to live is not allowed.
-            PermissionDenied: An open transaction of this id belongs to another principal.
+            PermissionDenied: A transaction of this id, open or committed, belongs to another principal.
             TooManyTransactions: The limit of the server, or of the principal, of open transactions is reached.
             TransactionCommitted: The call is late: the transaction is committed, and another worker knows its id.
         """
@@ -353,6 +353,7 @@ class Transactions:
                 await self._settle(before)
             committed = self._committed.find("", options.id)
             if committed is not None:
+                _check_owner(committed)
                 return committed
             self.check_not_stuck("", options.id)
         self._check_not_committed(token)
@@ -444,6 +445,7 @@ class Transactions:
         self.check_log()
         committed = self._committed.find(token, id_)
         if committed is not None:
+            _check_owner(committed)
             return committed
         self.check_not_stuck(token, id_)
         transaction = self._open.get(token)
@@ -608,10 +610,11 @@ class Transactions:
                 raise copy(error)
 
     def check_not_stuck(self, token: str, id_: str) -> None:
-        """Raises the reason if a committed transaction is stuck, or in doubt."""
+        """Raises the reason if a committed transaction is stuck, or in doubt; PermissionDenied if it is another's."""
         for decision in self.decided:
             stuck = self._coordinator.stuck.get(decision.token)
             if stuck is not None and (decision.token == token or (id_ and decision.id == id_)):
+                _check_owner(decision)
                 raise copy(stuck)
 
     async def abort(self, token: str) -> None:
@@ -680,3 +683,8 @@ class Transactions:
                 continue
             _log.info("the transaction %s has expired", transaction.token)
             await self._end(transaction)
+
+
+def _check_owner(transaction: Decision | CommittedTransaction) -> None:
+    """Raises PermissionDenied if it belongs to another principal, and the caller is no admin of its tables."""
+    owner_check(f"the transaction {transaction.id or transaction.token}", transaction.tables)(transaction.principal)

@@ -87,7 +87,7 @@ class TransactionPlace:
         coordinator: The worker that knows more of a committed transaction. None: this one.
         remaining: For how many more seconds an open transaction lives there.
         owns_job: Whether the worker owns the table of its job.
-        tables: The tables to which it has staged something there, unless it is applied.
+        tables: The tables of which the worker knows that it writes to them.
         principal: The principal that it belongs to. Empty: to nobody, or the worker does not know.
     """
 

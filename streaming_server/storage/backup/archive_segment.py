@@ -10,7 +10,12 @@ from scankv.model.errors import DataLoss, NewerFormat
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import StoredTimes
 from streaming_server.storage.backup.backup_store import instant_id
-from streaming_server.storage.backup.stored_fields import check_fields, translate_unreadable
+from streaming_server.storage.backup.stored_fields import (
+    check_fields,
+    commits_from_json,
+    commits_to_json,
+    translate_unreadable,
+)
 from streaming_server.storage.tables.consumers import ConsumerRecord
 
 if TYPE_CHECKING:
@@ -166,7 +171,7 @@ class ArchiveSegment:
             "times": self.times.to_json(),
             "changes": [change.to_json() for change in self.changes],
             "consumers": {table: [one.to_json() for one in each] for table, each in self.consumers.items()},
-            "committed": list(self.committed),
+            **commits_to_json(self.committed),
             "buckets": {
                 table: {str(number): asdict(bucket) for number, bucket in buckets.items()}
                 for table, buckets in self.buckets.items()
@@ -193,7 +198,7 @@ class ArchiveSegment:
                 table: tuple(check_fields(ConsumerRecord.from_json(one)) for one in each)
                 for table, each in values["consumers"].items()
             },
-            committed=tuple(values["committed"]),
+            committed=commits_from_json(values),
             buckets={
                 table: {
                     int(number): BucketSegment(

@@ -13,7 +13,12 @@ from scankv.model.limits import MAX_BUCKETS
 from scankv.model.names import TableName, table_of, tablet_number
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import StoredTimes
-from streaming_server.storage.backup.stored_fields import check_fields, translate_unreadable
+from streaming_server.storage.backup.stored_fields import (
+    check_fields,
+    commits_from_json,
+    commits_to_json,
+    translate_unreadable,
+)
 from streaming_server.storage.bucket.bucket_state import BucketState
 from streaming_server.storage.tables.consumers import ConsumerRecord
 
@@ -155,7 +160,7 @@ class BackupManifest:
         directory_format: The format of the data directory.
         times: The clock of the server.
         epoch: The epoch of the transaction log.
-        committed: The remembered commits of transactions, as the transaction log stores them.
+        committed: The remembered commits of transactions, as `CommittedTransaction.to_json` returns them.
         tables: The tables, by name, ascending.
         left_out: Why tables are not in the backup, by name.
         new_bytes: The bytes of the files that no earlier backup had.
@@ -208,7 +213,7 @@ class BackupManifest:
             "directory_format": self.directory_format,
             "times": self.times.to_json(),
             "epoch": self.epoch,
-            "committed": list(self.committed),
+            **commits_to_json(self.committed),
             "tables": [table.to_json() for table in self.tables],
             "left_out": dict(self.left_out),
             "new_bytes": self.new_bytes,
@@ -227,7 +232,7 @@ class BackupManifest:
             directory_format=values["directory_format"],
             times=check_fields(StoredTimes.from_json(values["times"])),
             epoch=values["epoch"],
-            committed=tuple(values["committed"]),
+            committed=commits_from_json(values),
             tables=tuple(map(StoredTable.from_json, values["tables"])),
             left_out=values["left_out"],
             new_bytes=values["new_bytes"],

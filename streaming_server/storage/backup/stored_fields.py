@@ -15,7 +15,7 @@ import pyarrow as pa
 from scankv.model.errors import DataLoss, NewerFormat, ScanKvError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
 _Stored = TypeVar("_Stored")
 
@@ -124,3 +124,21 @@ def translate_unusable(what: str) -> Iterator[None]:
         shown = f"{type(error).__name__}: {error}"
         _log.error("%s cannot be used: %s", what, shown, exc_info=error)
         raise DataLoss(f"{what} cannot be used, because it contradicts itself or its files ({shown})") from error
+
+
+def commits_to_json(committed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the fields with the commits of transactions.
+
+    Their principals stand apart, because version 0.1.0 could not read them among the other values.
+    """
+    return {
+        "committed": [{name: value for name, value in each.items() if name != "principal"} for each in committed],
+        "principals": {each["token"]: each["principal"] for each in committed if each.get("principal")},
+    }
+
+
+def commits_from_json(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Reads the result of `commits_to_json`, or the fields of an earlier version, which knew no principals."""
+    principals = dict(values.get("principals", {}))
+    owned = {token: {"principal": str(principal)} for token, principal in principals.items()}
+    return tuple({**each, **owned.get(each["token"], {})} for each in values["committed"])

@@ -71,6 +71,7 @@ class Decision:
         shares: What other worker processes have of the transaction. All other attributes are about this one.
         coordinator: The worker that decides. None: this one.
         attempt: Identifies the attempt to commit in which a share was prepared.
+        principal: The principal that the transaction belongs to. Empty: to nobody.
     """
 
     number: int
@@ -87,10 +88,11 @@ class Decision:
     shares: tuple[Share, ...] = ()
     coordinator: int | None = None
     attempt: str = ""
+    principal: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the stored form, without what only transactions of several worker processes have."""
-        return _without(asdict(self), {"shares": (), "coordinator": None, "attempt": ""})
+        """Returns the values for `record_of`, without what only transactions of several worker processes have."""
+        return _without(asdict(self), {"shares": (), "coordinator": None, "attempt": "", "principal": ""})
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Decision:
@@ -139,6 +141,7 @@ class Decision:
             tables=tables,
             log_offsets=log_offsets,
             coordinator=self.coordinator,
+            principal=self.principal,
         )
 
 
@@ -156,6 +159,7 @@ class CommittedTransaction:
         tables: The incarnations of the tables, by name.
         log_offsets: By table and bucket, the offset of the first change after the transaction.
         coordinator: The worker process that knows the complete answer; this one has a share of it. None: this one.
+        principal: The principal that the transaction belonged to. Empty: to nobody.
     """
 
     number: int
@@ -167,10 +171,11 @@ class CommittedTransaction:
     tables: Mapping[str, str]
     log_offsets: Mapping[str, Mapping[int, int]]
     coordinator: int | None = None
+    principal: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the stored form."""
-        return _without(asdict(self), {"coordinator": None})
+        """Returns the values for `record_of`."""
+        return _without(asdict(self), {"coordinator": None, "principal": ""})
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> CommittedTransaction:
@@ -186,6 +191,21 @@ class CommittedTransaction:
         """Returns the incarnation of a table that the transaction wrote to; empty if it did not write to the table."""
         found = (incarnation for name, incarnation in self.tables.items() if table_of(name) == table)
         return incarnation_of(next(found, ""))
+
+
+def record_of(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the record of a decision or a commit in the transaction log.
+
+    The principal stands beside the other values: version 0.1.0 ignores it there, and could not read it among them.
+    """
+    values = dict(values)
+    principal = values.pop("principal", "")
+    return {kind: values, "principal": principal} if principal else {kind: values}
+
+
+def values_of(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Returns the values of a record, as given to `record_of`."""
+    return {**record[kind], "principal": record.get("principal", "")}
 
 
 def with_incarnations(committed: Mapping[str, Any], new: Mapping[str, str]) -> dict[str, Any]:
@@ -257,18 +277,18 @@ class Decisions:
         if "log" in record:
             self.epoch, self._next = record["log"]["epoch"], record["log"]["next"]
         elif "decided" in record:
-            decision = Decision.from_json(record["decided"])
+            decision = Decision.from_json(values_of(record, "decided"))
             self.prepared.pop(decision.token, None)
             self.unfinished[decision.token] = decision
             self._next = max(self._next, decision.number + 1)
         elif "prepared" in record:
-            decision = Decision.from_json(record["prepared"])
+            decision = Decision.from_json(values_of(record, "prepared"))
             self.prepared[decision.token] = decision
             self._next = max(self._next, decision.number + 1)
         elif "undone" in record:
             self.prepared.pop(record["undone"], None)
         else:
-            committed = CommittedTransaction.from_json(record["done"])
+            committed = CommittedTransaction.from_json(values_of(record, "done"))
             self.unfinished.pop(committed.token, None)
             self.prepared.pop(committed.token, None)
             self._finished.append(committed)
@@ -286,7 +306,8 @@ class Decisions:
     @property
     def unwritten(self) -> list[CommittedTransaction]:
         """The applied transactions of which the log does not say so yet."""
-        return [CommittedTransaction.from_json(each["done"]) for each in list(self._unwritten) if "done" in each]
+        done = [values_of(each, "done") for each in list(self._unwritten) if "done" in each]
+        return [CommittedTransaction.from_json(each) for each in done]
 
     @property
     def is_uncertain(self) -> bool:
@@ -329,11 +350,11 @@ class Decisions:
         if not self._log.size:
             self._log.append({"log": {"epoch": self.epoch, "next": decision.number}}, sync=False)
         self._append_unwritten()
-        self._log.append({kind: decision.to_json()}, sync=True)
+        self._log.append(record_of(kind, decision.to_json()), sync=True)
 
     def record_done(self, committed: CommittedTransaction) -> None:
         """Records that a transaction was applied. `flush` or the next decision makes the record durable."""
-        self._unwritten.append({"done": committed.to_json()})
+        self._unwritten.append(record_of("done", committed.to_json()))
         self.unfinished.pop(committed.token, None)
 
     def record_applied(self, decision: Decision) -> None:
@@ -343,7 +364,7 @@ class Decisions:
         """
         if self.unfinished.get(decision.token) == decision:
             return
-        self._unwritten.append({"decided": decision.to_json()})
+        self._unwritten.append(record_of("decided", decision.to_json()))
         self.unfinished[decision.token] = decision
 
     def end(self, committed: CommittedTransaction) -> None:
@@ -355,7 +376,7 @@ class Decisions:
             DiskFull, OSError, Unavailable: Nothing was recorded; but see `is_uncertain`.
         """
         self._append_unwritten()
-        self._log.append({"done": committed.to_json()}, sync=True)
+        self._log.append(record_of("done", committed.to_json()), sync=True)
         self.unfinished.pop(committed.token, None)
         self.prepared.pop(committed.token, None)
 
@@ -388,9 +409,9 @@ class Decisions:
             DiskFull, OSError: The log is unchanged.
         """
         head = {"log": {"epoch": self.epoch, "next": self._next}}
-        open_ = [{"decided": decision.to_json()} for decision in list(self.unfinished.values())]
-        open_ += [{"prepared": decision.to_json()} for decision in list(self.prepared.values())]
-        self._log.rewrite([head, *({"done": each.to_json()} for each in remembered), *open_])
+        open_ = [record_of("decided", decision.to_json()) for decision in list(self.unfinished.values())]
+        open_ += [record_of("prepared", decision.to_json()) for decision in list(self.prepared.values())]
+        self._log.rewrite([head, *(record_of("done", each.to_json()) for each in remembered), *open_])
         self._kept_bytes = self._log.size
 
     def continue_after(self, epoch: int, next_number: int) -> None:

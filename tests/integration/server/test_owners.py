@@ -453,6 +453,30 @@ def test_no_other_principal_ends_or_commits_a_transaction_whose_id_and_token_it_
     assert scene.twin(f"{service}/CommitTransaction", token=held["token"], id=held["id"]).rows == 8
 
 
+@pytest.mark.parametrize("same_attempt", [True, False])
+def test_the_id_of_a_committed_transaction_belongs_to_the_principal_of_the_transaction(
+    owners: OwnersServer, same_attempt: bool
+) -> None:
+    scene = owners.scene().hold("transaction")
+    held, attempt = scene.ids["transaction"], "a" if same_attempt else "b"
+    service = f"{SERVICES}.TransactionService"
+    begin_it = {"id": held["id"], "attempt": attempt}
+    elsewhere = owners.server.caller("write:own.*", "admin:elsewhere.*", principal="d")
+    scene.owner(f"{service}/CommitTransaction", token=held["token"], id=held["id"])
+    for other in (scene.others[-1], elsewhere):
+        for method, request in (
+            ("BeginTransaction", begin_it),
+            ("CommitTransaction", {"token": held["token"]}),
+            ("CommitTransaction", {"token": "forgotten", "id": held["id"]}),
+        ):
+            refused = other.refusal(f"{service}/{method}", **request)
+            assert refused is not None, method
+            assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine"), refused.message
+    for by in (scene.twin, scene.admin):
+        assert by(f"{service}/BeginTransaction", **begin_it).committed.rows == 8
+        assert by(f"{service}/CommitTransaction", token="forgotten", id=held["id"]).rows == 8
+
+
 def test_no_other_writer_aborts_a_transaction_before_something_is_staged(owners: OwnersServer) -> None:
     scene, abort = owners.scene(), f"{SERVICES}.TransactionService/AbortTransaction"
     token = begin(scene.owner)
@@ -761,6 +785,8 @@ def test_owners_survive_a_restart(tmp_path: Path) -> None:
     ):
         before = OwnersServer(secured, 1)
         scene = before.scene()
+        committed = stage(scene)
+        before.owner(f"{SERVICES}.TransactionService/CommitTransaction", token=committed["token"])
         for what in asked:
             scene.hold(what)
     with (
@@ -774,6 +800,10 @@ def test_owners_survive_a_restart(tmp_path: Path) -> None:
             assert refused is not None, what
             assert refused.details["principal"] == "mine", what
             assert after.owner.code(f"{SERVICES}.{method}", **request) == "OK", what
+        again: dict[str, Any] = {"id": committed["id"], "attempt": "b"}
+        begin_again = f"{SERVICES}.TransactionService/BeginTransaction"
+        assert after.others[-1].code(begin_again, **again) == "PERMISSION_DENIED"
+        assert after.owner(begin_again, **again).committed.rows == 8
 
 
 RESTORED: dict[str, Callable[[BackupStore, Path, str], object]] = {

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from aio_client import InvalidRequest, JobStep, TableNotFound, TableRecreated, UsageError, agg, sync
+from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.restore import restore_tables
 from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
+from streaming_server.storage.transactions.decisions import Decisions
 from tests.support.earlier_version import WHEELS, EarlierServer, unpack
 from tests.support.server_process import ServerProcess
 from tests.support.workers import names_of_workers
@@ -100,6 +102,23 @@ def test_repeated_transactions_are_applied_once_after_one_table_is_restored_to_i
     with serving(tmp_path, workers=workers) as client:
         for number in (1, 2, 3):
             assert not add(client, f"job:{number}", 1)
+
+
+def test_a_restored_commit_belongs_to_the_principal_of_its_transaction(tmp_path: Path) -> None:
+    with serving(tmp_path) as client:
+        create(client, SUMS)
+        create(client, OTHER)
+        for id_, name, principal in (("sums:1", SUMS, "etl"), ("other:1", OTHER, "ann"), ("free:1", OTHER, None)):
+            with client.transaction(id=id_, principal=principal) as transaction:
+                transaction.upsert(client.table(name), [{"k": 1, "n": 1}])
+        client.create_backup()
+        client.drop_table(SUMS)
+    stored = read_manifest(store := BackupStore(str(tmp_path / "backups")), find_backup(store, "latest")).to_json()
+    assert not any("principal" in each for each in stored["committed"]), "version 0.1.0 could not read it there"
+    for data, kept in (("data", {"sums:1": "etl", "other:1": "ann", "free:1": ""}), ("new", {"sums:1": "etl"})):
+        restore(tmp_path, data, SUMS)
+        with closing(Decisions(tmp_path / data / "transactions", ServerClock())) as log:
+            assert {each.id: each.principal for each in log.take_finished()} == kept
 
 
 def test_a_transaction_is_applied_again_after_only_one_of_its_tables_is_restored(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,36 @@ def test_decisions_are_unfinished_until_they_are_done_over_restarts_and_rewritin
     assert decisions.next_number() == 4, "numbers are not used again, however the log is shortened"
     decisions.close()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_principal_of_a_transaction_stands_beside_what_version_0_1_0_reads(tmp_path: Path) -> None:
+    kept = {
+        kind: replace(DECISION, token=kind, principal="etl") for kind in ("decided", "prepared", "done", "given up")
+    }
+    decisions = Decisions(tmp_path, ServerClock())
+    decisions.prepare(kept["prepared"])
+    for kind in ("decided", "done", "given up"):
+        decisions.decide(kept[kind])
+    decisions.record_done(kept["done"].to_committed({}))
+    decisions.record_applied(replace(kept["decided"], applied={"a.b": {0: 17}}))
+    assert [each.principal for each in decisions.unwritten] == ["etl"]
+    decisions.end(kept["given up"].to_committed({}))
+    for _ in range(2):
+        decisions.close()
+        with closing(TransactionLog(tmp_path)) as log:
+            records = [each for each in log.records if "log" not in each]
+        assert all(each.pop("principal") == "etl" for each in records)
+        assert not any("principal" in values for each in records for values in each.values())
+        decisions = Decisions(tmp_path, ServerClock())
+        finished = decisions.take_finished()
+        again: list[Decision | CommittedTransaction] = [
+            *decisions.unfinished.values(),
+            *decisions.prepared.values(),
+            *finished,
+        ]
+        assert [(each.token, each.principal) for each in again] == [(kind, "etl") for kind in kept]
+        decisions.rewrite(finished)
+    decisions.close()
 
 
 def test_a_torn_record_is_none_and_a_missing_or_damaged_durable_one_is_data_loss(tmp_path: Path) -> None:
