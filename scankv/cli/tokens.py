@@ -98,9 +98,9 @@ def list_(tokens: TokenFile, json: Json = False) -> None:
                     "principal": record.principal,
                     "grants": record.grants,
                     "state": state,
-                    "created": record.created,
-                    "expires": record.expires,
-                    "revoked": record.revoked,
+                    "created_at": record.created,
+                    "expires_at": record.expires,
+                    "revoked_at": record.revoked,
                     "limits": dict(record.limits),
                 }
                 for record, state in zip(records, states, strict=True)

@@ -42,7 +42,7 @@ def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
                     each.rows,
                     each.bytes,
                     each.locked_keys,
-                    duration(each.age_seconds),
+                    duration(each.age),
                     "stuck" if each.stuck else "committing" if each.committing else duration(each.remaining),
                 ]
                 for each in transactions
@@ -139,9 +139,9 @@ def _summary(transaction: TransactionInfo) -> dict[str, object]:
         "tables": list(transaction.tables),
         "rows": transaction.rows,
         "bytes": transaction.bytes,
-        "age_seconds": round(transaction.age_seconds, 3),
-        "ttl_seconds": transaction.ttl,
-        "remaining_seconds": round(transaction.remaining, 3),
+        "age": round(transaction.age, 3),
+        "ttl": transaction.ttl,
+        "remaining": round(transaction.remaining, 3),
         "committing": transaction.committing,
         "stuck": transaction.stuck,
         "locked_keys": transaction.locked_keys,
