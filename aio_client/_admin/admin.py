@@ -19,7 +19,7 @@ class ServerStats:
     Attributes:
         version: The server's version.
         incarnation: Identifies the run of the server: every start has another value.
-        uptime_millis: How long the server has been running, in milliseconds.
+        uptime: How long the server has been running, in seconds.
         tables: The number of tables.
         open_buckets: Buckets that are open now.
         live_scans: Scans that hold an iterator now.
@@ -36,7 +36,7 @@ class ServerStats:
         open_transactions: Transactions that are neither committed nor aborted now.
         closed_commit_barriers: Transactions that are being applied now, behind a closed commit barrier.
         commits: Transactions committed.
-        longest_commit_micros: The longest time that the commit barrier of a transaction was closed, in microseconds.
+        longest_commit: The longest time that the commit barrier of a transaction was closed, in seconds.
         rows_written: Rows in upserts and deletes that were acknowledged.
         log_syncs: Syncs of write-ahead logs; one sync may serve many writers.
         resident_bytes: Resident memory now.
@@ -52,7 +52,7 @@ class ServerStats:
         computed_results: Counts, aggregates and top-N that were computed.
         result_cache_bytes: Memory of the result cache now.
         waiting_calls: Calls that wait for a change now, such as those of watches.
-        clock_offset_millis: How far the clock of the server's machine is ahead of the commit times, in milliseconds;
+        clock_offset: How far the clock of the server's machine is ahead of the commit times, in seconds;
             negative if it is behind. Beyond `max_clock_step_seconds`, the clock has jumped and needs attention.
         clock_jumps: How often that clock has jumped.
         request_bytes_in_flight: Memory of requests larger than 64 KiB now.
@@ -64,7 +64,7 @@ class ServerStats:
         loop_turns: How many turns of the server's event loop took less than 0.25 ms, then 0.25 to 0.5 ms, and so on by
             factors of two up to 64 ms, and how many took longer: 10 numbers. A request that arrives during a turn waits
             for its end. Empty if the server runs in an event loop that does not count its turns.
-        longest_loop_turn_micros: The longest of these turns, in microseconds.
+        longest_loop_turn: The longest of these turns, in seconds.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
         bases: The columnar bases of each table whose option `columnar_base` is not "off" and that was used since the
             start, in order of table names.
@@ -72,7 +72,7 @@ class ServerStats:
 
     version: str
     incarnation: str
-    uptime_millis: int
+    uptime: float
     tables: int
     open_buckets: int
     live_scans: int
@@ -87,7 +87,7 @@ class ServerStats:
     open_transactions: int
     closed_commit_barriers: int
     commits: int
-    longest_commit_micros: int
+    longest_commit: float
     rows_written: int
     log_syncs: int
     resident_bytes: int
@@ -103,7 +103,7 @@ class ServerStats:
     computed_results: int
     result_cache_bytes: int
     waiting_calls: int
-    clock_offset_millis: int
+    clock_offset: float
     clock_jumps: int
     request_bytes_in_flight: int
     refused_requests: int
@@ -112,7 +112,7 @@ class ServerStats:
     free_disk_bytes: int
     disk: DiskUse
     loop_turns: tuple[int, ...]
-    longest_loop_turn_micros: int
+    longest_loop_turn: float
     damaged_buckets: tuple[str, ...]
     bases: tuple[TableBases, ...]
 
@@ -122,7 +122,7 @@ class ServerStats:
         return cls(
             version=message.version,
             incarnation=message.incarnation,
-            uptime_millis=message.uptime_millis,
+            uptime=message.uptime_millis / 1000,
             tables=message.tables,
             open_buckets=message.open_buckets,
             live_scans=message.live_scans,
@@ -137,7 +137,7 @@ class ServerStats:
             open_transactions=message.open_transactions,
             closed_commit_barriers=message.closed_commit_barriers,
             commits=message.commits,
-            longest_commit_micros=message.longest_commit_micros,
+            longest_commit=message.longest_commit_micros / 1_000_000,
             rows_written=message.rows_written,
             log_syncs=message.log_syncs,
             resident_bytes=message.resident_bytes,
@@ -153,7 +153,7 @@ class ServerStats:
             computed_results=message.computed_results,
             result_cache_bytes=message.result_cache_bytes,
             waiting_calls=message.waiting_calls,
-            clock_offset_millis=message.clock_offset_millis,
+            clock_offset=message.clock_offset_millis / 1000,
             clock_jumps=message.clock_jumps,
             request_bytes_in_flight=message.request_bytes_in_flight,
             refused_requests=message.refused_requests,
@@ -162,7 +162,7 @@ class ServerStats:
             free_disk_bytes=message.free_disk_bytes,
             disk=DiskUse.of(message.disk),
             loop_turns=tuple(message.loop_turns),
-            longest_loop_turn_micros=message.longest_loop_turn_micros,
+            longest_loop_turn=message.longest_loop_turn_micros / 1_000_000,
             damaged_buckets=tuple(message.damaged_buckets),
             bases=tuple(TableBases.of(each) for each in message.bases),
         )
@@ -176,11 +176,11 @@ class LiveScan:
         scan_id: The scan's id, as in `stream.scan_id` and the server's log.
         table: `database.table`.
         buckets: The buckets that the scan reads, ascending.
-        age_seconds: Seconds since the scan was admitted.
+        age: Seconds since the scan was admitted.
         rows: Rows that it has read from storage.
         bytes: Bytes of Arrow data that it has produced.
         peer: The network address of its client, or of the browser for which the server's own gateway reads.
-        idle_seconds: Seconds since its reader last took a message.
+        idle: Seconds since its reader last took a message.
         snapshot_id: The snapshot that it reads. None: the live table.
         may_cancel: Whether the caller may cancel it; false from a server of version 0.1.
     """
@@ -188,11 +188,11 @@ class LiveScan:
     scan_id: str
     table: str
     buckets: tuple[int, ...]
-    age_seconds: float
+    age: float
     rows: int
     bytes: int
     peer: str
-    idle_seconds: float
+    idle: float
     snapshot_id: str | None
     may_cancel: bool
 
@@ -203,11 +203,11 @@ class LiveScan:
             scan_id=message.scan_id,
             table=message.table,
             buckets=tuple(message.buckets),
-            age_seconds=message.age_millis / 1000,
+            age=message.age_millis / 1000,
             rows=message.rows_scanned,
             bytes=message.bytes_returned,
             peer=message.peer,
-            idle_seconds=message.idle_millis / 1000,
+            idle=message.idle_millis / 1000,
             snapshot_id=message.snapshot_id or None,
             may_cancel=message.may_cancel,
         )
@@ -220,9 +220,9 @@ class SlowCall:
     Attributes:
         method: Its method, as `SERVICE/METHOD`.
         table: The table that it reads. None: it reads no table.
-        age_seconds: Seconds since its end.
-        seconds: How long it took.
-        waited_seconds: For how much of that it waited for its client or for changes.
+        age: Seconds since its end.
+        elapsed: How long it took.
+        waited: For how much of that it waited for its client or for changes.
         code: The name of its status code, such as "OK".
         plan: How it read the table, without values of rows, keys or predicates. None: it is no scan or query.
         request_id: The id by which the server's log has it.
@@ -232,9 +232,9 @@ class SlowCall:
 
     method: str
     table: str | None
-    age_seconds: float
-    seconds: float
-    waited_seconds: float
+    age: float
+    elapsed: float
+    waited: float
     code: str
     plan: str | None
     request_id: str
@@ -246,9 +246,9 @@ class SlowCall:
         return cls(
             method=message.method,
             table=message.table or None,
-            age_seconds=message.age_millis / 1000,
-            seconds=message.millis / 1000,
-            waited_seconds=message.waited_millis / 1000,
+            age=message.age_millis / 1000,
+            elapsed=message.millis / 1000,
+            waited=message.waited_millis / 1000,
             code=message.code,
             plan=message.plan or None,
             request_id=message.request_id,

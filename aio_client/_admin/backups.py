@@ -32,8 +32,8 @@ class BackupStatus:
         tables: The number of its tables.
         left_out: Why tables are not in it, by name: they are damaged. Empty: it has all tables.
         error: Why it has failed. Empty: it has not failed.
-        last_completed: The instant of the last complete backup, in UTC, by the server's clock. None: no complete backup
-            is known.
+        last_completed_at: The instant of the last complete backup, in UTC, by the server's clock. None: no
+            complete backup is known.
     """
 
     running: bool
@@ -44,7 +44,7 @@ class BackupStatus:
     tables: int
     left_out: Mapping[str, str]
     error: str
-    last_completed: dt.datetime | None
+    last_completed_at: dt.datetime | None
 
     @classmethod
     def of(cls, message: backup_pb2.BackupStatus) -> Self:
@@ -59,7 +59,7 @@ class BackupStatus:
             tables=message.tables,
             left_out=dict(message.left_out),
             error=message.error.message,
-            last_completed=dt.datetime.fromtimestamp(completed / 1e6, dt.UTC) if completed else None,
+            last_completed_at=dt.datetime.fromtimestamp(completed / 1e6, dt.UTC) if completed else None,
         )
 
 

@@ -22,11 +22,11 @@ class BaseStatistics:
         delta_rows: Rows and deletions in the delta, which is in memory. A key that was written several times may count
             several times.
         delta_bytes: Memory of the delta, including older states of it that scans still read.
-        age_seconds: Seconds since the build of the base began.
+        age: Seconds since the build of the base began.
         builds: Bases that were built.
-        build_cpu_seconds: Processor time of all builds, including failed ones.
+        build_cpu: Processor time of all builds, including failed ones.
         written_bytes: Bytes of the files of all bases built.
-        last_build_cpu_seconds: Processor time of the last build.
+        last_build_cpu: Processor time of the last build.
         last_written_bytes: Bytes of the files of the last base built.
     """
 
@@ -37,11 +37,11 @@ class BaseStatistics:
     changes_since: int
     delta_rows: int
     delta_bytes: int
-    age_seconds: float
+    age: float
     builds: int
-    build_cpu_seconds: float
+    build_cpu: float
     written_bytes: int
-    last_build_cpu_seconds: float
+    last_build_cpu: float
     last_written_bytes: int
 
     @classmethod
@@ -55,11 +55,11 @@ class BaseStatistics:
             changes_since=message.changes_since,
             delta_rows=message.delta_rows,
             delta_bytes=message.delta_bytes,
-            age_seconds=message.age_millis / 1000,
+            age=message.age_millis / 1000,
             builds=message.builds,
-            build_cpu_seconds=message.build_cpu_micros / 1_000_000,
+            build_cpu=message.build_cpu_micros / 1_000_000,
             written_bytes=message.written_bytes,
-            last_build_cpu_seconds=message.last_build_cpu_micros / 1_000_000,
+            last_build_cpu=message.last_build_cpu_micros / 1_000_000,
             last_written_bytes=message.last_written_bytes,
         )
 
@@ -77,9 +77,9 @@ class TableBases:
         changes_since: The number of changes after the bases.
         delta_rows: Rows and deletions in the deltas, which are in memory.
         delta_bytes: Memory of the deltas.
-        age_seconds: Seconds since the build of the oldest base began.
+        age: Seconds since the build of the oldest base began.
         builds: Bases that were built.
-        build_cpu_seconds: Processor time of all builds.
+        build_cpu: Processor time of all builds.
         written_bytes: Bytes of the files of all bases built.
         unused_reasons: Why scans do not read bases of some buckets, each reason once.
     """
@@ -92,9 +92,9 @@ class TableBases:
     changes_since: int
     delta_rows: int
     delta_bytes: int
-    age_seconds: float
+    age: float
     builds: int
-    build_cpu_seconds: float
+    build_cpu: float
     written_bytes: int
     unused_reasons: tuple[str, ...]
 
@@ -110,9 +110,9 @@ class TableBases:
             changes_since=message.changes_since,
             delta_rows=message.delta_rows,
             delta_bytes=message.delta_bytes,
-            age_seconds=message.age_millis / 1000,
+            age=message.age_millis / 1000,
             builds=message.builds,
-            build_cpu_seconds=message.build_cpu_micros / 1_000_000,
+            build_cpu=message.build_cpu_micros / 1_000_000,
             written_bytes=message.written_bytes,
             unused_reasons=tuple(message.unused_reasons),
         )

@@ -30,18 +30,18 @@ class PartitionInfo:
             rows that they replace (see the option `changelog` of `create_table`).
         disk_bytes: About how many bytes of table files the rows take: their share, by number, of the files of each
             bucket. Rows that were written in the last minutes may not be in files yet. None if `rows` is None.
-        created: When the partition was created, by a call or by its first write; in UTC, by the server's clock.
-        last_write: When it was last written. None: never.
-        expires: When the table option `partition_ttl` lets the server drop the partition, in UTC. None: never; with the
-            option, because the value of its column is no time in the expected format.
+        created_at: When the partition was created, by a call or by its first write; in UTC, by the server's clock.
+        last_write_at: When it was last written. None: never.
+        expires_at: When the table option `partition_ttl` lets the server drop the partition, in UTC. None: never;
+            with the option, because the value of its column is no time in the expected format.
     """
 
     values: dict[str, Any]
     rows: int | None
     disk_bytes: int | None
-    created: dt.datetime
-    last_write: dt.datetime | None
-    expires: dt.datetime | None
+    created_at: dt.datetime
+    last_write_at: dt.datetime | None
+    expires_at: dt.datetime | None
 
     @classmethod
     def of(cls, message: partition_pb2.Partition, partitioning: Partitioning, rule: PartitionRule | None) -> Self:
@@ -51,9 +51,9 @@ class PartitionInfo:
             values=values,
             rows=message.rows if message.HasField("rows") else None,
             disk_bytes=message.disk_bytes if message.HasField("disk_bytes") else None,
-            created=_time(message.created_micros),
-            last_write=_time(message.written_micros) if message.written_micros else None,
-            expires=None if rule is None else rule.expiry_of(values),
+            created_at=_time(message.created_micros),
+            last_write_at=_time(message.written_micros) if message.written_micros else None,
+            expires_at=None if rule is None else rule.expiry_of(values),
         )
 
 

@@ -77,7 +77,7 @@ class BootstrapProgress:
         total_rows: The rows of the source. None: not known before they are read.
         merged_rows: How many of them are merged into the files of the table.
         rows_in_table: The rows of the table. None: it does not exist yet.
-        seconds: The time since the begin.
+        elapsed: The time since the begin.
         resumed_rows: How many of the rows an interrupted call had sent.
     """
 
@@ -86,7 +86,7 @@ class BootstrapProgress:
     total_rows: int | None = None
     merged_rows: int = 0
     rows_in_table: int | None = None
-    seconds: float = 0.0
+    elapsed: float = 0.0
     resumed_rows: int = 0
 
     @property
@@ -102,13 +102,13 @@ class BootstrapProgress:
         return min((self.rows + self.merged_rows) / (2 * self.total_rows), 1.0)
 
     @property
-    def seconds_left(self) -> float | None:
+    def remaining(self) -> float | None:
         """The time that the rest will take if it is as fast as the work so far. None: not known."""
         done = self.fraction
         if done is None or not self.total_rows:
             return None
         in_this_call = done - self.resumed_rows / (2 * self.total_rows)
-        return None if in_this_call <= 0 else self.seconds * (1 - done) / in_this_call
+        return None if in_this_call <= 0 else self.elapsed * (1 - done) / in_this_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +351,7 @@ async def bootstrap_table(
     began = time.monotonic()
 
     def report(after: BootstrapProgress) -> BootstrapProgress:
-        after = replace(after, seconds=time.monotonic() - began)
+        after = replace(after, elapsed=time.monotonic() - began)
         if on_progress is not None:
             on_progress(after)
         return after

@@ -57,7 +57,7 @@ class TransactionInfo:
         tables: The names of the tables that it has written to so far.
         rows: The number of rows and keys that it has staged.
         bytes: Bytes of these rows and keys on the server's disk.
-        age_seconds: Seconds since it was begun, or since the server started if that is later.
+        age: Seconds since it was begun, or since the server started if that is later.
         ttl: Seconds without a call after which it is aborted.
         remaining: Seconds until it is aborted, unless a call comes.
         committing: Whether it is being committed.
@@ -74,7 +74,7 @@ class TransactionInfo:
     tables: tuple[str, ...]
     rows: int
     bytes: int
-    age_seconds: float
+    age: float
     ttl: float
     remaining: float
     committing: bool
@@ -94,7 +94,7 @@ class TransactionInfo:
             tables=tuple(message.tables),
             rows=message.rows,
             bytes=message.bytes,
-            age_seconds=message.age_millis / 1000,
+            age=message.age_millis / 1000,
             ttl=message.ttl_millis / 1000,
             remaining=message.remaining_millis / 1000,
             committing=message.committing,

@@ -37,7 +37,7 @@ class Consumer:
         live: Whether the consumer has a running stream.
         phase: "rows" while the consumer has not committed all rows of the table that its first stream began with,
             "changes" afterwards.
-        expires_in: Seconds after which the server forgets the consumer unless it reads or commits. Meaningless while
+        remaining: Seconds after which the server forgets the consumer unless it reads or commits. Meaningless while
             `live`.
         damage: Why the consumer cannot be read; such a consumer can only be deleted. None: it can be read.
         rows_position: How far it has committed the rows of a start with `StartFrom.lake`, as a resume token. None: it
@@ -53,7 +53,7 @@ class Consumer:
     committed_at: datetime | None
     live: bool
     phase: Literal["rows", "changes"]
-    expires_in: float
+    remaining: float
     damage: str | None
     rows_position: bytes | None = None
     restored: bool = False
@@ -70,7 +70,7 @@ class Consumer:
             committed_at=_EPOCH + timedelta(microseconds=micros) if micros else None,
             live=message.live,
             phase="rows" if message.full else "changes",
-            expires_in=message.remaining_millis / 1000,
+            remaining=message.remaining_millis / 1000,
             damage=message.damage or None,
             rows_position=message.rows_position or None,
             restored=message.restored,

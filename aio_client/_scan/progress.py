@@ -222,7 +222,9 @@ class ScanProgress:
             cause = cause.with_traceback(None)
             cause.__cause__ = cause.__context__ = None
         self.resumptions += (
-            Resumption(at=self._now(), rows=self.rows, cause=cause, from_log_offsets=before, to_log_offsets=after),
+            Resumption(
+                resumed_at=self._now(), rows=self.rows, cause=cause, from_log_offsets=before, to_log_offsets=after
+            ),
         )
         _log.info(
             "the scan of %s resumes after %d rows: %s",

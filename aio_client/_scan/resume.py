@@ -44,14 +44,14 @@ class Resumption:
     """One place where a scan resumed after an interruption. Over the live table, a new view begins there.
 
     Attributes:
-        at: When the scan resumed, in UTC, by the client's clock.
+        resumed_at: When the scan resumed, in UTC, by the client's clock.
         rows: The rows that the stream had returned before.
         cause: The interruption. None if the scan began with `resume_from`.
         from_log_offsets: The view of the rows before, as `ScanStream.log_offsets`.
         to_log_offsets: The view of the rows after. Over a pinned snapshot, the same view.
     """
 
-    at: datetime
+    resumed_at: datetime
     rows: int
     cause: ScanKvError | None
     from_log_offsets: LogOffsets

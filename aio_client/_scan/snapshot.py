@@ -145,7 +145,7 @@ class Snapshot(RenewableLease):
         return _EPOCH + timedelta(microseconds=self._message.view_micros)
 
     @property
-    def write_pause_seconds(self) -> float:
+    def write_pause(self) -> float:
         """How long the pin paused writers, in seconds. 0 for a view that existed already, or a listed snapshot."""
         return self._write_pause_micros / 1_000_000
 

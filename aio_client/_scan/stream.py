@@ -53,7 +53,7 @@ class ScanStatistics:
         bytes_returned: Bytes of Arrow data received.
         chunks: Chunks received.
         attempts: Calls that the scan made.
-        seconds: Seconds from the opening of the scan to its end, or to now.
+        elapsed: Seconds from the opening of the scan to its end, or to now.
     """
 
     rows_scanned: int
@@ -61,7 +61,7 @@ class ScanStatistics:
     bytes_returned: int
     chunks: int
     attempts: int
-    seconds: float
+    elapsed: float
 
 
 class ScanStream:
@@ -248,12 +248,12 @@ class ScanStream:
         return self._header("schema_id").schema_id
 
     @property
-    def view_time(self) -> datetime:
+    def taken_at(self) -> datetime:
         """When the view was taken, in UTC, by the server's clock. Known once the scan has started.
 
         If the scan resumed over a new view, the time of the last view.
         """
-        return _EPOCH + timedelta(microseconds=self._header("view_time").view_micros)
+        return _EPOCH + timedelta(microseconds=self._header("taken_at").view_micros)
 
     @property
     def scan_id(self) -> str:
@@ -393,7 +393,7 @@ class ScanStream:
             bytes_returned=progress.bytes,
             chunks=progress.chunks,
             attempts=progress.attempts,
-            seconds=0.0 if self._started is None else now - self._started,
+            elapsed=0.0 if self._started is None else now - self._started,
         )
 
     async def _next_rows(self) -> pa.RecordBatch | None:
@@ -428,7 +428,9 @@ class ScanStream:
         progress.begin_attempt()
         window = config.window_bytes(progress.spec.chunk_bytes)
         clears = self._on_cleared is not None
-        request = scan_request(progress.spec, progress.token, progress.fence, config.heartbeat_millis, clears=clears)
+        request = scan_request(
+            progress.spec, progress.token, progress.fence, int(1000 * config.heartbeat_interval), clears=clears
+        )
         transport = await self._find_transport()
         await transport.prepare_token()
         trace = () if self._trace is None else self._trace.headers

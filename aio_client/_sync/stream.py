@@ -291,12 +291,12 @@ class ScanStream:
         return self._stream.schema_id
 
     @property
-    def view_time(self) -> datetime:
+    def taken_at(self) -> datetime:
         """When the view was taken, in UTC, by the server's clock. Known once the scan has started.
 
         If the scan resumed over a new view, the time of the last view.
         """
-        return self._stream.view_time
+        return self._stream.taken_at
 
     @property
     def scan_id(self) -> str:

@@ -18,7 +18,7 @@ DEFAULT_URL: Final = "localhost:7070"
 MIN_READ_AHEAD_BYTES: Final = 64 * 1024
 _MAX_READ_AHEAD_BYTES: Final = 64 * 1024 * 1024
 _MAX_READ_AHEAD_CHUNKS: Final = 1024
-_MAX_HEARTBEAT_MILLIS: Final = 3_600_000
+_MAX_HEARTBEAT_SECONDS: Final = 3600.0
 _PLAIN: Final = "scankv://"
 _ENCRYPTED: Final = "scankvs://"
 _ADDRESS: Final = re.compile(r"(?:scankvs?://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?")
@@ -119,12 +119,12 @@ class ClientConfig:
         return min(self.attempt_timeout, self.operation_timeout)
 
     @property
-    def heartbeat_millis(self) -> int:
+    def heartbeat_interval(self) -> float:
         """The longest time between two messages of a scan: a third of the timeouts that would end a waiting scan."""
-        return max(1, min(_MAX_HEARTBEAT_MILLIS, int(min(self.next_chunk_timeout, self.operation_timeout) * 1000 / 3)))
+        return max(0.001, min(_MAX_HEARTBEAT_SECONDS, min(self.next_chunk_timeout, self.operation_timeout) / 3))
 
     @property
-    def min_silence_seconds(self) -> float:
+    def min_silence(self) -> float:
         """How long a call must be silent to suggest that its connection is broken.
 
         A shorter silence, because the operation was nearly over, suggests nothing.

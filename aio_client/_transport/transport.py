@@ -459,7 +459,7 @@ class Transport:
             # The next attempt goes to the other address. It is the last one if no server answers there, either.
             has_other = self._fallback_address is not None and self.address == self.config.address
             known.shed = state is not _AWAY or has_other
-        silent = isinstance(known, DeadlineExceeded) and timeout >= self.config.min_silence_seconds
+        silent = isinstance(known, DeadlineExceeded) and timeout >= self.config.min_silence
         broken = isinstance(known, Unavailable) and state is not grpc.ChannelConnectivity.READY
         # Another connection reads the certificates again.
         if silent or broken or isinstance(known, TlsHandshakeFailed):
@@ -711,7 +711,7 @@ class StreamCall(Generic[_Response]):
                 raise UsageError("the scan was closed while it was being read") from None
             raise
         if message is _NOTHING:
-            if (timeout or 0) >= self._transport.config.min_silence_seconds:
+            if (timeout or 0) >= self._transport.config.min_silence:
                 self._transport.replace(self._services)
             address = self._transport.address
             raise DeadlineExceeded(

@@ -224,7 +224,7 @@ class WriteMethods(TableMethods):
         lock: bool = False,
         lock_ttl: float = 30.0,
         batch_bytes: int = 4 * 1024 * 1024,
-        batch_seconds: float = 0.05,
+        batch_delay: float = 0.05,
         max_buffered_bytes: int = 64 * 1024 * 1024,
         in_flight: int = 4,
         principal: str | None = None,
@@ -247,7 +247,7 @@ class WriteMethods(TableMethods):
                 owner of the lock is the writer's id; a lock that an earlier writer of the same id left is taken over.
             lock_ttl: Seconds that the lock remains if the writer disappears, 1 to 604,800.
             batch_bytes: The bytes of Arrow data that fill a request, 1 to 8 MiB.
-            batch_seconds: The longest that a row waits for its request to fill, in seconds, 0 to 3,600.
+            batch_delay: The longest that a row waits for its request to fill, in seconds, 0 to 3,600.
             max_buffered_bytes: How many bytes may wait or be in flight before a call waits for some of them to be
                 written. One call's rows may exceed the limit by 8 MiB, and each of the `in_flight` requests is in
                 memory twice.
@@ -262,7 +262,7 @@ class WriteMethods(TableMethods):
         """
         settings = WriterSettings(
             batch_bytes=batch_bytes,
-            batch_seconds=batch_seconds,
+            batch_delay=batch_delay,
             max_buffered_bytes=max_buffered_bytes,
             in_flight=in_flight,
         )

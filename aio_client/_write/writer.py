@@ -43,7 +43,7 @@ class WriterSettings:
     """How much a writer collects and sends at once. `Table.writer` describes the fields."""
 
     batch_bytes: int
-    batch_seconds: float
+    batch_delay: float
     max_buffered_bytes: int
     in_flight: int
 
@@ -51,12 +51,12 @@ class WriterSettings:
         """Raises UsageError, which names the field that is out of range."""
         for name, low, high in (
             ("batch_bytes", 1, REQUEST_BYTES),
-            ("batch_seconds", 0, _MAX_SECONDS),
+            ("batch_delay", 0, _MAX_SECONDS),
             ("max_buffered_bytes", 1, 2**40),
             ("in_flight", 1, WRITER_WINDOW),
         ):
             value = getattr(self, name)
-            number = isinstance(value, int | float) if name == "batch_seconds" else isinstance(value, int)
+            number = isinstance(value, int | float) if name == "batch_delay" else isinstance(value, int)
             if isinstance(value, bool) or not number or not low <= value <= high:
                 raise UsageError(f"{name} must be a number between {low:,} and {high:,}, not {value!r}", option=name)
 
@@ -179,7 +179,7 @@ class Writer:
         if self._lock_opener is not None:
             self._lock_ids = [(await self._stack.enter_async_context(self._lock_opener)).id]
         settings = self._settings
-        self._lanes = [Lane(settings.batch_bytes, settings.batch_seconds) for _ in range(self._lane_chooser.lanes)]
+        self._lanes = [Lane(settings.batch_bytes, settings.batch_delay) for _ in range(self._lane_chooser.lanes)]
         self._tasks = [asyncio.create_task(self._send_all(lane), name=f"lane of {self!r}") for lane in self._lanes]
         return self
 

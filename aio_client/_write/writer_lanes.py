@@ -75,7 +75,7 @@ class Lane:
 
     Args:
         batch_bytes: The size at which a request is sent.
-        batch_seconds: The longest that rows wait for their request to fill.
+        batch_delay: The longest that rows wait for their request to fill.
 
     Attributes:
         sealed: How many pieces were sealed: they wait for no more rows.
@@ -83,9 +83,9 @@ class Lane:
         sending: The piece in flight.
     """
 
-    def __init__(self, batch_bytes: int, batch_seconds: float) -> None:
+    def __init__(self, batch_bytes: int, batch_delay: float) -> None:
         self._batch_bytes = batch_bytes
-        self._batch_seconds = batch_seconds
+        self._batch_delay = batch_delay
         self._open: list[pa.RecordBatch] = []
         self._kind: RequestKind | None = None
         self._since = 0.0
@@ -132,7 +132,7 @@ class Lane:
         """Waits for the next piece, and makes it `sending`."""
         while not self._waiting:
             self._changed.clear()
-            left = max(self._since + self._batch_seconds - time.monotonic(), 0.0) if self._open else None
+            left = max(self._since + self._batch_delay - time.monotonic(), 0.0) if self._open else None
             try:
                 async with asyncio.timeout(left):
                     await self._changed.wait()

@@ -81,7 +81,7 @@ class GrpcReader(ClientReader):
         self._runner.run(_wait_until(self._are_stalled))
 
     async def _are_stalled(self) -> bool:
-        idle = [scan.idle_seconds for scan in await self._client.live_scans()]
+        idle = [scan.idle for scan in await self._client.live_scans()]
         return len(idle) == _STALLED and min(idle) > _IDLE_SECONDS
 
     def wait_watching(self) -> None:

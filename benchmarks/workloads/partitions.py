@@ -141,6 +141,6 @@ def _pins(client: Client, runs: int) -> list[float]:
         changed = rows.set_column(2, t4.SCHEMA.field("amount"), amounts)
         table.upsert(pa.RecordBatch.from_arrays([days, *changed.columns], schema=_SCHEMA))
         snapshot = table.snapshot(ttl=60)
-        pauses.append(_MILLIS * snapshot.write_pause_seconds)
+        pauses.append(_MILLIS * snapshot.write_pause)
         snapshot.release()
     return pauses

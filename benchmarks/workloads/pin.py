@@ -117,7 +117,7 @@ def _pin_under_writer(url: str, rows: int, runs: int) -> tuple[Spread, Spread]:
                     raise RuntimeError("the writer has written nothing during the pin")
                 if number >= 0:
                     calls.append(_MILLIS * seconds)
-                    paused.append(_MILLIS * snapshot.write_pause_seconds)
+                    paused.append(_MILLIS * snapshot.write_pause)
                     progress(
                         f"  run {number + 1} of {runs}: {calls[-1]:.0f} ms, writers paused for {paused[-1]:.1f} ms"
                     )
@@ -135,7 +135,7 @@ def _measure_pauses(url: str, buckets: int, rows: int, runs: int) -> Spread:
             table.upsert(batch.set_column(2, t4.SCHEMA.field("amount"), pa.array([float(number)] * rows)))
             snapshot = table.snapshot(ttl=60)
             if number >= 0:
-                pauses.append(_MILLIS * snapshot.write_pause_seconds)
+                pauses.append(_MILLIS * snapshot.write_pause)
             snapshot.release()
         client.drop_table("bench.buckets")
     pause = Spread.of(pauses)

@@ -94,7 +94,7 @@ def list_(location: Location, json: Json = False) -> None:
         shown.append(
             {
                 "backup_id": found.backup_id,
-                "time": dt.datetime.fromtimestamp(found.micros / 1e6, dt.UTC).isoformat(),
+                "taken_at": _instant_of(found.micros).isoformat(),
                 "tables": len(found.tables),
                 "rows": None if None in rows else sum(filter(None, rows)),
                 "bytes": found.bytes,
@@ -228,7 +228,7 @@ def restore(
             result = restore_all(store, plan, data, on_bytes)
     left_out = {} if names else {**plan.left_out, **result.left_out}
     if json:
-        tables = [asdict(each) for each in result.tables]
+        tables = [_summary(each) for each in result.tables]
         show_json({"backup_id": plan.manifest.backup_id, "tables": tables, "left_out": left_out})
     else:
         _show_restored(result.tables, data)
@@ -270,6 +270,16 @@ def _show_restored(tables: list[RestoredTable], data: Path) -> None:
         for consumer, what in each.consumers.items():
             typer.echo(f'{each.name}: the consumer "{consumer}" {what}')
     typer.echo(f"restored {_number(len(tables), 'table')}; to serve: scankv serve --data {data}")
+
+
+def _summary(table: RestoredTable) -> dict[str, object]:
+    values = asdict(table)
+    micros = values.pop("micros")
+    return values | {"taken_at": _instant_of(micros).isoformat()}
+
+
+def _instant_of(micros: int) -> dt.datetime:
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=micros)
 
 
 def _micros_of(text: str) -> int:

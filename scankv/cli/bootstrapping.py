@@ -116,5 +116,5 @@ def progress_text(progress: BootstrapProgress) -> str:
         text += f", {progress.resumed_rows:,} rows of them before"
     if progress.merged_rows:
         text += f", {progress.merged_rows:,} rows merged"
-    left = progress.seconds_left
+    left = progress.remaining
     return text if left is None else f"{text}, {left:,.0f} s left"

@@ -122,7 +122,7 @@ def delete(
 
 def _cells(consumer: Consumer) -> list[object]:
     committed = "never" if consumer.committed_at is None else f"{consumer.committed_at:%Y-%m-%d %H:%M:%S}"
-    state = "live" if consumer.live else f"expires in {duration(consumer.expires_in)}"
+    state = "live" if consumer.live else f"expires in {duration(consumer.remaining)}"
     if consumer.damage:
         state = f"damaged: {consumer.damage}"
     elif consumer.restored:
@@ -149,7 +149,7 @@ def _summary(consumer: Consumer) -> dict[str, object]:
         "phase": consumer.phase,
         "committed_at": None if consumer.committed_at is None else consumer.committed_at.isoformat(),
         "live": consumer.live,
-        "expires_in_seconds": round(consumer.expires_in, 3),
+        "remaining": round(consumer.remaining, 3),
         "log_offsets": consumer.log_offsets,
         "table_incarnation": consumer.log_offsets.table_incarnation,
         "restored": consumer.restored,

@@ -44,7 +44,6 @@ _BASE_HEADERS: Final = [
 ]
 
 _INTERVAL_SECONDS: Final = 1.0
-_SECONDS_OF: Final = {"micros": 1e-6, "millis": 1e-3, "seconds": 1.0}
 _LABELS: Final = {
     "resident_bytes": "memory",
     "peak_resident_bytes": "memory at its peak",
@@ -226,9 +225,9 @@ def _base_cells(base: BaseStatistics | TableBases) -> list[object]:
         base.changes_since,
         base.delta_rows,
         decimal(base.delta_bytes),
-        duration(base.age_seconds),
+        duration(base.age),
         base.builds,
-        duration(base.build_cpu_seconds),
+        duration(base.build_cpu),
         decimal(base.written_bytes),
     ]
 
@@ -294,16 +293,15 @@ def _rows(buckets: Sequence[BucketStatistics]) -> str:
 
 def _label(name: str) -> str:
     """Returns the name of a statistic without its unit, which is shown with the value."""
-    return _LABELS.get(name) or re.sub("_(bytes|millis|micros|seconds)$", "", name).replace("_", " ")
+    return _LABELS.get(name) or re.sub("_bytes$", "", name).replace("_", " ")
 
 
 def _format_value(name: str, value: object) -> str:
-    """Formats a statistic for people, in the unit that its name ends with."""
+    """Formats a statistic for people: a size, a duration, which is the only kind of float, or a number."""
     if isinstance(value, int | float):
         if "bytes" in name.split("_"):
             return decimal(int(value))
-        unit = next((_SECONDS_OF[last] for last in _SECONDS_OF if name.endswith(f"_{last}")), None)
-        if unit is not None:
-            return duration(value * unit) if abs(value * unit) >= 1 else f"{value * unit * 1000:.1f} ms"
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+        if isinstance(value, float):
+            return duration(value) if abs(value) >= 1 else f"{value * 1000:.1f} ms"
+        return f"{value:,}"
     return ", ".join(value) or "none" if isinstance(value, list | tuple) else str(value)

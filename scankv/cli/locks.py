@@ -86,7 +86,7 @@ def _summary(lock: sync.ColumnLock) -> dict[str, object]:
         "table": lock.table,
         "owner": lock.owner,
         "columns": lock.columns,
-        "ttl_seconds": lock.ttl,
-        "remaining_seconds": round(lock.remaining, 3),
+        "ttl": lock.ttl,
+        "remaining": round(lock.remaining, 3),
         "principal": lock.principal,
     }

@@ -51,9 +51,9 @@ def list_(
                 *map(_value_text, each.values.values()),
                 "not counted" if each.rows is None else each.rows,
                 "" if each.disk_bytes is None else decimal(each.disk_bytes),
-                _since(each.created, now),
-                _since(each.last_write, now),
-                *(["never" if each.expires is None else f"{each.expires:%Y-%m-%d %H:%M}"] if has_rule else []),
+                _since(each.created_at, now),
+                _since(each.last_write_at, now),
+                *(["never" if each.expires_at is None else f"{each.expires_at:%Y-%m-%d %H:%M}"] if has_rule else []),
             ]
             for each in partitions
         ],
@@ -135,7 +135,7 @@ def _summary(partition: PartitionInfo) -> dict[str, object]:
         },
         "rows": partition.rows,
         "disk_bytes": partition.disk_bytes,
-        "created": partition.created.isoformat(),
-        "expires": None if partition.expires is None else partition.expires.isoformat(),
-        "last_write": None if partition.last_write is None else partition.last_write.isoformat(),
+        "created_at": partition.created_at.isoformat(),
+        "expires_at": None if partition.expires_at is None else partition.expires_at.isoformat(),
+        "last_write_at": None if partition.last_write_at is None else partition.last_write_at.isoformat(),
     }

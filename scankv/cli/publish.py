@@ -130,8 +130,8 @@ def _show(report: PublishReport, *, as_json: bool) -> None:
     else:
         why = "" if report.reason is None else f"; all rows, because {report.reason}"
         typer.echo(
-            f"{report.table}: version {report.version} as of {report.view_time[:19]} UTC, "
+            f"{report.table}: version {report.version} as of {report.taken_at[:19]} UTC, "
             f"{counted(report.rows, 'row')} in {counted(report.files_added, 'file')} written "
-            f"({decimal(report.bytes)}), {counted(report.files_kept, 'file')} kept, in {report.seconds:.1f} s{why}"
+            f"({decimal(report.bytes)}), {counted(report.files_kept, 'file')} kept, in {report.elapsed:.1f} s{why}"
         )
     sys.stdout.flush()  # a reader of a pipe sees each version when it is committed

@@ -30,11 +30,11 @@ def slow(json: Json = False, url: Url = None) -> None:
 
 def _cells(call: SlowCall) -> list[object]:
     return [
-        f"{duration(call.age_seconds)} ago",
+        f"{duration(call.age)} ago",
         call.method,
         call.table or "",
-        f"{call.seconds:.3f} s",
-        f"{call.waited_seconds:.3f} s",
+        f"{call.elapsed:.3f} s",
+        f"{call.waited:.3f} s",
         call.code,
         call.peer or "",
         call.request_id,

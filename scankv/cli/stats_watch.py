@@ -78,15 +78,15 @@ def watch_stats(
 
 def rates(before: ServerStats | None, now: ServerStats) -> dict[str, float] | None:
     """Returns the changes per second, by statistic. None without values before, or if the server was started since."""
-    if before is None or before.incarnation != now.incarnation or now.uptime_millis <= before.uptime_millis:
+    if before is None or before.incarnation != now.incarnation or now.uptime <= before.uptime:
         return None
     # By the clock of the server, since answers may take different times to arrive.
-    seconds = (now.uptime_millis - before.uptime_millis) / 1000
+    seconds = now.uptime - before.uptime
     return {name: round((getattr(now, name) - getattr(before, name)) / seconds, 3) for name in _RATES}
 
 
 def _print_json(found: ServerStats | ConnectionFailed, before: ServerStats | None, at: datetime) -> None:
-    values: dict[str, object] = {"at": at.isoformat(timespec="milliseconds")}
+    values: dict[str, object] = {"taken_at": at.isoformat(timespec="milliseconds")}
     if isinstance(found, ConnectionFailed):
         values["error"] = found.message
     else:

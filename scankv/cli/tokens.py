@@ -112,9 +112,9 @@ def list_(tokens: TokenFile, json: Json = False) -> None:
                     "certificate": record.certificate or None,
                     "grants": record.grants,
                     "state": state,
-                    "created": record.created,
-                    "expires": record.expires,
-                    "revoked": record.revoked,
+                    "created_at": record.created,
+                    "expires_at": record.expires,
+                    "revoked_at": record.revoked,
                     "limits": dict(record.limits),
                 }
                 for record, state in zip(records, states, strict=True)

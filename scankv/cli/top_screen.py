@@ -127,7 +127,7 @@ def top_json(top: TopN, at: datetime, *, first: bool) -> str:
     """
     parts = {"rows": top.rows} | {"entered": top.entered, "left": top.left, "moved": top.moved}
     texts = [f'"{name}":[{",".join(_json_rows(rows))}]' for name, rows in parts.items()]
-    return f'{{"at":{json.dumps(at.isoformat())},"first":{json.dumps(first)},{",".join(texts)}}}'
+    return f'{{"taken_at":{json.dumps(at.isoformat())},"first":{json.dumps(first)},{",".join(texts)}}}'
 
 
 def _json_rows(rows: pa.Table) -> Iterator[str]:

@@ -54,8 +54,8 @@ class PublishReport:
         files_removed: How many files they replace.
         files_kept: How many files stayed as they were.
         bytes: The size of the written files.
-        seconds: How long the pass took.
-        view_time: The instant of the version, in UTC, as ISO 8601.
+        elapsed: How long the pass took.
+        taken_at: The instant of the version, in UTC, as ISO 8601.
         log_offsets: The log offsets of the version.
     """
 
@@ -68,8 +68,8 @@ class PublishReport:
     files_removed: int = 0
     files_kept: int = 0
     bytes: int = 0
-    seconds: float
-    view_time: str
+    elapsed: float
+    taken_at: str
     log_offsets: LogOffsets
 
 
@@ -400,8 +400,8 @@ class _Pass:
             files_removed=files_removed,
             files_kept=files_kept,
             bytes=bytes_,
-            seconds=time.monotonic() - started,
-            view_time=state.view_time,
+            elapsed=time.monotonic() - started,
+            taken_at=state.view_time,
             log_offsets=state.log_offsets,
         )
 

@@ -315,7 +315,7 @@ async def _open_view(client: Client, table: Table, content: Content) -> TableVie
             log_offsets=stream.log_offsets,
             schema=table.schema,
             schema_id=stream.schema_id,
-            taken_at=stream.view_time,
+            taken_at=stream.taken_at,
         )
         return TableView(
             client=client,

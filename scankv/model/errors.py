@@ -568,7 +568,7 @@ class WriteConflict(ServerRefused):
 class ColumnLocked(ServerRefused):
     """Another writer has locked a column that the write would change. Nothing was written.
 
-    `details` has `owner`, `columns`, and `seconds` until the lock expires unless it is renewed.
+    `details` has `owner`, `columns`, and `remaining`, the seconds until the lock expires unless it is renewed.
 
     What to do:
         Wait until the lock ends, or ask its owner to release it: `scankv locks` lists the locks.

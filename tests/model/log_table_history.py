@@ -94,7 +94,7 @@ class LogTableHistory:
         self._record(rows)
 
     async def _write(self) -> None:
-        async with self.table.writer(id="w", batch_seconds=0) as writer:
+        async with self.table.writer(id="w", batch_delay=0) as writer:
             for _ in range(3):
                 rows = self._new_rows()
                 await writer.append(rows)

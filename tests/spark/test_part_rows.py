@@ -83,7 +83,7 @@ def test_a_slow_reader_slows_the_scan_and_a_reader_that_stops_frees_everything(
 
     def came_to_rest() -> bool:
         (scan,) = (each for each in client.live_scans() if each.table == large.name)
-        return scan.idle_seconds > 0.5
+        return scan.idle > 0.5
 
     wait_until(came_to_rest, "held up by a reader that reads nothing", timeout=60)
     assert threads() == before + 1

@@ -20,7 +20,7 @@ async def main(url: str, name: str) -> None:
     """Writes until it is killed. The table has one bucket, so the next sequence number says what was applied."""
     async with connect(url) as client:
         table = await client.table(name)
-        async with table.writer(id="job-1", in_flight=1, batch_seconds=0) as writer:
+        async with table.writer(id="job-1", in_flight=1, batch_delay=0) as writer:
             while True:
                 number = writer.next_sequence
                 await writer.upsert(pa.table({"k": range(ROWS), "batch": [number] * ROWS}, schema=SCHEMA))

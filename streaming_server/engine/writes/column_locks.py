@@ -437,7 +437,7 @@ def _column_locked(lock: HeldColumnLock, columns: Collection[str], outcome: str)
         table=lock.table,
         owner=lock.owner,
         columns=names,
-        seconds=seconds,
+        remaining=seconds,
     )
 
 

@@ -114,7 +114,7 @@ def test_a_damaged_manifest_is_reported_once_with_what_to_do(backed_up: CommandL
     (shown,) = scankv("backup", "list", location, "--json", code=1).json
     assert shown["backup_id"] == early
     # A restore as of an instant before the damaged backup does not need that.
-    assert "restored 1 table" in scankv(*restore, str(tmp_path / "then"), "--at", shown["time"]).text
+    assert "restored 1 table" in scankv(*restore, str(tmp_path / "then"), "--at", shown["taken_at"]).text
     said = scankv.fails("backup", "prune", location, "--keep", "1")
     assert damaged in said
     assert f"move manifests/{late}.json out of {location}" in said

@@ -83,13 +83,13 @@ def test_the_files_of_a_table_are_not_loaded_as_if_all_of_them_counted(
 
 
 def test_the_progress_says_how_much_is_left() -> None:
-    sent = BootstrapProgress(rows=1_000_000, bytes=25_000_000, total_rows=2_000_000, seconds=5.0)
+    sent = BootstrapProgress(rows=1_000_000, bytes=25_000_000, total_rows=2_000_000, elapsed=5.0)
     assert progress_text(sent) == "1,000,000 rows, 25 MB sent, 15 s left"
-    merging = BootstrapProgress(rows=2_000_000, bytes=50_000_000, total_rows=2_000_000, merged_rows=10, seconds=5.0)
+    merging = BootstrapProgress(rows=2_000_000, bytes=50_000_000, total_rows=2_000_000, merged_rows=10, elapsed=5.0)
     assert progress_text(merging) == "2,000,000 rows, 50 MB sent, 10 rows merged, 5 s left"
     assert progress_text(BootstrapProgress(rows=1, bytes=10)) == "1 rows, 0 MB sent"
     resumed = BootstrapProgress(
-        rows=1_500_000, bytes=50_000_000, total_rows=2_000_000, resumed_rows=1_000_000, seconds=5.0
+        rows=1_500_000, bytes=50_000_000, total_rows=2_000_000, resumed_rows=1_000_000, elapsed=5.0
     )
     assert progress_text(resumed) == "1,500,000 rows, 50 MB sent, 1,000,000 rows of them before, 25 s left"
 

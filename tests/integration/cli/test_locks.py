@@ -18,8 +18,8 @@ def test_column_locks_are_listed_and_released(scankv: CommandLine, scores: str) 
             "table": scores,
             "owner": "job-1",
             "columns": ["score"],
-            "ttl_seconds": 600,
-            "remaining_seconds": pytest.approx(600, abs=300),
+            "ttl": 600,
+            "remaining": pytest.approx(600, abs=300),
             "principal": None,
         }
         assert scankv("locks", "--json", "--table", scores).json == [expected]

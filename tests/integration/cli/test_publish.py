@@ -42,7 +42,7 @@ def test_published_versions_are_scanned(scankv: CommandLine, scores: str, tmp_pa
     uri = str(tmp_path / "published")
     scankv("publish", scores, uri)
     scankv("put", scores, "player=dan", "score=1")
-    time = scankv("publish", scores, uri, "--json").json["view_time"]
+    time = scankv("publish", scores, uri, "--json").json["taken_at"]
     scankv("delete", scores, "ann")
     reads: dict[tuple[str, ...], list[str]] = {
         (): ["bob", "cem", "dan"],

@@ -32,8 +32,8 @@ def test_a_snapshot_is_scanned_as_of_its_pin(scankv: CommandLine, scores: str, s
 
 def test_snapshots_are_listed(scankv: CommandLine, scores: str, snapshot: str) -> None:
     (found,) = listed(scankv, scores)
-    assert (found["id"], found["table"], found["rows"], found["ttl_seconds"]) == (snapshot, scores, 3, 7200)
-    assert 7000 < found["remaining_seconds"] <= 7200
+    assert (found["id"], found["table"], found["rows"], found["ttl"]) == (snapshot, scores, 3, 7200)
+    assert 7000 < found["remaining"] <= 7200
     assert sorted(found["log_offsets"]) == ["0", "1"]
     assert found["taken_at"].endswith("+00:00")
     header, _, line = scankv("snapshot", "list", scores).text.splitlines()
@@ -54,14 +54,14 @@ def test_a_snapshot_is_taken_for_a_principal(scankv: CommandLine, scores: str) -
 def test_a_snapshot_is_renewed(scankv: CommandLine, scores: str, snapshot: str) -> None:
     assert scankv("snapshot", "renew", snapshot).text == f"renewed {snapshot} for 2 h\n"
     assert scankv("snapshot", "renew", snapshot, "--ttl", "90s").text == f"renewed {snapshot} for 1 min 30 s\n"
-    assert listed(scankv, scores)[0]["ttl_seconds"] == 90
+    assert listed(scankv, scores)[0]["ttl"] == 90
 
 
 def test_snapshots_are_released_and_those_that_are_not_there_named(
     scankv: CommandLine, scores: str, snapshot: str
 ) -> None:
     other = scankv("snapshot", "create", scores).text.strip()
-    assert {found["ttl_seconds"] for found in listed(scankv, scores)} == {600, 7200}
+    assert {found["ttl"] for found in listed(scankv, scores)} == {600, 7200}
     finished = scankv("snapshot", "release", snapshot, "nowhere", other, code=1)
     assert finished.text == f"released {snapshot}\nreleased {other}\n"
     assert "no snapshot has the id nowhere; it was released or has expired" in finished.stderr
@@ -93,7 +93,7 @@ def test_a_time_out_of_its_range_is_refused(scankv: CommandLine, scores: str, tt
 )
 def test_a_time_to_live_has_units(scankv: CommandLine, scores: str, ttl: str, seconds: int) -> None:
     scankv("snapshot", "create", scores, "--ttl", ttl)
-    assert [found["ttl_seconds"] for found in listed(scankv, scores)] == [seconds]
+    assert [found["ttl"] for found in listed(scankv, scores)] == [seconds]
 
 
 def test_a_table_that_is_not_there_has_no_snapshots(scankv: CommandLine, scores: str) -> None:

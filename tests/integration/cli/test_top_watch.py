@@ -107,7 +107,7 @@ def test_a_pipe_gets_a_line_of_json_for_every_change(
     assert [row["player"] for row in first["rows"]] == ["ann", "bob", "cem"]
     scankv("put", scores, "player=bob", "score=40")
     change = json.loads(line_of(piped))
-    assert change.pop("at") > first["at"]
+    assert change.pop("taken_at") > first["taken_at"]
     assert change == {
         "first": False,
         "rows": [

@@ -16,7 +16,7 @@ def test_transactions_are_listed_and_aborted(scankv: CommandLine, scores: str) -
         tx.upsert(client.table(scores), [{"player": "zoe", "score": 1}])
         (listed,) = [each for each in scankv("transactions", "--json").json if each["id"] == tx.id]
         assert (listed["token"], listed["conflict"], listed["tables"]) == (tx.token, "abort", [scores])
-        assert (listed["rows"], listed["ttl_seconds"], listed["committing"]) == (1, 600, False)
+        assert (listed["rows"], listed["ttl"], listed["committing"]) == (1, 600, False)
         assert (listed["locked_keys"], listed["waits_for"]) == (1, [])
         header, _, *lines = scankv("transactions").text.splitlines()
         assert header.split() == ["token", "id", "tables", "rows", "bytes", "locks", "age", "left", "principal"]

@@ -169,7 +169,7 @@ async def test_nothing_is_visible_before_all_rows_are(client: Client, name: str)
     assert reports[-1].rows_in_table == reports[-1].rows == reports[-1].merged_rows == await table.count() == 2000
     assert [report.rows_in_table for report in reports[:-1]] == [None] * (len(reports) - 1)
     assert reports[-1].fraction == 1.0
-    assert reports[-1].seconds_left == 0.0
+    assert reports[-1].remaining == 0.0
 
 
 async def test_an_error_of_the_source_leaves_nothing(tmp_path: Path, name: str) -> None:

@@ -50,7 +50,7 @@ async def test_a_write_that_would_change_a_locked_column_is_refused_with_its_own
             await WRITES[what](table)
         assert set(caught.value.details["columns"].split(", ")) <= {"a", "b"}
         assert caught.value.details["owner"] == "job-1"
-        assert 0 < float(caught.value.details["seconds"]) <= 600
+        assert 0 < float(caught.value.details["remaining"]) <= 600
         assert await table.scan().to_pylist() == [ROW]
         before = [bucket.log_offset for bucket in await table.statistics()]
         assert sum(before) == 1

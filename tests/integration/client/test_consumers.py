@@ -349,7 +349,7 @@ async def test_consumers_are_listed_with_how_far_each_is_behind_and_deleted(tabl
     assert (first.id, first.phase, first.committed_at, first.lag, first.live) == ("a", "rows", None, 10, False)
     assert (second.id, second.phase, second.lag, second.damage) == ("b", "changes", 10, None)
     assert second.committed_at is not None
-    assert 0 < second.expires_in <= 7 * 86_400
+    assert 0 < second.remaining <= 7 * 86_400
     await table.delete_consumer("a")
     assert [consumer.id for consumer in await table.consumers()] == ["b"]
     for call in (table.delete_consumer("a"), table.reset_consumer("a", StartFrom.FULL)):
@@ -367,8 +367,8 @@ async def test_what_makes_no_sense_for_a_consumer_is_refused_when_it_is_given(ta
         lambda: changes.with_consumer_id("c").limit(5),
         lambda: changes.limit(5).with_consumer_id("c"),
         lambda: changes.with_consumer_id("c").resume_from(b"token"),
-        lambda: changes.with_poll_interval_ms(-1),
-        lambda: changes.with_poll_interval_ms("1"),  # type: ignore[arg-type]
+        lambda: changes.with_poll_interval(-1),
+        lambda: changes.with_poll_interval("1"),  # type: ignore[arg-type]
     ]
     for attempt in attempts:
         with pytest.raises(UsageError):
@@ -381,7 +381,7 @@ async def test_what_makes_no_sense_for_a_consumer_is_refused_when_it_is_given(ta
             await stream.commit()
     with pytest.raises(UsageError, match="known once the scan has started"):
         await changes.with_consumer_id("c").stream().commit()
-    assert changes.with_poll_interval_ms(50).spec == changes.spec
+    assert changes.with_poll_interval(0.05).spec == changes.spec
 
 
 async def test_changes_is_the_short_form(table: Table, client: Client) -> None:

@@ -82,7 +82,7 @@ async def test_a_partition_is_created_by_its_first_write_and_counts_its_rows(sha
         await table.delete([(day(0), "north", each) for each in (1, 2, 99)])
         found = await table.partitions()
         assert counts(found) == [(day(0), 8), (day(1), 10), (day(2), 15), (day(3), 10)]
-        assert all(each.last_write is not None and each.created <= each.last_write for each in found)
+        assert all(each.last_write_at is not None and each.created_at <= each.last_write_at for each in found)
         assert counts(await table.partitions({"day": day(2)})) == [(day(2), 15)]
 
 
@@ -113,7 +113,7 @@ async def test_a_partition_can_be_created_ahead_of_time(server: ServerProcess) -
     async with await connect(server.url) as client:
         found = await (await client.table("partitions.ahead")).partitions()
         assert counts(found) == [(day(0), 10), (day(5), 0)]
-        assert found[1].last_write is None
+        assert found[1].last_write_at is None
 
 
 @pytest.mark.asyncio

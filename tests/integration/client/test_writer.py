@@ -61,7 +61,7 @@ async def applied(table: Table) -> list[tuple[int, int]]:
 
 async def test_rows_are_written_in_batches_and_flush_tells_where(client: Client, name: str) -> None:
     table = await made(client, name)
-    async with table.writer(batch_seconds=3600) as writer:
+    async with table.writer(batch_delay=3600) as writer:
         for start in range(0, 1000, 10):
             await writer.upsert(rows(range(start, start + 10), start))
         assert await table.count() == 0
@@ -81,12 +81,12 @@ async def test_rows_are_written_in_batches_and_flush_tells_where(client: Client,
 
 async def test_rows_go_out_when_there_are_enough_or_when_it_is_time(client: Client, name: str) -> None:
     table = await made(client, name, buckets=1)
-    async with table.writer(batch_bytes=1600, batch_seconds=3600, in_flight=1) as writer:
+    async with table.writer(batch_bytes=1600, batch_delay=3600, in_flight=1) as writer:
         await writer.upsert(rows(range(99), 0))
         assert await table.count() == 0
         await writer.upsert(rows([99], 0))
         await await_until(table.count, "the rows went out")
-    async with table.writer(batch_seconds=0.01) as writer:
+    async with table.writer(batch_delay=0.01) as writer:
         await writer.upsert(rows([1000], 0))
         await await_until(lambda: table.get(1000), "the row went out")
 
@@ -174,7 +174,7 @@ async def test_a_named_writer_fences_the_one_before_and_goes_on_behind_it(client
 
 async def test_the_first_failure_ends_a_writer_and_says_what_was_lost(client: Client, name: str) -> None:
     table = await made(client, name)
-    writer = table.writer(batch_seconds=3600)
+    writer = table.writer(batch_delay=3600)
 
     async def write() -> None:
         async with writer:
@@ -250,7 +250,7 @@ async def test_a_block_that_fails_sends_nothing_more(client: Client, name: str) 
     table = await made(client, name)
 
     async def write() -> None:
-        async with table.writer(batch_seconds=3600) as writer:
+        async with table.writer(batch_delay=3600) as writer:
             await writer.upsert(rows([1], 1))
             raise ZeroDivisionError
 
@@ -284,8 +284,8 @@ async def test_a_writer_locks_its_columns_while_it_is_entered(client: Client, na
     [
         {"batch_bytes": 0},
         {"batch_bytes": (8 << 20) + 1},
-        {"batch_seconds": -1},
-        {"batch_seconds": True},
+        {"batch_delay": -1},
+        {"batch_delay": True},
         {"max_buffered_bytes": 0},
         {"in_flight": 0},
         {"in_flight": 17},

@@ -86,7 +86,7 @@ async def test_only_the_rest_is_sent(client: Client, name: str, tmp_path: Path, 
     assert (reports[0].rows, reports[0].resumed_rows, reports[0].total_rows) == (sent, sent, COUNT)
     assert reports[0].bytes > 0
     assert reports[0].fraction == sent / (2 * COUNT)
-    assert reports[0].seconds_left is None
+    assert reports[0].remaining is None
     assert reports[-1].rows_in_table == COUNT
     assert (await table.scan().to_arrow()).sort_by("id").equals(rows().cast(table.schema))
     with pytest.raises(TableExists):

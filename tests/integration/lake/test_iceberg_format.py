@@ -124,7 +124,7 @@ async def test_each_version_is_one_snapshot(client: Client, name: str, uri: str)
     for report in (first, second):
         properties = reader.properties(report.version)
         assert LogOffsets.from_json(properties["scankv.log_offsets"]) == report.log_offsets
-        assert properties["scankv.view_time"] == report.view_time
+        assert properties["scankv.view_time"] == report.taken_at
     assert reader.properties(2)["total-records"] == "500"
 
 

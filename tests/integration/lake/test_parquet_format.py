@@ -113,7 +113,7 @@ async def test_the_manifest_names_the_instant_and_the_columns(client: Client, na
         {"name": "id", "type": "int64", "nullable": False},
         {"name": "value", "type": "int64", "nullable": True},
     ]
-    assert manifest["properties"]["scankv.view_time"] == report.view_time
+    assert manifest["properties"]["scankv.view_time"] == report.taken_at
     assert LogOffsets.from_json(manifest["properties"]["scankv.log_offsets"]) == report.log_offsets
     assert sum(file["rows"] for file in manifest["files"]) == 500
 

@@ -300,7 +300,7 @@ async def test_the_properties_name_the_instant(client: Client, name: str, uri: s
     await create(client, name)
     report = await publish_and_compare(client, name, uri)
     (entry,) = deltalake.DeltaTable(uri).history()
-    assert entry["scankv.view_time"] == report.view_time
+    assert entry["scankv.view_time"] == report.taken_at
     assert LogOffsets.from_json(entry["scankv.log_offsets"]) == report.log_offsets
     statistics = pa.table(deltalake.DeltaTable(uri).get_add_actions(flatten=True)).to_pylist()
     assert sum(each["num_records"] for each in statistics) == 1000

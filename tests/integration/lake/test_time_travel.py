@@ -268,7 +268,7 @@ async def test_a_version_of_another_program_is_passed_over(client: Client, name:
     assert report.version == 4
     lake = open_lake_table(uri)
     assert [lake.view_time(number) is None for number in range(5)] == [False, False, False, True, False]
-    before = datetime.fromisoformat(report.view_time) - timedelta(microseconds=1)
+    before = datetime.fromisoformat(report.taken_at) - timedelta(microseconds=1)
     assert await table.scan().as_of(before).read_path("lake", uri).to_pylist() == []
     assert len(await table.scan().as_of(4).read_path("lake", uri).to_pylist()) == 7
 

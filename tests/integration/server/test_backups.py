@@ -308,7 +308,7 @@ def test_the_server_creates_backups_by_itself_and_keeps_the_newest(tmp_path: Pat
             return len(seen) >= 5
 
         wait_until(collect, "five backups were created")
-        assert client.backup_status().last_completed is not None
+        assert client.backup_status().last_completed_at is not None
     assert len(store.manifests()) in (2, 3)
 
 

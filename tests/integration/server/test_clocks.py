@@ -180,7 +180,7 @@ async def test_a_clock_that_was_wrong_for_one_write_changes_neither_retention_no
         machine.set_wall(300 * DAY)
         await put(table, 2)
         stats = await client.server_stats()
-        assert stats.clock_offset_millis == 300 * DAY * 1000
+        assert stats.clock_offset == 300 * DAY
         assert stats.clock_jumps == 1
         # By the wrong clock from now on: refused, because the clock could also be right.
         for wrong in (machine.wall_micros, machine.wall_micros - 60_000_000, before + 60_000_000):
@@ -194,7 +194,7 @@ async def test_a_clock_that_was_wrong_for_one_write_changes_neither_retention_no
         after = machine.wall_micros
         await put(table, 3)
         stats = await client.server_stats()
-        assert (stats.clock_offset_millis, stats.clock_jumps) == (0, 2)
+        assert (stats.clock_offset, stats.clock_jumps) == (0, 2)
     async with serving(tmp_path / "data", machine) as (server, client):
         table = await client.table("a.b")
         assert await changed_keys(table, StartFrom.timestamp(at(before - 10_000_000))) == [1, 2, 3]

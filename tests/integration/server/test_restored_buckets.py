@@ -93,7 +93,7 @@ def test_rows_are_the_same_in_another_number_of_buckets(tmp_path: Path, kind: st
 def _partitions(table: sync.Table, kind: str) -> list[tuple[Any, ...]]:
     if kind != "partitioned":
         return []
-    return [(each.values["day"], each.rows, each.created, each.last_write) for each in table.partitions()]
+    return [(each.values["day"], each.rows, each.created_at, each.last_write_at) for each in table.partitions()]
 
 
 def test_numbers_of_buckets_that_are_not_possible_are_refused(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ async def test_a_hundred_readers_of_bases_that_stop_cost_less_than_a_mebibyte_ea
                         read += (await anext(stream)).nbytes
 
                 async def all_wait() -> bool:
-                    return all(scan.idle_seconds > 1 for scan in await client.live_scans())
+                    return all(scan.idle > 1 for scan in await client.live_scans())
 
                 await await_until(all_wait, "every scan waits for its reader", timeout=30)
                 taken = await resident(client) - idle

@@ -126,7 +126,7 @@ def test_a_part_that_waits_for_its_reader_waits_for_the_client(tmp_path: Path) -
 
         def hold_back_until(age: float) -> float:
             began = time.perf_counter()
-            wait_until(lambda: any(scan.age_seconds > age for scan in client.live_scans()), "the scan is old enough")
+            wait_until(lambda: any(scan.age > age for scan in client.live_scans()), "the scan is old enough")
             return time.perf_counter() - began
 
         opening = wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=name, divided=True), timeout=60)
@@ -157,7 +157,7 @@ def test_a_part_that_waits_for_its_reader_waits_for_the_client(tmp_path: Path) -
         assert len(claims) == TABLETS
         for call in calls:
             # The server works in some of this time, but not much.
-            assert call.waited_seconds > 0.75 * (while_reading if call in claims else before_claims)
+            assert call.waited > 0.75 * (while_reading if call in claims else before_claims)
 
 
 def test_a_part_is_read_once_and_ends_with_its_scan(server: ServerProcess) -> None:

@@ -121,7 +121,7 @@ async def test_a_pinned_scan_says_where_it_went_on() -> None:
         first, second = stream.resumptions
         assert (first.rows, second.rows) == (10, 15)
         assert isinstance(first.cause, Unavailable)
-        assert before <= first.at <= second.at <= datetime.now(UTC)
+        assert before <= first.resumed_at <= second.resumed_at <= datetime.now(UTC)
         assert first.from_log_offsets == first.to_log_offsets == LOG_OFFSETS == stream.log_offsets
 
 

@@ -212,7 +212,7 @@ def test_a_resumption_says_when_where_why_and_between_which_views(caplog: pytest
     assert resumptions(scan) == ()
     scan.book(received(header(log_offsets=newer, resumed_from=LOG_OFFSETS)))
     (resumption,) = resumptions(scan)
-    assert (resumption.at, resumption.rows, resumption.cause) == (NOW, 5, first)
+    assert (resumption.resumed_at, resumption.rows, resumption.cause) == (NOW, 5, first)
     assert (resumption.from_log_offsets, resumption.to_log_offsets) == (LOG_OFFSETS, newer)
     assert [record.getMessage() for record in caplog.records] == [
         "the scan of a.b resumes after 5 rows: UNAVAILABLE",

@@ -43,9 +43,9 @@ async def test_expired_partitions_are_dropped_and_no_others(tmp_path: Path) -> N
         recent = [today - dt.timedelta(days=age) for age in range(6)]
         for each in (table, kept):
             await each.upsert(rows(*recent))
-        assert [each.expires for each in await kept.partitions()] == [None] * 6
+        assert [each.expires_at for each in await kept.partitions()] == [None] * 6
         midnight = dt.datetime(today.year, today.month, today.day, tzinfo=dt.UTC)
-        assert (await table.partitions())[-1].expires == midnight + dt.timedelta(days=3)
+        assert (await table.partitions())[-1].expires_at == midnight + dt.timedelta(days=3)
         await drop_expired(server)
         assert await days(table) == recent[2::-1]
         assert await table.count() == 9
@@ -82,7 +82,7 @@ async def test_values_that_are_no_times_never_expire(tmp_path: Path, caplog: pyt
         await drop_expired(server)
         found = await table.partitions()
         assert [each.values["region"] for each in found] == ["2100-01-01", "never"]
-        assert [each.expires for each in found] == [dt.datetime(2100, 1, 2, tzinfo=dt.UTC), None]
+        assert [each.expires_at for each in found] == [dt.datetime(2100, 1, 2, tzinfo=dt.UTC), None]
         assert "1 partitions of test.t never expire" in caplog.text
         assert "never," not in caplog.text.replace("never expire", "")
 
