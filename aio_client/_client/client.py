@@ -119,6 +119,7 @@ class Client:
         Args:
             name: `database.table`; each part 1 to 128 of `A-Z a-z 0-9 _ -`, beginning with a letter or `_`.
             schema: The columns. Types that differ only in layout are stored as one: `large_string` as `string`.
+                The page "Column types" of the documentation has all types.
             primary_key: The key columns, in key order; they become NOT NULL. Empty: a table without a key, to which
                 rows are only appended, with `append`. Its changelog is its storage, so `log_retention_seconds`, which
                 is unlimited there unless it is given, removes rows. It gives up everything that needs a key: `get`,
@@ -148,7 +149,8 @@ class Client:
                 sequence groups.
             **options: Table options by name, None for the default: `merge_engine` ("last_row", "first_row",
                 "versioned", "partial_update" or "aggregate"), `delete_behavior` ("allow", "ignore", "disable" or
-                "retract"), `changelog`, `row_deduplicate`, `compression`, and the other options of the server.
+                "retract"), `changelog`, `row_deduplicate`, `compression` and others. The page "Table options" of the
+                documentation has all of them, with their values and defaults, and says which can change later.
                 `changelog` is what readers of the changes get: "full" has the rows before and after every change;
                 "upsert" has the rows after it, and the keys of deleted rows; "input" has what was written, before it is
                 merged; "none" has nothing, so the table's changes cannot be read. If `changelog` is "upsert" or "none",

@@ -71,7 +71,11 @@ def create(
     ] = None,
     url: Url = None,
 ) -> None:
-    """Create a table, from options, from a file, or like another table."""
+    """Create a table, from options, from a file, or like another table.
+
+    docs/reference/types.md has the types of columns. docs/reference/table-options.md has the options for --set, with
+    their values and defaults.
+    """
     if file is not None:
         given: tuple[object, ...] = table, schema, key, bucket_key, buckets, tablets, index, partition_by, set_, like
         if no_key or any(each is not None for each in given):

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
+import scankv
+from scankv.cli.app import app
 from scankv.model import errors
+from scankv.model.tables.options import TableOptions
+from tests.support.type_samples import NOT_STORABLE, OTHER_LAYOUTS, type_id_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference" / "python"
 LISTED = re.compile(r"<!-- generated: python (\S+)\s(.*?)-->", re.DOTALL)
@@ -40,3 +50,48 @@ def test_every_error_says_what_to_do() -> None:
         and "\n    What to do:\n        " not in (cls.__doc__ or "")
     ]
     assert silent == []
+
+
+@pytest.fixture
+def generators(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(PAGES.parents[1] / "_ext"))
+    return import_module("reference")
+
+
+def _ids_missing_in(types: list[pa.DataType]) -> set[str]:
+    return set(type_id_names().values()) - {type_id_names()[type_.id] for type_ in types}
+
+
+def test_every_type_of_arrow_is_on_the_page_of_types(generators: Any) -> None:
+    page = generators.column_types
+    # What pyarrow has no public name for: unions have two modes, and intervals one of three that Python can make.
+    unnamed = {"INTERVAL_DAY_TIME", "INTERVAL_MONTHS", "EXTENSION"}
+    assert _ids_missing_in([*page.TYPES, *page.OTHERS]) <= unnamed
+    assert _ids_missing_in(page.OTHERS) & (NOT_STORABLE | OTHER_LAYOUTS) <= unnamed
+    assert _ids_missing_in([type_ for type_ in page.TYPES if str(type_) != "bool"]) >= {"BOOL"}
+
+
+def test_the_page_of_types_says_what_other_systems_refuse(generators: Any) -> None:
+    text = generators.column_types.describe_types()
+    rows = {line.split(" | ")[0].strip("| `"): line for line in text.partition("## In other systems")[2].splitlines()}
+    assert "refused" in rows["time64[us]"]
+    assert "refused" not in rows["int64"]
+    assert "| `duration[s]` | refused: use int64" in text
+
+
+def test_every_table_option_has_its_values_and_says_whether_it_can_change(generators: Any) -> None:
+    text = generators.table_options.describe_table_options()
+    names = [field.name for field in fields(TableOptions)]
+    assert [name for name in names if f"### `{name}`" not in text] == []
+    assert "| [`compression`](#compression) | `none`, `lz4`, `zstd` | `lz4` | no |" in text
+    assert "| [`columnar_base`](#columnar_base) | `off`, `auto`, `eager` | `off` | yes |" in text
+
+
+def test_the_help_of_create_and_of_create_table_lead_to_types_and_options() -> None:
+    shown = "".join(CliRunner().invoke(app, ["create", "--help"]).output.split())
+    assert "docs/reference/types.md" in shown
+    assert "docs/reference/table-options.md" in shown
+    for client in (scankv.Client, scankv.sync.Client):
+        said = " ".join((client.create_table.__doc__ or "").split())
+        assert '"Column types"' in said
+        assert '"Table options"' in said

@@ -9,7 +9,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from . import command_line, cross_references, docstrings, errors, metrics, permissions, python_api, settings, wire
+from . import (
+    column_types,
+    command_line,
+    cross_references,
+    docstrings,
+    errors,
+    metrics,
+    permissions,
+    python_api,
+    settings,
+    table_options,
+    wire,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +37,8 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "permissions": permissions.describe_permissions,
     "python": python_api.describe_names,
     "settings": settings.describe_settings,
+    "table_options": table_options.describe_table_options,
+    "types": column_types.describe_types,
     "wire": wire.describe_file,
 }
 

@@ -48,7 +48,7 @@ _SIMPLE: Final[dict[str, pa.DataType]] = {
 _DECIMALS: Final = ("decimal128", "decimal", "numeric")
 _UNITS: Final[dict[str, tuple[str, ...]]] = {"time32": ("s", "ms"), "time64": ("us", "ns")}
 _TIMESTAMP_UNITS: Final = ("s", "ms", "us", "ns")
-_ALL_WORDS: Final = (
+TYPE_WORDS: Final = (
     *_SIMPLE, *_DECIMALS, *_UNITS, "varchar", "date", "date32", "timestamp", "list", "struct", "map",
 )  # fmt: skip
 
@@ -257,5 +257,5 @@ class _TypeParser:
 
 
 def _nearest(word: str) -> str:
-    hint = did_you_mean(word, _ALL_WORDS)
+    hint = did_you_mean(word, TYPE_WORDS)
     return hint.removesuffix("?")
