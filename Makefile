@@ -2,6 +2,8 @@
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# The site needs a sixth of what the tests need, so that building it does not install all of that.
+DOCS_VENV := $(if $(wildcard $(INSTALLED)),.venv,.venv-docs)
 # Tests of what clients see of tables, which is the same if the tables have tablets: those that `make test` runs again in
 # this way, and further ones in `make soak`.
 WITH_TABLETS := SCANKV_TEST_TABLETS=3 SCANKV_TEST_WORKERS=2
@@ -33,7 +35,7 @@ help:
 	@echo 'make lock    write the locks of the packages in the image; UPGRADE=--upgrade takes new versions'
 	@echo 'make protos  generate the modules of scankv/v1 from protos/'
 	@echo 'make sync    generate the blocking client from the asynchronous client'
-	@echo 'make clean   remove .venv, .venv-lowest, .venv-versions and all other generated files'
+	@echo 'make clean   remove .venv and the other environments and all other generated files'
 	@echo 'PYTHON=/path/to/python3.12 chooses the interpreter of .venv'
 
 demo: $(INSTALLED)
@@ -66,8 +68,8 @@ check: $(INSTALLED)
 	$(BIN)/python .ci/check_commits.py
 	$(BIN)/python .ci/check_wheel.py
 
-docs: $(INSTALLED)
-	@$(BIN)/sphinx-build $(SPHINX) docs build/docs
+docs: $(DOCS_VENV)/.installed
+	@$(DOCS_VENV)/bin/sphinx-build $(SPHINX) docs build/docs
 	@echo 'Open build/docs/index.html'
 
 bench: $(INSTALLED)
@@ -114,9 +116,13 @@ sync: $(INSTALLED)
 	$(BIN)/python .ci/generate_sync.py
 
 clean:
-	rm -rf .venv .venv-lowest .venv-versions .venv-jars build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-docs .venv-lowest .venv-versions .venv-jars build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml .ci/make-venv
 	@.ci/make-venv
+	@touch $@
+
+.venv-docs/.installed: pyproject.toml .ci/make-venv
+	@.ci/make-venv docs
 	@touch $@

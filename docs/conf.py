@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.metadata import version as installed_version
+from importlib.util import find_spec
 from pathlib import Path
+
+from sphinx.ext.autodoc.mock import MockFinder
 
 # The directory of the extensions that only this site uses.
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+# The reference imports the Spark bridge. `make docs` installs no PySpark, which has half a gigabyte.
+if find_spec("pyspark") is None:
+    sys.meta_path.insert(0, MockFinder(["pyspark"]))
+    # The bridge asks for its signature when it is imported, which a mock does not have.
+    import_module("pyspark.sql.pandas.types").to_arrow_schema = lambda schema, timezone: None  # type: ignore[attr-defined]
 
 project = "ScanKV"
 author = "The ScanKV authors"

@@ -1,4 +1,4 @@
-"""ScanKV tables in Spark. Needs `pip install 'scankv[spark]'`.
+"""ScanKV tables in Spark. Needs the extra `spark`.
 
     spark.read.format("scankv").option("url", "localhost:7070").load("game.scores")
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import UsageError
+from scankv.model.installing import command_to_install
 from streaming_server.addresses import address_of, is_loopback
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def listen_for_gateway(config: ServerConfig) -> socket.socket:
     missing = [name for name in ("starlette", "uvicorn", "jinja2", "cryptography") if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"http_port needs the package {missing[0]}, which is not installed: pip install 'scankv[http]'",
+            f"http_port needs the package {missing[0]}, which is not installed; {command_to_install('http')}",
             option="http_port",
         )
     host = config.http_host.strip("[]")

@@ -22,6 +22,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from scankv.model.errors import ScanKvError, ServerDraining, UsageError
+from scankv.model.installing import command_to_install
 from scankv.model.tracing import find_tracer
 from scankv.v1 import (
     admin_pb2,
@@ -390,7 +391,7 @@ class Server:
             from streaming_server.access.jwt_verifier import JwtVerifier
         except ModuleNotFoundError as error:
             raise UsageError(
-                f"jwt_issuer needs the package {error.name}, which is not installed: pip install 'scankv[oidc]'",
+                f"jwt_issuer needs the package {error.name}, which is not installed; {command_to_install('oidc')}",
                 option="jwt_issuer",
             ) from error
         return Authenticator(tokens, JwtVerifier(self.config.jwt, self._wall_seconds))

@@ -9,7 +9,7 @@
             server.kill()
             server.restart()
 
-Needs `scankv[server]`. For a server in the event loop of the test there is `streaming_server.server.Server`.
+Needs the extra `server`. For a server in the event loop of the test there is `streaming_server.server.Server`.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ class ScanBuilder(ChangesBuilder):
         answer, is damaged, or shows another incarnation of the table; or what has changed since is not in the changelog
         any more, or is more than a quarter of the rows. So are tables whose rows expire, tables without a key or
         without rows in their changelog, and scans with `ordered` or `reverse`. `stream.lake_fallback` and `explain` say
-        why. Needs `pip install "scankv[lake]"`.
+        why. Needs the extra `lake`.
 
         Args:
             read_path: `"rocksdb"` reads RocksDB row by row. `"columnar"` reads the columnar base of each bucket and its

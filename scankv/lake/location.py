@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from scankv.model.errors import LakeConflict, LakeUnavailable, UsageError
+from scankv.model.installing import command_to_install
 from scankv.model.shown_uris import has_user, show_location, show_reason, show_uri
 
 if TYPE_CHECKING:
@@ -256,4 +257,4 @@ def sync_file(path: Path) -> None:
 def require_package(name: str) -> None:
     """Raises UsageError, with the command that installs it, if a package of the extra `lake` is not installed."""
     if find_spec(name) is None:
-        raise UsageError(f'{name} is not installed; run: pip install "scankv[lake]"')
+        raise UsageError(f"{name} is not installed; {command_to_install('lake')}")

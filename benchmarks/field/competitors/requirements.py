@@ -8,6 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from benchmarks.field.process import find_program
+from scankv.model.installing import command_to_install
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def missing_modules(*names: str) -> str | None:
     """Returns which modules are not installed, and how to install them, or None if all are."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
-    return f"{' and '.join(missing)} not installed: pip install 'scankv[bench-field]'" if missing else None
+    return f"{' and '.join(missing)} not installed; {command_to_install('bench-field')}" if missing else None
 
 
 def program(name: str, *folders: Path) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest
+from scankv.model.installing import command_to_install
 from streaming_server.engine.functions.function import Inputs, RefusedValueError
 
 if TYPE_CHECKING:
@@ -138,8 +139,8 @@ def sketch_function(name: str, column: str) -> SerialisedUnion:
         module = import_module(library)
     except ImportError as error:
         raise InvalidRequest(
-            f'column "{column}": {name} needs the package {library}, which is not installed on the server: '
-            'pip install "scankv[sketches]"',
+            f'column "{column}": {name} needs the package {library}, which is not installed on the server; '
+            f"{command_to_install('sketches')}",
             column=column,
         ) from error
     return SerialisedUnion(what, lambda: begin(module))

@@ -16,6 +16,7 @@ from scankv.cli.directory_facts import DirectoryFacts, DiskSpeed, Mount
 from scankv.cli.findings import Finding, HostVerdict
 from scankv.cli.host_checks import examine, fits
 from scankv.cli.host_facts import HostFacts, InstalledPackage, WantedPort
+from scankv.model.installing import command_to_install
 from streaming_server.config import ServerConfig
 
 GIB = 1 << 30
@@ -98,7 +99,7 @@ CASES = [
     (replace(HOST, libc="musl 1.2"), "allocator", WARN, "glibc"),
     (replace(HOST, preloaded="libjemalloc.so"), "allocator", WARN, "unset LD_PRELOAD"),
     (replace(HOST, user_id=0), "user", WARN, "useradd --system scankv"),
-    (replace(HOST, packages=package(None)), "packages", FAIL, 'pip install --upgrade "scankv[server]"'),
+    (replace(HOST, packages=package(None)), "packages", FAIL, command_to_install("server")),
     (replace(HOST, packages=package("0.4.0")), "packages", FAIL, "pip install"),
     (replace(HOST, ports=(port("Address already in use", is_taken=True),)), "port", FAIL, "ss -ltnp 'sport = :7070'"),
     (replace(HOST, ports=(port("Permission denied", is_taken=False),)), "port", FAIL, "--port"),
