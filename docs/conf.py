@@ -8,7 +8,7 @@ from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
 
-from sphinx.ext.autodoc.mock import MockFinder
+from sphinx.ext.autodoc.mock import MockFinder  # type: ignore[attr-defined]
 
 # The directory of the extensions that only this site uses.
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
