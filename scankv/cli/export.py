@@ -1,4 +1,4 @@
-"""`snapshot export`: writes a table as of one instant to Parquet or Arrow files."""
+"""`snapshots export`: writes a table as of one instant to Parquet or Arrow files."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _find_source(client: sync.Client, source: str) -> tuple[sync.Table, str | No
             return client.table(snapshot.table), source
     raise SnapshotLost(
         f"{source} is neither a table, as database.table, nor the id of a snapshot, nor TABLE@NAME; see: scankv "
-        "snapshot list"
+        "snapshots list"
     )
 
 

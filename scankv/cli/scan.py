@@ -55,7 +55,7 @@ def scan(
         str | None,
         typer.Option(
             metavar="SNAPSHOT",
-            help="Read a pinned snapshot: the id that `scankv snapshot create` printed, or TABLE@NAME for a name.",
+            help="Read a pinned snapshot: the id that `scankv snapshots create` printed, or TABLE@NAME for a name.",
         ),
     ] = None,
     where: Where = None,

@@ -293,5 +293,5 @@ def find_backup(store: BackupStore, backup_id: str) -> str:
         return known[-1]
     if backup_id not in known:
         what = f'backup "{backup_id}"{did_you_mean(backup_id, known)}' if known else "backup"
-        raise DataLoss(f"{store.shown} has no {what}: `scankv backup list {store.shown}` lists the backups")
+        raise DataLoss(f"{store.shown} has no {what}: `scankv backups list {store.shown}` lists the backups")
     return backup_id

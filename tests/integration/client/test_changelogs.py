@@ -263,7 +263,7 @@ def test_describe_says_that_rows_are_not_counted(
     assert sorted((bucket["rows"] for bucket in statistics), key=str) == [0, None]
     assert scankv("count", name).text.strip() == "1"
     with table.snapshot():
-        assert name in scankv("snapshot", "list").text
+        assert name in scankv("snapshots", "list").text
 
 
 def test_an_unknown_changelog_is_refused_with_those_there_are(sync_client: sync.Client, name: str) -> None:
