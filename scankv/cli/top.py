@@ -16,7 +16,9 @@ _EVERY_SECONDS: Final = 2.0
 
 def top(
     table: TableName,
-    by: Annotated[str, typer.Option(metavar="COLUMN", help="The column that orders the rows.", show_default=False)],
+    order_by: Annotated[
+        str, typer.Option(metavar="COLUMN", help="The column that orders the rows.", show_default=False)
+    ],
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="Show at most this many rows.")
     ] = 10,
@@ -53,10 +55,10 @@ def top(
         found = client.table(table)
         if watch:
             seconds = every or _EVERY_SECONDS
-            watched = found.watch_top_n(limit, by, where, columns=chosen, descending=not ascending, every=seconds)
+            watched = found.watch_top_n(limit, order_by, where, columns=chosen, descending=not ascending, every=seconds)
             watch_top(watched, json=json)
             return
-        rows = found.top_n(limit, by, where, columns=chosen, descending=not ascending)
+        rows = found.top_n(limit, order_by, where, columns=chosen, descending=not ascending)
     if json:
         for batch in rows.to_batches():
             output().write(json_lines(batch).to_pybytes())

@@ -164,7 +164,7 @@ class LogTableHistory:
         where = "v > 2 AND who = 'ann'"
         assert_same(await self.read(table.scan(where=where)), matching, ordered=True)
         assert await self.until_done(lambda: table.count(where=where)) == len(matching)
-        top = await self.until_done(lambda: table.top_n(20, by="v"))
+        top = await self.until_done(lambda: table.top_n(20, order_by="v"))
         assert top.to_pylist() == sorted(found, key=lambda row: -row["v"])[:20]
         assert_same(await self.changes_where("v > 2 AND who = 'ann'"), matching)
 

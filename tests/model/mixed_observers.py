@@ -186,5 +186,5 @@ class Copies:
 
     async def watch(self) -> None:
         """Watches the ten best scores until cancelled."""
-        async for top in self._tables.accounts.watch_top_n(10, by="score", every=0.1):
+        async for top in self._tables.accounts.watch_top_n(10, order_by="score", every=0.1):
             self.best = top.rows.to_pylist()

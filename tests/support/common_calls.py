@@ -60,7 +60,7 @@ def read(table: sync.Table) -> None:
     assert table.lookup([{"id": n} for n in range(200)]).num_rows == 200
     assert table.scan(columns=["id"], where="score >= 290").to_arrow().num_rows == 10
     assert table.scan().to_arrow().num_rows == 300
-    assert table.top_n(3, by="score").column("id").to_pylist() == [299, 298, 297]
+    assert table.top_n(3, order_by="score").column("id").to_pylist() == [299, 298, 297]
     assert table.count(where="score < 10") == 10
 
 

@@ -195,17 +195,17 @@ def test_count_and_top_answer_about_the_rows_for_which_something_is_true(scankv:
 
 
 def test_top_shows_the_first_rows_by_a_column(scankv: CommandLine, scores: str) -> None:
-    assert [line.split() for line in scankv("top", scores, "--by", "score").text.splitlines()[2:]] == [
+    assert [line.split() for line in scankv("top", scores, "--order-by", "score").text.splitlines()[2:]] == [
         ["ann", "31"],
         ["bob", "27"],
         ["cem", "null"],
     ]
-    least = scankv("top", scores, "--by", "score", "-n", "1", "--ascending", "--columns", "score", "--json")
+    least = scankv("top", scores, "--order-by", "score", "-n", "1", "--ascending", "--columns", "score", "--json")
     assert least.text == '{"score":27}\n'
-    best = scankv("top", scores, "--by", "score", "--where", "player <> 'ann'", "--json").text
+    best = scankv("top", scores, "--order-by", "score", "--where", "player <> 'ann'", "--json").text
     assert best == '{"player":"bob","score":27}\n{"player":"cem","score":null}\n'
-    assert '"scroe"' in scankv.fails("top", scores, "--by", "scroe")
-    scankv("top", scores, "--by", "score", "-n", "0", code=2)
+    assert '"scroe"' in scankv.fails("top", scores, "--order-by", "scroe")
+    scankv("top", scores, "--order-by", "score", "-n", "0", code=2)
 
 
 def test_tail_shows_ranges_of_keys_that_were_deleted_at_once(scankv: CommandLine, scores: str) -> None:
@@ -226,7 +226,7 @@ def test_tail_shows_ranges_of_keys_that_were_deleted_at_once(scankv: CommandLine
 def test_limits_have_one_name(scankv: CommandLine, scores: str) -> None:
     for limit in ("--limit", "-n"):
         assert scankv("scan", scores, limit, "2").text.count("\n") == 3
-        assert scankv("top", scores, "--by", "score", limit, "2", "--json").text.count("\n") == 2
+        assert scankv("top", scores, "--order-by", "score", limit, "2", "--json").text.count("\n") == 2
         arguments = ("--from", "earliest", "--until", "latest", "--format", "json")
         assert scankv("tail", scores, *arguments, limit, "2").text.count("\n") == 2
 

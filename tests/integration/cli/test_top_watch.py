@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.support.server_process import ServerProcess
 
-WATCH = ("--by", "score", "--watch", "--every", "0.1")
+WATCH = ("--order-by", "score", "--watch", "--every", "0.1")
 
 
 class TopTerminal(Terminal):
@@ -165,7 +165,7 @@ def test_a_table_that_is_dropped_ends_the_watch_with_the_reason(
 
 
 def test_wrong_usage_is_refused_before_anything_is_shown(scankv: CommandLine, scores: str) -> None:
-    assert "add --watch" in scankv.fails("top", scores, "--by", "score", "--every", "1")
-    scankv("top", scores, "--by", "score", "--watch", "--every", "0.01", code=2)
-    assert '"scroe"' in scankv.fails("top", scores, "--by", "scroe", "--watch")
-    assert "did you mean" in scankv.fails("top", scores, "--by", "score", "--where", "scroe > 1", "--watch")
+    assert "add --watch" in scankv.fails("top", scores, "--order-by", "score", "--every", "1")
+    scankv("top", scores, "--order-by", "score", "--watch", "--every", "0.01", code=2)
+    assert '"scroe"' in scankv.fails("top", scores, "--order-by", "scroe", "--watch")
+    assert "did you mean" in scankv.fails("top", scores, "--order-by", "score", "--where", "scroe > 1", "--watch")

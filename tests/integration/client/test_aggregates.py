@@ -167,7 +167,7 @@ async def test_text_predicates_and_all_columns_do_as_well(table: Table) -> None:
     assert (
         await table.count("amount > 0 AND score IS NULL") == kept((col("amount") > 0) & col("score").is_null()).num_rows
     )
-    first = (await table.top_n(1, by="amount", where="k < 1", descending=False)).to_pylist()
+    first = (await table.top_n(1, order_by="amount", where="k < 1", descending=False)).to_pylist()
     assert first == [min((row(number) for number in range(1, 10)), key=lambda each: each["amount"])]
     sums = await table.aggregate({"amount": "sum"}, "k < 1")
     assert sums.to_pylist() == [{"amount_sum": sum(row(number)["amount"] or 0 for number in range(10))}]
@@ -233,7 +233,7 @@ async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Ta
         await table.aggregate(["amount"])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(UsageError, match="name of a column"):
         await table.top_n(1, ["score"])  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(UsageError, match="by must be text"):
+    with pytest.raises(UsageError, match="order_by must be text"):
         await table.top_n(1, "\ud800")
     for columns in (["\ud800"], [5]):
         with pytest.raises(UsageError, match="columns must be names of columns"):

@@ -150,7 +150,7 @@ def test_an_index_has_old_rows_read_so_that_equal_ones_are_no_change(sync_client
         table.delete([3, 4])
         assert changed(table) == 3 + 1 + 1
         assert sum(bucket.rows or 0 for bucket in table.statistics()) == table.count() == 2
-        assert table.top_n(5, by="v").column("k").to_pylist() == [2, 1]
+        assert table.top_n(5, order_by="v").column("k").to_pylist() == [2, 1]
         assert all(bucket.is_consistent for bucket in sync_client.check_table(table.name))
     told_ = told(changes_of(sync_client.table(f"{name}upsert")))
     assert told_ == [("+U", 1, 10), ("+U", 2, 20), ("+U", 2, 25), ("+U", 3, 30), ("-D", 3, None)]
@@ -166,14 +166,14 @@ def test_an_index_may_come_and_go_on_rows_that_are_not_counted(sync_client: sync
     before = changed(table)
     table.upsert([row(n, n) for n in range(290, 310)])
     assert changed(table) == before + 10
-    assert table.top_n(2, by="v").column("k").to_pylist() == [309, 308]
+    assert table.top_n(2, order_by="v").column("k").to_pylist() == [309, 308]
     assert table.count() == 300
     assert all(bucket.is_consistent for bucket in sync_client.check_table(name))
     table = sync_client.alter_table(name, drop_indexes=["v"])
     table.upsert([row(300, 300)])
     assert changed(table) == before + 11
     table = sync_client.alter_table(name, add_indexes=["v"])
-    assert table.top_n(2, by="v").column("k").to_pylist() == [309, 308]
+    assert table.top_n(2, order_by="v").column("k").to_pylist() == [309, 308]
     assert all(bucket.is_consistent for bucket in sync_client.check_table(name))
 
 

@@ -200,7 +200,7 @@ async def test_retention_changes_the_version_of_a_result(tmp_path: Path) -> None
             counted = await table.count_if_changed(None)
             assert counted is not None
             assert await table.count_if_changed(counted.version) is None
-            top = await table.top_n(3, by="v", descending=False)
+            top = await table.top_n(3, order_by="v", descending=False)
             assert ids(top) == [0, 1, 2]
             await client.alter_table("test.log", log_retention_seconds=1)
 
@@ -208,7 +208,7 @@ async def test_retention_changes_the_version_of_a_result(tmp_path: Path) -> None
                 return await table.count() == 0
 
             await await_until(is_empty, "all rows are removed")
-            assert (await table.top_n(3, by="v", descending=False)).num_rows == 0
+            assert (await table.top_n(3, order_by="v", descending=False)).num_rows == 0
             assert (await table.scan().to_arrow()).num_rows == 0
             recounted = await table.count_if_changed(counted.version)
             assert recounted is not None
@@ -280,7 +280,7 @@ CLIENT_CALLS: dict[str, Callable[[Client, Table], Any]] = {
     "delete": lambda client, table: table.delete([1]),
     "get": lambda client, table: table.get(1),
     "lookup": lambda client, table: table.lookup([1]),
-    "watch_top_n": lambda client, table: table.watch_top_n(3, by="v"),
+    "watch_top_n": lambda client, table: table.watch_top_n(3, order_by="v"),
     "ordered": lambda client, table: table.scan().ordered(),
     "key_range": lambda client, table: table.scan().key_range(start=1),
     "prefix": lambda client, table: table.scan().prefix(1),

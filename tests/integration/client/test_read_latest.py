@@ -43,7 +43,7 @@ async def test_every_read_takes_the_isolation(client: Client, name: str, isolati
     assert await table.count("v > 10", isolation=isolation) == 3
     sums = await table.aggregate({"v": "sum"}, isolation=isolation)
     assert sums.to_pylist() == [{"v_sum": 100}]
-    assert (await table.top_n(1, by="v", isolation=isolation)).to_pylist() == [ROWS[4]]
+    assert (await table.top_n(1, order_by="v", isolation=isolation)).to_pylist() == [ROWS[4]]
     scan = table.scan(where="k > 1").isolation(isolation).ordered()
     assert await scan.to_pylist() == ROWS[2:]
     changes = table.changes(StartFrom.FULL, StopAt.LATEST).isolation(isolation)

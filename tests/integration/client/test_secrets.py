@@ -136,7 +136,7 @@ async def use_everything(client: Client, secrets: Secrets) -> None:
         await writer.upsert([{"k": "w", "v": "x"}])
         transaction = await stack.enter_async_context(client.transaction(id="sweep:1"))
         await transaction.upsert(table, [{"k": "t", "v": "x"}])
-        watch = table.watch_top_n(1, by="v")
+        watch = table.watch_top_n(1, order_by="v")
         top = await anext(watch)
         await watch.aclose()
         objects: dict[str, object] = {

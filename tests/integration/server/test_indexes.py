@@ -262,7 +262,7 @@ async def test_entries_and_rows_are_one_view_beside_writers(client: Client, wire
         assert len(found) in (0, 40)
         assert len({row["note"] for row in found}) <= 1
         assert all(row["note"] == str(row["score"]) for row in found)
-        first = await table.top_n(7, by="score", columns=["score", "note", "league"])
+        first = await table.top_n(7, order_by="score", columns=["score", "note", "league"])
         assert len({row["note"] for row in first.to_pylist()}) == 1
         seen += 1
     await writing

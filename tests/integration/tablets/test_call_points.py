@@ -61,7 +61,7 @@ async def counted(table: scankv.Table) -> set[object]:
 
 
 async def first_rows(table: scankv.Table) -> set[object]:
-    rows = await table.top_n(50, by="k", columns=["a"])
+    rows = await table.top_n(50, order_by="k", columns=["a"])
     return set(rows["a"].to_pylist())
 
 
