@@ -37,7 +37,7 @@ class QueryMethods(TableMethods):
         self,
         where: Where | None = None,
         *,
-        at: Pinned | str | None = None,
+        as_of: Pinned | str | None = None,
         isolation: Isolation = "read_committed",
     ) -> int:
         """Counts the rows of the table: exact, and all buckets as of one instant.
@@ -47,7 +47,7 @@ class QueryMethods(TableMethods):
 
         Args:
             where: Which rows to count, as for `Scan.where`. Default: all rows.
-            at: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
+            as_of: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
             isolation: As for `Scan.isolation`: "read_latest" counts what is applied, without waiting until it is
                 durable.
 
@@ -60,7 +60,7 @@ class QueryMethods(TableMethods):
             TooManyScans, ScanTooLong, ScanCancelled, DataLoss: As for a scan, because the server runs it as one.
             DeadlineExceeded: No answer came within the operation timeout.
         """
-        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(at)
+        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(as_of)
         request = count_request(self._handle.name, predicate, snapshot_id, isolation)
         return (await count(self._handle.transport, request)).rows
 
@@ -93,7 +93,7 @@ class QueryMethods(TableMethods):
         where: Where | None = None,
         *,
         group_by: Sequence[str] = (),
-        at: Pinned | str | None = None,
+        as_of: Pinned | str | None = None,
         isolation: Isolation = "read_committed",
     ) -> pa.Table:
         """Computes sums, minima, maxima, means and counts of columns at the server, all buckets as of one instant.
@@ -112,7 +112,7 @@ class QueryMethods(TableMethods):
             where: Which rows to aggregate, as for `Scan.where`. Default: all rows.
             group_by: The columns whose equal values form a group; null and NaN are values like others. Default: one
                 group, which exists even if the table has no rows.
-            at: A pinned snapshot, or its id, to read. Default: the current rows.
+            as_of: A pinned snapshot, or its id, to read. Default: the current rows.
             isolation: As for `count`.
 
         Returns:
@@ -127,7 +127,7 @@ class QueryMethods(TableMethods):
             RequestTooLarge: The result takes more than 32 MiB.
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
-        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(at)
+        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(as_of)
         request = aggregate_request(self._handle.name, functions, predicate, group_by, snapshot_id, isolation)
         return decode_rows((await aggregate(self._handle.transport, request)).rows)
 
@@ -171,7 +171,7 @@ class QueryMethods(TableMethods):
         columns: Sequence[str] | None = None,
         descending: bool = True,
         ties: Ties = "key",
-        at: Pinned | str | None = None,
+        as_of: Pinned | str | None = None,
         isolation: Isolation = "read_committed",
     ) -> pa.Table:
         """Returns the first `limit` rows in the order of a column: exact, and all buckets as of one instant.
@@ -189,7 +189,7 @@ class QueryMethods(TableMethods):
             ties: Which rows to return if several have the `order_by` value of the last row: "key" returns the first of
                 them by key, so that there are at most `limit` rows; "all" returns all of them, up to 100,000 rows in
                 total.
-            at: A pinned snapshot, or its id, to read. Default: the current rows.
+            as_of: A pinned snapshot, or its id, to read. Default: the current rows.
             isolation: As for `count`.
 
         Returns:
@@ -202,7 +202,7 @@ class QueryMethods(TableMethods):
             RequestTooLarge: The rows take more than 32 MiB, or more than 128 MiB as the server stores them.
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
-        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(at)
+        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(as_of)
         request = top_n_request(
             self._handle.name, limit, order_by, predicate, columns, descending, ties, snapshot_id, isolation
         )
@@ -294,5 +294,5 @@ class QueryMethods(TableMethods):
         return TopNWatch(TopNPolls(self._handle.transport, request, primary_key, hidden, every))
 
 
-def _optional_snapshot_id(at: Pinned | str | None) -> str | None:
-    return None if at is None else snapshot_id_of(at)
+def _optional_snapshot_id(as_of: Pinned | str | None) -> str | None:
+    return None if as_of is None else snapshot_id_of(as_of)

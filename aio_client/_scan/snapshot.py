@@ -46,10 +46,10 @@ _PIN_RETRIES: Final = (*PASSING_ERRORS, SnapshotNotTaken)
 class Snapshot(RenewableLease):
     """A lease on a view of a table: all its buckets at one instant, which the server keeps until the lease ends.
 
-    `scan.at(snapshot)` reads the view, and so does `scan.at(snapshot.id)` in another process. The lease ends when it is
-    released, when it is not renewed within its time to live, and when the table is dropped. Scans that start afterwards
-    raise SnapshotLost; running scans continue to their end. The lease survives its client and a restart of the server,
-    which starts the time to live again.
+    `scan.as_of(snapshot)` reads the view, and so does `scan.as_of(snapshot.id)` in another process. The lease ends when
+    it is released, when it is not renewed within its time to live, and when the table is dropped. Scans that start
+    afterwards raise SnapshotLost; running scans continue to their end. The lease survives its client and a restart of
+    the server, which starts the time to live again.
 
     `async with` renews the lease, and releases it at the end.
 
@@ -315,7 +315,7 @@ def _check_can_split(spec: ScanSpec, count: int) -> str:
     if spec.snapshot_id is None:
         raise UsageError(
             "only a scan of a snapshot can be split, because parts of the live table would be from different instants: "
-            "pin the table first: snapshot = await table.snapshot(), then scan.at(snapshot)",
+            "pin the table first: snapshot = await table.snapshot(), then scan.as_of(snapshot)",
             table=spec.table,
         )
     if spec.limit is not None:

@@ -946,7 +946,7 @@ class Table(Blocking):
         """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
 
             with table.snapshot(ttl=600) as snap:
-                rows = table.scan().at(snap).to_arrow()
+                rows = table.scan().as_of(snap).to_arrow()
 
         `with` renews the snapshot after every third of its time to live, and releases it at the end. After `snap =
         table.snapshot()`, the caller renews and releases it. Pinning a table that has not changed since its last pin
@@ -1076,7 +1076,7 @@ class Table(Blocking):
         return self._runner.call(self._aio.log_offsets)
 
     def count(
-        self, where: Where | None = None, *, at: Pinned | str | None = None, isolation: Isolation = "read_committed"
+        self, where: Where | None = None, *, as_of: Pinned | str | None = None, isolation: Isolation = "read_committed"
     ) -> int:
         """Counts the rows of the table: exact, and all buckets as of one instant.
 
@@ -1085,7 +1085,7 @@ class Table(Blocking):
 
         Args:
             where: Which rows to count, as for `Scan.where`. Default: all rows.
-            at: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
+            as_of: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
             isolation: As for `Scan.isolation`: "read_latest" counts what is applied, without waiting until it is
                 durable.
 
@@ -1098,7 +1098,7 @@ class Table(Blocking):
             TooManyScans, ScanTooLong, ScanCancelled, DataLoss: As for a scan, because the server runs it as one.
             DeadlineExceeded: No answer came within the operation timeout.
         """
-        return self._runner.call(lambda: self._aio.count(where, at=at, isolation=isolation))
+        return self._runner.call(lambda: self._aio.count(where, as_of=as_of, isolation=isolation))
 
     def count_if_changed(self, since: bytes | None, where: Where | None = None) -> Versioned[int] | None:
         """Counts the rows if the table has changed since an earlier answer.
@@ -1127,7 +1127,7 @@ class Table(Blocking):
         where: Where | None = None,
         *,
         group_by: Sequence[str] = (),
-        at: Pinned | str | None = None,
+        as_of: Pinned | str | None = None,
         isolation: Isolation = "read_committed",
     ) -> pa.Table:
         """Computes sums, minima, maxima, means and counts of columns at the server, all buckets as of one instant.
@@ -1146,7 +1146,7 @@ class Table(Blocking):
             where: Which rows to aggregate, as for `Scan.where`. Default: all rows.
             group_by: The columns whose equal values form a group; null and NaN are values like others. Default: one
                 group, which exists even if the table has no rows.
-            at: A pinned snapshot, or its id, to read. Default: the current rows.
+            as_of: A pinned snapshot, or its id, to read. Default: the current rows.
             isolation: As for `count`.
 
         Returns:
@@ -1162,7 +1162,7 @@ class Table(Blocking):
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
         return self._runner.call(
-            lambda: self._aio.aggregate(functions, where, group_by=group_by, at=at, isolation=isolation)
+            lambda: self._aio.aggregate(functions, where, group_by=group_by, as_of=as_of, isolation=isolation)
         )
 
     def aggregate_if_changed(
@@ -1203,7 +1203,7 @@ class Table(Blocking):
         columns: Sequence[str] | None = None,
         descending: bool = True,
         ties: Ties = "key",
-        at: Pinned | str | None = None,
+        as_of: Pinned | str | None = None,
         isolation: Isolation = "read_committed",
     ) -> pa.Table:
         """Returns the first `limit` rows in the order of a column: exact, and all buckets as of one instant.
@@ -1221,7 +1221,7 @@ class Table(Blocking):
             ties: Which rows to return if several have the `order_by` value of the last row: "key" returns the first of
                 them by key, so that there are at most `limit` rows; "all" returns all of them, up to 100,000 rows in
                 total.
-            at: A pinned snapshot, or its id, to read. Default: the current rows.
+            as_of: A pinned snapshot, or its id, to read. Default: the current rows.
             isolation: As for `count`.
 
         Returns:
@@ -1236,7 +1236,14 @@ class Table(Blocking):
         """
         return self._runner.call(
             lambda: self._aio.top_n(
-                limit, order_by, where, columns=columns, descending=descending, ties=ties, at=at, isolation=isolation
+                limit,
+                order_by,
+                where,
+                columns=columns,
+                descending=descending,
+                ties=ties,
+                as_of=as_of,
+                isolation=isolation,
             )
         )
 
@@ -2097,10 +2104,10 @@ class Scan(BlockingScan):
 class Snapshot(BlockingLease):
     """A lease on a view of a table: all its buckets at one instant, which the server keeps until the lease ends.
 
-    `scan.at(snapshot)` reads the view, and so does `scan.at(snapshot.id)` in another process. The lease ends when it is
-    released, when it is not renewed within its time to live, and when the table is dropped. Scans that start afterwards
-    raise SnapshotLost; running scans continue to their end. The lease survives its client and a restart of the server,
-    which starts the time to live again.
+    `scan.as_of(snapshot)` reads the view, and so does `scan.as_of(snapshot.id)` in another process. The lease ends when
+    it is released, when it is not renewed within its time to live, and when the table is dropped. Scans that start
+    afterwards raise SnapshotLost; running scans continue to their end. The lease survives its client and a restart of
+    the server, which starts the time to live again.
 
     `with` renews the lease, and releases it at the end.
 

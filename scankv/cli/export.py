@@ -70,7 +70,7 @@ def export(
         table, pinned = _find_source(client, source)
         # The export has its own lease, renewed until it ends, even if the user gave a snapshot.
         with table.snapshot(same_view_as=pinned) as snapshot:
-            scan = table.scan(columns=split_names(columns) or None, where=where).at(snapshot)
+            scan = table.scan(columns=split_names(columns) or None, where=where).as_of(snapshot)
             schema = _columns_of(snapshot.schema, split_names(columns))
             if chosen is Format.PARQUET:
                 parquet_schema(schema)
@@ -102,7 +102,9 @@ def _format_for(path: Path, format_: ExportFormat | None) -> Format:
         return Format(format_)
     named = format_of_name(path.name)
     if named in (Format.CSV, Format.JSONL):
-        raise UsageError(f"an export must be parquet or arrow, not {named}; use: scankv scan --at SNAPSHOT -o {path}")
+        raise UsageError(
+            f"an export must be parquet or arrow, not {named}; use: scankv scan --as-of SNAPSHOT -o {path}"
+        )
     return named or Format.PARQUET
 
 

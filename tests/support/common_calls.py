@@ -24,7 +24,7 @@ def use_everything(url: str) -> None:
         assert table.changes(start=StartFrom.EARLIEST, stop=StopAt.LATEST).to_arrow().num_rows >= 303
         with table.snapshot(ttl=60) as snapshot:
             table.upsert([{"id": 1, "name": "after the snapshot", "score": 1}])
-            (row,) = (each for each in table.scan().at(snapshot).to_arrow().to_pylist() if each["id"] == 1)
+            (row,) = (each for each in table.scan().as_of(snapshot).to_arrow().to_pylist() if each["id"] == 1)
             assert row["name"] == "player 1"
         with client.transaction() as transaction:
             transaction.upsert(table, [{"id": 1000, "name": "of a transaction", "score": 1}])

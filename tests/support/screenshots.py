@@ -55,7 +55,7 @@ def main() -> None:
         for rows in read_flights(find_flights()):
             flights.upsert(rows)
         with flights.snapshot() as snapshot:
-            scans = (flights.scan(), flights.scan().at(snapshot))
+            scans = (flights.scan(), flights.scan().as_of(snapshot))
             streams = [scan.with_chunk(rows=1000).stream() for scan in scans]
             for stream in streams:
                 next(stream)

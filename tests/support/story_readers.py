@@ -309,9 +309,9 @@ class ReadsStillRows(StoryPart):
 
     async def _snapshot(self, table: scankv.Table) -> None:
         async with table.snapshot(ttl=60) as snapshot:
-            rows = await table.scan().prefix("still").at(snapshot).to_arrow()
+            rows = await table.scan().prefix("still").as_of(snapshot).to_arrow()
             self._check_still(rows, STILL)
-            assert await table.count("who = 'still'", at=snapshot) == len(rows)
+            assert await table.count("who = 'still'", as_of=snapshot) == len(rows)
 
     async def _resumed(self, table: scankv.Table) -> None:
         scan, batches = table.scan().prefix("still").with_chunk(rows=20), list[pa.RecordBatch]()

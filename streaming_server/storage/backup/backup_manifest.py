@@ -278,7 +278,7 @@ def _readable_hint(store: BackupStore) -> str:
     for backup_id in reversed(store.manifests()):
         with suppress(DataLoss, NewerFormat):
             readable = read_manifest(store, backup_id).backup_id
-            return f"the newest backup that can be read is {readable}: give its name, without --at"
+            return f"the newest backup that can be read is {readable}: give its name, without --as-of"
     return "no other backup can be read"
 
 

@@ -62,9 +62,9 @@ def test_tables_are_restored_as_of_an_instant(tmp_path: Path) -> None:
         scankv("create", "game.scores", "--schema", "player string, score int64", "--key", "player")
         scankv("put", "game.scores", '{"player": "ann", "score": 1}')
         early = dt.datetime.now(dt.UTC).isoformat()
-        assert "no backup exists" in scankv.fails(*restore, "x", "--at", early)
+        assert "no backup exists" in scankv.fails(*restore, "x", "--as-of", early)
         scankv("backups", "create")
-        assert "the oldest backup is as of" in scankv.fails(*restore, "x", "--at", early)
+        assert "the oldest backup is as of" in scankv.fails(*restore, "x", "--as-of", early)
         scankv("create", "game.plain", "--schema", "player string", "--key", "player", "--set", "changelog=none")
         scankv("put", "game.plain", '{"player": "ann"}')
         scankv("put", "game.scores", '{"player": "bob", "score": 2}')
@@ -73,25 +73,25 @@ def test_tables_are_restored_as_of_an_instant(tmp_path: Path) -> None:
         scankv("delete", "game.scores", "ann")
         scankv("delete", "game.plain", "ann")
         wait_archived(BackupStore(location))
-    done = scankv(*restore, then, "--at", before)
+    done = scankv(*restore, then, "--as-of", before)
     assert "game.scores, 2 rows" in done.text
     assert "restored 2 tables" in done.text
     assert "The archive reaches up to 20" in scankv("backups", "list", location).text
     assert "archive: complete" in scankv("backups", "verify", location).text
-    latest = ("--at", "latest", "--table", "game.scores=game.latest")
+    latest = ("--as-of", "latest", "--table", "game.scores=game.latest")
     assert "game.scores as game.latest, 1 row" in scankv(*restore, then, *latest).text
-    table = ("--table", "game.scores=game.two", "--at", before, "--buckets", "2")
+    table = ("--table", "game.scores=game.two", "--as-of", before, "--buckets", "2")
     assert "game.scores as game.two, 2 rows" in scankv(*restore, then, *table).text
     with ServerProcess(tmp_path / "then") as server:
         restored = CommandLine(server.url)
         assert restored("get", "game.scores", "bob", "--json").json == {"player": "bob", "score": 2}
         assert restored("count", "game.plain").text == "1\n"
         assert "all consistent" in restored("check").text
-    assert "the archive reaches up to" in scankv.fails(*restore, "x", "--at", "2100-01-01T00:00:00Z")
+    assert "the archive reaches up to" in scankv.fails(*restore, "x", "--as-of", "2100-01-01T00:00:00Z")
     for at, problem in (("yesterday", "is no instant"), ("2026-11-24T14:02:00", "has no time zone")):
-        assert problem in scankv.fails(*restore, "x", "--at", at)
+        assert problem in scankv.fails(*restore, "x", "--as-of", at)
     assert "leave out the backup" in scankv.fails(
-        "backups", "restore", location, "latest", "--data", "x", "--at", before
+        "backups", "restore", location, "latest", "--data", "x", "--as-of", before
     )
 
 
@@ -108,14 +108,14 @@ def test_a_damaged_manifest_is_reported_once_with_what_to_do(backed_up: CommandL
     (line,) = listed.stderr.splitlines()
     assert damaged in line
     restore = ("backups", "restore", location, "--data")
-    for options in ((), ("--at", "latest")):
+    for options in ((), ("--as-of", "latest")):
         said = scankv.fails(*restore, str(tmp_path / "none"), *options)
         assert damaged in said
         assert f"the newest backup that can be read is {early}" in said
     (shown,) = scankv("backups", "list", location, "--json", code=1).json
     assert shown["backup_id"] == early
     # A restore as of an instant before the damaged backup does not need that.
-    assert "restored 1 table" in scankv(*restore, str(tmp_path / "then"), "--at", shown["taken_at"]).text
+    assert "restored 1 table" in scankv(*restore, str(tmp_path / "then"), "--as-of", shown["taken_at"]).text
     said = scankv.fails("backups", "prune", location, "--keep", "1")
     assert damaged in said
     assert f"move manifests/{late}.json out of {location}" in said

@@ -54,8 +54,8 @@ def test_published_versions_are_scanned(scankv: CommandLine, scores: str, tmp_pa
         assert sorted(found.split()[1:]) == players
     assert f"version 1 in {uri}" in scankv("scan", scores, "--lake", uri, "--as-of", time, "--explain").text
     refused: dict[tuple[str, ...], str] = {
-        ("--as-of", "0"): "--as-of needs --lake URI",
-        ("--as-of", "x", "--lake", uri): "--as-of must be the number of a version, or a time as",
+        ("--as-of", "0"): "--as-of 0 needs --lake URI",
+        ("--as-of", "x", "--lake", uri): "no snapshot 'x' exists",
         ("--as-of", "2020-01-01T00:00:00Z", "--lake", uri): "choose one from version 0, as of",
     }
     for options, message in refused.items():

@@ -26,7 +26,7 @@ def listed(scankv: CommandLine, table: str) -> list[dict[str, Any]]:
 
 
 def test_a_snapshot_is_scanned_as_of_its_pin(scankv: CommandLine, scores: str, snapshot: str) -> None:
-    assert sorted(scankv("scan", scores, "--at", snapshot).text.splitlines()[1:]) == ["ann,31", "bob,27", "cem,"]
+    assert sorted(scankv("scan", scores, "--as-of", snapshot).text.splitlines()[1:]) == ["ann,31", "bob,27", "cem,"]
     assert "ann,99" in scankv("scan", scores).text
 
 
@@ -67,7 +67,7 @@ def test_snapshots_are_released_and_those_that_are_not_there_named(
     assert "no snapshot has the id nowhere; it was released or has expired" in finished.stderr
     assert listed(scankv, scores) == []
     assert f"no snapshot has the id {snapshot}" in scankv.fails("snapshots", "renew", snapshot)
-    assert snapshot in scankv.fails("scan", scores, "--at", snapshot)
+    assert snapshot in scankv.fails("scan", scores, "--as-of", snapshot)
 
 
 def test_a_table_without_snapshots_says_so(scankv: CommandLine, scores: str) -> None:
@@ -116,8 +116,8 @@ def test_a_named_snapshot_is_found_by_its_name_in_every_command(
     assert " nightly " in scankv("snapshots", "list", scores).text
     assert f"with the id {created}" in scankv.fails("snapshots", "create", scores, "--name", "nightly")
     label = f"{scores}@nightly"
-    assert "ann,31" in scankv("scan", scores, "--at", label).text
+    assert "ann,31" in scankv("scan", scores, "--as-of", label).text
     assert "exported 3 rows" in scankv("snapshots", "export", label, str(tmp_path / "rows.parquet")).text
     assert scankv("snapshots", "renew", label, "--ttl", "2h").text == f"renewed {created} for 2 h\n"
     assert scankv("snapshots", "release", label).text == f"released {label}\n"
-    assert f"no snapshot of {scores} has the name nightly" in scankv.fails("scan", scores, "--at", label)
+    assert f"no snapshot of {scores} has the name nightly" in scankv.fails("scan", scores, "--as-of", label)

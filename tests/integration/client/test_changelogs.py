@@ -125,9 +125,9 @@ def test_rows_that_are_not_counted_are_read_to_count_them(sync_client: sync.Clie
         with table.snapshot() as snapshot:
             assert snapshot.rows is None
             table.upsert([row(n, n) for n in range(9000, 9009)])
-            assert table.count(at=snapshot) == expected
+            assert table.count(as_of=snapshot) == expected
             assert table.count() == expected + 9
-            parts = [part.to_arrow().num_rows for part in table.scan().at(snapshot).splits(4)]
+            parts = [part.to_arrow().num_rows for part in table.scan().as_of(snapshot).splits(4)]
             assert sum(parts) == expected
             assert min(parts) > expected / 8
         assert all(bucket.is_consistent for bucket in sync_client.check_table(table.name))
@@ -137,7 +137,7 @@ def test_a_large_table_that_is_not_counted_is_split_evenly(sync_client: sync.Cli
     table = create(sync_client, name, "none")
     table.upsert(pa.table({"k": range(30_000), "v": [0] * 30_000, "tags": [None] * 30_000}, SCHEMA))
     with table.snapshot() as snapshot:
-        parts = [part.to_arrow().num_rows for part in table.scan(["k"]).at(snapshot).splits(8)]
+        parts = [part.to_arrow().num_rows for part in table.scan(["k"]).as_of(snapshot).splits(8)]
     assert sum(parts) == 30_000
     assert max(parts) < 1.2 * 30_000 / 8
 

@@ -140,7 +140,7 @@ def test_random_predicates_give_the_rows_of_the_whole_table_in_order_also_cut_an
     scan = scan.ordered() if ordered else scan
     scan = scan.reverse() if reverse else scan
     snapshot = client.table(table).snapshot(60) if pinned else None
-    scan = scan.at(snapshot) if snapshot is not None else scan
+    scan = scan.as_of(snapshot) if snapshot is not None else scan
     there = expected(asked)
     # Many rows, in about twenty chunks.
     step = step and max(step, len(there) // 20)

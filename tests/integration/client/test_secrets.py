@@ -122,7 +122,7 @@ async def use_everything(client: Client, secrets: Secrets) -> None:
         where = (col("v") == "x") & (col("k") > "")
         scan = table.scan(where=where)
         snapshot = await stack.enter_async_context(table.snapshot(ttl=60))
-        pinned = scan.at(snapshot)
+        pinned = scan.as_of(snapshot)
         splits = await pinned.splits(2)
         stream = await stack.enter_async_context(pinned.stream())
         rows = [batch async for batch in stream]

@@ -297,7 +297,7 @@ async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_do
                 await table.upsert(pa.table({"k": keys, "name": pa.array(["n"] * 100_000), **nothing}, schema=SCHEMA))
             before = (await client.server_stats()).rows_scanned
             async with table.snapshot(ttl=60) as snapshot:
-                scan = table.scan(["k"], where="score > 1").with_chunk(rows=200).at(snapshot)
+                scan = table.scan(["k"], where="score > 1").with_chunk(rows=200).as_of(snapshot)
                 async with scan.stream() as stream:
                     reading = asyncio.create_task(anext(stream, None))
 

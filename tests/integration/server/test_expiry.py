@@ -169,9 +169,9 @@ async def test_a_pinned_snapshot_keeps_the_rows_of_its_own_time(tmp_path: Path) 
         await table.upsert([row(1, 0, 1), row(2, 30, 2), row(3, 90, 3)])
         async with table.snapshot(ttl=3600) as snapshot:
             for _ in range(3):
-                assert sorted((await table.scan().at(snapshot).to_arrow())["id"].to_pylist()) == [1, 2]
-                assert await table.count(at=snapshot) == 2
-                assert (await table.top_n(5, order_by="value", at=snapshot))["id"].to_pylist() == [2, 1]
+                assert sorted((await table.scan().as_of(snapshot).to_arrow())["id"].to_pylist()) == [1, 2]
+                assert await table.count(as_of=snapshot) == 2
+                assert (await table.top_n(5, order_by="value", as_of=snapshot))["id"].to_pylist() == [2, 1]
                 clocks.pass_time(100)
         assert await ids(table) == []
 
@@ -261,7 +261,7 @@ async def test_a_base_has_the_times_of_the_last_writes_and_older_rows_that_of_th
         assert await based_ids(table) == await ids(table) == list(range(10))
         assert (await table.top_n(3, order_by="value")).column("id").to_pylist() == [9, 8, 7]
         assert await table.count(where=col("value") < 20) == 10
-        pinned = await table.scan(columns=["id"]).at(snapshot).to_arrow()
+        pinned = await table.scan(columns=["id"]).as_of(snapshot).to_arrow()
         assert len(pinned) == 3000
 
 
@@ -471,7 +471,7 @@ async def test_a_later_snapshot_of_an_unchanged_table_lacks_the_rows_that_have_e
         second = await table.snapshot()
         clocks.pass_time(30)
         for snapshot, expected in ((first, [1, 2]), (second, [1])):
-            found = await table.scan(columns=["id"]).at(snapshot).to_arrow()
+            found = await table.scan(columns=["id"]).as_of(snapshot).to_arrow()
             assert sorted(found["id"].to_pylist()) == expected
 
 

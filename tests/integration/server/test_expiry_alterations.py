@@ -126,8 +126,8 @@ async def test_a_base_and_a_poll_show_the_rows_that_are_there_again_after_the_tt
         again = await table.top_n_if_changed(first.version, 1, order_by="value")
         assert again is not None
         assert again.value["id"].to_pylist() == [2999]
-        assert await table.scan().at(snapshot).to_pylist() == []
-        assert len(await table.scan().at(await table.snapshot()).to_arrow()) == 3000
+        assert await table.scan().as_of(snapshot).to_pylist() == []
+        assert len(await table.scan().as_of(await table.snapshot()).to_arrow()) == 3000
         await until_based(table)
         assert await based_ids(table) == list(range(3000))
         clocks.pass_time(60)

@@ -388,7 +388,7 @@ async def test_the_end_of_the_context_releases_also_when_it_comes_by_an_error_or
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (replace(SPEC, snapshot_id=None), r"pin the table first: .*table\.snapshot\(\), then scan\.at\(snapshot\)"),
+        (replace(SPEC, snapshot_id=None), r"pin the table first: .*table\.snapshot\(\), then scan\.as_of\(snapshot\)"),
         (replace(SPEC, limit=10), "limit"),
         (replace(SPEC, resume_token=b"token"), "resume token"),
     ],
