@@ -84,7 +84,7 @@ def test_tables_are_restored_as_of_an_instant(tmp_path: Path) -> None:
     assert "game.scores as game.two, 2 rows" in scankv(*restore, then, *table).text
     with ServerProcess(tmp_path / "then") as server:
         restored = CommandLine(server.url)
-        assert restored("get", "game.scores", "bob", "--json").json == {"player": "bob", "score": 2}
+        assert restored("get", "game.scores", "bob", "--format", "jsonl").json == {"player": "bob", "score": 2}
         assert restored("count", "game.plain").text == "1\n"
         assert "all consistent" in restored("check").text
     assert "the archive reaches up to" in scankv.fails(*restore, "x", "--as-of", "2100-01-01T00:00:00Z")

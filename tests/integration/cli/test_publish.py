@@ -74,7 +74,7 @@ def test_changes_begin_with_published_rows(scankv: CommandLine, scores: str, tmp
     uri = str(tmp_path / "published")
     scankv("publish", scores, uri)
     scankv("put", scores, "player=dan", "score=1")
-    lines = scankv("tail", scores, "--from", f"lake:{uri}", "--until", "latest", "--format", "json").text.splitlines()
+    lines = scankv("tail", scores, "--from", f"lake:{uri}", "--until", "latest", "--format", "jsonl").text.splitlines()
     changes = [json.loads(line) for line in lines]
     assert sorted(each["player"] for each in changes[:3]) == ["ann", "bob", "cem"]
     assert [(each["_change_type"], each["player"], each["_log_offset"] is None) for each in changes[3:]] == [

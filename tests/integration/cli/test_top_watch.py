@@ -98,7 +98,7 @@ def test_a_restart_of_the_server_is_ridden_through_and_said(server: ServerProces
         assert terminal.interrupt() == 0
 
 
-@pytest.mark.parametrize("piped", [["--json"]], indirect=True)
+@pytest.mark.parametrize("piped", [["--format", "jsonl"]], indirect=True)
 def test_a_pipe_gets_a_line_of_json_for_every_change(
     scankv: CommandLine, scores: str, piped: subprocess.Popen[bytes]
 ) -> None:
