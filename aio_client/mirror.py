@@ -342,7 +342,7 @@ class Mirror:
     def _clear(self, cleared: ClearedRange) -> None:
         """Drops the rows of a range of keys."""
         keys = [*self._positions]
-        deque(map(self._positions.pop, map(keys.__getitem__, cleared.select(keys))), maxlen=0)
+        deque(map(self._positions.pop, map(keys.__getitem__, cleared.indices_of(keys))), maxlen=0)
         self._applied += 1
         self._progress.set()
 

@@ -47,11 +47,11 @@ async def watch_top(gateway: Gateway, call: Call) -> Response:
     table = await gateway.client.table(call.table)
     values = call.values
     watch = table.watch_top_n(
-        values["n"],
+        values["limit"],
         values["order_by"],
         values["where"],
         columns=values["columns"],
-        descending=values["order"] == "desc",
+        descending=values["descending"],
         every=values["every"],
     )
     return await _answer(gateway, call, _rows_events(table, watch))

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from http_gateway.answers import BodyResponse, fields_text, rows_text
 from http_gateway.limits import MAX_KEYS, MAX_TOP
-from http_gateway.parameters import Choice, Names, Parameter, Repeated, WholeNumber
+from http_gateway.parameters import Names, Parameter, Repeated, Truth, WholeNumber
 from http_gateway.problems import bad_request
 from scankv.formats.key_text import parse_keys
 from scankv.model.tables.log_tables import require_key
@@ -37,8 +37,8 @@ KEYS: Final = Repeated(
 )
 TOP: Final = (
     Parameter(name="order_by", meaning="The column that orders the rows.", required=True, example="score"),
-    WholeNumber(name="n", meaning="The most rows.", default=10, low=1, high=MAX_TOP),
-    Choice(name="order", meaning="Which values come first.", default="desc", words=("desc", "asc")),
+    WholeNumber(name="limit", meaning="The most rows.", default=10, low=1, high=MAX_TOP),
+    Truth(name="descending", meaning="Whether the greatest values come first.", default=True),
     WHERE,
     COLUMNS,
 )
@@ -83,11 +83,11 @@ async def top(gateway: Gateway, call: Call) -> Response:
     table = await gateway.client.table(call.table)
     values = call.values
     rows = await table.top_n(
-        values["n"],
+        values["limit"],
         values["order_by"],
         values["where"],
         columns=values["columns"],
-        descending=values["order"] == "desc",
+        descending=values["descending"],
     )
     return await answer_rows(gateway, table, rows)
 

@@ -46,7 +46,7 @@ def describe_read(options: ReadOptions) -> StructType:
         scan = options.build_scan(table)
         if options.snapshot is not None:
             snapshot = _find_snapshot(client, options.table, options.snapshot)
-            scan.at(snapshot).explain()
+            scan.as_of(snapshot).explain()
             return select_columns(snapshot.schema, options.columns)
         scan.explain()
         return select_columns(table.schema, options.columns)

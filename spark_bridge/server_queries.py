@@ -58,8 +58,8 @@ def top_n(
     spark: SparkSession,
     url: str | None,
     table: str,
-    n: int,
-    by: str,
+    limit: int,
+    order_by: str,
     where: str | None = None,
     *,
     columns: Sequence[str] | None = None,
@@ -68,14 +68,14 @@ def top_n(
     token: str | os.PathLike[str] | TokenFile | TokenEnv | Callable[[], str | Awaitable[str]] | None = None,
     tls: bool | Tls | None = None,
 ) -> DataFrame:
-    """Returns the first `n` rows in the order of a column, as of now. See `scankv.Table.top_n`.
+    """Returns the first `limit` rows in the order of a column, as of now. See `scankv.Table.top_n`.
 
     Args:
         spark: The session.
         url: The server, `host:port`. None: as for `scankv.connect`.
         table: `database.table`.
-        n: The most rows to return.
-        by: The column to order by.
+        limit: The most rows to return.
+        order_by: The column to order by.
         where: A predicate as text. Default: all rows.
         columns: The columns to return, in this order. Default: all.
         descending: Whether the greatest values come first.
@@ -84,7 +84,7 @@ def top_n(
         tls: As for `scankv.connect`.
 
     Returns:
-        A DataFrame of at most `n` rows in this order, held in memory.
+        A DataFrame of at most `limit` rows in this order, held in memory.
 
     Raises:
         ScanKvError: An argument is wrong, the server cannot be reached, or a column has no Spark type.
@@ -93,7 +93,7 @@ def top_n(
 
     with sync.connect(url, profile=profile, token=token, tls=tls) as client:
         found = client.table(table)
-        best = found.top_n(n, by, spark_predicate(found, where), columns=columns, descending=descending)
+        best = found.top_n(limit, order_by, spark_predicate(found, where), columns=columns, descending=descending)
         return local_dataframe(spark, best)
 
 

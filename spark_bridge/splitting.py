@@ -28,7 +28,7 @@ _MOST_TASKS_PER_BUCKET: Final = 2
 
 def split(table: sync.Table, snapshot: sync.Snapshot, options: ReadOptions) -> list[ScanSpec]:
     """Returns the scans of the tasks, at least one. Together they return each selected row of the snapshot once."""
-    scan = options.build_scan(table).at(snapshot)
+    scan = options.build_scan(table).as_of(snapshot)
     if options.limit is not None:
         return [scan.spec]
     read = scan.explain()

@@ -262,10 +262,10 @@ class StreamPlanner:
         return max(most, 1)
 
     def _measure(self, snapshot: sync.Snapshot) -> _InitialSnapshot:
-        rows = self._table.count(at=snapshot) if snapshot.rows is None else snapshot.rows
+        rows = self._table.count(as_of=snapshot) if snapshot.rows is None else snapshot.rows
         row_bytes = 1.0
         if self._options.max_bytes is not None:
-            sample = self._table.scan(self._columns, limit=_SAMPLE_ROWS).at(snapshot).to_arrow()
+            sample = self._table.scan(self._columns, limit=_SAMPLE_ROWS).as_of(snapshot).to_arrow()
             row_bytes = max(sample.nbytes / max(len(sample), 1), 1.0)
         return _InitialSnapshot(snapshot, rows, row_bytes)
 
@@ -303,7 +303,7 @@ class StreamPlanner:
         if self._specs is None:
             options = replace(self._options.read, columns=tuple(self._columns))
             # Only if rows expire does the server make use of `changes_follow`, and earlier servers do not know it.
-            scan = options.build_scan(self._table).at(self._adopt_snapshot(rows), changes_follow=rows.expires)
+            scan = options.build_scan(self._table).as_of(self._adopt_snapshot(rows), changes_follow=rows.expires)
             self._specs = [part.spec for part in scan.splits(rows.parts)] if rows.parts > 1 else [scan.spec]
         return self._specs
 

@@ -93,7 +93,7 @@ def table(
 
     with sync.connect(url, profile=profile, token=token_source(token), tls=tls) as client:
         scan = client.table(table).scan(columns).read_path("lake", lake)
-        scan = scan if snapshot is None else scan.at(snapshot)
+        scan = scan if snapshot is None else scan.as_of(snapshot)
         scan = scan if as_of is None else scan.as_of(as_of)
         try:
             plan = client._runner.call(plan_union, client._runner.client._transport, scan.spec)

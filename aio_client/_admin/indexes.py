@@ -136,5 +136,6 @@ def _failure_text(table: str, status: IndexStatus) -> str:
     columns = ", ".join(status.columns)
     return (
         f"the index on ({columns}) of {table} cannot be built: {status.failure}; it is not used; drop it with "
-        f"alter_table(..., drop_indexes=[{status.columns!r}]), or scankv index drop {table} {','.join(status.columns)}"
+        f"alter_table(..., drop_indexes=[{status.columns!r}]), or scankv indexes drop {table} "
+        f"{','.join(status.columns)}"
     )

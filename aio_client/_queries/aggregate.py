@@ -99,8 +99,8 @@ def aggregate_request(
 
 def top_n_request(
     table: str,
-    n: int,
-    by: str,
+    limit: int,
+    order_by: str,
     where: Predicate | None,
     columns: Sequence[str] | None,
     descending: bool,
@@ -109,20 +109,20 @@ def top_n_request(
     isolation: Isolation = "read_committed",
 ) -> TopNRequest:
     """Returns the request for the first rows in the order of a column. Raises UsageError for invalid arguments."""
-    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_TOP_N:
-        raise UsageError(f"n must be a whole number between 1 and {MAX_TOP_N:,}, not {n!r}")
-    if not isinstance(by, str):
-        raise UsageError(f"by must be the name of a column, not a {type(by).__name__}")
-    text_of(by, "by")
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_TOP_N:
+        raise UsageError(f"limit must be a whole number between 1 and {MAX_TOP_N:,}, not {limit!r}")
+    if not isinstance(order_by, str):
+        raise UsageError(f"order_by must be the name of a column, not a {type(order_by).__name__}")
+    text_of(order_by, "order_by")
     if ties not in ("key", "all"):
         raise UsageError(f'ties must be "key" or "all", not {ties!r}', option="ties")
     return lookup_pb2.TopNRequest(
         table=table,
         where=None if where is None else to_proto(where),
         snapshot=_snapshot(snapshot_id),
-        by=by,
+        by=order_by,
         ascending=not descending,
-        n=n,
+        n=limit,
         columns=None if columns is None else scan_pb2.ColumnNames(names=names_of(columns, "columns")),
         with_ties=ties == "all",
         isolation=isolation_message(isolation, snapshot_id),

@@ -37,7 +37,7 @@ class QueryMethods(TableMethods):
         self,
         where: Where | None = None,
         *,
-        at: Pinned | str | None = None,
+        as_of: Pinned | str | None = None,
         isolation: Isolation = "read_committed",
     ) -> int:
         """Counts the rows of the table: exact, and all buckets as of one instant.
@@ -47,7 +47,7 @@ class QueryMethods(TableMethods):
 
         Args:
             where: Which rows to count, as for `Scan.where`. Default: all rows.
-            at: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
+            as_of: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
             isolation: As for `Scan.isolation`: "read_latest" counts what is applied, without waiting until it is
                 durable.
 
@@ -60,7 +60,7 @@ class QueryMethods(TableMethods):
             TooManyScans, ScanTooLong, ScanCancelled, DataLoss: As for a scan, because the server runs it as one.
             DeadlineExceeded: No answer came within the operation timeout.
         """
-        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(at)
+        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(as_of)
         request = count_request(self._handle.name, predicate, snapshot_id, isolation)
         return (await count(self._handle.transport, request)).rows
 
@@ -93,7 +93,7 @@ class QueryMethods(TableMethods):
         where: Where | None = None,
         *,
         group_by: Sequence[str] = (),
-        at: Pinned | str | None = None,
+        as_of: Pinned | str | None = None,
         isolation: Isolation = "read_committed",
     ) -> pa.Table:
         """Computes sums, minima, maxima, means and counts of columns at the server, all buckets as of one instant.
@@ -112,7 +112,7 @@ class QueryMethods(TableMethods):
             where: Which rows to aggregate, as for `Scan.where`. Default: all rows.
             group_by: The columns whose equal values form a group; null and NaN are values like others. Default: one
                 group, which exists even if the table has no rows.
-            at: A pinned snapshot, or its id, to read. Default: the current rows.
+            as_of: A pinned snapshot, or its id, to read. Default: the current rows.
             isolation: As for `count`.
 
         Returns:
@@ -127,7 +127,7 @@ class QueryMethods(TableMethods):
             RequestTooLarge: The result takes more than 32 MiB.
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
-        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(at)
+        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(as_of)
         request = aggregate_request(self._handle.name, functions, predicate, group_by, snapshot_id, isolation)
         return decode_rows((await aggregate(self._handle.transport, request)).rows)
 
@@ -164,52 +164,55 @@ class QueryMethods(TableMethods):
 
     async def top_n(
         self,
-        n: int,
-        by: str,
+        limit: int,
+        order_by: str,
         where: Where | None = None,
         *,
         columns: Sequence[str] | None = None,
         descending: bool = True,
         ties: Ties = "key",
-        at: Pinned | str | None = None,
+        as_of: Pinned | str | None = None,
         isolation: Isolation = "read_committed",
     ) -> pa.Table:
-        """Returns the first `n` rows in the order of a column: exact, and all buckets as of one instant.
+        """Returns the first `limit` rows in the order of a column: exact, and all buckets as of one instant.
 
         The server reads all rows as a scan does, unless an index has the order. Only the result is sent.
 
         Args:
-            n: How many rows, 1 to 100,000. Fewer are returned if fewer match.
-            by: The column to order by; not a struct, list or map. The order is the key order: NaN is greater than
+            limit: How many rows, 1 to 100,000. Fewer are returned if fewer match.
+            order_by: The column to order by; not a struct, list or map. The order is the key order: NaN is greater than
                 infinity, and -0.0 equals 0.0. Nulls come last in both directions. Equal rows come in ascending order
                 of their keys.
             where: Which rows to rank, as for `Scan.where`. Default: all rows.
             columns: The columns to return, in this order. Default: all.
             descending: Whether the greatest value comes first.
-            ties: Which rows to return if several have the `by` value of the last row: "key" returns the first of them
-                by key, so that there are at most `n` rows; "all" returns all of them, up to 100,000 rows in total.
-            at: A pinned snapshot, or its id, to read. Default: the current rows.
+            ties: Which rows to return if several have the `order_by` value of the last row: "key" returns the first of
+                them by key, so that there are at most `limit` rows; "all" returns all of them, up to 100,000 rows in
+                total.
+            as_of: A pinned snapshot, or its id, to read. Default: the current rows.
             isolation: As for `count`.
 
         Returns:
             The rows, the first in order first.
 
         Raises:
-            UsageError: `n` is out of range, `ties` has another value, or `where` cannot be parsed.
-            SchemaMismatch: A column does not exist, or `by` has no order.
+            UsageError: `limit` is out of range, `ties` has another value, or `where` cannot be parsed.
+            SchemaMismatch: A column does not exist, or `order_by` has no order.
             InvalidRequest: With all ties, there are more than 100,000 rows.
             RequestTooLarge: The rows take more than 32 MiB, or more than 128 MiB as the server stores them.
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
-        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(at)
-        request = top_n_request(self._handle.name, n, by, predicate, columns, descending, ties, snapshot_id, isolation)
+        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(as_of)
+        request = top_n_request(
+            self._handle.name, limit, order_by, predicate, columns, descending, ties, snapshot_id, isolation
+        )
         return decode_rows((await top_n(self._handle.transport, request)).rows)
 
     async def top_n_if_changed(
         self,
         since: bytes | None,
-        n: int,
-        by: str,
+        limit: int,
+        order_by: str,
         where: Where | None = None,
         *,
         columns: Sequence[str] | None = None,
@@ -224,8 +227,8 @@ class QueryMethods(TableMethods):
 
         Args:
             since: The version of an earlier answer about this table. None: answer in any case.
-            n: As for `top_n`.
-            by: As for `top_n`.
+            limit: As for `top_n`.
+            order_by: As for `top_n`.
             where: As for `top_n`.
             columns: As for `top_n`.
             descending: As for `top_n`.
@@ -239,14 +242,14 @@ class QueryMethods(TableMethods):
             ScanKvError: As for `top_n`.
         """
         predicate = self._handle.parse_where(where)
-        request = top_n_request(self._handle.name, n, by, predicate, columns, descending, ties, None)
+        request = top_n_request(self._handle.name, limit, order_by, predicate, columns, descending, ties, None)
         response = await top_n(self._handle.transport, require_change(request, since))
         return None if response.unchanged else Versioned(decode_rows(response.rows), response.version)
 
     def watch_top_n(
         self,
-        n: int,
-        by: str,
+        limit: int,
+        order_by: str,
         where: Where | None = None,
         *,
         columns: Sequence[str] | None = None,
@@ -256,7 +259,7 @@ class QueryMethods(TableMethods):
     ) -> TopNWatch:
         """Watches the first rows in the order of a column: returns them now, and again whenever they differ.
 
-            async for top in table.watch_top_n(10, by="score", every=10.0):
+            async for top in table.watch_top_n(10, order_by="score", every=10.0):
                 show(top.rows, top.moved)
 
         Each answer says which rows entered, which left, and which have another rank. The query waits at the server
@@ -264,8 +267,8 @@ class QueryMethods(TableMethods):
         `TopNWatch` for what happens when the reader is slow or the server is away.
 
         Args:
-            n: As for `top_n`.
-            by: As for `top_n`.
+            limit: As for `top_n`.
+            order_by: As for `top_n`.
             where: As for `top_n`. Text is parsed once, with the columns that the table had when it was opened.
             columns: As for `top_n`. Default: all, including columns that are added later.
             descending: As for `top_n`.
@@ -278,7 +281,7 @@ class QueryMethods(TableMethods):
 
         Raises:
             NoPrimaryKey: The table has no primary key.
-            UsageError: `n` or `every` is out of range, `ties` has another value, or `where` cannot be parsed.
+            UsageError: `limit` or `every` is out of range, `ties` has another value, or `where` cannot be parsed.
         """
         self._handle.shape.require_key("a watch tells rows apart by their key: call top_n")
         primary_key = self._handle.shape.key_schema.names
@@ -287,9 +290,9 @@ class QueryMethods(TableMethods):
         hidden = () if names is None else tuple(key for key in primary_key if key not in names)
         requested = None if names is None else [*names, *hidden]
         predicate = self._handle.parse_where(where)
-        request = top_n_request(self._handle.name, n, by, predicate, requested, descending, ties, None)
+        request = top_n_request(self._handle.name, limit, order_by, predicate, requested, descending, ties, None)
         return TopNWatch(TopNPolls(self._handle.transport, request, primary_key, hidden, every))
 
 
-def _optional_snapshot_id(at: Pinned | str | None) -> str | None:
-    return None if at is None else snapshot_id_of(at)
+def _optional_snapshot_id(as_of: Pinned | str | None) -> str | None:
+    return None if as_of is None else snapshot_id_of(as_of)

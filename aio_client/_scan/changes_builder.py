@@ -25,7 +25,8 @@ class ChangesBuilder(ABC):
         """Chooses where a scan of the changelog starts.
 
         Args:
-            start: `StartFrom.FULL`, `EARLIEST`, `LATEST`, `timestamp(...)`, `offsets(...)`, `last(n)` or `lake(uri)`.
+            start: `StartFrom.FULL`, `EARLIEST`, `LATEST`, `timestamp(...)`, `offsets(...)`, `last(count)` or
+                `lake(uri)`.
             clamp: Whether to start at the nearest change that exists if `start` lies before the oldest change kept, or
                 after the end. By default, such a start raises PositionExpired or PositionOutOfRange.
 

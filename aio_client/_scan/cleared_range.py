@@ -68,10 +68,10 @@ class ClearedRange:
         schema = self._table.key_schema
         encoded = KeyCodec(schema.types, schema.names).encode(keys_of(keys, schema).columns).to_pylist()
         inside = np.zeros(len(encoded), np.bool_)
-        inside[self.select(encoded)] = True
+        inside[self.indices_of(encoded)] = True
         return pa.array(inside)
 
-    def select(self, encoded: Sequence[bytes]) -> list[int]:
+    def indices_of(self, encoded: Sequence[bytes]) -> list[int]:
         """Returns the indices of the encoded primary keys that are in the range, and in its bucket."""
         first, end = self.start or b"", self.end
         found = [place for place, key in enumerate(encoded) if first <= key and (end is None or key < end)]

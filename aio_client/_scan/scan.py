@@ -83,7 +83,7 @@ class Scan(ScanBuilder):
         """
         return open_blocking_stream(self._transport.config, self._readable())
 
-    async def splits(self, n: int, *, rows_per_split: int | None = None) -> list[Scan]:
+    async def splits(self, count: int, *, rows_per_split: int | None = None) -> list[Scan]:
         """Splits a scan of a pinned snapshot into parts of about equally many rows, for parallel readers.
 
         Together the parts return each row once. Each part is a key range over all buckets of the scan. The server
@@ -92,20 +92,20 @@ class Scan(ScanBuilder):
         they take turns in reading the parts, so parallel readers use several cores of the server.
 
         Args:
-            n: How many parts, 1 to 1024.
+            count: How many parts, 1 to 1024.
             rows_per_split: About how many rows a part should have at least: if the scan's keys have fewer rows, there
-                are fewer parts, at least one. Default: exactly `n` parts.
+                are fewer parts, at least one. Default: exactly `count` parts.
 
         Returns:
-            `n` scans, or fewer with `rows_per_split`, in ascending key order. If there are fewer keys than parts, some
-            parts are empty. Their `spec` can be sent to other processes.
+            `count` scans, or fewer with `rows_per_split`, in ascending key order. If there are fewer keys than parts,
+            some parts are empty. Their `spec` can be sent to other processes.
 
         Raises:
-            UsageError: The scan does not read a snapshot, has a limit or a resume token, or `n` is out of range.
+            UsageError: The scan does not read a snapshot, has a limit or a resume token, or `count` is out of range.
             SnapshotLost: The snapshot's lease has ended.
             DataLoss: The snapshot is damaged.
         """
-        specs = await split_scan(self._transport, self._spec, n, rows_per_split)
+        specs = await split_scan(self._transport, self._spec, count, rows_per_split)
         return [Scan(self._transport, spec, self._table) for spec in specs]
 
     async def explain(self) -> ScanExplanation:

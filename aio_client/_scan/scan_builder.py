@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, Protocol, Self
 
 from aio_client._input.arguments import is_text, items_of, names_of
@@ -15,7 +16,6 @@ from scankv.model.tables.log_tables import require_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from datetime import datetime
 
     import pyarrow as pa
 
@@ -39,7 +39,7 @@ class Pinned(Protocol):
         """The id of the snapshot's lease."""
 
 
-def snapshot_id_of(snapshot: str | Pinned, argument: str = "at") -> str:
+def snapshot_id_of(snapshot: str | Pinned, argument: str = "as_of") -> str:
     """Returns the snapshot id of an argument. Raises UsageError if it is neither a snapshot nor an id."""
     if isinstance(snapshot, AwaitableOpener):
         raise UsageError(snapshot.correction)
@@ -47,6 +47,14 @@ def snapshot_id_of(snapshot: str | Pinned, argument: str = "at") -> str:
     if not is_text(snapshot_id) or not snapshot_id:
         raise UsageError(f"{argument} must be a snapshot or its id, not {snapshot!r}")
     return snapshot_id
+
+
+def _is_time(value: object) -> bool:
+    """Returns whether a value is a time as text, which no id of a snapshot is."""
+    try:
+        return isinstance(value, str) and datetime.fromisoformat(value) is not None
+    except ValueError:
+        return False
 
 
 class ScanBuilder(ChangesBuilder):
@@ -267,8 +275,8 @@ class ScanBuilder(ChangesBuilder):
 
         Args:
             source: `ScanSource.KV` (the default) for the rows as of the start of the scan, `ScanSource.SNAPSHOT` for
-                the rows of `snapshot`, for which `at` is the short form, or `ScanSource.LOG` for the changes, for which
-                `table.changes` is the short form.
+                the rows of `snapshot`, for which `as_of` is the short form, or `ScanSource.LOG` for the changes, for
+                which `table.changes` is the short form.
             snapshot: The snapshot, or its id. Only with `ScanSource.SNAPSHOT`, which needs it.
 
         Raises:
@@ -287,22 +295,6 @@ class ScanBuilder(ChangesBuilder):
                 option="snapshot",
             )
         return self._with(log=LogSpec()) if source == ScanSource.LOG else self._with(log=None, snapshot_id=None)
-
-    def at(self, snapshot: str | Pinned, *, changes_follow: bool = False) -> Self:
-        """Reads a pinned snapshot: all buckets as of its pin, every time the scan is started.
-
-        The short form of `with_source(ScanSource.SNAPSHOT, snapshot)`.
-
-        Args:
-            snapshot: The snapshot, or its id, which may come from another process.
-            changes_follow: Whether you go on with the changes from `snapshot.log_offsets`. If so, the rows contain
-                those that had expired and whose `-D` the changelog will get, so that each `-D` finds its row. Matters
-                only for tables whose rows expire.
-
-        Raises:
-            UsageError: `snapshot` is neither a snapshot nor an id, or `changes_follow` is not a bool.
-        """
-        return self._with(snapshot_id=snapshot_id_of(snapshot), changes_follow=changes_follow)
 
     def reverse(self) -> Self:
         """Returns the rows of each bucket in descending key order. A second call restores ascending order."""
@@ -334,24 +326,33 @@ class ScanBuilder(ChangesBuilder):
         """
         return self._with(read_path=read_path, lake=lake)
 
-    def as_of(self, when: datetime | int) -> Self:
-        """Reads an earlier version of the published table alone: `scan.as_of(when).read_path("lake", uri)`.
+    def as_of(self, when: str | Pinned | datetime | int, *, changes_follow: bool = False) -> Self:
+        """Reads the table as of a past instant: that of a pinned snapshot, or that of a published version.
 
-        The server describes the table, and sends no rows. So its changelog need not reach back, and rows that have
-        expired or were dropped since are there. `stream.log_offsets` and `explain` name the version and its instant.
-        The rows have the columns that the table has now: earlier rows have those that were renamed under their new
-        names, and the default values of those that were added.
+        `scan.as_of(snapshot)` reads all buckets as of the snapshot's pin, every time the scan is started. It is the
+        short form of `with_source(ScanSource.SNAPSHOT, snapshot)`.
 
-        `ordered` and `reverse` are not for such scans.
+        `scan.as_of(time).read_path("lake", uri)` reads an earlier version of the published table alone. The server
+        describes the table, and sends no rows. So its changelog need not reach back, and rows that have expired or were
+        dropped since are there. `stream.log_offsets` and `explain` name the version and its instant. The rows have the
+        columns that the table has now: earlier rows have those that were renamed under their new names, and the default
+        values of those that were added. `ordered` and `reverse` are not for such scans.
 
         Args:
-            when: A time with a time zone: the last version whose instant is not after it. Or the number of a version.
+            when: A snapshot, or its id, which may come from another process. Or a time with a time zone: the last
+                published version whose instant is not after it. Or the number of a published version.
+            changes_follow: Only with a snapshot: whether you go on with the changes from `snapshot.log_offsets`. If so,
+                the rows contain those that had expired and whose `-D` the changelog will get, so that each `-D` finds
+                its row. Matters only for tables whose rows expire.
 
         Raises:
-            UsageError: `when` is neither, or does not go with what the scan reads. Without `read_path("lake", uri)`,
-                the scan raises UsageError when it starts.
+            UsageError: `when` is none of these, or does not go with what the scan reads; or `changes_follow` is not a
+                bool, or there is no snapshot. With a time or a number and without `read_path("lake", uri)`, the scan
+                raises UsageError when it starts.
         """
-        return self._with(as_of=when)
+        if isinstance(when, datetime | int) or _is_time(when):
+            return self._with(as_of=when, changes_follow=changes_follow)
+        return self._with(snapshot_id=snapshot_id_of(when), changes_follow=changes_follow)
 
     def isolation(self, isolation: Isolation) -> Self:
         """Chooses whether the scan waits until what it returns is durable.

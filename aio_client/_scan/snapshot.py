@@ -46,10 +46,10 @@ _PIN_RETRIES: Final = (*PASSING_ERRORS, SnapshotNotTaken)
 class Snapshot(RenewableLease):
     """A lease on a view of a table: all its buckets at one instant, which the server keeps until the lease ends.
 
-    `scan.at(snapshot)` reads the view, and so does `scan.at(snapshot.id)` in another process. The lease ends when it is
-    released, when it is not renewed within its time to live, and when the table is dropped. Scans that start afterwards
-    raise SnapshotLost; running scans continue to their end. The lease survives its client and a restart of the server,
-    which starts the time to live again.
+    `scan.as_of(snapshot)` reads the view, and so does `scan.as_of(snapshot.id)` in another process. The lease ends when
+    it is released, when it is not renewed within its time to live, and when the table is dropped. Scans that start
+    afterwards raise SnapshotLost; running scans continue to their end. The lease survives its client and a restart of
+    the server, which starts the time to live again.
 
     `async with` renews the lease, and releases it at the end.
 
@@ -289,13 +289,15 @@ async def list_snapshots(transport: Transport, table: str | None) -> list[Snapsh
     return [Snapshot(transport, message, asked_at) for message in response.snapshots]
 
 
-async def split_scan(transport: Transport, spec: ScanSpec, n: int, rows_per_split: int | None = None) -> list[ScanSpec]:
+async def split_scan(
+    transport: Transport, spec: ScanSpec, count: int, rows_per_split: int | None = None
+) -> list[ScanSpec]:
     """Splits a scan of a snapshot. See `Scan.splits` for the arguments, the result and the errors."""
     if rows_per_split is not None and (type(rows_per_split) is not int or not 1 <= rows_per_split < 2**63):
         raise UsageError(f"rows_per_split must be at least 1, not {rows_per_split!r}", option="rows_per_split")
     request = snapshot_pb2.SplitSnapshotRequest(
-        snapshot_id=_check_can_split(spec, n),
-        splits=n,
+        snapshot_id=_check_can_split(spec, count),
+        splits=count,
         key_range=None if spec.key_range is None else _to_message(spec.key_range),
         buckets=spec.buckets or (),
         where=None if spec.where is None else to_proto(spec.where),
@@ -303,25 +305,25 @@ async def split_scan(transport: Transport, spec: ScanSpec, n: int, rows_per_spli
     )
     response = await call_again(transport, lambda: transport.services.snapshots.SplitSnapshot, request)
     ranges = [_from_message(message) for message in response.ranges]
-    wanted = n if rows_per_split is None else min(n, max(1, len(ranges)))
+    wanted = count if rows_per_split is None else min(count, max(1, len(ranges)))
     _check_coverage(ranges, spec.key_range or KeyRange(), wanted)
     return [replace(spec, key_range=part, part=number) for number, part in enumerate(ranges)]
 
 
-def _check_can_split(spec: ScanSpec, n: int) -> str:
-    """Returns the id of the scan's snapshot. Raises UsageError if the scan cannot be split into `n` parts."""
+def _check_can_split(spec: ScanSpec, count: int) -> str:
+    """Returns the id of the scan's snapshot. Raises UsageError if the scan cannot be split into `count` parts."""
     if spec.snapshot_id is None:
         raise UsageError(
             "only a scan of a snapshot can be split, because parts of the live table would be from different instants: "
-            "pin the table first: snapshot = await table.snapshot(), then scan.at(snapshot)",
+            "pin the table first: snapshot = await table.snapshot(), then scan.as_of(snapshot)",
             table=spec.table,
         )
     if spec.limit is not None:
         raise UsageError("a scan with a limit cannot be split, because each part would have the limit: remove it first")
     if spec.resume_token is not None:
         raise UsageError("a scan with a resume token cannot be split: split the scan that the token came from")
-    if type(n) is not int or not 1 <= n <= MAX_SPLITS:
-        raise UsageError(f"n must be a whole number between 1 and {MAX_SPLITS:,}, not {n!r}", option="n")
+    if type(count) is not int or not 1 <= count <= MAX_SPLITS:
+        raise UsageError(f"count must be a whole number between 1 and {MAX_SPLITS:,}, not {count!r}", option="count")
     return spec.snapshot_id
 
 

@@ -63,7 +63,7 @@ class ScanMethods(TableMethods):
         """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
 
             async with table.snapshot(ttl=600) as snap:
-                rows = await table.scan().at(snap).to_arrow()
+                rows = await table.scan().as_of(snap).to_arrow()
 
         `async with` renews the snapshot after every third of its time to live, and releases it at the end. After `snap
         = await table.snapshot()`, the caller renews and releases it. Pinning a table that has not changed since its

@@ -946,7 +946,7 @@ class Table(Blocking):
         """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
 
             with table.snapshot(ttl=600) as snap:
-                rows = table.scan().at(snap).to_arrow()
+                rows = table.scan().as_of(snap).to_arrow()
 
         `with` renews the snapshot after every third of its time to live, and releases it at the end. After `snap =
         table.snapshot()`, the caller renews and releases it. Pinning a table that has not changed since its last pin
@@ -1076,7 +1076,7 @@ class Table(Blocking):
         return self._runner.call(self._aio.log_offsets)
 
     def count(
-        self, where: Where | None = None, *, at: Pinned | str | None = None, isolation: Isolation = "read_committed"
+        self, where: Where | None = None, *, as_of: Pinned | str | None = None, isolation: Isolation = "read_committed"
     ) -> int:
         """Counts the rows of the table: exact, and all buckets as of one instant.
 
@@ -1085,7 +1085,7 @@ class Table(Blocking):
 
         Args:
             where: Which rows to count, as for `Scan.where`. Default: all rows.
-            at: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
+            as_of: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
             isolation: As for `Scan.isolation`: "read_latest" counts what is applied, without waiting until it is
                 durable.
 
@@ -1098,7 +1098,7 @@ class Table(Blocking):
             TooManyScans, ScanTooLong, ScanCancelled, DataLoss: As for a scan, because the server runs it as one.
             DeadlineExceeded: No answer came within the operation timeout.
         """
-        return self._runner.call(lambda: self._aio.count(where, at=at, isolation=isolation))
+        return self._runner.call(lambda: self._aio.count(where, as_of=as_of, isolation=isolation))
 
     def count_if_changed(self, since: bytes | None, where: Where | None = None) -> Versioned[int] | None:
         """Counts the rows if the table has changed since an earlier answer.
@@ -1127,7 +1127,7 @@ class Table(Blocking):
         where: Where | None = None,
         *,
         group_by: Sequence[str] = (),
-        at: Pinned | str | None = None,
+        as_of: Pinned | str | None = None,
         isolation: Isolation = "read_committed",
     ) -> pa.Table:
         """Computes sums, minima, maxima, means and counts of columns at the server, all buckets as of one instant.
@@ -1146,7 +1146,7 @@ class Table(Blocking):
             where: Which rows to aggregate, as for `Scan.where`. Default: all rows.
             group_by: The columns whose equal values form a group; null and NaN are values like others. Default: one
                 group, which exists even if the table has no rows.
-            at: A pinned snapshot, or its id, to read. Default: the current rows.
+            as_of: A pinned snapshot, or its id, to read. Default: the current rows.
             isolation: As for `count`.
 
         Returns:
@@ -1162,7 +1162,7 @@ class Table(Blocking):
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
         return self._runner.call(
-            lambda: self._aio.aggregate(functions, where, group_by=group_by, at=at, isolation=isolation)
+            lambda: self._aio.aggregate(functions, where, group_by=group_by, as_of=as_of, isolation=isolation)
         )
 
     def aggregate_if_changed(
@@ -1196,54 +1196,62 @@ class Table(Blocking):
 
     def top_n(
         self,
-        n: int,
-        by: str,
+        limit: int,
+        order_by: str,
         where: Where | None = None,
         *,
         columns: Sequence[str] | None = None,
         descending: bool = True,
         ties: Ties = "key",
-        at: Pinned | str | None = None,
+        as_of: Pinned | str | None = None,
         isolation: Isolation = "read_committed",
     ) -> pa.Table:
-        """Returns the first `n` rows in the order of a column: exact, and all buckets as of one instant.
+        """Returns the first `limit` rows in the order of a column: exact, and all buckets as of one instant.
 
         The server reads all rows as a scan does, unless an index has the order. Only the result is sent.
 
         Args:
-            n: How many rows, 1 to 100,000. Fewer are returned if fewer match.
-            by: The column to order by; not a struct, list or map. The order is the key order: NaN is greater than
+            limit: How many rows, 1 to 100,000. Fewer are returned if fewer match.
+            order_by: The column to order by; not a struct, list or map. The order is the key order: NaN is greater than
                 infinity, and -0.0 equals 0.0. Nulls come last in both directions. Equal rows come in ascending order
                 of their keys.
             where: Which rows to rank, as for `Scan.where`. Default: all rows.
             columns: The columns to return, in this order. Default: all.
             descending: Whether the greatest value comes first.
-            ties: Which rows to return if several have the `by` value of the last row: "key" returns the first of them
-                by key, so that there are at most `n` rows; "all" returns all of them, up to 100,000 rows in total.
-            at: A pinned snapshot, or its id, to read. Default: the current rows.
+            ties: Which rows to return if several have the `order_by` value of the last row: "key" returns the first of
+                them by key, so that there are at most `limit` rows; "all" returns all of them, up to 100,000 rows in
+                total.
+            as_of: A pinned snapshot, or its id, to read. Default: the current rows.
             isolation: As for `count`.
 
         Returns:
             The rows, the first in order first.
 
         Raises:
-            UsageError: `n` is out of range, `ties` has another value, or `where` cannot be parsed.
-            SchemaMismatch: A column does not exist, or `by` has no order.
+            UsageError: `limit` is out of range, `ties` has another value, or `where` cannot be parsed.
+            SchemaMismatch: A column does not exist, or `order_by` has no order.
             InvalidRequest: With all ties, there are more than 100,000 rows.
             RequestTooLarge: The rows take more than 32 MiB, or more than 128 MiB as the server stores them.
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
         return self._runner.call(
             lambda: self._aio.top_n(
-                n, by, where, columns=columns, descending=descending, ties=ties, at=at, isolation=isolation
+                limit,
+                order_by,
+                where,
+                columns=columns,
+                descending=descending,
+                ties=ties,
+                as_of=as_of,
+                isolation=isolation,
             )
         )
 
     def top_n_if_changed(
         self,
         since: bytes | None,
-        n: int,
-        by: str,
+        limit: int,
+        order_by: str,
         where: Where | None = None,
         *,
         columns: Sequence[str] | None = None,
@@ -1258,8 +1266,8 @@ class Table(Blocking):
 
         Args:
             since: The version of an earlier answer about this table. None: answer in any case.
-            n: As for `top_n`.
-            by: As for `top_n`.
+            limit: As for `top_n`.
+            order_by: As for `top_n`.
             where: As for `top_n`.
             columns: As for `top_n`.
             descending: As for `top_n`.
@@ -1273,13 +1281,15 @@ class Table(Blocking):
             ScanKvError: As for `top_n`.
         """
         return self._runner.call(
-            lambda: self._aio.top_n_if_changed(since, n, by, where, columns=columns, descending=descending, ties=ties)
+            lambda: self._aio.top_n_if_changed(
+                since, limit, order_by, where, columns=columns, descending=descending, ties=ties
+            )
         )
 
     def watch_top_n(
         self,
-        n: int,
-        by: str,
+        limit: int,
+        order_by: str,
         where: Where | None = None,
         *,
         columns: Sequence[str] | None = None,
@@ -1289,7 +1299,7 @@ class Table(Blocking):
     ) -> TopNWatch:
         """Watches the first rows in the order of a column: returns them now, and again whenever they differ.
 
-            for top in table.watch_top_n(10, by="score", every=10.0):
+            for top in table.watch_top_n(10, order_by="score", every=10.0):
                 show(top.rows, top.moved)
 
         Each answer says which rows entered, which left, and which have another rank. The query waits at the server
@@ -1297,8 +1307,8 @@ class Table(Blocking):
         client asks in the background. See `TopNWatch` for what happens when the reader is slow or the server is away.
 
         Args:
-            n: As for `top_n`.
-            by: As for `top_n`.
+            limit: As for `top_n`.
+            order_by: As for `top_n`.
             where: As for `top_n`. Text is parsed once, with the columns that the table had when it was opened.
             columns: As for `top_n`. Default: all, including columns that are added later.
             descending: As for `top_n`.
@@ -1311,11 +1321,13 @@ class Table(Blocking):
 
         Raises:
             NoPrimaryKey: The table has no primary key.
-            UsageError: `n` or `every` is out of range, `ties` has another value, or `where` cannot be parsed.
+            UsageError: `limit` or `every` is out of range, `ties` has another value, or `where` cannot be parsed.
         """
         return TopNWatch(
             self._runner,
-            self._aio.watch_top_n(n, by, where, columns=columns, descending=descending, ties=ties, every=every),
+            self._aio.watch_top_n(
+                limit, order_by, where, columns=columns, descending=descending, ties=ties, every=every
+            ),
         )
 
     def delete(
@@ -1910,7 +1922,7 @@ class Scan(BlockingScan):
         """The same as `stream`."""
         return self.stream()
 
-    def splits(self, n: int, *, rows_per_split: int | None = None) -> list[Scan]:
+    def splits(self, count: int, *, rows_per_split: int | None = None) -> list[Scan]:
         """Splits a scan of a pinned snapshot into parts of about equally many rows, for parallel readers.
 
         Together the parts return each row once. Each part is a key range over all buckets of the scan. The server
@@ -1919,22 +1931,22 @@ class Scan(BlockingScan):
         they take turns in reading the parts, so parallel readers use several cores of the server.
 
         Args:
-            n: How many parts, 1 to 1024.
+            count: How many parts, 1 to 1024.
             rows_per_split: About how many rows a part should have at least: if the scan's keys have fewer rows, there
-                are fewer parts, at least one. Default: exactly `n` parts.
+                are fewer parts, at least one. Default: exactly `count` parts.
 
         Returns:
-            `n` scans, or fewer with `rows_per_split`, in ascending key order. If there are fewer keys than parts, some
-            parts are empty. Their `spec` can be sent to other processes.
+            `count` scans, or fewer with `rows_per_split`, in ascending key order. If there are fewer keys than parts,
+            some parts are empty. Their `spec` can be sent to other processes.
 
         Raises:
-            UsageError: The scan does not read a snapshot, has a limit or a resume token, or `n` is out of range.
+            UsageError: The scan does not read a snapshot, has a limit or a resume token, or `count` is out of range.
             SnapshotLost: The snapshot's lease has ended.
             DataLoss: The snapshot is damaged.
         """
         return [
             Scan._of(self._runner, each)
-            for each in self._runner.call(lambda: self._aio.splits(n, rows_per_split=rows_per_split))
+            for each in self._runner.call(lambda: self._aio.splits(count, rows_per_split=rows_per_split))
         ]
 
     def explain(self) -> ScanExplanation:
@@ -2092,10 +2104,10 @@ class Scan(BlockingScan):
 class Snapshot(BlockingLease):
     """A lease on a view of a table: all its buckets at one instant, which the server keeps until the lease ends.
 
-    `scan.at(snapshot)` reads the view, and so does `scan.at(snapshot.id)` in another process. The lease ends when it is
-    released, when it is not renewed within its time to live, and when the table is dropped. Scans that start afterwards
-    raise SnapshotLost; running scans continue to their end. The lease survives its client and a restart of the server,
-    which starts the time to live again.
+    `scan.as_of(snapshot)` reads the view, and so does `scan.as_of(snapshot.id)` in another process. The lease ends when
+    it is released, when it is not renewed within its time to live, and when the table is dropped. Scans that start
+    afterwards raise SnapshotLost; running scans continue to their end. The lease survives its client and a restart of
+    the server, which starts the time to live again.
 
     `with` renews the lease, and releases it at the end.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TopNWatch:
     """The first rows of a table, now and whenever they differ: a blocking iterator of `TopN`.
 
-        with table.watch_top_n(10, by="score", every=2.0) as watch:
+        with table.watch_top_n(10, order_by="score", every=2.0) as watch:
             for top in watch:
                 show(top.rows, top.moved)
 

@@ -75,5 +75,5 @@ def run(bench: Bench) -> Result:
 def _time_top_n(server: int, table: Table, n: int) -> tuple[float, float]:
     """Returns the seconds that a top-N takes, and the CPU seconds of the server."""
     cpu, wall = cpu_seconds(server), time.perf_counter()
-    table.top_n(n, by="amount")
+    table.top_n(n, order_by="amount")
     return time.perf_counter() - wall, cpu_seconds(server) - cpu

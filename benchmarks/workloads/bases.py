@@ -47,7 +47,7 @@ class BaseReader(ClientReader):
     def top_n(self, n: int) -> float:
         """Returns the seconds that a top-N by a column without an index takes."""
         started = time.perf_counter()
-        self._runner.run(self._table.top_n(n, by="amount"))
+        self._runner.run(self._table.top_n(n, order_by="amount"))
         return time.perf_counter() - started
 
     def count(self, where: str) -> Timing:

@@ -70,7 +70,7 @@ class Dashboards:
         self._tables = [(await client.table(t4.TABLE), _row_count(each)) for each, client in enumerate(self._clients)]
 
     async def _watch(self, server: int, windows: int) -> list[float]:
-        watches = [table.watch_top_n(n, by=INDEXED_COLUMN, every=_EVERY_SECONDS) for table, n in self._tables]
+        watches = [table.watch_top_n(n, order_by=INDEXED_COLUMN, every=_EVERY_SECONDS) for table, n in self._tables]
         for watch in watches:
             await anext(watch)
         async with _run_in_background(_fail_on_result(watch) for watch in watches):
@@ -91,7 +91,7 @@ class Dashboards:
         if self._calls % 2:
             changed = await table.count_if_changed(self._version) is not None
         else:
-            changed = await table.top_n_if_changed(self._version, n, by=INDEXED_COLUMN) is not None
+            changed = await table.top_n_if_changed(self._version, n, order_by=INDEXED_COLUMN) is not None
         if changed:
             _fail_on_change()
 

@@ -59,12 +59,12 @@ class Asker(ClientReader):
             marks = [time.perf_counter()]
             await self._client.wait_ready()
             marks.append(time.perf_counter())
-            computed = await self._table.top_n_if_changed(None, _N, by=INDEXED_COLUMN)
+            computed = await self._table.top_n_if_changed(None, _N, order_by=INDEXED_COLUMN)
             marks.append(time.perf_counter())
-            kept = await self._table.top_n_if_changed(None, _N, by=INDEXED_COLUMN)
+            kept = await self._table.top_n_if_changed(None, _N, order_by=INDEXED_COLUMN)
             marks.append(time.perf_counter())
             assert computed is not None
-            unchanged = await self._table.top_n_if_changed(computed.version, _N, by=INDEXED_COLUMN)
+            unchanged = await self._table.top_n_if_changed(computed.version, _N, order_by=INDEXED_COLUMN)
             marks.append(time.perf_counter())
             if unchanged is not None or kept != computed:
                 raise RuntimeError("the result has changed, although nothing was written")
@@ -86,7 +86,7 @@ class Asker(ClientReader):
         await self._change()
         before = await self._client.server_stats()
         started = time.perf_counter()
-        await self._table.top_n(_N, by=_NOT_INDEXED)
+        await self._table.top_n(_N, order_by=_NOT_INDEXED)
         seconds = time.perf_counter() - started
         now = await self._client.server_stats()
         return Timing(now.rows_scanned - before.rows_scanned, seconds)

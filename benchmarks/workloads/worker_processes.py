@@ -197,7 +197,7 @@ class TableUser:
 
     async def _pin(self) -> list[ScanSpec]:
         snapshot = await self._table.snapshot()
-        return [part.spec for part in await self._table.scan().at(snapshot).splits(_PARTS)]
+        return [part.spec for part in await self._table.scan().as_of(snapshot).splits(_PARTS)]
 
     def read(self, parts: Sequence[ScanSpec]) -> None:
         """Reads parts of a snapshot, one after another, twelve times."""

@@ -19,7 +19,7 @@ def open_client() -> Client:
 @st.cache_resource(on_release=TopNWatch.close)
 def open_watch() -> TopNWatch:
     """Returns the watch that all tabs share. The server computes its rows again only after a write."""
-    return open_client().table("game.scores").watch_top_n(10, by="score", every=1.0)
+    return open_client().table("game.scores").watch_top_n(10, order_by="score", every=1.0)
 
 
 @st.fragment(run_every=1.0)

@@ -42,12 +42,12 @@ class Shared:
         means = f"flights >= {ENOUGH}"
         every = INTERVAL / 2
         self.watches: tuple[TopNWatch, ...] = (
-            routes.watch_top_n(TOP, by="flights", columns=DEPARTURES, every=every),
-            routes.watch_top_n(TOP, by="mean_delay", where=means, columns=DEPARTURES, every=every),
-            self._flights.watch_top_n(5, by="dep_delay", every=every),
-            days.watch_top_n(5, by="mean_arrival_delay", where=f"arrivals >= {ENOUGH}", every=every),
-            self._flights.watch_top_n(1, by="time_hour", every=every),
-            client.table(PROGRESS).watch_top_n(len(JOBS), by="at", columns=SUMMARY, every=every),
+            routes.watch_top_n(TOP, order_by="flights", columns=DEPARTURES, every=every),
+            routes.watch_top_n(TOP, order_by="mean_delay", where=means, columns=DEPARTURES, every=every),
+            self._flights.watch_top_n(5, order_by="dep_delay", every=every),
+            days.watch_top_n(5, order_by="mean_arrival_delay", where=f"arrivals >= {ENOUGH}", every=every),
+            self._flights.watch_top_n(1, order_by="time_hour", every=every),
+            client.table(PROGRESS).watch_top_n(len(JOBS), order_by="at", columns=SUMMARY, every=every),
         )
         self._versions: tuple[bytes, ...] = ()
         self._departed = 0

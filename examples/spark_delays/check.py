@@ -21,7 +21,7 @@ ROUTE: Final = ["origin", "dest"]
 def check_report(client: Client, snapshot: Snapshot, airports: Path) -> pd.DataFrame:
     """Compares the report with the flights of a snapshot, and returns it. Raises AssertionError if they differ."""
     found = client.table(REPORT).scan().ordered().to_pandas(dtype_backend="numpy")
-    flights = client.table(FLIGHTS).scan().at(snapshot).to_pandas(dtype_backend="numpy")
+    flights = client.table(FLIGHTS).scan().as_of(snapshot).to_pandas(dtype_backend="numpy")
     wanted = flights.groupby(ROUTE).agg(
         flights=("dep_delay", "count"),
         mean_departure_delay=("dep_delay", "mean"),

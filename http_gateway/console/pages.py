@@ -42,7 +42,7 @@ _REFRESH: Final = Choice(name="refresh", meaning="Seconds between refreshes.", w
 _QUERY: Final = (
     Parameter(name="where", meaning="A predicate.", default=""),
     Parameter(name="order_by", meaning="A column.", default=""),
-    WholeNumber(name="n", meaning="The most rows.", default=10, low=1, high=200),
+    WholeNumber(name="limit", meaning="The most rows.", default=10, low=1, high=200),
     Choice(name="run", meaning="What to do.", words=("rows", "count", "explain")),
     _REFRESH,
 )
@@ -104,18 +104,18 @@ async def _run(table: Table, values: Values) -> dict[str, Any] | None:
         case "count":
             return {"text": f"{await table.count(where):,} rows"}
         case "explain":
-            return {"text": str(await _scan(table, where, values["n"]).explain())}
+            return {"text": str(await _scan(table, where, values["limit"]).explain())}
         case "rows":
             if values["order_by"]:
-                rows = await table.top_n(values["n"], values["order_by"], where)
+                rows = await table.top_n(values["limit"], values["order_by"], where)
             else:
-                rows = await _scan(table, where, values["n"]).to_arrow()
+                rows = await _scan(table, where, values["limit"]).to_arrow()
             return {"names": rows.schema.names, "rows": cells_of(rows)}
     return None
 
 
-def _scan(table: Table, where: str | None, n: int) -> Scan:
-    scan = table.scan().limit(n)
+def _scan(table: Table, where: str | None, limit: int) -> Scan:
+    scan = table.scan().limit(limit)
     return scan if where is None else scan.where(where)
 
 

@@ -124,7 +124,7 @@ def list_(location: Location, json: Json = False) -> None:
             ],
         )
         if reach is not None:
-            typer.echo(f"The archive reaches up to {instant_text(reach)}: restore with --at.")
+            typer.echo(f"The archive reaches up to {instant_text(reach)}: restore with --as-of.")
     for problem in problems:
         complain(problem)
     if problems:
@@ -188,7 +188,7 @@ def restore(
             help="Restore only this table, under another name if one is given. Repeatable. Default: all tables.",
         ),
     ] = None,
-    at: Annotated[
+    as_of: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
@@ -211,7 +211,7 @@ def restore(
 
     Without --table, the directory must be new or empty; it gets all tables, and what the server remembered of committed
     transactions. With --table, tables are added to a directory, which may have others. The exit code is 1 if a table
-    could not be restored, or only as of another instant than --at.
+    could not be restored, or only as of another instant than --as-of.
     """
     with require_extra("server"):
         from streaming_server.engine.backups.restore import restore_all, restore_tables
@@ -219,7 +219,7 @@ def restore(
     if buckets is not None and not names:
         raise UsageError("--buckets needs --table: name the tables")
     store = _open(location)
-    plan = _plan_of(store, backup_id, at)
+    plan = _plan_of(store, backup_id, as_of)
     total = sum(each.table.bytes for name, each in plan.sources.items() if not names or name in names)
     with _private_files(), _byte_bar("restore", total) as on_bytes:
         if names:
@@ -236,16 +236,16 @@ def restore(
         raise typer.Exit(FAILED)
 
 
-def _plan_of(store: BackupStore, backup_id: str | None, at: str | None) -> RestorePlan:
+def _plan_of(store: BackupStore, backup_id: str | None, as_of: str | None) -> RestorePlan:
     """Returns how to restore a backup, or the tables as of an instant."""
     with require_extra("server"):
         from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
         from streaming_server.storage.backup.backup_manifest import read_backup
-    if at is None:
+    if as_of is None:
         return plan_backup(read_backup(store, backup_id or "latest"))
     if backup_id is not None:
-        raise UsageError("--at chooses the backups itself: leave out the backup")
-    return plan_instant(store, None if at == "latest" else _micros_of(at))
+        raise UsageError("--as-of chooses the backups itself: leave out the backup")
+    return plan_instant(store, None if as_of == "latest" else _micros_of(as_of))
 
 
 def _complain_of_restore(tables: list[RestoredTable], left_out: Mapping[str, str]) -> bool:

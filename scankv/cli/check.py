@@ -92,7 +92,7 @@ def _check_offline(directory: Path, *, recover: bool, json: bool) -> None:
         from streaming_server.engine.backups.offline_check import OfflineCheck
     if (directory / "manifests").is_dir():
         if recover:
-            raise UsageError(f"{directory} is a location of backups: restore one of them with `scankv backup restore`")
+            raise UsageError(f"{directory} is a location of backups: restore one of them with `scankv backups restore`")
         verify(str(directory), json=json)
         return
     check = OfflineCheck(directory)

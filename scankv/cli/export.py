@@ -1,4 +1,4 @@
-"""`snapshot export`: writes a table as of one instant to Parquet or Arrow files."""
+"""`snapshots export`: writes a table as of one instant to Parquet or Arrow files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def export(
         table, pinned = _find_source(client, source)
         # The export has its own lease, renewed until it ends, even if the user gave a snapshot.
         with table.snapshot(same_view_as=pinned) as snapshot:
-            scan = table.scan(columns=split_names(columns) or None, where=where).at(snapshot)
+            scan = table.scan(columns=split_names(columns) or None, where=where).as_of(snapshot)
             schema = _columns_of(snapshot.schema, split_names(columns))
             if chosen is Format.PARQUET:
                 parquet_schema(schema)
@@ -102,7 +102,9 @@ def _format_for(path: Path, format_: ExportFormat | None) -> Format:
         return Format(format_)
     named = format_of_name(path.name)
     if named in (Format.CSV, Format.JSONL):
-        raise UsageError(f"an export must be parquet or arrow, not {named}; use: scankv scan --at SNAPSHOT -o {path}")
+        raise UsageError(
+            f"an export must be parquet or arrow, not {named}; use: scankv scan --as-of SNAPSHOT -o {path}"
+        )
     return named or Format.PARQUET
 
 
@@ -118,7 +120,7 @@ def _find_source(client: sync.Client, source: str) -> tuple[sync.Table, str | No
             return client.table(snapshot.table), source
     raise SnapshotLost(
         f"{source} is neither a table, as database.table, nor the id of a snapshot, nor TABLE@NAME; see: scankv "
-        "snapshot list"
+        "snapshots list"
     )
 
 

@@ -11,7 +11,7 @@ def find_snapshot(given: str, snapshots: list[sync.Snapshot]) -> sync.Snapshot:
         if (snapshot.table, snapshot.name) == (table, name) if at else snapshot.id == given:
             return snapshot
     what = f"of {table} has the name {name}" if at else f"has the id {given}"
-    raise SnapshotLost(f"no snapshot {what}; it was released or has expired; see: scankv snapshot list")
+    raise SnapshotLost(f"no snapshot {what}; it was released or has expired; see: scankv snapshots list")
 
 
 def snapshot_id(client: sync.Client, given: str) -> str:

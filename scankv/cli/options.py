@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
 
 from scankv.model.errors import UsageError
+
+
+class RowFormat(StrEnum):
+    """Output formats of `get` and `top`."""
+
+    TABLE = "table"
+    JSONL = "jsonl"
+
 
 Url = Annotated[
     str | None,
@@ -22,6 +31,7 @@ Where = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="Return at most this many rows.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Rows = Annotated[RowFormat, typer.Option("--format", help="The output format. jsonl has one JSON object per line.")]
 KeyColumns = Annotated[
     str | None, typer.Option("--key", metavar="A,B", help="The columns of the primary key.", show_default=False)
 ]

@@ -49,9 +49,14 @@ def parse_stop(option: str, text: str) -> StopAt:
     return StopAt.timestamp(_time(option, text, "latest, offsets as 0=12,1=7"))
 
 
-def parse_as_of(option: str, text: str) -> datetime | int:
-    """Parses a version of a published table: its number, or a time. Raises UsageError, which names the option."""
-    return int(text) if _NUMBER.fullmatch(text) else _time(option, text, "the number of a version")
+def parse_version(text: str) -> datetime | int | None:
+    """Parses a version of a published table: its number, or a time. Returns None for any other text."""
+    if _NUMBER.fullmatch(text):
+        return int(text)
+    try:
+        return _to_time(text)
+    except ValueError:
+        return None
 
 
 def _offsets(text: str) -> LogOffsets | None:
@@ -66,8 +71,12 @@ def _offsets(text: str) -> LogOffsets | None:
 
 
 def _time(option: str, text: str, others: str) -> datetime:
-    """Parses a time. A time without a zone is in the local zone of this machine."""
     try:
-        return datetime.fromisoformat(text).astimezone(UTC)
+        return _to_time(text)
     except ValueError:
         raise UsageError(f'{option} must be {others}, or a time as 2026-01-31T12:00:00Z, not "{text}"') from None
+
+
+def _to_time(text: str) -> datetime:
+    """Parses a time. A time without a zone is in the local zone of this machine. Raises ValueError for other text."""
+    return datetime.fromisoformat(text).astimezone(UTC)

@@ -77,7 +77,9 @@ def publish(
         float,
         typer.Option(min=0, metavar="DAYS", help="How long files remain for readers of earlier versions."),
     ] = 7,
-    json_: Annotated[bool, typer.Option("--json", help="Print a JSON object for each version.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print JSON; with --every, an object for each version.")
+    ] = False,
     url: Url = None,
 ) -> None:
     """Publish a table in an open format, such as Delta Lake: all buckets as of one instant, as one version.

@@ -9,7 +9,7 @@ from aio_client import sync
 from scankv.cli.arguments import parse_rows
 from scankv.cli.connecting import open_client
 from scankv.cli.keyed_writes import delete_rows, encoded_keys, put_rows
-from scankv.cli.options import Json, TableName, Url, Where
+from scankv.cli.options import Json, RowFormat, Rows, TableName, Url, Where
 from scankv.cli.show import counted, output, show_json, show_rows
 from scankv.formats.json_text import json_lines
 from scankv.formats.key_text import parse_keys
@@ -37,8 +37,8 @@ TrackChanges = Annotated[
 ]
 
 
-def get(table: TableName, keys: Keys, json: Json = False, url: Url = None) -> None:
-    """Show the rows with these keys; with --json, each row is one line.
+def get(table: TableName, keys: Keys, format_: Rows = RowFormat.TABLE, url: Url = None) -> None:
+    """Show the rows with these keys.
 
     The exit code is 1 if a key has no row.
     """
@@ -46,7 +46,7 @@ def get(table: TableName, keys: Keys, json: Json = False, url: Url = None) -> No
         found = client.table(table)
         wanted = parse_keys(keys, _key_schema(found, "rows are not found by a key: use scan --where"))
         rows = found.lookup(wanted)
-    if json:
+    if format_ is RowFormat.JSONL:
         for batch in rows.to_batches():
             output().write(json_lines(batch).to_pybytes())
     elif rows.num_rows:

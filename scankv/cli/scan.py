@@ -13,7 +13,7 @@ from aio_client import sync
 from scankv.cli.connecting import open_client
 from scankv.cli.named_snapshots import snapshot_id
 from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
-from scankv.cli.positions import parse_as_of
+from scankv.cli.positions import parse_version
 from scankv.cli.show import is_terminal, show_rows
 from scankv.cli.show import output as standard_output
 from scankv.formats.files import Format, format_of_name
@@ -51,13 +51,6 @@ class ConsistencyChoice(StrEnum):
 def scan(
     table: TableName,
     columns: Columns = None,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SNAPSHOT",
-            help="Read a pinned snapshot: the id that `scankv snapshot create` printed, or TABLE@NAME for a name.",
-        ),
-    ] = None,
     where: Where = None,
     limit: Limit = None,
     ordered: Annotated[bool, typer.Option("--ordered", help="Return all rows in key order, across buckets.")] = False,
@@ -72,9 +65,10 @@ def scan(
         str | None,
         typer.Option(
             "--as-of",
-            metavar="TIME|VERSION",
-            help="With --lake: read an earlier version alone, the last one until a time as 2026-01-31T12:00:00Z, or "
-            "one by its number.",
+            metavar="SNAPSHOT|TIME|VERSION",
+            help="Read a pinned snapshot: the id that `scankv snapshots create` printed, or TABLE@NAME for a name. "
+            "With --lake also an earlier version alone: the last one until a time as 2026-01-31T12:00:00Z, or one by "
+            "its number.",
         ),
     ] = None,
     isolation: Annotated[
@@ -115,13 +109,14 @@ def scan(
     A table on a terminal stops after 100 rows unless --limit says otherwise.
     """
     chosen = _choose_format(format_, output)
-    if as_of is not None and lake is None:
-        raise UsageError("--as-of needs --lake URI: the location where the table is published")
+    version = None if as_of is None else parse_version(as_of)
+    if version is not None and lake is None:
+        raise UsageError(f"--as-of {as_of} needs --lake URI: the location where the table is published")
     with open_client(url) as client:
         wanted = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
-        wanted = wanted if at is None else wanted.at(snapshot_id(client, at))
+        instant = snapshot_id(client, as_of) if as_of is not None and version is None else version
         wanted = wanted.ordered() if ordered else wanted
-        wanted = wanted if as_of is None else wanted.as_of(parse_as_of("--as-of", as_of))
+        wanted = wanted if instant is None else wanted.as_of(instant)
         wanted = wanted if lake is None else wanted.read_path("lake", lake)
         wanted = wanted.isolation(isolation.value).consistency(consistency.value)
         if explain:

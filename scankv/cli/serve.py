@@ -62,7 +62,7 @@ def serve(
     ] = None,
     backup_location: Annotated[
         str | None,
-        typer.Option(metavar="LOCATION", help="Where `scankv backup create` stores backups: a directory, or s3://..."),
+        typer.Option(metavar="LOCATION", help="Where `scankv backups create` stores backups: a directory, or s3://..."),
     ] = None,
     backup_every: Annotated[
         float | None,

@@ -25,7 +25,7 @@ app.command()(export)
 SnapshotIds = Annotated[
     list[str],
     typer.Argument(
-        metavar="ID...", help="The ids that `snapshot create` printed, or TABLE@NAME for names.", show_default=False
+        metavar="ID...", help="The ids that `snapshots create` printed, or TABLE@NAME for names.", show_default=False
     ),
 ]
 
@@ -88,7 +88,7 @@ def list_(
             ],
         )
     else:
-        typer.echo("there are no snapshots; take one with: scankv snapshot create TABLE", err=True)
+        typer.echo("there are no snapshots; take one with: scankv snapshots create TABLE", err=True)
 
 
 @app.command()
@@ -96,7 +96,7 @@ def renew(
     snapshot_id: Annotated[
         str,
         typer.Argument(
-            metavar="ID", help="The id that `snapshot create` printed, or TABLE@NAME for a name.", show_default=False
+            metavar="ID", help="The id that `snapshots create` printed, or TABLE@NAME for a name.", show_default=False
         ),
     ],
     ttl: Annotated[

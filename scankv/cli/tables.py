@@ -148,9 +148,9 @@ def alter(
     """Change the options and columns of a table, while it is read and written: all of it, or nothing.
 
     changelog, log_retention_seconds, log_retention_bytes, columnar_base, row_deduplicate, ttl_seconds, ttl_column,
-    ttl_changes, partition_ttl, partition_ttl_column and partition_ttl_format can change. `scankv index` adds and drops
-    indexes. Columns are dropped, renamed, widened and added, in this order; --default, --comment and --order take the
-    names after that.
+    ttl_changes, partition_ttl, partition_ttl_column and partition_ttl_format can change. `scankv indexes` adds and
+    drops indexes. Columns are dropped, renamed, widened and added, in this order; --default, --comment and --order
+    take the names after that.
     """
     options = table_settings_of(set_)
     for name in reset or ():

@@ -31,8 +31,8 @@ class TailFormat(StrEnum):
     """Output formats of `tail`."""
 
     TABLE = "table"
-    JSON = "json"
-    DEBEZIUM_JSON = "debezium-json"
+    JSONL = "jsonl"
+    DEBEZIUM_JSONL = "debezium-jsonl"
 
 
 def tail(
@@ -60,8 +60,8 @@ def tail(
         TailFormat | None,
         typer.Option(
             "--format",
-            help="The output format. Default: a table on a terminal, else json: one object per line. debezium-json has "
-            "an envelope for each change, with the row before and after.",
+            help="The output format. Default: a table on a terminal, else jsonl: one JSON object per line. "
+            "debezium-jsonl has an envelope for each change, with the row before and after.",
         ),
     ] = None,
     unmatched: Annotated[
@@ -89,7 +89,7 @@ def tail(
     +I is a new row, -U and +U are a row before and after an update, -D is a row that was deleted. With --where, a row
     that begins to match is +I, and a row that no longer matches is -D. Ctrl-C ends the command with exit code 0.
     """
-    chosen = format_ or (TailFormat.TABLE if is_terminal() else TailFormat.JSON)
+    chosen = format_ or (TailFormat.TABLE if is_terminal() else TailFormat.JSONL)
     start = parse_start("--from", from_)
     if limit is not None and start.kind is PositionKind.LAKE:
         raise UsageError("--limit is not for --from lake:URI: give --until, or end the output, as with `head -n 10`")
@@ -100,7 +100,7 @@ def tail(
         changes = changes.with_unmatched(unmatched.value).with_untracked(untracked.value)
         stream = changes.stream()
         # Debezium has no event for some rows of a table.
-        if untracked is Untracked.RESCAN and chosen is not TailFormat.DEBEZIUM_JSON:
+        if untracked is Untracked.RESCAN and chosen is not TailFormat.DEBEZIUM_JSONL:
             stream.on_cleared(partial(_print_cleared, chosen))
         try:
             for rows in stream:
@@ -113,9 +113,9 @@ def _print(rows: pa.RecordBatch, format_: TailFormat, table: str) -> None:
     match format_:
         case TailFormat.TABLE:
             _print_lines(rows)
-        case TailFormat.JSON:
+        case TailFormat.JSONL:
             output().write(json_lines(rows).to_pybytes())
-        case TailFormat.DEBEZIUM_JSON:
+        case TailFormat.DEBEZIUM_JSONL:
             database, _, name = table.partition(".")
             output().write(debezium_lines(rows, database, name).to_pybytes())
     # A reader of a pipe sees changes as they arrive.
@@ -124,7 +124,7 @@ def _print(rows: pa.RecordBatch, format_: TailFormat, table: str) -> None:
 
 def _print_cleared(format_: TailFormat, cleared: ClearedRange) -> None:
     """Prints a line that says which rows were deleted at once."""
-    if format_ is TailFormat.JSON:
+    if format_ is TailFormat.JSONL:
         values = {"_change_type": "-D", "_log_offset": cleared.offset, "_bucket": cleared.bucket}
         typer.echo(json.dumps(values | {"_deleted": cleared.text}, ensure_ascii=False, separators=(",", ":")))
     else:

@@ -126,7 +126,7 @@ class TableView:
         Rows that have expired are left out only if the changelog will not have their removal.
         """
         assert self.snapshot is not None
-        scan = self.table.scan().at(self.snapshot, changes_follow=not self.expires_silently)
+        scan = self.table.scan().as_of(self.snapshot, changes_follow=not self.expires_silently)
         scan = scan.with_chunk(rows=_CHUNK_ROWS)
         if bucket is None:
             return scan

@@ -466,7 +466,7 @@ class TooManySnapshots(ServerRefused):
     """The server has reached its limit of leases on snapshots, or of disk space that snapshots keep.
 
     What to do:
-        Release snapshots that are no longer needed: `scankv snapshot` lists them. The limits are
+        Release snapshots that are no longer needed: `scankv snapshots` lists them. The limits are
         `max_snapshot_leases`, `max_snapshot_bytes` and, for each principal, `max_caller_share`.
     """
 
@@ -726,7 +726,7 @@ class UndoConflict(ServerRefused):
 class BackupFailed(ServerRefused):
     """A backup could not be created, read or restored: its location fails, or something else uses it.
 
-    No backup was created or changed. What was stored until then is removed by `scankv backup prune`, or used by the
+    No backup was created or changed. What was stored until then is removed by `scankv backups prune`, or used by the
     next backup.
 
     What to do:

@@ -80,7 +80,7 @@ def test_commands_on_the_page_exist(page: Any) -> None:
     ("script", "problem"),
     [
         ("scankv srve", "no command srve"),
-        ("x | scankv --profile p index ad t", "no command ad"),
+        ("x | scankv --profile p indexes ad t", "no command ad"),
         ("podman run scankv serve --data x --prot 1 && y", "serve has no option --prot"),
         ("scankv doctor \\\n  --set max_scans=1 > f", "no setting max_scans=1"),
     ],

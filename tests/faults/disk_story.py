@@ -224,7 +224,7 @@ class DiskStory:
     def _pin(self) -> None:
         table = self._client.table(MAIN)
         with table.snapshot(ttl=60) as snapshot:
-            assert table.scan().at(snapshot).to_arrow().num_rows == snapshot.rows
+            assert table.scan().as_of(snapshot).to_arrow().num_rows == snapshot.rows
 
     def _consume(self) -> None:
         changes = self._client.table(OTHER).changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id="c", clamp=True)

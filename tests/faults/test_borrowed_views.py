@@ -106,7 +106,7 @@ async def test_a_client_gets_every_row_once_if_the_owner_or_the_reader_is_killed
     with pinned(divided, f"resumed_{killed}", WIDE) as (_, there):
         address = f"127.0.0.1:{there.table.owner_port + READER}"
         async with connect(address, read_ahead_bytes=64 << 10) as client:
-            spec = there.table.scan(["k"]).at(there.snapshot).with_chunk(rows=50).spec
+            spec = there.table.scan(["k"]).as_of(there.snapshot).with_chunk(rows=50).spec
             stream, rows = await read_half(client, spec)
             await asyncio.to_thread(there.table.upsert, [{"k": -1, "v": "later"}])
             await asyncio.to_thread(kill_worker, divided, killed)
@@ -227,7 +227,7 @@ async def test_parts_are_the_table_at_the_instant_of_the_pin_whatever_is_killed(
 ) -> None:
     rng = random.Random(seed := random.randrange(2**32))
     with pinned(divided, f"kills_{kills}", WIDE) as (_, there):
-        scan = there.table.scan().at(there.snapshot).with_chunk(rows=50)
+        scan = there.table.scan().as_of(there.snapshot).with_chunk(rows=50)
         specs = [part.spec for part in await asyncio.to_thread(scan.splits, 4)]
         reader, stop = KeepsReading(divided.url, specs), asyncio.Event()
         reading = asyncio.create_task(reader.read_until(stop))

@@ -67,7 +67,7 @@ async def test_a_cut_after_every_kth_chunk_changes_no_row_and_rereads_at_most_wh
 ) -> None:
     table = await filled(client, ROWS)
     async with table.snapshot() as snapshot:
-        scan = table.scan().at(snapshot).with_chunk(rows=CHUNK_ROWS)
+        scan = table.scan().as_of(snapshot).with_chunk(rows=CHUNK_ROWS)
         scan = scan.reverse() if reverse else scan
         batches = [batch async for batch in scan.stream()]
         whole = pa.Table.from_batches(batches)
@@ -182,7 +182,7 @@ async def test_a_cut_between_the_last_row_and_the_trailer_repeats_and_rereads_no
 ) -> None:
     table = await filled(client, SMALL_ROWS)
     async with table.snapshot() as snapshot:
-        found = await endings(shared_server, client, table.scan().at(snapshot).with_chunk(rows=20))
+        found = await endings(shared_server, client, table.scan().as_of(snapshot).with_chunk(rows=20))
     between = [ending for ending in found if ending.between]
     assert between, found
     assert all(ending.attempts == ending.calls and ending.rows_scanned == SMALL_ROWS for ending in between), found
@@ -196,7 +196,7 @@ async def test_a_cut_after_the_last_row_of_a_limit_needs_no_further_call(
 ) -> None:
     table = await filled(client, SMALL_ROWS)
     async with table.snapshot() as snapshot:
-        scan = table.scan().at(snapshot).with_chunk(rows=20).limit(SMALL_ROWS)
+        scan = table.scan().as_of(snapshot).with_chunk(rows=20).limit(SMALL_ROWS)
         found = await endings(shared_server, client, scan)
     between = [ending for ending in found if ending.between]
     assert between, found

@@ -108,7 +108,7 @@ async def test_a_scan_that_meets_damage_is_data_loss_and_other_scans_are_complet
     there = damaged[1][place]
     table = await client.table(there.name)
     scan = table.scan().with_chunk(rows=300)
-    scan = scan.at(await table.snapshot()) if pinned else scan
+    scan = scan.as_of(await table.snapshot()) if pinned else scan
     scan = scan.reverse() if reverse else scan
     lost = 0
     for bounds, within in bounds_around(there.key).items():
@@ -134,7 +134,7 @@ async def test_scans_whose_bounds_avoid_the_damage_are_complete(
     there = damaged[1][place]
     table = await client.table(there.name)
     scan = table.scan().with_chunk(rows=300)
-    scan = scan.at(await table.snapshot()) if pinned else scan
+    scan = scan.as_of(await table.snapshot()) if pinned else scan
     scan = scan.reverse() if reverse else scan
     before, behind = range(there.key - FAR), range(there.key + FAR, ROWS)
     for within in (before, behind):

@@ -152,7 +152,7 @@ async def test_writes_that_share_syncs_are_acknowledged_only_when_durable_and_ap
                 known = {k: values[-1] for k, values in acknowledged.items() if values}
                 try:
                     async with table.snapshot() as snapshot:
-                        rows = {row["k"]: row["v"] for row in await table.scan().at(snapshot).to_pylist()}
+                        rows = {row["k"]: row["v"] for row in await table.scan().as_of(snapshot).to_pylist()}
                 except ScanKvError:
                     return  # a sync has failed
                 assert all(rows[k] >= v for k, v in known.items())

@@ -168,7 +168,7 @@ def test_a_table_that_a_read_only_disk_keeps_from_being_dropped_is_served(tmp_pa
         assert table.get(1) == {"k": 1, "v": 1}
         disk.heal()
         wait_until(lambda: can_write(table), "writing", timeout=30)
-        assert table.scan().at("kept").to_pylist() == [{"k": 1, "v": 1}]
+        assert table.scan().as_of("kept").to_pylist() == [{"k": 1, "v": 1}]
         with table.lock_columns(["v"], owner="test"):
             pass
         client.drop_table("disk.kept")

@@ -238,7 +238,7 @@ def test_while_the_reserve_is_in_use_reads_and_deletes_continue_until_writes_do(
                     # A compaction that is larger than the reserve may take all of it for a moment.
                     wait_until(partial(can_delete, table, keys), "deletes")
                 with table.snapshot() as snapshot:
-                    assert table.scan().at(snapshot).to_arrow().num_rows == number - number // 2
+                    assert table.scan().as_of(snapshot).to_arrow().num_rows == number - number // 2
                 wait_until(lambda: can_write(table), "writing")
             server.kill()
             server.restart()

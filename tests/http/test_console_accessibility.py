@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PAGES = {
     "tables": "/",
     "table": "/tables/game.scores",
-    "rows": "/tables/game.scores?where=score+%3C+20&n=20&run=rows",
+    "rows": "/tables/game.scores?where=score+%3C+20&limit=20&run=rows",
     "count": "/tables/game.scores?run=count",
     "plan": "/tables/game.scores?run=explain",
     "problem": "/tables/game.scores?where=score+%3C&run=rows",

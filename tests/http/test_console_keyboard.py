@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from tests.support.browser import Mode
     from tests.support.console import BusyConsole
 
-PAGES = ("/", "/tables/game.scores?n=3&run=rows", "/scans", "/scans?refresh=30", "/server", "/login", "/tables/missing")
+PAGES = (
+    "/",
+    "/tables/game.scores?limit=3&run=rows",
+    "/scans",
+    "/scans?refresh=30",
+    "/server",
+    "/login",
+    "/tables/missing",
+)
 FOCUSABLE = "a[href], button, input:not([type=hidden]), select, [tabindex='0']"
 MOST_STOPS = 100
 

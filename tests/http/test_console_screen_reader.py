@@ -102,7 +102,7 @@ def test_a_table_has_a_name_and_headers_for_every_cell(admin: Chrome, busy: Busy
 
 
 def test_buttons_fields_and_links_say_what_they_are_for(admin: Chrome, busy: BusyConsole) -> None:
-    admin.get(busy.url("/tables/game.scores?n=3&run=rows"))
+    admin.get(busy.url("/tables/game.scores?limit=3&run=rows"))
     tree = AccessibilityTree(admin)
     assert tree.names("button") == ["Log out", "Show rows", "Count rows", "Explain query"]
     assert (tree.names("textbox"), tree.names("combobox")) == (["Where"], ["Order by"])

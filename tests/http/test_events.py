@@ -69,7 +69,7 @@ def table(client: Client) -> Table:
 
 
 def test_an_event_has_the_first_rows_now_and_when_they_differ(gateway: GatewayProcess, table: Table) -> None:
-    with events(gateway, f"/v1/tables/{table.name}/watch/top", order_by="score", n=1, every=0.1) as reader:
+    with events(gateway, f"/v1/tables/{table.name}/watch/top", order_by="score", limit=1, every=0.1) as reader:
         assert reader.rows() == [{"player": "ann", "score": 31}]
         table.upsert([{"player": "eve", "score": 1}])
         table.upsert([{"player": "bob", "score": 40}])
@@ -116,7 +116,7 @@ def test_a_reader_that_comes_back_gets_an_event_only_if_the_table_has_changed(
     gateway: GatewayProcess, table: Table
 ) -> None:
     path = f"/v1/tables/{table.name}/watch/top"
-    query: dict[str, Any] = {"order_by": "score", "n": 1, "every": 0.1}
+    query: dict[str, Any] = {"order_by": "score", "limit": 1, "every": 0.1}
     with events(gateway, path, **query) as reader:
         last = reader.next()["id"]
     with events(gateway, path, {"Last-Event-ID": last}, **query) as reader:
@@ -136,8 +136,8 @@ def test_a_reader_that_is_slow_gets_the_newest_rows(gateway: GatewayProcess, cli
 
     write(0)
     path = f"/v1/tables/{table.name}/watch/top"
-    with events(gateway, path, order_by="k", n=100, every=0.1) as slow:
-        with events(gateway, path, order_by="k", n=100, every=0.1) as quick:
+    with events(gateway, path, order_by="k", limit=100, every=0.1) as slow:
+        with events(gateway, path, order_by="k", limit=100, every=0.1) as quick:
             for round_ in range(1, 40):
                 write(round_)
                 while quick.rows()[0]["text"][:4] != f"{round_:04}":

@@ -25,7 +25,7 @@ def rows(gateway: GatewayProcess, path: str, **query: Any) -> list[dict[str, Any
 def test_top_n_has_the_rows_of_the_client_in_order(gateway: GatewayProcess, scores: Table) -> None:
     path = f"/v1/tables/{scores.name}/top"
     assert rows(gateway, path, order_by="score") == scores.top_n(10, "score").to_pylist()
-    query = {"order_by": "score", "order": "asc", "n": 3, "where": "score >= 40", "columns": "player"}
+    query = {"order_by": "score", "descending": "false", "limit": 3, "where": "score >= 40", "columns": "player"}
     assert rows(gateway, path, **query) == [{"player": "p40"}, {"player": "p41"}, {"player": "p42"}]
 
 
@@ -106,10 +106,10 @@ def test_times_of_any_year_are_text_and_keys(gateway: GatewayProcess, client: Cl
         ("/count", {"where": "score >"}, "expected a value"),
         ("/count", {"where": "x" * 9000}, "where has 9,000 characters: at most 8,192"),
         ("/top", {}, "order_by is missing"),
-        ("/top", {"order_by": "score", "n": "0"}, "n must be a whole number from 1 to 10,000, not '0'"),
-        ("/top", {"order_by": "score", "n": "1e3"}, "n must be a whole number"),
-        ("/top", {"order_by": "score", "n": "²"}, "n must be a whole number"),
-        ("/top", {"order_by": "score", "order": "up"}, "order must be desc or asc, not 'up'"),
+        ("/top", {"order_by": "score", "limit": "0"}, "limit must be a whole number from 1 to 10,000, not '0'"),
+        ("/top", {"order_by": "score", "limit": "1e3"}, "limit must be a whole number"),
+        ("/top", {"order_by": "score", "limit": "²"}, "limit must be a whole number"),
+        ("/top", {"order_by": "score", "descending": "up"}, "descending must be true or false, not 'up'"),
         ("/top", {"order_by": "nothing"}, '"nothing"'),
         ("/top", {"order_by": "score", "columns": "player,,score"}, "columns must be names"),
         ("/aggregate", {"function": "score"}, "function must be count, sum, min, max or mean with a column"),

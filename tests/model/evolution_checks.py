@@ -90,12 +90,12 @@ async def _check_snapshots(history: EvolutionHistory, table: Table) -> None:
     """Reads snapshots, which have the columns of their time, also by name."""
     for name, (pinned, then) in history.snapshots.items():
         snapshot = await table.adopt_snapshot(name) if history.random.random() < 0.5 else pinned
-        assert await by_key(table.scan().at(snapshot)) == then
+        assert await by_key(table.scan().as_of(snapshot)) == then
         if then:
             some = history.random.choice(list(then[0]))
             value = history.random.choice(then)[some]
             where = col(some).is_null() if value is None else col(some) == value
-            found = await by_key(table.scan(list(dict.fromkeys(["k", some])), where=where).at(snapshot))
+            found = await by_key(table.scan(list(dict.fromkeys(["k", some])), where=where).as_of(snapshot))
             assert found == [{"k": row["k"], some: row[some]} for row in then if row[some] == value]
 
 

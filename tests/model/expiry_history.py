@@ -291,7 +291,7 @@ class ExpiryHistory:
         assert looked_up == expected
         for number, (snapshot, pinned) in enumerate(self._pins):
             if self.random.random() < 0.2:
-                again = (await self.table.scan().at(snapshot).to_arrow()).sort_by("id")
+                again = (await self.table.scan().as_of(snapshot).to_arrow()).sort_by("id")
                 assert [list(row.values()) for row in again.to_pylist()] == [list(row.values()) for row in pinned], (
                     number
                 )

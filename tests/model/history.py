@@ -187,7 +187,7 @@ class History:
             if self._random.random() < 0.3:
                 # Scans the live table, or a snapshot with the current bases.
                 snapshot = await stack.enter_async_context(self.table.snapshot())
-                scan = scan.isolation("read_committed").at(snapshot)
+                scan = scan.isolation("read_committed").as_of(snapshot)
             try:
                 return [batch async for batch in scan.read_path(read_path).stream()]
             except InvalidRequest:

@@ -174,7 +174,7 @@ class IndexHistory(History):
             at, pinned, version = self._pinned
             with noted("pinned"):
                 await self.ask(pinned, at)
-                async with self.table.scan().at(at).if_changed_since(version).stream() as stream:
+                async with self.table.scan().as_of(at).if_changed_since(version).stream() as stream:
                     assert [batch async for batch in stream] == []
                     assert (stream.version, stream.unchanged) == (version, True)
 
@@ -193,7 +193,7 @@ class IndexHistory(History):
         question = asked.for_index(index)
         with noted(f"index {index}, where {question.predicate!r}"):
             scan = self.table.scan(where=question.predicate).ordered()
-            scan = scan if at is None else scan.at(at)
+            scan = scan if at is None else scan.as_of(at)
             used = (await scan.explain()).index
             if at is None:
                 assert not used or used in self.table.indexes, "a query used an index that does not exist"
@@ -210,7 +210,7 @@ class IndexHistory(History):
             ties: Any = self._random.choice(["key", "all"])
             where = None if question is None else question.predicate
             with noted(f"top {n} where {where!r}, {descending=}, {ties=}"):
-                found = await self.table.top_n(n, index[-1], where, descending=descending, ties=ties, at=at)
+                found = await self.table.top_n(n, index[-1], where, descending=descending, ties=ties, as_of=at)
                 truth = None if question is None else question.truth
                 expected = answers.first(n, index[-1], truth, descending=descending, with_ties=ties == "all")
                 assert exact_rows(found) == expected

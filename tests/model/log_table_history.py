@@ -164,7 +164,7 @@ class LogTableHistory:
         where = "v > 2 AND who = 'ann'"
         assert_same(await self.read(table.scan(where=where)), matching, ordered=True)
         assert await self.until_done(lambda: table.count(where=where)) == len(matching)
-        top = await self.until_done(lambda: table.top_n(20, by="v"))
+        top = await self.until_done(lambda: table.top_n(20, order_by="v"))
         assert top.to_pylist() == sorted(found, key=lambda row: -row["v"])[:20]
         assert_same(await self.changes_where("v > 2 AND who = 'ann'"), matching)
 
@@ -188,7 +188,7 @@ class LogTableHistory:
         """Reads a snapshot in pieces, while rows are appended, and in splits."""
         snapshot = await self.until_done(self.table.snapshot)
         expected = list(self.rows.values())
-        scan = self.table.scan().at(snapshot).with_chunk(rows=self.random.choice([2, 50, 5000]))
+        scan = self.table.scan().as_of(snapshot).with_chunk(rows=self.random.choice([2, 50, 5000]))
         pieces: list[dict[str, Any]] = []
         token = None
         while True:
@@ -206,7 +206,7 @@ class LogTableHistory:
                 pieces += (await scan.resume_from(token).to_arrow()).to_pylist()
                 break
         assert_same(pieces, expected)
-        splits = await self.table.scan().at(snapshot).splits(4)
+        splits = await self.table.scan().as_of(snapshot).splits(4)
         found = [row for split in splits for row in (await split.to_arrow()).to_pylist()]
         assert_same(found, expected)
         await snapshot.release()

@@ -55,10 +55,10 @@ class Readers:
                 with self._world.accounts.window() as window:
                     snapshot = await self._table.snapshot(ttl=600)
                 try:
-                    first = accounts_of(await self._table.scan().at(snapshot).to_arrow())
+                    first = accounts_of(await self._table.scan().as_of(snapshot).to_arrow())
                     check_view(window, first)
-                    assert await self._read_in_two(self._table.scan().at(snapshot)) == first
-                    count = await self._table.count(at=snapshot)
+                    assert await self._read_in_two(self._table.scan().as_of(snapshot)) == first
+                    count = await self._table.count(as_of=snapshot)
                     assert count == len(first)
                     self.pins += 1
                 finally:
@@ -186,5 +186,5 @@ class Copies:
 
     async def watch(self) -> None:
         """Watches the ten best scores until cancelled."""
-        async for top in self._tables.accounts.watch_top_n(10, by="score", every=0.1):
+        async for top in self._tables.accounts.watch_top_n(10, order_by="score", every=0.1):
             self.best = top.rows.to_pylist()

@@ -330,5 +330,5 @@ async def _check_indexes(accounts: Table, totals: Table) -> None:
     for table, column in ((accounts, "score"), (totals, "amount")):
         rows = await table.scan().to_pylist()
         best = sorted(rows, key=lambda row: (-row[column], row["k"]))[:10]
-        assert (await table.top_n(10, by=column)).to_pylist() == best
+        assert (await table.top_n(10, order_by=column)).to_pylist() == best
         assert await table.count() == len(rows)

@@ -178,7 +178,7 @@ class PartitionHistory:
     async def check_pinned(self) -> None:
         """Checks that the pinned snapshots have the rows that the table had."""
         for snapshot, expected in self.pinned:
-            assert by_key(await self.table.scan().at(snapshot).to_pylist()) == expected
+            assert by_key(await self.table.scan().as_of(snapshot).to_pylist()) == expected
             await snapshot.release()
         self.pinned.clear()
 

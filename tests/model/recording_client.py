@@ -153,7 +153,7 @@ class RecordingClient:
         if not self._pins:
             return
         pin = self.random.choice(self._pins)
-        rows = await pin.table.scan().at(pin.snapshot).with_chunk(rows=self.random.choice([1, 1000])).to_arrow()
+        rows = await pin.table.scan().as_of(pin.snapshot).with_chunk(rows=self.random.choice([1, 1000])).to_arrow()
         seen = values_of(pin.table, rows, range(KEYS))
         if pin.rows is None:
             pin.rows = seen

@@ -200,7 +200,7 @@ class ResumeHistory:
         lease, restarts = self._random.choice(over), self._restarts.done
         self._note(lease.snapshot.id)
         try:
-            rows = await self._table.scan().at(lease.snapshot).to_arrow()
+            rows = await self._table.scan().as_of(lease.snapshot).to_arrow()
         except SnapshotLost:
             self.seen["lost"] += 1
             return

@@ -65,7 +65,7 @@ class ScanCase:
         scan = table.scan(limit=self.limit).with_chunk(rows=self.chunk_rows).read_path(self.read_path)
         scan = scan if self.buckets is None else scan.with_buckets(self.buckets)
         scan = scan.reverse() if self.reverse else scan
-        scan = scan if snapshot is None else scan.at(snapshot)
+        scan = scan if snapshot is None else scan.as_of(snapshot)
         scan = scan if resume is None else scan.resume(resume)
         if len(self.keys) == KEYS:
             return scan

@@ -126,7 +126,7 @@ class Mixed:
         """Waits until all followers and copies equal their tables."""
         rows = await tables.accounts.scan().to_arrow()
         sums = {row["k"]: row["amount"] for row in await tables.totals.scan().to_pylist()}
-        best = (await tables.accounts.top_n(10, by="score")).to_pylist()
+        best = (await tables.accounts.top_n(10, order_by="score")).to_pylist()
 
         async def have_all() -> bool:
             followed = [

@@ -146,7 +146,7 @@ async def test_a_stale_read_of_a_real_table_is_refused(shared_server: ServerProc
             await one.scan_all()
             assert problem_of(recorder.operations) is None
             start = recorder.tick()
-            seen = values_of(table, await table.scan().at(snapshot).to_arrow(), range(KEYS))
+            seen = values_of(table, await table.scan().as_of(snapshot).to_arrow(), range(KEYS))
             recorder.record("stale scan", start, recorder.tick(), seen)
     problem = problem_of(recorder.operations)
     assert problem is not None

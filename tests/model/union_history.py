@@ -47,7 +47,7 @@ class UnionHistory(LakeHistory):
         async with self._table.snapshot() as pinned:
             if random.random() < 0.3:
                 await self._upsert()
-            scan = self._table.scan(columns, where=where).at(pinned)
+            scan = self._table.scan(columns, where=where).as_of(pinned)
             async with scan.read_path("lake", self._uri).stream() as stream:
                 batches = [rows async for rows in stream]
                 reason, offsets = stream.lake_fallback, stream.log_offsets

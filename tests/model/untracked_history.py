@@ -343,7 +343,7 @@ class UntrackedHistory:
     async def check_pinned(self) -> None:
         """Checks that the pinned snapshots have the rows that the table had."""
         for snapshot, expected in self.pinned:
-            found = await self.until_done(lambda snapshot=snapshot: self.table.scan().at(snapshot).to_pylist())  # type: ignore[misc]
+            found = await self.until_done(lambda snapshot=snapshot: self.table.scan().as_of(snapshot).to_pylist())  # type: ignore[misc]
             assert {row["k"]: row for row in found} == expected
             await snapshot.release()
 

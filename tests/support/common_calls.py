@@ -24,7 +24,7 @@ def use_everything(url: str) -> None:
         assert table.changes(start=StartFrom.EARLIEST, stop=StopAt.LATEST).to_arrow().num_rows >= 303
         with table.snapshot(ttl=60) as snapshot:
             table.upsert([{"id": 1, "name": "after the snapshot", "score": 1}])
-            (row,) = (each for each in table.scan().at(snapshot).to_arrow().to_pylist() if each["id"] == 1)
+            (row,) = (each for each in table.scan().as_of(snapshot).to_arrow().to_pylist() if each["id"] == 1)
             assert row["name"] == "player 1"
         with client.transaction() as transaction:
             transaction.upsert(table, [{"id": 1000, "name": "of a transaction", "score": 1}])
@@ -60,7 +60,7 @@ def read(table: sync.Table) -> None:
     assert table.lookup([{"id": n} for n in range(200)]).num_rows == 200
     assert table.scan(columns=["id"], where="score >= 290").to_arrow().num_rows == 10
     assert table.scan().to_arrow().num_rows == 300
-    assert table.top_n(3, by="score").column("id").to_pylist() == [299, 298, 297]
+    assert table.top_n(3, order_by="score").column("id").to_pylist() == [299, 298, 297]
     assert table.count(where="score < 10") == 10
 
 

@@ -263,7 +263,7 @@ def read_what_is_left(client: Client, record: Record) -> None:
     """Reads what outlives its client: a snapshot, a consumer, transactions, a lock."""
     plain = client.table("fixture.plain")
     (snapshot,) = client.snapshots()
-    record.rows["plain.snapshot"] = plain.scan().ordered().at(snapshot).to_arrow()
+    record.rows["plain.snapshot"] = plain.scan().ordered().as_of(snapshot).to_arrow()
     record.rows["indexed.by_score"] = client.table("fixture.indexed").top_n(10, "score")
     (consumer,) = plain.consumers()
     record.facts["consumer"] = {
@@ -285,7 +285,7 @@ def in_order(changes: Scan) -> pa.Table:
 def resume_token_of(client: Client) -> bytes:
     """Returns the token after the first rows of a scan of the snapshot, from which a later version must resume."""
     (snapshot,) = client.snapshots()
-    with client.table("fixture.plain").scan().at(snapshot).with_chunk(rows=50).stream() as stream:
+    with client.table("fixture.plain").scan().as_of(snapshot).with_chunk(rows=50).stream() as stream:
         next(stream)
         token = stream.resume_token
     assert token is not None

@@ -268,7 +268,7 @@ class PowerStory:
             return
         table = client.table(PLAIN)
         for each, rows in before.snapshots.items():
-            assert _rows_of(table.scan().at(client.adopt_snapshot(each))) == rows
+            assert _rows_of(table.scan().as_of(client.adopt_snapshot(each))) == rows
         listed = {snapshot.id for snapshot in client.snapshots(PLAIN)}
         assert not listed & before.ended, "a released snapshot is back"
         consumers = {each.id for each in table.consumers()}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TARGET: Final = Path(__file__).parents[2] / "docs" / "_static"
 MODES: Final[tuple[Mode, ...]] = ("light", "dark")
 MOST_BYTES: Final = 150_000
-QUERY: Final = {"where": "origin = 'JFK' and dep_delay > 600", "order_by": "dep_delay", "n": 5, "run": "rows"}
+QUERY: Final = {"where": "origin = 'JFK' and dep_delay > 600", "order_by": "dep_delay", "limit": 5, "run": "rows"}
 PAGES: Final = {"table": (f"/tables/{TABLE}?{urlencode(QUERY)}", 760), "scans": ("/scans", 380)}
 """For each picture, the path of the page and the pixels of its height."""
 
@@ -55,7 +55,7 @@ def main() -> None:
         for rows in read_flights(find_flights()):
             flights.upsert(rows)
         with flights.snapshot() as snapshot:
-            scans = (flights.scan(), flights.scan().at(snapshot))
+            scans = (flights.scan(), flights.scan().as_of(snapshot))
             streams = [scan.with_chunk(rows=1000).stream() for scan in scans]
             for stream in streams:
                 next(stream)

@@ -187,7 +187,7 @@ class WatchesRows(StoryPart):
 
     async def step(self, table: scankv.Table) -> None:
         if self._watch is None:
-            self._watch = table.watch_top_n(20, by="k", every=0.1)
+            self._watch = table.watch_top_n(20, order_by="k", every=0.1)
         try:
             async with asyncio.timeout(0.5):
                 self._top = (await anext(self._watch)).rows
@@ -222,10 +222,10 @@ class WatchesRows(StoryPart):
         await self._poll(table)
         assert self._polls["count"][1] == await table.count("who = 'old'"), "a poll has missed a change"
         if self._watch is None:
-            self._watch = table.watch_top_n(20, by="k", every=0.1)
+            self._watch = table.watch_top_n(20, order_by="k", every=0.1)
 
         async def is_up_to_date() -> bool:
-            now = await table.top_n(20, by="k")
+            now = await table.top_n(20, order_by="k")
             if self._top is not None and sorted(map(str, now.to_pylist())) == sorted(map(str, self._top.to_pylist())):
                 return True
             with suppress(TimeoutError):
@@ -299,7 +299,7 @@ class ReadsStillRows(StoryPart):
 
     async def _top_n(self, table: scankv.Table) -> None:
         first, _ = names_of(table)
-        rows = await table.top_n(10, by=first, where="who = 'still'")
+        rows = await table.top_n(10, order_by=first, where="who = 'still'")
         numbers = numbers_of(rows)
         assert not numbers or set(numbers) in (set(range(1, 11)), set(range(STILL - 9, STILL + 1))), f"top {numbers}"
 
@@ -309,9 +309,9 @@ class ReadsStillRows(StoryPart):
 
     async def _snapshot(self, table: scankv.Table) -> None:
         async with table.snapshot(ttl=60) as snapshot:
-            rows = await table.scan().prefix("still").at(snapshot).to_arrow()
+            rows = await table.scan().prefix("still").as_of(snapshot).to_arrow()
             self._check_still(rows, STILL)
-            assert await table.count("who = 'still'", at=snapshot) == len(rows)
+            assert await table.count("who = 'still'", as_of=snapshot) == len(rows)
 
     async def _resumed(self, table: scankv.Table) -> None:
         scan, batches = table.scan().prefix("still").with_chunk(rows=20), list[pa.RecordBatch]()

@@ -89,7 +89,7 @@ class ScanKvClient(FieldClient):
         self.table = self.runner.run(self.client.table(t4.TABLE))
 
     def top_n(self, calls: int) -> Timing:
-        return self.run(time_awaited(range(calls), lambda _: self._loaded.top_n(TOP, by="amount")))
+        return self.run(time_awaited(range(calls), lambda _: self._loaded.top_n(TOP, order_by="amount")))
 
     def change(self, calls: int, seed: int) -> Timing:
         return self.run(self._change(self.updates(calls, seed)))

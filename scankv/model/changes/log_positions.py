@@ -146,11 +146,11 @@ class StartFrom(_Position):
         return cls._of_offsets(offsets)
 
     @classmethod
-    def last(cls, n: int) -> StartFrom:
-        """Starts with the last `n` changes before the start of the stream, 1 to 100,000; all later changes follow."""
-        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_LAST_CHANGES:
-            raise UsageError(f"n must be a whole number between 1 and {MAX_LAST_CHANGES:,}, not {n!r}")
-        return cls(PositionKind.LAST, count=n)
+    def last(cls, count: int) -> StartFrom:
+        """Starts with the last `count` changes before the start of the stream, 1 to 100,000; later changes follow."""
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_LAST_CHANGES:
+            raise UsageError(f"count must be a whole number between 1 and {MAX_LAST_CHANGES:,}, not {count!r}")
+        return cls(PositionKind.LAST, count=count)
 
     @classmethod
     def lake(cls, uri: str) -> StartFrom:
@@ -227,7 +227,7 @@ class LogSpec:
     def __post_init__(self) -> None:
         """Raises UsageError if a value is not allowed."""
         if not isinstance(self.start, StartFrom):
-            raise UsageError(f"start must be StartFrom.FULL, EARLIEST, LATEST, last(n), ..., not {self.start!r}")
+            raise UsageError(f"start must be StartFrom.FULL, EARLIEST, LATEST, last(count), ..., not {self.start!r}")
         if self.stop is not None and not isinstance(self.stop, StopAt):
             raise UsageError(f"stop must be StopAt.LATEST, timestamp(...) or offsets(...), not {self.stop!r}")
         if not isinstance(self.catch_up, CatchUp):

@@ -201,20 +201,21 @@ class ScanSpec:
                 option="as_of",
             )
         for name, asked, why in (
-            ("at", self.snapshot_id is not None, "a version has one instant, and a snapshot another"),
+            ("a snapshot", self.snapshot_id is not None, "a version has one instant, and a snapshot another"),
             ("ordered", self.ordered, "the server would have to sort the rows"),
             ("reverse", self.reverse, "the server would have to sort the rows"),
             ("resume_from", self.resume_token is not None, "start again, which reads the same version"),
             ("if_changed_since", self.if_changed_since is not None, "a version never changes"),
+            ("changes_follow", self.changes_follow, "start with StartFrom.lake, which has the changes since"),
         ):
             if asked:
-                raise UsageError(f"{name} cannot be used with as_of: {why}", option="as_of")
+                raise UsageError(f"{name} cannot be used with as_of of a published version: {why}", option="as_of")
 
     def _check_log(self, log: LogSpec) -> None:
         if not isinstance(log, LogSpec):
             raise UsageError(f"log must be a LogSpec, or None for the rows, not a {type(log).__name__}")
         for name, asked, why in (
-            ("at", self.snapshot_id is not None, "a snapshot has no changes; start with its log offsets"),
+            ("as_of", self.snapshot_id is not None, "a snapshot has no changes; start with its log offsets"),
             ("key_range", self.key_range is not None, "select the keys with where"),
             ("reverse", self.reverse, "the changes of a bucket are always in the order of their commits"),
             ("ordered", self.ordered, "the changes of a bucket are always in the order of their commits"),

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 
-_RESTORE: Final = "restore the table from a backup (`scankv backup restore`)"
+_RESTORE: Final = "restore the table from a backup (`scankv backups restore`)"
 _CACHE_BYTES: Final = 32 << 20
 _READ_ONLY: Final = InternalError("the data directory is only checked")
 
@@ -210,7 +210,7 @@ class OfflineCheck:
                     part=f"index ({', '.join(index.columns)}) of {location}",
                     count=index.entries,
                     problem=problem,
-                    advice="drop the index and add it again: `scankv index`" if problem else "",
+                    advice="drop the index and add it again: `scankv indexes`" if problem else "",
                     recover=self._unarchived(self._recovery.drop_index, path, definition, index.columns),
                 )
             yield _found(f"metadata of {location}", bucket.check_metadata, _RESTORE, definition.name)

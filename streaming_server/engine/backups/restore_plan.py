@@ -108,8 +108,8 @@ def _plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
         micros = reached
     if micros > reached:
         raise UsageError(
-            f"the archive reaches up to {instant_text(reached)}, and not up to {instant_text(micros)}: give --at an "
-            "earlier instant, or `--at latest`"
+            f"the archive reaches up to {instant_text(reached)}, and not up to {instant_text(micros)}: give "
+            "--as-of an earlier instant, or `--as-of latest`"
         )
     needed = [segment for segment in segments if segment.since_micros <= micros]
     _check_chain(needed, before)

@@ -278,7 +278,7 @@ def _readable_hint(store: BackupStore) -> str:
     for backup_id in reversed(store.manifests()):
         with suppress(DataLoss, NewerFormat):
             readable = read_manifest(store, backup_id).backup_id
-            return f"the newest backup that can be read is {readable}: give its name, without --at"
+            return f"the newest backup that can be read is {readable}: give its name, without --as-of"
     return "no other backup can be read"
 
 
@@ -293,5 +293,5 @@ def find_backup(store: BackupStore, backup_id: str) -> str:
         return known[-1]
     if backup_id not in known:
         what = f'backup "{backup_id}"{did_you_mean(backup_id, known)}' if known else "backup"
-        raise DataLoss(f"{store.shown} has no {what}: `scankv backup list {store.shown}` lists the backups")
+        raise DataLoss(f"{store.shown} has no {what}: `scankv backups list {store.shown}` lists the backups")
     return backup_id

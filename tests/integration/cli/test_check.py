@@ -19,7 +19,7 @@ ROWS = "player,score\n" + "".join(f"p{number},{number}\n" for number in range(10
 def indexed(scankv: CommandLine, table: str) -> str:
     """Makes a table of 1,000 rows in two buckets with an index."""
     scankv("create", table, "--schema", "player string, score int64", "--key", "player", "--buckets", "2")
-    scankv("index", "add", table, "score")
+    scankv("indexes", "add", table, "score")
     scankv("load", table, "-", stdin=ROWS)
     return table
 
@@ -64,7 +64,7 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(server: ServerProcess) -
     scankv = CommandLine(server.url)
     scankv("create", "a.good", "--schema", "player string, score int64", "--key", "player", "--index", "score")
     scankv("create", "b.torn", "--schema", "player string, score int64", "--key", "player", "--buckets", "1")
-    scankv("index", "add", "b.torn", "score")
+    scankv("indexes", "add", "b.torn", "score")
     for table in ("a.good", "b.torn"):
         scankv("load", table, "-", stdin=ROWS)
     assert scankv("check").text.splitlines()[-1].endswith(": all consistent")

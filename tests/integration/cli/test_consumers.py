@@ -70,7 +70,7 @@ def test_offsets_of_a_listing_are_taken_for_the_same_table_alone(scankv: Command
     place = json.dumps(listed(scankv, consumed, "billing")[0])
     assert scankv("consumers", "reset", consumed, "billing", "--to", place, "--json").json["table_incarnation"]
     for start, stop in ((place, "latest"), ("0=0,1=0", place)):
-        found = scankv("tail", consumed, "--from", start, "--until", stop, "--format", "json")
+        found = scankv("tail", consumed, "--from", start, "--until", stop, "--format", "jsonl")
         assert len(found.text.splitlines()) == 3
     scankv("drop", consumed, "--yes")
     scankv("create", consumed, "--schema", "player string, score int64", "--key", "player", "--buckets", "2")

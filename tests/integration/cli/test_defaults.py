@@ -243,7 +243,7 @@ def test_put_get_and_delete_find_a_row_by_every_form_of_its_float_key(
     found.upsert([{"k": stored, "a": "b", "x": 5, "y": 1}])
     scankv("put", table, f"k={given}", "a=b", "y=2")
     assert [(row["x"], row["y"]) for row in found.scan().to_pylist()] == [(5, 2)]
-    assert '"y":2' in scankv("get", table, "--json", "--", f"{given},b").text
+    assert '"y":2' in scankv("get", table, "--format", "jsonl", "--", f"{given},b").text
     deleted = scankv("delete", table, "--", f"{given},b")
     assert (deleted.text, deleted.stderr) == ("deleted 1 row\n", "")
     assert found.count() == 0

@@ -1,4 +1,4 @@
-"""`snapshot export` and `load`: files that other programs read, with metadata about their rows, complete or absent."""
+"""`snapshots export` and `load`: files that other programs read, with metadata about their rows, complete or absent."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_table_with_all_types_comes_back_equal(
 ) -> None:
     path = tmp_path / ("all" if files else f"all.{format_}")
     options = ["--files", str(files), "--format", format_] if files else []
-    text = scankv("snapshot", "export", typed, str(path), *options).text
+    text = scankv("snapshots", "export", typed, str(path), *options).text
     assert text.startswith(f"exported 3 rows of {typed} as of 20")
     if files:
         assert sorted(each.name for each in path.iterdir()) == [f"part-000{i}-of-0003.{format_}" for i in range(3)]
@@ -86,16 +86,16 @@ def test_a_table_with_all_types_comes_back_equal(
     assert "loaded 3 rows" in scankv("load", copy, str(path), "--create").text
     assert described(scankv, copy) == described(scankv, typed)
     assert rows_of(scankv, copy).equals(rows_of(scankv, typed))
-    assert scankv("snapshot", "list", typed, "--json").json == [], "a lease is left"
+    assert scankv("snapshots", "list", typed, "--json").json == [], "a lease is left"
 
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_the_metadata_say_which_rows_these_are(scankv: CommandLine, scores: str, tmp_path: Path, format_: str) -> None:
-    snapshot = scankv("snapshot", "create", scores).text.strip()
-    (pinned,) = scankv("snapshot", "list", scores, "--json").json
+    snapshot = scankv("snapshots", "create", scores).text.strip()
+    (pinned,) = scankv("snapshots", "list", scores, "--json").json
     scankv("put", scores, "player=dan", "score=1")
     path = tmp_path / f"scores.{format_}"
-    scankv("snapshot", "export", snapshot, str(path), "--columns", "score", "--where", "score > 27")
+    scankv("snapshots", "export", snapshot, str(path), "--columns", "score", "--where", "score > 27")
     assert read(path).to_pydict() == {"score": [31]}
     assert metadata_of(path) == {
         "table": scores,
@@ -111,14 +111,14 @@ def test_the_metadata_say_which_rows_these_are(scankv: CommandLine, scores: str,
         "view_time": pinned["taken_at"],
         "where": "score > 27",
     }
-    (left,) = scankv("snapshot", "list", scores, "--json").json
+    (left,) = scankv("snapshots", "list", scores, "--json").json
     assert left["id"] == snapshot, "it is not ours to release"
 
 
 def test_others_read_what_was_exported(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     path, parts = tmp_path / "scores.parquet", tmp_path / "parts"
-    scankv("snapshot", "export", scores, str(path))
-    scankv("snapshot", "export", scores, str(parts), "--files", "2")
+    scankv("snapshots", "export", scores, str(path))
+    scankv("snapshots", "export", scores, str(parts), "--files", "2")
     expected, con = [("ann", 31), ("bob", 27), ("cem", None)], duckdb.connect()
     for found in (str(path), str(parts / "*.parquet")):
         rows = con.execute(f"select player, score from read_parquet('{found}') order by player").fetchall()
@@ -128,7 +128,7 @@ def test_others_read_what_was_exported(scankv: CommandLine, scores: str, tmp_pat
     con.execute(f"select value from parquet_kv_metadata('{path}') where key = 'scankv.table'")
     ((origin,),) = con.fetchall()
     assert json.loads(origin) == scores
-    scankv("snapshot", "export", scores, str(tmp_path / "scores.arrow"))
+    scankv("snapshots", "export", scores, str(tmp_path / "scores.arrow"))
     assert pl.read_ipc(tmp_path / "scores.arrow").sort("player").rows() == expected
 
 
@@ -138,11 +138,11 @@ def test_a_column_that_parquet_cannot_hold_is_refused_before_anything_is_written
     scankv("create", table, "--schema", "id int64, hundreds decimal128(10, -2)", "--key", "id")
     scankv("put", table, "id=1", "hundreds=300")
     path = tmp_path / "t.parquet"
-    message = scankv.fails("snapshot", "export", table, str(path))
+    message = scankv.fails("snapshots", "export", table, str(path))
     assert 'column "hundreds": Parquet cannot hold decimal128(10, -2)' in message
     assert list(tmp_path.iterdir()) == []
-    scankv("snapshot", "export", table, str(path), "--columns", "id")
-    scankv("snapshot", "export", table, str(tmp_path / "t.arrow"))
+    scankv("snapshots", "export", table, str(path), "--columns", "id")
+    scankv("snapshots", "export", table, str(tmp_path / "t.arrow"))
     scankv("load", table + "_copy", str(tmp_path / "t.arrow"), "--create")
     assert rows_of(scankv, table + "_copy").equals(rows_of(scankv, table))
 
@@ -155,7 +155,7 @@ def test_a_value_that_parquet_cannot_hold_leaves_no_file(scankv: CommandLine, ta
         writer.write_table(rows)
     scankv("load", table, str(source), "--create", "--key", "id")
     for options in ([], ["--files", "2"]):
-        message = scankv.fails("snapshot", "export", table, str(tmp_path / "out"), *options)
+        message = scankv.fails("snapshots", "export", table, str(tmp_path / "out"), *options)
         assert 'column "t": Parquet has no such value: a timestamp is beyond the range of milliseconds' in message
         assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -165,7 +165,7 @@ def test_what_is_there_is_only_replaced_when_asked_for(
     scankv: CommandLine, scores: str, tmp_path: Path, files: list[str]
 ) -> None:
     path = tmp_path / "scores"
-    export = ["snapshot", "export", scores, str(path), *files]
+    export = ["snapshots", "export", scores, str(path), *files]
     scankv(*export)
     scankv("put", scores, "player=dan", "score=1")
     assert "already exists: choose another name, or add --overwrite" in scankv.fails(*export)
@@ -174,7 +174,7 @@ def test_what_is_there_is_only_replaced_when_asked_for(
     assert pa.parquet.read_table(path).num_rows == 4
     assert [each.name for each in tmp_path.iterdir()] == ["scores"]
     other = [] if files else ["--files", "2"]
-    assert "choose another name" in scankv.fails("snapshot", "export", scores, str(path), *other, "--overwrite")
+    assert "choose another name" in scankv.fails("snapshots", "export", scores, str(path), *other, "--overwrite")
     if files:
         (path / "notes.txt").write_text("of somebody else")
         message = scankv.fails(*export, "--overwrite")
@@ -184,12 +184,12 @@ def test_what_is_there_is_only_replaced_when_asked_for(
 
 def test_what_cannot_be_exported_is_refused(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     path = str(tmp_path / "x.parquet")
-    message = scankv.fails("snapshot", "export", "abc", path)
+    message = scankv.fails("snapshots", "export", "abc", path)
     assert "neither a table, as database.table, nor the id of a snapshot" in message
-    assert f'"{scores}x"' in scankv.fails("snapshot", "export", scores + "x", path)
-    assert '"scor"' in scankv.fails("snapshot", "export", scores, path, "--columns", "scor")
-    assert "scankv scan" in scankv.fails("snapshot", "export", scores, str(tmp_path / "x.csv"))
-    assert "is not a directory" in scankv.fails("snapshot", "export", scores, str(tmp_path / "none" / "x.parquet"))
+    assert f'"{scores}x"' in scankv.fails("snapshots", "export", scores + "x", path)
+    assert '"scor"' in scankv.fails("snapshots", "export", scores, path, "--columns", "scor")
+    assert "scankv scan" in scankv.fails("snapshots", "export", scores, str(tmp_path / "x.csv"))
+    assert "is not a directory" in scankv.fails("snapshots", "export", scores, str(tmp_path / "none" / "x.parquet"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -207,9 +207,9 @@ def test_an_exported_table_is_created_again_with_its_whole_definition(
                 with suppress(UsageError):
                     parquet_schema(made.schema)
                     # Otherwise the table has a type that Parquet does not support.
-                    scankv("snapshot", "export", "cli.exported", str(path))
+                    scankv("snapshots", "export", "cli.exported", str(path))
             else:
-                scankv("snapshot", "export", "cli.exported", str(path))
+                scankv("snapshots", "export", "cli.exported", str(path))
             if path.exists():
                 scankv("load", "cli.restored", str(path), "--create")
                 assert described(scankv, "cli.restored") == described(scankv, "cli.exported")
@@ -243,7 +243,7 @@ def routes(scankv: CommandLine, table: str, tmp_path: Path) -> str:
 
 def test_merged_rows_come_back_as_they_were_and_merge_on(scankv: CommandLine, routes: str, tmp_path: Path) -> None:
     path, copy = str(tmp_path / "routes.parquet"), routes + "_copy"
-    scankv("snapshot", "export", routes, path)
+    scankv("snapshots", "export", routes, path)
     finished = scankv("load", copy, path, "--create")
     assert described(scankv, copy) == described(scankv, routes)
     assert rows_of(scankv, copy).equals(rows_of(scankv, routes))
@@ -267,7 +267,7 @@ def test_options_of_load_replace_what_a_file_says_and_are_reported(
     scankv: CommandLine, routes: str, tmp_path: Path
 ) -> None:
     path, copy = str(tmp_path / "routes.parquet"), routes + "_copy"
-    scankv("snapshot", "export", routes, path)
+    scankv("snapshots", "export", routes, path)
     same = ["--key", "route,leg", "--buckets", "3", "--set", "compression=zstd"]
     assert "instead of" not in scankv("load", copy, path, "--create", *same).stderr
     assert described(scankv, copy) == described(scankv, routes)
@@ -302,7 +302,7 @@ def test_what_belongs_to_columns_that_were_not_exported_is_left_out_and_reported
     scankv: CommandLine, routes: str, tmp_path: Path
 ) -> None:
     path, copy = str(tmp_path / "routes.parquet"), routes + "_copy"
-    scankv("snapshot", "export", routes, path, "--columns", "leg,route,worst,flights")
+    scankv("snapshots", "export", routes, path, "--columns", "leg,route,worst,flights")
     finished = scankv("load", copy, path, "--create")
     with sync.connect(scankv.url) as client:
         left_out = [
@@ -314,7 +314,7 @@ def test_what_belongs_to_columns_that_were_not_exported_is_left_out_and_reported
     ]
     found = described(scankv, copy)
     assert (found["indexes"], found["aggregates"].keys()) == ([["worst"]], {"flights", "worst"})
-    scankv("snapshot", "export", routes, path, "--columns", "leg,worst", "--overwrite")
+    scankv("snapshots", "export", routes, path, "--columns", "leg,worst", "--overwrite")
     message = scankv.fails("load", copy + "2", path, "--create")
     assert 'the file does not have the column "route"' in message
     assert scankv.fails("describe", copy + "2")
@@ -322,11 +322,11 @@ def test_what_belongs_to_columns_that_were_not_exported_is_left_out_and_reported
 
 def test_a_file_of_a_snapshot_has_the_definition_of_then(scankv: CommandLine, routes: str, tmp_path: Path) -> None:
     path = str(tmp_path / "routes.arrow")
-    snapshot, before = scankv("snapshot", "create", routes).text.strip(), described(scankv, routes)
+    snapshot, before = scankv("snapshots", "create", routes).text.strip(), described(scankv, routes)
     with sync.connect(scankv.url) as client:
         added = pa.schema([("added", pa.int64())])
         client.alter_table(routes, add_columns=added, add_aggregates={"added": agg.sum()}, add_indexes=["added"])
-    scankv("snapshot", "export", snapshot, path)
+    scankv("snapshots", "export", snapshot, path)
     scankv("load", routes + "_copy", path, "--create")
     assert described(scankv, routes + "_copy") == before
 
@@ -345,7 +345,7 @@ def test_metadata_that_were_changed_are_refused(
     scankv: CommandLine, scores: str, tmp_path: Path, definition: str
 ) -> None:
     path = tmp_path / "scores.parquet"
-    scankv("snapshot", "export", scores, str(path))
+    scankv("snapshots", "export", scores, str(path))
     rows = pa.parquet.read_table(path)
     changed = {**rows.schema.metadata, b"scankv.definition": definition.encode()}
     pa.parquet.write_table(rows.replace_schema_metadata(changed), path)
@@ -381,9 +381,9 @@ def test_a_directory_with_files_of_two_tables_is_not_created_as_one(
     scankv: CommandLine, scores: str, tmp_path: Path
 ) -> None:
     copy, path = scores + "_copy", str(tmp_path / "parts")
-    scankv("snapshot", "export", scores, path, "--files", "2")
+    scankv("snapshots", "export", scores, path, "--files", "2")
     scankv("load", copy, path, "--create", "--set", "log_retention_seconds=60")
-    scankv("snapshot", "export", copy, str(tmp_path / "parts" / "z.parquet"))
+    scankv("snapshots", "export", copy, str(tmp_path / "parts" / "z.parquet"))
     assert "was exported from another table" in scankv.fails("load", scores + "_both", path, "--create")
     assert scankv.fails("describe", scores + "_both")
     scankv("load", scores + "_both", path, "--create", "--ignore-definition", "--key", "player")

@@ -20,19 +20,19 @@ def test_a_table_is_created_with_indexes_and_described_with_their_states(scankv:
 
 
 def test_an_index_is_added_and_dropped(scankv: CommandLine, scores: str) -> None:
-    assert scankv("index", "add", scores, "score, player").text == f"built the index on (score, player) of {scores}\n"
+    assert scankv("indexes", "add", scores, "score, player").text == f"built the index on (score, player) of {scores}\n"
     assert scankv("describe", scores, "--json").json["indexes"] == [["score", "player"]]
-    assert "already has an index on (score, player)" in scankv.fails("index", "add", scores, "score,player")
-    dropped = scankv("index", "drop", scores, "score,player").text
+    assert "already has an index on (score, player)" in scankv.fails("indexes", "add", scores, "score,player")
+    dropped = scankv("indexes", "drop", scores, "score,player").text
     assert dropped == f"dropped the index on (score, player) of {scores}\n"
     assert scankv("describe", scores, "--json").json["indexes"] == []
-    assert "has no index on (score); its indexes: none" in scankv.fails("index", "drop", scores, "score")
-    assert 'did you mean "score"' in scankv.fails("index", "add", scores, "scroe")
-    scankv("index", "add", scores, code=2)
+    assert "has no index on (score); its indexes: none" in scankv.fails("indexes", "drop", scores, "score")
+    assert 'did you mean "score"' in scankv.fails("indexes", "add", scores, "scroe")
+    scankv("indexes", "add", scores, code=2)
 
 
 def test_an_index_may_be_left_to_the_server(scankv: CommandLine, scores: str) -> None:
-    said = scankv("index", "add", scores, "score", "--no-wait").text
+    said = scankv("indexes", "add", scores, "score", "--no-wait").text
     assert said == f"the index on (score) of {scores} is being built; see: scankv describe {scores}\n"
     assert scankv("describe", scores, "--json").json["indexes"] == [["score"]]
 
@@ -42,9 +42,9 @@ def test_an_index_that_cannot_be_built_is_a_failure_that_says_how_to_get_rid_of_
 ) -> None:
     scankv("create", table, "--schema", "k int64, text string", "--key", "k")
     scankv("put", table, "k=1", f"text={'x' * 20_000}")
-    message = scankv.fails("index", "add", table, "text")
+    message = scankv.fails("indexes", "add", table, "text")
     assert "cannot be built" in message
-    assert f"scankv index drop {table} text" in message
+    assert f"scankv indexes drop {table} text" in message
     assert "not used, drop it: " in scankv("describe", table).text
-    scankv("index", "drop", table, "text")
+    scankv("indexes", "drop", table, "text")
     assert scankv("describe", table, "--json").json["index_status"] == []

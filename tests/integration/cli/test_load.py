@@ -93,7 +93,7 @@ def test_load_says_how_many_rows_and_how_fast(scankv: CommandLine, scores: str) 
 def test_load_without_tracking_of_changes_leaves_a_range(scankv: CommandLine, scores: str) -> None:
     text = scankv("load", scores, "-", "--no-track-changes", stdin="player,score\ndan,1\neve,2\n").text
     assert text.startswith(f"loaded 2 rows into {scores} in ")
-    arguments = ("--from", "earliest", "--until", "latest", "--format", "json")
+    arguments = ("--from", "earliest", "--until", "latest", "--format", "jsonl")
     assert "track_changes=False" in scankv.fails("tail", scores, *arguments)
     shown = scankv("tail", scores, *arguments, "--untracked", "rescan").text
     assert '"player":"dan"' in shown
@@ -111,7 +111,7 @@ def test_create_infers_the_schema_over_the_whole_file_and_prints_it(
         f"created {table}: id int64 not null, late double, n int64, code string, filler string"
     )
     assert scankv("count", table).text == "20001\n"
-    assert scankv("get", table, "20000", "--json").json == {
+    assert scankv("get", table, "20000", "--format", "jsonl").json == {
         "id": 20000,
         "late": 0.5,
         "n": None,
@@ -138,7 +138,7 @@ def test_a_compressed_file_is_loaded(scankv: CommandLine, scores: str, tmp_path:
 
 def test_rows_with_a_known_key_are_replaced_and_the_last_one_counts(scankv: CommandLine, scores: str) -> None:
     scankv("load", scores, "-", stdin="player,score\nann,1\nann,2\n")
-    assert scankv("get", scores, "ann", "--json").json["score"] == 2
+    assert scankv("get", scores, "ann", "--format", "jsonl").json["score"] == 2
     assert scankv("count", scores).text == "3\n"
 
 
@@ -342,14 +342,14 @@ def test_a_number_beyond_its_float_column_is_refused_with_column_and_value(scank
         csv = f"k,{column},{'f' if column == 'd' else 'd'}\n3,{number},\n"
         assert f'column "{column}": "{number}" is beyond' in scankv.fails("load", table, "-", stdin=csv)
     scankv("load", table, "-", stdin="k,f,d\n4,inf,-Infinity\n5,nan,1e-400\n")
-    assert scankv("get", table, "4", "--json").text == '{"k":4,"f":Infinity,"d":-Infinity}\n'
+    assert scankv("get", table, "4", "--format", "jsonl").text == '{"k":4,"f":Infinity,"d":-Infinity}\n'
     assert scankv("count", table, "--where", "k = 2 or k = 3").text == "0\n"
 
 
 def test_files_with_carriage_returns_alone_are_loaded(scankv: CommandLine, scores: str) -> None:
     scankv("load", scores, "-", stdin='player,score\rdan,1\r"e\rve",2\r')
     scankv("load", scores, "-", stdin='{"player": "fay", "score": 3}\r{"player": "gus"}\r')
-    assert scankv("get", scores, "dan", "e\rve", "fay", "gus", "--json").text.count("\n") == 4
+    assert scankv("get", scores, "dan", "e\rve", "fay", "gus", "--format", "jsonl").text.count("\n") == 4
 
 
 REPEATED = pa.DictionaryArray.from_arrays(pa.array(np.zeros(100_000, np.int32)), ["x" * (1 << 20)])

@@ -29,7 +29,7 @@ def test_a_table_without_a_key_is_created_filled_and_shown(scankv: CommandLine, 
         [{"at": 1, "line": "one"}, {"at": 1, "line": None}, {"at": 2, "line": "two"}, {"at": 3, "line": "three"}],
         key=str,
     )
-    tail = scankv("tail", table, "--from", "full", "--until", "latest", "--format", "debezium-json").text.splitlines()
+    tail = scankv("tail", table, "--from", "full", "--until", "latest", "--format", "debezium-jsonl").text.splitlines()
     assert [json.loads(line)["op"] for line in tail] == ["c"] * 4
 
 

@@ -100,7 +100,7 @@ def test_no_live_scan_is_said_so(scankv: CommandLine) -> None:
 def test_statistics_show_what_scans_and_snapshots_hold(
     scankv: CommandLine, table: str, stream: sync.ScanStream
 ) -> None:
-    snapshot = scankv("snapshot", "create", table).text.strip()
+    snapshot = scankv("snapshots", "create", table).text.strip()
     figures = scankv("stats", "--json").json
     assert figures["open_cursors"] >= 1
     assert figures["snapshot_views"] >= 1
@@ -108,4 +108,4 @@ def test_statistics_show_what_scans_and_snapshots_hold(
     assert figures["open_files"] > 0
     assert figures["tasks"] > 0
     assert "kept on disk by snapshots" in scankv("stats").text
-    scankv("snapshot", "release", snapshot)
+    scankv("snapshots", "release", snapshot)

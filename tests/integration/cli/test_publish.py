@@ -54,8 +54,8 @@ def test_published_versions_are_scanned(scankv: CommandLine, scores: str, tmp_pa
         assert sorted(found.split()[1:]) == players
     assert f"version 1 in {uri}" in scankv("scan", scores, "--lake", uri, "--as-of", time, "--explain").text
     refused: dict[tuple[str, ...], str] = {
-        ("--as-of", "0"): "--as-of needs --lake URI",
-        ("--as-of", "x", "--lake", uri): "--as-of must be the number of a version, or a time as",
+        ("--as-of", "0"): "--as-of 0 needs --lake URI",
+        ("--as-of", "x", "--lake", uri): "no snapshot 'x' exists",
         ("--as-of", "2020-01-01T00:00:00Z", "--lake", uri): "choose one from version 0, as of",
     }
     for options, message in refused.items():
@@ -74,7 +74,7 @@ def test_changes_begin_with_published_rows(scankv: CommandLine, scores: str, tmp
     uri = str(tmp_path / "published")
     scankv("publish", scores, uri)
     scankv("put", scores, "player=dan", "score=1")
-    lines = scankv("tail", scores, "--from", f"lake:{uri}", "--until", "latest", "--format", "json").text.splitlines()
+    lines = scankv("tail", scores, "--from", f"lake:{uri}", "--until", "latest", "--format", "jsonl").text.splitlines()
     changes = [json.loads(line) for line in lines]
     assert sorted(each["player"] for each in changes[:3]) == ["ann", "bob", "cem"]
     assert [(each["_change_type"], each["player"], each["_log_offset"] is None) for each in changes[3:]] == [

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_a_row_is_found_by_its_key(scankv: CommandLine, scores: str) -> None:
-    assert scankv("get", scores, "ann", "--json").json == {"player": "ann", "score": 31}
+    assert scankv("get", scores, "ann", "--format", "jsonl").json == {"player": "ann", "score": 31}
     assert [line.split() for line in scankv("get", scores, "bob", "cem").text.splitlines()] == [
         ["player", "score"],
         ["─" * 14],
@@ -26,7 +26,7 @@ def test_a_row_is_found_by_its_key(scankv: CommandLine, scores: str) -> None:
 
 
 def test_several_keys_are_one_line_each_and_a_missing_one_is_named(scankv: CommandLine, scores: str) -> None:
-    finished = scankv("get", scores, "cem", "zoe", "ann", "--json", code=1)
+    finished = scankv("get", scores, "cem", "zoe", "ann", "--format", "jsonl", code=1)
     assert [json.loads(line)["player"] for line in finished.text.splitlines()] == ["cem", "ann"]
     assert finished.stderr == f"scankv: error: {scores} has no row with the key zoe\n"
 
@@ -34,7 +34,11 @@ def test_several_keys_are_one_line_each_and_a_missing_one_is_named(scankv: Comma
 def test_a_key_of_several_columns_is_written_with_commas(scankv: CommandLine, table: str) -> None:
     scankv("create", table, "--schema", "day date, name string, n int64", "--key", "day,name")
     scankv("put", table, "day=2013-01-01", "name=a,b", "n=1")
-    assert scankv("get", table, '2013-01-01,"a,b"', "--json").json == {"day": "2013-01-01", "name": "a,b", "n": 1}
+    assert scankv("get", table, '2013-01-01,"a,b"', "--format", "jsonl").json == {
+        "day": "2013-01-01",
+        "name": "a,b",
+        "n": 1,
+    }
     assert "must have 2 parts, not 1: day,name" in scankv.fails("get", table, "2013-01-01")
     assert '"today" is not date32' in scankv.fails("get", table, "today,x")
     assert scankv("delete", table, '2013-01-01,"a,b"').text == "deleted 1 row\n"
@@ -105,7 +109,7 @@ def test_put_of_some_columns_leaves_the_others_as_they_are(scankv: CommandLine, 
     scankv("put", table, "player=ann", "score=1", "league=a")
     scankv("put", table, "league=b", "player=ann")
     scankv("put", table, '{"player":"ann","score":2}', '{"player":"bob","score":3}')
-    rows = [json.loads(line) for line in scankv("get", table, "ann", "bob", "--json").text.splitlines()]
+    rows = [json.loads(line) for line in scankv("get", table, "ann", "bob", "--format", "jsonl").text.splitlines()]
     assert rows == [{"player": "ann", "score": 2, "league": "b"}, {"player": "bob", "score": 3, "league": None}]
 
 
@@ -195,39 +199,41 @@ def test_count_and_top_answer_about_the_rows_for_which_something_is_true(scankv:
 
 
 def test_top_shows_the_first_rows_by_a_column(scankv: CommandLine, scores: str) -> None:
-    assert [line.split() for line in scankv("top", scores, "--by", "score").text.splitlines()[2:]] == [
+    assert [line.split() for line in scankv("top", scores, "--order-by", "score").text.splitlines()[2:]] == [
         ["ann", "31"],
         ["bob", "27"],
         ["cem", "null"],
     ]
-    least = scankv("top", scores, "--by", "score", "-n", "1", "--ascending", "--columns", "score", "--json")
+    least = scankv(
+        "top", scores, "--order-by", "score", "-n", "1", "--ascending", "--columns", "score", "--format", "jsonl"
+    )
     assert least.text == '{"score":27}\n'
-    best = scankv("top", scores, "--by", "score", "--where", "player <> 'ann'", "--json").text
+    best = scankv("top", scores, "--order-by", "score", "--where", "player <> 'ann'", "--format", "jsonl").text
     assert best == '{"player":"bob","score":27}\n{"player":"cem","score":null}\n'
-    assert '"scroe"' in scankv.fails("top", scores, "--by", "scroe")
-    scankv("top", scores, "--by", "score", "-n", "0", code=2)
+    assert '"scroe"' in scankv.fails("top", scores, "--order-by", "scroe")
+    scankv("top", scores, "--order-by", "score", "-n", "0", code=2)
 
 
 def test_tail_shows_ranges_of_keys_that_were_deleted_at_once(scankv: CommandLine, scores: str) -> None:
-    before = scankv("tail", scores, "--from", "earliest", "--until", "latest", "--format", "json").text.splitlines()
+    before = scankv("tail", scores, "--from", "earliest", "--until", "latest", "--format", "jsonl").text.splitlines()
     scankv("delete", scores, "--where", "player >= 'b'", "--no-track-changes")
     arguments = ("tail", scores, "--from", "earliest", "--until", "latest", "--untracked", "rescan")
-    *changes, deleted = scankv(*arguments, "--format", "json").text.splitlines()
+    *changes, deleted = scankv(*arguments, "--format", "jsonl").text.splitlines()
     assert changes == before
     shown = json.loads(deleted)
     assert isinstance(shown.pop("_log_offset"), int)
     assert shown == {"_change_type": "-D", "_bucket": 0, "_deleted": "player >= 'b'"}
     line = scankv(*arguments, "--format", "table").text.splitlines()[-1]
     assert line.endswith("rows deleted at once: player >= 'b'")
-    for format_, options in (("debezium-json", arguments), ("json", arguments[:-2])):
+    for format_, options in (("debezium-jsonl", arguments), ("jsonl", arguments[:-2])):
         assert "deleted" in scankv.fails(*options, "--format", format_)
 
 
 def test_limits_have_one_name(scankv: CommandLine, scores: str) -> None:
     for limit in ("--limit", "-n"):
         assert scankv("scan", scores, limit, "2").text.count("\n") == 3
-        assert scankv("top", scores, "--by", "score", limit, "2", "--json").text.count("\n") == 2
-        arguments = ("--from", "earliest", "--until", "latest", "--format", "json")
+        assert scankv("top", scores, "--order-by", "score", limit, "2", "--format", "jsonl").text.count("\n") == 2
+        arguments = ("--from", "earliest", "--until", "latest", "--format", "jsonl")
         assert scankv("tail", scores, *arguments, limit, "2").text.count("\n") == 2
 
 
@@ -257,6 +263,6 @@ def test_changes_since_a_time_that_retention_has_removed_are_refused_unless_clam
     for changelog in ("none", "full"):  # This removes all changes.
         scankv("alter", scores, "--set", f"changelog={changelog}")
     scankv("put", scores, "player=eve", "score=5")
-    arguments = ("tail", scores, "--from", "2020-01-01T00:00:00Z", "--until", "latest", "--format", "json")
+    arguments = ("tail", scores, "--from", "2020-01-01T00:00:00Z", "--until", "latest", "--format", "jsonl")
     assert "changes since 2020-01-01T00:00:00+00:00 are no longer in its changelog" in scankv.fails(*arguments)
     assert '"eve"' in scankv(*arguments, "--clamp").text

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def snapshot(scankv: CommandLine, scores: str) -> str:
     """Takes a snapshot of `scores`, then changes the table."""
-    created = scankv("snapshot", "create", scores, "--ttl", "2h")
+    created = scankv("snapshots", "create", scores, "--ttl", "2h")
     assert created.stderr == ""
     (snapshot_id,) = created.text.splitlines()
     scankv("put", scores, "player=ann", "score=99")
@@ -21,12 +21,12 @@ def snapshot(scankv: CommandLine, scores: str) -> str:
 
 
 def listed(scankv: CommandLine, table: str) -> list[dict[str, Any]]:
-    snapshots: list[dict[str, Any]] = scankv("snapshot", "list", table, "--json").json
+    snapshots: list[dict[str, Any]] = scankv("snapshots", "list", table, "--json").json
     return snapshots
 
 
 def test_a_snapshot_is_scanned_as_of_its_pin(scankv: CommandLine, scores: str, snapshot: str) -> None:
-    assert sorted(scankv("scan", scores, "--at", snapshot).text.splitlines()[1:]) == ["ann,31", "bob,27", "cem,"]
+    assert sorted(scankv("scan", scores, "--as-of", snapshot).text.splitlines()[1:]) == ["ann,31", "bob,27", "cem,"]
     assert "ann,99" in scankv("scan", scores).text
 
 
@@ -36,55 +36,55 @@ def test_snapshots_are_listed(scankv: CommandLine, scores: str, snapshot: str) -
     assert 7000 < found["remaining"] <= 7200
     assert sorted(found["log_offsets"]) == ["0", "1"]
     assert found["taken_at"].endswith("+00:00")
-    header, _, line = scankv("snapshot", "list", scores).text.splitlines()
+    header, _, line = scankv("snapshots", "list", scores).text.splitlines()
     assert header.split()[:3] == ["snapshot", "table", "rows"]
     assert line.split()[:3] == [snapshot, scores, "3"]
     assert " 2 h " in line
-    assert snapshot in scankv("snapshot", "list").text
+    assert snapshot in scankv("snapshots", "list").text
 
 
 def test_a_snapshot_is_taken_for_a_principal(scankv: CommandLine, scores: str) -> None:
-    taken = scankv("snapshot", "create", scores, "--principal", "etl").text.strip()
+    taken = scankv("snapshots", "create", scores, "--principal", "etl").text.strip()
     assert [(found["id"], found["principal"]) for found in listed(scankv, scores)] == [(taken, "etl")]
-    header, _, line = scankv("snapshot", "list", scores).text.splitlines()
+    header, _, line = scankv("snapshots", "list", scores).text.splitlines()
     assert header.split()[-2:] == ["principal", "view"]
     assert line.split()[-2] == "etl"
 
 
 def test_a_snapshot_is_renewed(scankv: CommandLine, scores: str, snapshot: str) -> None:
-    assert scankv("snapshot", "renew", snapshot).text == f"renewed {snapshot} for 2 h\n"
-    assert scankv("snapshot", "renew", snapshot, "--ttl", "90s").text == f"renewed {snapshot} for 1 min 30 s\n"
+    assert scankv("snapshots", "renew", snapshot).text == f"renewed {snapshot} for 2 h\n"
+    assert scankv("snapshots", "renew", snapshot, "--ttl", "90s").text == f"renewed {snapshot} for 1 min 30 s\n"
     assert listed(scankv, scores)[0]["ttl"] == 90
 
 
 def test_snapshots_are_released_and_those_that_are_not_there_named(
     scankv: CommandLine, scores: str, snapshot: str
 ) -> None:
-    other = scankv("snapshot", "create", scores).text.strip()
+    other = scankv("snapshots", "create", scores).text.strip()
     assert {found["ttl"] for found in listed(scankv, scores)} == {600, 7200}
-    finished = scankv("snapshot", "release", snapshot, "nowhere", other, code=1)
+    finished = scankv("snapshots", "release", snapshot, "nowhere", other, code=1)
     assert finished.text == f"released {snapshot}\nreleased {other}\n"
     assert "no snapshot has the id nowhere; it was released or has expired" in finished.stderr
     assert listed(scankv, scores) == []
-    assert f"no snapshot has the id {snapshot}" in scankv.fails("snapshot", "renew", snapshot)
-    assert snapshot in scankv.fails("scan", scores, "--at", snapshot)
+    assert f"no snapshot has the id {snapshot}" in scankv.fails("snapshots", "renew", snapshot)
+    assert snapshot in scankv.fails("scan", scores, "--as-of", snapshot)
 
 
 def test_a_table_without_snapshots_says_so(scankv: CommandLine, scores: str) -> None:
-    finished = scankv("snapshot", "list", scores)
+    finished = scankv("snapshots", "list", scores)
     assert finished.text == ""
-    assert "there are no snapshots; take one with: scankv snapshot create" in finished.stderr
+    assert "there are no snapshots; take one with: scankv snapshots create" in finished.stderr
 
 
 @pytest.mark.parametrize("ttl", ["", "x", "10 parsecs", "-5", "1h30m", "1e3"])
 def test_what_is_no_time_is_refused(scankv: CommandLine, scores: str, ttl: str) -> None:
-    assert f'"{ttl}" is not a time: write' in scankv.fails("snapshot", "create", scores, f"--ttl={ttl}")
+    assert f'"{ttl}" is not a time: write' in scankv.fails("snapshots", "create", scores, f"--ttl={ttl}")
     assert listed(scankv, scores) == []
 
 
 @pytest.mark.parametrize("ttl", ["0", "0.5s", "8d", "9" * 400])
 def test_a_time_out_of_its_range_is_refused(scankv: CommandLine, scores: str, ttl: str) -> None:
-    assert "between 1 and 604,800 seconds" in scankv.fails("snapshot", "create", scores, "--ttl", ttl)
+    assert "between 1 and 604,800 seconds" in scankv.fails("snapshots", "create", scores, "--ttl", ttl)
     assert listed(scankv, scores) == []
 
 
@@ -92,32 +92,32 @@ def test_a_time_out_of_its_range_is_refused(scankv: CommandLine, scores: str, tt
     ("ttl", "seconds"), [("600", 600), ("90s", 90), ("10m", 600), ("2h", 7200), ("7d", 604_800), ("1.5 m", 90)]
 )
 def test_a_time_to_live_has_units(scankv: CommandLine, scores: str, ttl: str, seconds: int) -> None:
-    scankv("snapshot", "create", scores, "--ttl", ttl)
+    scankv("snapshots", "create", scores, "--ttl", ttl)
     assert [found["ttl"] for found in listed(scankv, scores)] == [seconds]
 
 
 def test_a_table_that_is_not_there_has_no_snapshots(scankv: CommandLine, scores: str) -> None:
     for command in (["create", scores + "x"], ["list", scores + "x"]):
-        assert f'"{scores}x"' in scankv.fails("snapshot", *command)
+        assert f'"{scores}x"' in scankv.fails("snapshots", *command)
 
 
 def test_wrong_usage_of_snapshots_has_exit_code_2(scankv: CommandLine) -> None:
     for command in (["create"], ["renew"], ["release"], ["no-such-command"], ["list", "--nothing"]):
-        scankv("snapshot", *command, code=2)
+        scankv("snapshots", *command, code=2)
 
 
 def test_a_named_snapshot_is_found_by_its_name_in_every_command(
     scankv: CommandLine, scores: str, tmp_path: Path
 ) -> None:
-    created = scankv("snapshot", "create", scores, "--name", "nightly").text.strip()
+    created = scankv("snapshots", "create", scores, "--name", "nightly").text.strip()
     scankv("put", scores, "player=ann", "score=99")
     (found,) = listed(scankv, scores)
     assert (found["id"], found["name"]) == (created, "nightly")
-    assert " nightly " in scankv("snapshot", "list", scores).text
-    assert f"with the id {created}" in scankv.fails("snapshot", "create", scores, "--name", "nightly")
+    assert " nightly " in scankv("snapshots", "list", scores).text
+    assert f"with the id {created}" in scankv.fails("snapshots", "create", scores, "--name", "nightly")
     label = f"{scores}@nightly"
-    assert "ann,31" in scankv("scan", scores, "--at", label).text
-    assert "exported 3 rows" in scankv("snapshot", "export", label, str(tmp_path / "rows.parquet")).text
-    assert scankv("snapshot", "renew", label, "--ttl", "2h").text == f"renewed {created} for 2 h\n"
-    assert scankv("snapshot", "release", label).text == f"released {label}\n"
-    assert f"no snapshot of {scores} has the name nightly" in scankv.fails("scan", scores, "--at", label)
+    assert "ann,31" in scankv("scan", scores, "--as-of", label).text
+    assert "exported 3 rows" in scankv("snapshots", "export", label, str(tmp_path / "rows.parquet")).text
+    assert scankv("snapshots", "renew", label, "--ttl", "2h").text == f"renewed {created} for 2 h\n"
+    assert scankv("snapshots", "release", label).text == f"released {label}\n"
+    assert f"no snapshot of {scores} has the name nightly" in scankv.fails("scan", scores, "--as-of", label)

@@ -163,7 +163,7 @@ def test_alter_says_what_cannot_change_and_what_is_missing(scankv: CommandLine, 
 
 def test_a_table_like_another_has_its_definition_and_no_rows(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     table = f"{scores}_like"
-    scankv("index", "add", scores, "score")
+    scankv("indexes", "add", scores, "score")
     scankv("alter", scores, "--set", "log_retention_bytes=1000")
     assert scankv("create", table, "--like", scores).text == f"created {table}\n"
     scores_toml, table_toml = (scankv("describe", each, "--toml").text for each in (scores, table))

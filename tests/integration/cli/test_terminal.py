@@ -66,14 +66,14 @@ def test_columns_that_do_not_fit_are_named(scankv: CommandLine, table: str) -> N
 def test_a_listing_on_a_narrow_terminal_wraps_because_its_ids_are_to_be_copied(
     scankv: CommandLine, scores: str
 ) -> None:
-    snapshot = scankv("snapshot", "create", scores).text.strip()
-    code, shown = on_terminal(scankv, "snapshot", "list", scores, width=60)
+    snapshot = scankv("snapshots", "create", scores).text.strip()
+    code, shown = on_terminal(scankv, "snapshots", "list", scores, width=60)
     assert code == 0
     header, _, line = shown.splitlines()
     assert header.split()[:2] == ["snapshot", "table"]
     assert line.split()[:2] == [snapshot, scores]
     assert len(line) < 200
-    scankv("snapshot", "release", snapshot)
+    scankv("snapshots", "release", snapshot)
 
 
 def test_control_characters_do_not_reach_the_terminal(scankv: CommandLine, scores: str) -> None:
@@ -110,7 +110,7 @@ def test_loading_shows_how_far_it_is(scankv: CommandLine, scores: str, tmp_path:
 
 def test_building_an_index_and_checking_show_how_far_they_are(scankv: CommandLine, scores: str) -> None:
     scankv("load", scores, "-", stdin="player,score\n" + "".join(f"p{number},{number}\n" for number in range(20_000)))
-    code, shown = on_terminal(scankv, "index", "add", scores, "score", width=200)
+    code, shown = on_terminal(scankv, "indexes", "add", scores, "score", width=200)
     assert code == 0, shown
     assert "of 20,003 rows" in shown
     assert f"built the index on (score) of {scores}" in shown
@@ -140,12 +140,12 @@ HOSTILE = "\x1b]0;owned\x07\x9b2J\u202etxt"
         ["scan", "TABLE", "--format", "jsonl"],
         ["scan", "TABLE", "--explain", "--where", f"v = '{HOSTILE}'"],
         ["get", "TABLE", "1"],
-        ["get", "TABLE", "1", "--json"],
-        ["top", "TABLE", "--by", "k"],
-        ["top", "TABLE", "--by", "k", "--json"],
+        ["get", "TABLE", "1", "--format", "jsonl"],
+        ["top", "TABLE", "--order-by", "k"],
+        ["top", "TABLE", "--order-by", "k", "--format", "jsonl"],
         ["tail", "TABLE", "--from", "full", "--until", "latest"],
-        ["tail", "TABLE", "--from", "full", "--until", "latest", "--format", "json"],
-        ["tail", "TABLE", "--from", "full", "--until", "latest", "--format", "debezium-json"],
+        ["tail", "TABLE", "--from", "full", "--until", "latest", "--format", "jsonl"],
+        ["tail", "TABLE", "--from", "full", "--until", "latest", "--format", "debezium-jsonl"],
         ["scan", "TABLE", "--columns", f"no{HOSTILE}"],
     ],
 )

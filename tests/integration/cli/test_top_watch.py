@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.support.server_process import ServerProcess
 
-WATCH = ("--by", "score", "--watch", "--every", "0.1")
+WATCH = ("--order-by", "score", "--watch", "--every", "0.1")
 
 
 class TopTerminal(Terminal):
@@ -98,7 +98,7 @@ def test_a_restart_of_the_server_is_ridden_through_and_said(server: ServerProces
         assert terminal.interrupt() == 0
 
 
-@pytest.mark.parametrize("piped", [["--json"]], indirect=True)
+@pytest.mark.parametrize("piped", [["--format", "jsonl"]], indirect=True)
 def test_a_pipe_gets_a_line_of_json_for_every_change(
     scankv: CommandLine, scores: str, piped: subprocess.Popen[bytes]
 ) -> None:
@@ -165,7 +165,7 @@ def test_a_table_that_is_dropped_ends_the_watch_with_the_reason(
 
 
 def test_wrong_usage_is_refused_before_anything_is_shown(scankv: CommandLine, scores: str) -> None:
-    assert "add --watch" in scankv.fails("top", scores, "--by", "score", "--every", "1")
-    scankv("top", scores, "--by", "score", "--watch", "--every", "0.01", code=2)
-    assert '"scroe"' in scankv.fails("top", scores, "--by", "scroe", "--watch")
-    assert "did you mean" in scankv.fails("top", scores, "--by", "score", "--where", "scroe > 1", "--watch")
+    assert "add --watch" in scankv.fails("top", scores, "--order-by", "score", "--every", "1")
+    scankv("top", scores, "--order-by", "score", "--watch", "--every", "0.01", code=2)
+    assert '"scroe"' in scankv.fails("top", scores, "--order-by", "scroe", "--watch")
+    assert "did you mean" in scankv.fails("top", scores, "--order-by", "score", "--where", "scroe > 1", "--watch")

@@ -167,7 +167,7 @@ async def test_text_predicates_and_all_columns_do_as_well(table: Table) -> None:
     assert (
         await table.count("amount > 0 AND score IS NULL") == kept((col("amount") > 0) & col("score").is_null()).num_rows
     )
-    first = (await table.top_n(1, by="amount", where="k < 1", descending=False)).to_pylist()
+    first = (await table.top_n(1, order_by="amount", where="k < 1", descending=False)).to_pylist()
     assert first == [min((row(number) for number in range(1, 10)), key=lambda each: each["amount"])]
     sums = await table.aggregate({"amount": "sum"}, "k < 1")
     assert sums.to_pylist() == [{"amount_sum": sum(row(number)["amount"] or 0 for number in range(10))}]
@@ -207,16 +207,20 @@ async def test_a_snapshot_is_answered_as_of_its_pin(client: Client, name: str) -
     async with table.snapshot(ttl=60) as snapshot:
         await table.delete([(row(number)["k"], row(number)["name"]) for number in range(50)])
         await client.alter_table(name, add_columns=pa.schema([("more", pa.int64())]))
-        assert (await table.count(), await table.count(at=snapshot)) == (50, 100)
-        assert (await table.count("k >= 0"), await table.count("k >= 0", at=snapshot.id)) == (50, 100)
+        assert (await table.count(), await table.count(as_of=snapshot)) == (50, 100)
+        assert (await table.count("k >= 0"), await table.count("k >= 0", as_of=snapshot.id)) == (50, 100)
         assert (await table.aggregate({"k": "min"})).to_pylist() == [{"k_min": 5}]
-        assert (await table.aggregate({"k": "min"}, at=snapshot)).to_pylist() == [{"k_min": 0}]
-        first = await table.top_n(1, "k", descending=False, at=snapshot)
+        assert (await table.aggregate({"k": "min"}, as_of=snapshot)).to_pylist() == [{"k_min": 0}]
+        first = await table.top_n(1, "k", descending=False, as_of=snapshot)
         assert first.to_pylist() == [row(0)]
         with pytest.raises(SchemaMismatch, match="more"):
-            await table.top_n(1, "more", at=snapshot)
+            await table.top_n(1, "more", as_of=snapshot)
         assert (await table.top_n(1, "k"))["more"].to_pylist() == [None]
-    for asked in (table.count(at=snapshot), table.count("k > 1", at=snapshot), table.top_n(1, "k", at=snapshot)):
+    for asked in (
+        table.count(as_of=snapshot),
+        table.count("k > 1", as_of=snapshot),
+        table.top_n(1, "k", as_of=snapshot),
+    ):
         with pytest.raises(SnapshotLost):
             await asked
 
@@ -233,7 +237,7 @@ async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Ta
         await table.aggregate(["amount"])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(UsageError, match="name of a column"):
         await table.top_n(1, ["score"])  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(UsageError, match="by must be text"):
+    with pytest.raises(UsageError, match="order_by must be text"):
         await table.top_n(1, "\ud800")
     for columns in (["\ud800"], [5]):
         with pytest.raises(UsageError, match="columns must be names of columns"):
@@ -241,7 +245,7 @@ async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Ta
     with pytest.raises(UsageError, match="functions must be names of columns"):
         await table.aggregate({"\ud800": ["sum"]})
     with pytest.raises(UsageError, match="snapshot"):
-        await table.count(at=5)  # type: ignore[arg-type]  # wrong on purpose
+        await table.count(as_of=5)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(SchemaMismatch, match=r"scroe.*did you mean"):
         await table.top_n(1, "scroe")
     with pytest.raises(SchemaMismatch, match="no order"):

@@ -55,7 +55,7 @@ SCANS = [
         "key_range",
         "prefix",
         "with_buckets",
-        "at",
+        "as_of",
         "read_path",
         "if_changed_since",
     ),
@@ -95,11 +95,11 @@ CALLS: dict[str, Callable[[Client, Table, Any], object]] = {
     "upsert(if_version)": lambda _, table, value: table.upsert(ROW, if_version=value),
     "upsert(locks)": lambda _, table, value: table.upsert(ROW, locks=value),
     "count": lambda _, table, value: table.count(value),
-    "top_n": lambda _, table, value: table.top_n(value, by="v"),
-    "top_n(by)": lambda _, table, value: table.top_n(1, by=value),
-    "top_n(columns)": lambda _, table, value: table.top_n(1, by="v", columns=value),
-    "watch_top_n(every)": lambda _, table, value: table.watch_top_n(1, by="v", every=value),
-    "watch_top_n(columns)": lambda _, table, value: table.watch_top_n(1, by="v", columns=value),
+    "top_n": lambda _, table, value: table.top_n(value, order_by="v"),
+    "top_n(order_by)": lambda _, table, value: table.top_n(1, order_by=value),
+    "top_n(columns)": lambda _, table, value: table.top_n(1, order_by="v", columns=value),
+    "watch_top_n(every)": lambda _, table, value: table.watch_top_n(1, order_by="v", every=value),
+    "watch_top_n(columns)": lambda _, table, value: table.watch_top_n(1, order_by="v", columns=value),
     "aggregate": lambda _, table, value: table.aggregate(value),
     "aggregate(functions)": lambda _, table, value: table.aggregate({"v": value}),
     "aggregate(group_by)": lambda _, table, value: table.aggregate({"v": "sum"}, group_by=value),
@@ -201,7 +201,7 @@ async def test_a_lock_alone_is_no_list_of_locks(table: Table) -> None:
 
 async def test_what_was_not_awaited_says_so(client: Client, table: Table) -> None:
     with pytest.raises(UsageError, match=r"is not open yet: write `snapshot = await table\.snapshot\(\)"):
-        table.scan().at(table.snapshot())  # type: ignore[arg-type]
+        table.scan().as_of(table.snapshot())  # type: ignore[arg-type]
     for unopened, attribute, text in (
         (connect("localhost:1"), "table", r"client = await connect\(\.\.\.\)"),
         (table.snapshot(), "id", r"snapshot = await table\.snapshot\(\)"),

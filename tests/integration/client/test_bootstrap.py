@@ -114,7 +114,7 @@ async def assert_same(client: Client, table: Table, expected: Table) -> None:
         assert (await sorted_rows(table, where=where)).equals(await sorted_rows(expected, where=where))
     keys = rows.select(table.primary_key).slice(0, 20)
     assert (await table.lookup(keys)).equals(await expected.lookup(keys))
-    best = [await each.top_n(10, by="v") for each in (table, expected)]
+    best = [await each.top_n(10, order_by="v") for each in (table, expected)]
     assert best[0].equals(best[1])
     checks = await client.check_table(table.name)
     assert all(check.is_consistent for check in checks), checks

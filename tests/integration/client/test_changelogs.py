@@ -125,9 +125,9 @@ def test_rows_that_are_not_counted_are_read_to_count_them(sync_client: sync.Clie
         with table.snapshot() as snapshot:
             assert snapshot.rows is None
             table.upsert([row(n, n) for n in range(9000, 9009)])
-            assert table.count(at=snapshot) == expected
+            assert table.count(as_of=snapshot) == expected
             assert table.count() == expected + 9
-            parts = [part.to_arrow().num_rows for part in table.scan().at(snapshot).splits(4)]
+            parts = [part.to_arrow().num_rows for part in table.scan().as_of(snapshot).splits(4)]
             assert sum(parts) == expected
             assert min(parts) > expected / 8
         assert all(bucket.is_consistent for bucket in sync_client.check_table(table.name))
@@ -137,7 +137,7 @@ def test_a_large_table_that_is_not_counted_is_split_evenly(sync_client: sync.Cli
     table = create(sync_client, name, "none")
     table.upsert(pa.table({"k": range(30_000), "v": [0] * 30_000, "tags": [None] * 30_000}, SCHEMA))
     with table.snapshot() as snapshot:
-        parts = [part.to_arrow().num_rows for part in table.scan(["k"]).at(snapshot).splits(8)]
+        parts = [part.to_arrow().num_rows for part in table.scan(["k"]).as_of(snapshot).splits(8)]
     assert sum(parts) == 30_000
     assert max(parts) < 1.2 * 30_000 / 8
 
@@ -150,7 +150,7 @@ def test_an_index_has_old_rows_read_so_that_equal_ones_are_no_change(sync_client
         table.delete([3, 4])
         assert changed(table) == 3 + 1 + 1
         assert sum(bucket.rows or 0 for bucket in table.statistics()) == table.count() == 2
-        assert table.top_n(5, by="v").column("k").to_pylist() == [2, 1]
+        assert table.top_n(5, order_by="v").column("k").to_pylist() == [2, 1]
         assert all(bucket.is_consistent for bucket in sync_client.check_table(table.name))
     told_ = told(changes_of(sync_client.table(f"{name}upsert")))
     assert told_ == [("+U", 1, 10), ("+U", 2, 20), ("+U", 2, 25), ("+U", 3, 30), ("-D", 3, None)]
@@ -166,14 +166,14 @@ def test_an_index_may_come_and_go_on_rows_that_are_not_counted(sync_client: sync
     before = changed(table)
     table.upsert([row(n, n) for n in range(290, 310)])
     assert changed(table) == before + 10
-    assert table.top_n(2, by="v").column("k").to_pylist() == [309, 308]
+    assert table.top_n(2, order_by="v").column("k").to_pylist() == [309, 308]
     assert table.count() == 300
     assert all(bucket.is_consistent for bucket in sync_client.check_table(name))
     table = sync_client.alter_table(name, drop_indexes=["v"])
     table.upsert([row(300, 300)])
     assert changed(table) == before + 11
     table = sync_client.alter_table(name, add_indexes=["v"])
-    assert table.top_n(2, by="v").column("k").to_pylist() == [309, 308]
+    assert table.top_n(2, order_by="v").column("k").to_pylist() == [309, 308]
     assert all(bucket.is_consistent for bucket in sync_client.check_table(name))
 
 
@@ -263,7 +263,7 @@ def test_describe_says_that_rows_are_not_counted(
     assert sorted((bucket["rows"] for bucket in statistics), key=str) == [0, None]
     assert scankv("count", name).text.strip() == "1"
     with table.snapshot():
-        assert name in scankv("snapshot", "list").text
+        assert name in scankv("snapshots", "list").text
 
 
 def test_an_unknown_changelog_is_refused_with_those_there_are(sync_client: sync.Client, name: str) -> None:

@@ -146,7 +146,7 @@ async def test_changes_without_their_kind_are_refused(table: Table) -> None:
 
 async def test_what_makes_no_sense_for_changes_is_refused(table: Table) -> None:
     log = changes(table)
-    for refused in (log.ordered, log.reverse, lambda: log.key_range(1, 2), lambda: log.at("id")):
+    for refused in (log.ordered, log.reverse, lambda: log.key_range(1, 2), lambda: log.as_of("id")):
         with pytest.raises(UsageError, match="changelog"):
             refused()
     with pytest.raises(UsageError, match="changelog"):

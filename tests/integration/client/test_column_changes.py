@@ -322,7 +322,7 @@ def test_snapshots_keep_the_columns_that_they_were_taken_with(server: ServerProc
         with table.snapshot() as snapshot:
             altered = client.alter_table("test.t", **CHANGES)
             client.alter_table("test.t", drop_columns=["price"])
-            assert altered.scan().at(snapshot).to_arrow().sort_by("k").to_pylist() == [first(k) for k in range(9)]
+            assert altered.scan().as_of(snapshot).to_arrow().sort_by("k").to_pylist() == [first(k) for k in range(9)]
 
 
 def test_a_transaction_that_staged_rows_before_the_change_commits_what_it_means(server: ServerProcess) -> None:

@@ -132,7 +132,7 @@ async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
         (await client.table(filled)).snapshot() as snapshot,
         connect(proxy.address, next_chunk_timeout=3) as through,
     ):
-        stream = through.scan(ScanSpec(filled, chunk_rows=2000)).at(snapshot).stream()
+        stream = through.scan(ScanSpec(filled, chunk_rows=2000)).as_of(snapshot).stream()
         rows = (await anext(stream)).num_rows
         proxy.apply(Fault("stall"))
         async for batch in stream:

@@ -125,7 +125,7 @@ async def test_the_dtypes_of_a_pandas_frame_follow_from_the_schema(client: Clien
 async def test_results_that_are_arrow_tables_become_frames_without_loss(client: Client) -> None:
     table = await new_table(client)
     await table.upsert(ROWS)
-    top = await table.top_n(3, by="u64")
+    top = await table.top_n(3, order_by="u64")
     sums = await table.aggregate({"i64": "max"}, group_by=["flag"])
     found = await table.lookup([2**53 + 1, 1])
     for rows, name in ((top, "i64"), (sums, "i64_max"), (found, "i64")):

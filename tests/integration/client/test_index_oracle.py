@@ -64,11 +64,11 @@ class Twins:
             found: dict[Any, int] = {}
             for bucket in range(self._made.buckets):
                 scan = table.scan().with_buckets(bucket)
-                rows = exact_rows(await (scan if pin is None else scan.at(pin)).to_arrow())
+                rows = exact_rows(await (scan if pin is None else scan.as_of(pin)).to_arrow())
                 found |= {self.answers.order_of_key(row): bucket for row in rows}
             assert len(found) == len(self.answers.rows)
             self._buckets = found
-            whole = await (table.scan() if pin is None else table.scan().at(pin)).ordered().to_arrow()
+            whole = await (table.scan() if pin is None else table.scan().as_of(pin)).ordered().to_arrow()
             assert exact_rows(whole) == self.answers.rows
 
     def question(self) -> PredicateCase:
@@ -101,7 +101,7 @@ class Twins:
         ):
             for table, pin in sources:
                 scan = table.scan(columns, where=question.predicate, limit=limit)
-                scan = scan if pin is None else scan.at(pin)
+                scan = scan if pin is None else scan.as_of(pin)
                 scan = scan.ordered() if ordered else scan
                 scan = scan.reverse() if reverse else scan
                 scan = scan if chunk is None else scan.with_chunk(rows=chunk)
@@ -139,7 +139,7 @@ class Twins:
                         columns=columns,
                         descending=descending,
                         ties=ties,
-                        at=pin,
+                        as_of=pin,
                     )
                     with noted(f"{table.name}, {pin=}"):
                         assert exact_rows(found) == expected
@@ -159,7 +159,7 @@ class Twins:
         expected = len(self.answers.where(question.truth))
         with noted(f"count where {question.predicate!r}"):
             for table, pin in sources:
-                assert await table.count(question.predicate, at=pin) == expected
+                assert await table.count(question.predicate, as_of=pin) == expected
 
     def _sources(self) -> list[tuple[Table, Snapshot | None]]:
         """Returns the table with indexes, and one of the other three sources."""

@@ -140,7 +140,7 @@ def test_random_predicates_give_the_rows_of_the_whole_table_in_order_also_cut_an
     scan = scan.ordered() if ordered else scan
     scan = scan.reverse() if reverse else scan
     snapshot = client.table(table).snapshot(60) if pinned else None
-    scan = scan.at(snapshot) if snapshot is not None else scan
+    scan = scan.as_of(snapshot) if snapshot is not None else scan
     there = expected(asked)
     # Many rows, in about twenty chunks.
     step = step and max(step, len(there) // 20)
@@ -173,7 +173,7 @@ def test_random_predicates_give_the_rows_of_the_whole_table_in_order_also_cut_an
         values: list[int] = [row["v"] for row in ROWS if _key(row) in kept and row["v"] is not None]
         total = client.table(table).aggregate({"v": "sum"}, where=where)
         assert total.column(0)[0].as_py() == (sum(values) if values else None)
-        best = client.table(table).top_n(3, by="v", columns=["v"], where=where)
+        best = client.table(table).top_n(3, order_by="v", columns=["v"], where=where)
         assert [row["v"] for row in best.to_pylist()] == [
             *sorted(values, reverse=True),
             *([None] * (len(there) - len(values))),

@@ -112,7 +112,7 @@ async def test_a_predicate_on_the_bucket_key_reads_one_bucket(client: Client, na
                 if who == expected
             ]
             assert await table.count(where=where) == len(wanted) > 80
-            for scan in (table.scan(where=where), table.scan(where=where).at(pinned)):
+            for scan in (table.scan(where=where), table.scan(where=where).as_of(pinned)):
                 explanation = await scan.explain()
                 assert len(explanation.buckets) == 1
                 assert explanation.order == "ascending by log offset within each bucket, one bucket after another"
@@ -121,7 +121,7 @@ async def test_a_predicate_on_the_bucket_key_reads_one_bucket(client: Client, na
                 async with scan.stream() as stream:
                     assert [batch async for batch in stream]
                     assert stream.statistics().rows_scanned < 500
-            splits = await table.scan(where=where).at(pinned).splits(3)
+            splits = await table.scan(where=where).as_of(pinned).splits(3)
             assert sorted(ids(pa.concat_tables([await split.to_arrow() for split in splits]))) == wanted
     assert len((await table.scan(where="v > 3").explain()).buckets) == 8
 
@@ -136,7 +136,7 @@ async def test_a_resumed_scan_of_a_snapshot_has_exactly_the_rest(
     async with table.snapshot() as pinned:
         await table.append(rows(5000, 10))
         for scan in (table.scan(), table.scan(where="v > 100").select("id"), table.scan().reverse()):
-            pinned_scan = scan.at(pinned).with_chunk(rows=170)
+            pinned_scan = scan.as_of(pinned).with_chunk(rows=170)
             whole = ids(await pinned_scan.to_arrow())
             assert max(whole) == 2999
             async with pinned_scan.stream() as stream:
@@ -145,7 +145,7 @@ async def test_a_resumed_scan_of_a_snapshot_has_exactly_the_rest(
             assert token is not None
             rest = ids(await pinned_scan.resume_from(token).to_arrow())
             assert begun[0] + begun[1] + rest == whole
-        splits = await table.scan().at(pinned).splits(5)
+        splits = await table.scan().as_of(pinned).splits(5)
         parts = [ids(await split.to_arrow()) for split in splits]
         assert sorted(number for part in parts for number in part) == list(range(3000))
         assert min(map(len, parts)) > 400
@@ -160,7 +160,7 @@ async def test_a_view_keeps_rows_that_retention_removes(tmp_path: Path) -> None:
                 await table.append(rows(first, 2000))
             async with table.scan().with_chunk(rows=100).stream() as stream, table.snapshot() as pinned:
                 first_rows = await anext(aiter(stream))
-                kept = await table.scan().at(pinned).to_arrow()
+                kept = await table.scan().as_of(pinned).to_arrow()
                 for first in range(20_000, 200_000, 20_000):
                     await table.append(rows(first, 20_000))
 
@@ -171,7 +171,7 @@ async def test_a_view_keeps_rows_that_retention_removes(tmp_path: Path) -> None:
                 await await_until(is_trimmed, "the oldest rows are removed")
                 found = [first_rows, *[batch async for batch in stream]]
                 assert len(ids(pa.Table.from_batches(found))) >= kept.num_rows > 0
-                assert (await table.scan().at(pinned).to_arrow()).equals(kept)
+                assert (await table.scan().as_of(pinned).to_arrow()).equals(kept)
 
             async def is_short() -> bool:
                 return await table.count() < 150_000
@@ -200,7 +200,7 @@ async def test_retention_changes_the_version_of_a_result(tmp_path: Path) -> None
             counted = await table.count_if_changed(None)
             assert counted is not None
             assert await table.count_if_changed(counted.version) is None
-            top = await table.top_n(3, by="v", descending=False)
+            top = await table.top_n(3, order_by="v", descending=False)
             assert ids(top) == [0, 1, 2]
             await client.alter_table("test.log", log_retention_seconds=1)
 
@@ -208,7 +208,7 @@ async def test_retention_changes_the_version_of_a_result(tmp_path: Path) -> None
                 return await table.count() == 0
 
             await await_until(is_empty, "all rows are removed")
-            assert (await table.top_n(3, by="v", descending=False)).num_rows == 0
+            assert (await table.top_n(3, order_by="v", descending=False)).num_rows == 0
             assert (await table.scan().to_arrow()).num_rows == 0
             recounted = await table.count_if_changed(counted.version)
             assert recounted is not None
@@ -280,7 +280,7 @@ CLIENT_CALLS: dict[str, Callable[[Client, Table], Any]] = {
     "delete": lambda client, table: table.delete([1]),
     "get": lambda client, table: table.get(1),
     "lookup": lambda client, table: table.lookup([1]),
-    "watch_top_n": lambda client, table: table.watch_top_n(3, by="v"),
+    "watch_top_n": lambda client, table: table.watch_top_n(3, order_by="v"),
     "ordered": lambda client, table: table.scan().ordered(),
     "key_range": lambda client, table: table.scan().key_range(start=1),
     "prefix": lambda client, table: table.scan().prefix(1),

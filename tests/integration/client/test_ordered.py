@@ -54,7 +54,7 @@ async def read(scan: Scan) -> tuple[list[int], int]:
 @pytest.mark.parametrize("pinned", [False, True])
 async def test_all_rows_come_in_key_order_in_either_direction(table: Table, pinned: bool) -> None:
     snapshot = await table.snapshot(ttl=60)
-    scan = table.scan().at(snapshot) if pinned else table.scan()
+    scan = table.scan().as_of(snapshot) if pinned else table.scan()
     assert await read(scan.ordered()) == (list(range(ROWS)), ROWS)
     assert await read(scan.ordered().reverse()) == (list(range(ROWS - 1, -1, -1)), ROWS)
     ranged = scan.ordered().where(col("v") == 3).key_range(2500, 3700, inclusive="neither")
@@ -93,7 +93,7 @@ async def test_a_scan_goes_on_in_order_behind_any_chunk(table: Table) -> None:
 @pytest.mark.asyncio
 async def test_parts_of_an_ordered_scan_follow_each_other(table: Table) -> None:
     async with table.snapshot(ttl=60) as snapshot:
-        parts = await table.scan(["k"]).at(snapshot).ordered().splits(5)
+        parts = await table.scan(["k"]).as_of(snapshot).ordered().splits(5)
         keys = [key for part in parts for key in (await read(part))[0]]
     assert keys == list(range(ROWS))
 
@@ -205,7 +205,7 @@ async def test_the_explanation_says_what_will_be_read(client: Client, table: Tab
     assert everything.columns_read == everything.columns_returned == ("k", "v", "w")
 
     async with table.snapshot(ttl=60) as snapshot:
-        scan = table.scan(["w"], where=(col("k") >= 10) & (col("v") == 3), limit=7).at(snapshot).ordered().reverse()
+        scan = table.scan(["w"], where=(col("k") >= 10) & (col("v") == 3), limit=7).as_of(snapshot).ordered().reverse()
         explanation = await scan.key_range(end=20).explain()
     assert explanation.source == "pinned"
     assert explanation.ranges == ("k >= 10 and k < 21",)

@@ -256,9 +256,9 @@ async def test_views_that_were_opened_before_keep_the_dropped_rows(shared_server
         async with await table.snapshot() as snapshot:
             assert len(await table.drop_partition({"day": day(1)})) == 1
             assert await table.count() == 4000
-            kept = await table.scan(where=col("day") == day(1)).at(snapshot).to_arrow()
+            kept = await table.scan(where=col("day") == day(1)).as_of(snapshot).to_arrow()
             assert kept.num_rows == 2000
-            explanation = await table.scan(where=col("day") == day(1)).at(snapshot).explain()
+            explanation = await table.scan(where=col("day") == day(1)).as_of(snapshot).explain()
             assert (explanation.partitions_read, explanation.partitions) == (1, 3)
         rest = [chunk async for chunk in stream]
         assert sum(chunk.num_rows for chunk in (first, *rest)) == 6000
@@ -340,7 +340,7 @@ async def test_the_other_partitions_are_still_read_from_the_base_after_one_is_go
             await check(0)
             await table.upsert(rows_of(range(2, 3), range(7), value=2))
             await check(7)
-            assert (await table.scan().at(pinned).to_arrow()).num_rows == 4000
+            assert (await table.scan().as_of(pinned).to_arrow()).num_rows == 4000
             server.kill()
             server.restart()
             await client.wait_ready()

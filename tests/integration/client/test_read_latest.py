@@ -43,7 +43,7 @@ async def test_every_read_takes_the_isolation(client: Client, name: str, isolati
     assert await table.count("v > 10", isolation=isolation) == 3
     sums = await table.aggregate({"v": "sum"}, isolation=isolation)
     assert sums.to_pylist() == [{"v_sum": 100}]
-    assert (await table.top_n(1, by="v", isolation=isolation)).to_pylist() == [ROWS[4]]
+    assert (await table.top_n(1, order_by="v", isolation=isolation)).to_pylist() == [ROWS[4]]
     scan = table.scan(where="k > 1").isolation(isolation).ordered()
     assert await scan.to_pylist() == ROWS[2:]
     changes = table.changes(StartFrom.FULL, StopAt.LATEST).isolation(isolation)
@@ -74,7 +74,7 @@ async def test_what_needs_durable_rows_is_refused_before_any_call(client: Client
     wrong: Any = "serializable"
     refusals: list[tuple[Callable[[], object], str]] = [
         (lambda: table.scan().isolation(wrong), "isolation must be 'read_committed' or 'read_latest'"),
-        (lambda: latest.at("some-id"), "not for a snapshot"),
+        (lambda: latest.as_of("some-id"), "not for a snapshot"),
         (lambda: latest.if_changed_since(b"x" * 16), "only durable contents have a version"),
         (lambda: changes.with_consumer_id("job").isolation("read_latest"), "not for consumers"),
     ]
@@ -85,7 +85,7 @@ async def test_what_needs_durable_rows_is_refused_before_any_call(client: Client
         with pytest.raises(UsageError, match="isolation must be"):
             await call
     with pytest.raises(UsageError, match="not for a snapshot"):
-        await table.count(at="some-id", isolation="read_latest")
+        await table.count(as_of="some-id", isolation="read_latest")
     # The default goes to servers that do not know the field.
     assert scan_request(table.scan().spec).isolation == scan_pb2.ISOLATION_UNSPECIFIED
 

@@ -95,7 +95,7 @@ async def test_a_pinned_scan_that_is_cut_gives_the_rows_of_one_that_is_not(
     table: Table, cut_client: Client, proxy: FaultProxy, every: int, reverse: bool
 ) -> None:
     async with table.snapshot() as snapshot:
-        scan = table.scan().at(snapshot)
+        scan = table.scan().as_of(snapshot)
         scan = scan.reverse() if reverse else scan
         whole = await scan.to_arrow()
         await table.upsert([{"k": k, "name": "changed"} for k in range(-ROWS, ROWS, 7)])
@@ -172,7 +172,7 @@ async def test_a_live_scan_raises_with_a_token_that_goes_on_in_another_process(
 @pytest.mark.asyncio
 async def test_a_limit_counts_over_all_attempts(table: Table, cut_client: Client, proxy: FaultProxy) -> None:
     async with table.snapshot() as snapshot:
-        stream = through(cut_client, table.scan().at(snapshot).limit(3 * CHUNK_ROWS + 1)).stream()
+        stream = through(cut_client, table.scan().as_of(snapshot).limit(3 * CHUNK_ROWS + 1)).stream()
         rows, _ = await read_cut(stream, proxy, 1)
         assert rows.num_rows == len(set(rows["k"].to_pylist())) == 3 * CHUNK_ROWS + 1
 
@@ -182,7 +182,7 @@ async def test_a_pinned_scan_rides_through_a_server_that_is_killed(server: Serve
     async with connect(server.url, read_ahead_bytes=64 << 10) as client:
         table = await filled(client, "test.killed")
         snapshot = await table.snapshot()
-        stream = through(client, table.scan().at(snapshot)).stream()
+        stream = through(client, table.scan().as_of(snapshot)).stream()
         keys = (await anext(stream))["k"].to_pylist()
         incarnation = stream.incarnation
         server.kill()
@@ -215,7 +215,7 @@ async def test_a_reader_that_was_too_slow_goes_on_or_learns_how(impatient_server
         table = await filled(client, "test.slow")
         async with table.snapshot() as snapshot:
             scan = table.scan().with_chunk(rows=CHUNK_ROWS)
-            pinned, live = scan.at(snapshot).stream(), scan.stream()
+            pinned, live = scan.as_of(snapshot).stream(), scan.stream()
             first, last = await anext(pinned), await anext(live)
             await no_scan_is_live(watching)
             keys = first["k"].to_pylist() + [key async for rows in pinned for key in rows["k"].to_pylist()]
@@ -239,7 +239,7 @@ async def test_a_pinned_scan_rides_through_a_server_that_is_restarted(impatient_
     async with connect(impatient_server.url, read_ahead_bytes=64 << 10) as client:
         table = await filled(client, "test.restarted")
         snapshot = await table.snapshot()
-        stream = through(client, table.scan().at(snapshot)).stream()
+        stream = through(client, table.scan().as_of(snapshot)).stream()
         keys = (await anext(stream))["k"].to_pylist()
         await asyncio.to_thread(impatient_server.stop)
         impatient_server.restart()
@@ -281,7 +281,7 @@ async def test_a_token_of_the_end_reads_nothing(table: Table) -> None:
 @pytest.mark.asyncio
 async def test_a_pinned_scan_whose_snapshot_goes_says_so(table: Table) -> None:
     snapshot = await table.snapshot()
-    scan = table.scan().at(snapshot).with_chunk(rows=CHUNK_ROWS)
+    scan = table.scan().as_of(snapshot).with_chunk(rows=CHUNK_ROWS)
     async with scan.stream() as stream:
         await anext(stream)
         token = stream.resume_token

@@ -122,7 +122,7 @@ async def use_everything(client: Client, secrets: Secrets) -> None:
         where = (col("v") == "x") & (col("k") > "")
         scan = table.scan(where=where)
         snapshot = await stack.enter_async_context(table.snapshot(ttl=60))
-        pinned = scan.at(snapshot)
+        pinned = scan.as_of(snapshot)
         splits = await pinned.splits(2)
         stream = await stack.enter_async_context(pinned.stream())
         rows = [batch async for batch in stream]
@@ -136,7 +136,7 @@ async def use_everything(client: Client, secrets: Secrets) -> None:
         await writer.upsert([{"k": "w", "v": "x"}])
         transaction = await stack.enter_async_context(client.transaction(id="sweep:1"))
         await transaction.upsert(table, [{"k": "t", "v": "x"}])
-        watch = table.watch_top_n(1, by="v")
+        watch = table.watch_top_n(1, order_by="v")
         top = await anext(watch)
         await watch.aclose()
         objects: dict[str, object] = {

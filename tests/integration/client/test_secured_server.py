@@ -57,7 +57,7 @@ async def test_an_asynchronous_client_reads_and_writes(server: TlsServer, tls: T
         assert (await table.scan().to_arrow()).sort_by("player") == ROWS
         assert await table.count() == 2
         async with table.snapshot() as snapshot:
-            assert (await table.scan().at(snapshot).to_arrow()).num_rows == 2
+            assert (await table.scan().as_of(snapshot).to_arrow()).num_rows == 2
 
 
 def test_a_blocking_client_and_its_readers_use_the_token(server: TlsServer, tls: Tls) -> None:

@@ -43,7 +43,7 @@ from aio_client import connect
 
 async def main(url, table, snapshot_id):
     async with connect(url) as client:
-        rows = await (await client.table(table)).scan().at(snapshot_id).to_arrow()
+        rows = await (await client.table(table)).scan().as_of(snapshot_id).to_arrow()
         print(rows.num_rows, sum(rows["k"].to_pylist()))
 
 asyncio.run(main(*sys.argv[1:]))
@@ -93,11 +93,11 @@ async def overwrite(table: Table) -> None:
 async def test_a_snapshot_shows_the_rows_of_its_pin_and_a_live_scan_those_of_now(table: Table) -> None:
     async with table.snapshot(ttl=60) as snapshot:
         await overwrite(table)
-        assert await content(table.scan().at(snapshot)) == OLD
+        assert await content(table.scan().as_of(snapshot)) == OLD
         assert await content(table.scan()) == {(k, "new") for k in range(10, ROWS + 10)}
-        assert await content(table.scan().at(snapshot)) == OLD
+        assert await content(table.scan().as_of(snapshot)) == OLD
     with pytest.raises(SnapshotLost):
-        await table.scan().at(snapshot).to_arrow()
+        await table.scan().as_of(snapshot).to_arrow()
 
 
 @pytest.mark.asyncio
@@ -110,7 +110,7 @@ async def test_a_snapshot_says_what_it_holds(client: Client, table: Table) -> No
         assert all(snapshot.log_offsets[bucket] == offset for bucket, offset in written.log_offsets.items())
         assert abs(snapshot.taken_at.timestamp() - time.time()) < 60
         assert 60 < snapshot.remaining <= 90
-        async with table.scan().at(snapshot).stream() as stream:
+        async with table.scan().as_of(snapshot).stream() as stream:
             assert stream.schema == SCHEMA
             assert stream.log_offsets == snapshot.log_offsets
             assert stream.consistency == "pinned"
@@ -142,7 +142,7 @@ async def test_an_awaited_snapshot_expires_unless_its_holder_renews_it(client: C
     await await_until(lambda: has_expired(client, snapshot), "expired")
     assert snapshot.remaining == 0
     await assert_lost(table, snapshot)
-    assert await content(table.scan().at(kept)) == OLD
+    assert await content(table.scan().as_of(kept)) == OLD
     await kept.release()
 
 
@@ -152,7 +152,7 @@ async def has_expired(client: Client, snapshot: Snapshot) -> bool:
 
 async def assert_lost(table: Table, snapshot: Snapshot) -> None:
     lost: list[Callable[[], Awaitable[Any]]] = [
-        table.scan().at(snapshot).to_arrow,
+        table.scan().as_of(snapshot).to_arrow,
         snapshot.renew,
         lambda: table.snapshot(same_view_as=snapshot),
     ]
@@ -173,7 +173,7 @@ async def test_readers_that_give_the_same_id_read_the_same_view_and_none_of_them
     elsewhere = await client.table(table.name)
     again = await elsewhere.snapshot(ttl=3, id=id_)
     assert (again.view_id, again.ttl) == (snapshot.view_id, 300)
-    assert await content(table.scan().at(id_)) == OLD
+    assert await content(table.scan().as_of(id_)) == OLD
     with pytest.raises(UsageError, match="id"):
         table.snapshot(id="")
     with pytest.raises(InvalidRequest):
@@ -186,7 +186,7 @@ async def test_readers_that_give_the_same_id_read_the_same_view_and_none_of_them
 @pytest.mark.asyncio
 async def test_an_unknown_snapshot_is_lost(table: Table) -> None:
     with pytest.raises(SnapshotLost):
-        await table.scan().at("no-such-snapshot").to_arrow()
+        await table.scan().as_of("no-such-snapshot").to_arrow()
 
 
 @pytest.mark.asyncio
@@ -195,7 +195,7 @@ async def test_a_snapshot_of_another_table_is_not_read(client: Client, table: Ta
     other = await client.create_table(f"{name}_other", SCHEMA, primary_key=["k"])
     async with table.snapshot() as snapshot:
         with pytest.raises(InvalidRequest, match=f"is of table {name}, not of"):
-            await other.scan().at(snapshot).to_arrow()
+            await other.scan().as_of(snapshot).to_arrow()
         with pytest.raises(InvalidRequest, match=f"is of table {name}, not of"):
             await other.snapshot(same_view_as=snapshot)
 
@@ -210,14 +210,14 @@ async def test_the_context_keeps_a_snapshot_through_work_that_is_longer_than_its
             assert len(await client.snapshots(table.name)) == 1
             await asyncio.sleep(0.05)
         await overwrite(table)
-        assert await content(table.scan().at(snapshot)) == OLD
+        assert await content(table.scan().as_of(snapshot)) == OLD
     assert await client.snapshots(table.name) == []
 
 
 @pytest.mark.asyncio
 async def test_a_scan_goes_on_when_the_snapshot_under_it_is_released(table: Table) -> None:
     async with table.snapshot() as snapshot:
-        stream = table.scan().at(snapshot).with_chunk(rows=10).stream()
+        stream = table.scan().as_of(snapshot).with_chunk(rows=10).stream()
         read = (await anext(stream)).num_rows
     await overwrite(table)
     assert read + sum([batch.num_rows async for batch in stream]) == ROWS
@@ -242,7 +242,7 @@ async def test_snapshots_of_an_unchanged_table_share_a_view_and_are_released_one
     assert {each.ttl for each in listed} == {300, 600}
     for each in (first, second):
         await each.release()
-    assert await content(table.scan().at(again)) == OLD
+    assert await content(table.scan().as_of(again)) == OLD
     for each in (third, again):
         await each.release()
     assert await client.snapshots(table.name) == []
@@ -283,7 +283,7 @@ async def test_a_context_outlives_a_restart_of_the_server(server: ServerProcess)
             await asyncio.to_thread(server.stop)
             await asyncio.to_thread(server.restart)
             await client.wait_ready()
-            assert await content(table.scan().at(snapshot)) == OLD
+            assert await content(table.scan().as_of(snapshot)) == OLD
             await snapshot.renew()
             statistics = await client.server_stats()
             assert (statistics.snapshot_views, statistics.snapshot_leases) == (1, 1)
@@ -316,11 +316,11 @@ async def test_a_named_snapshot_is_found_again_after_client_and_server_were_rest
         assert caught.value.details == {"table": "game.scores", "snapshot": snapshot.id}
         async with await table.adopt_snapshot("nightly") as found:
             assert (found.id, found.name, found.ttl) == (snapshot.id, "nightly", 3600)
-            assert await content(table.scan().at(found)) == OLD
+            assert await content(table.scan().as_of(found)) == OLD
         with pytest.raises(SnapshotLost, match='has no snapshot named "nightly"'):
             await table.adopt_snapshot("nightly")
         async with table.snapshot(name="nightly") as again:
-            assert (await table.scan().at(again).to_arrow()).num_rows == ROWS
+            assert (await table.scan().as_of(again).to_arrow()).num_rows == ROWS
 
 
 @pytest.mark.asyncio
@@ -354,7 +354,7 @@ async def _pin(table: Table) -> Snapshot:
 async def test_the_parts_of_a_scan_give_each_row_once(client: Client, table: Table, n: int) -> None:
     async with table.snapshot() as snapshot:
         await overwrite(table)
-        specs = await split_scan(client._transport, table.scan().at(snapshot).spec, n)
+        specs = await split_scan(client._transport, table.scan().as_of(snapshot).spec, n)
         assert len(specs) == n
         parts = [await content(client.scan(spec)) for spec in specs]
     assert set.union(*parts) == OLD
@@ -369,7 +369,7 @@ async def test_live_scans_are_listed_with_their_progress_and_gone_when_they_end(
     table = large_table
     async with table.snapshot() as snapshot:
         live = table.scan().with_chunk(rows=10).with_buckets(0, 2).stream()
-        pinned = table.scan().at(snapshot).with_chunk(rows=10).stream()
+        pinned = table.scan().as_of(snapshot).with_chunk(rows=10).stream()
         async with live, pinned:
             await anext(live)
             await anext(pinned)
@@ -413,14 +413,14 @@ def test_the_blocking_client_pins_renews_and_releases(sync_client: sync.Client, 
         wait_until(lambda: sync_client.snapshots(name)[0].remaining < 2.4, "some time gone by")
         wait_until(lambda: sync_client.snapshots(name)[0].remaining > 2.6, "renewed by itself")
         table.delete(list(range(10)))
-        assert table.scan().at(snapshot).to_arrow().num_rows == ROWS == snapshot.rows
+        assert table.scan().as_of(snapshot).to_arrow().num_rows == ROWS == snapshot.rows
         assert table.count() == ROWS - 10
         assert (snapshot.table, snapshot.ttl, snapshot.schema) == (name, 3, SCHEMA)
         assert sorted(snapshot.log_offsets) == [0, 1, 2]
         other = table.snapshot(same_view_as=snapshot)
         assert other.view_id == snapshot.view_id
     with pytest.raises(SnapshotLost):
-        table.scan().at(snapshot).to_arrow()
+        table.scan().as_of(snapshot).to_arrow()
     (listed,) = sync_client.snapshots(name)
     assert (listed.id, listed.taken_at) == (other.id, snapshot.taken_at)
     assert repr(listed) == f"<sync Snapshot {other.id} of {name}>"

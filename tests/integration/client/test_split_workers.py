@@ -58,7 +58,7 @@ def test_the_parts_of_a_snapshot_are_read_at_all_workers_and_are_the_table_at_it
     with pinned(divided, "parts") as (client, there):
         expected = by_player(there.table.scan().to_pylist())
         there.table.upsert(rows_of(100, "later"))
-        parts = there.table.scan().at(there.snapshot).splits(PARTS)
+        parts = there.table.scan().as_of(there.snapshot).splits(PARTS)
         assert [part.spec.part for part in parts] == list(range(PARTS))
         before = scanned(client)
         rows = [part.to_pylist() for part in parts]
@@ -73,7 +73,7 @@ async def test_parts_can_be_read_at_once(divided: ServerProcess) -> None:
     with pinned(divided, "at_once") as (observer, there):
         async with connect(divided.url) as client:
             table = await client.table(there.table.name)
-            parts = await table.scan().at(there.snapshot.id).splits(PARTS)
+            parts = await table.scan().as_of(there.snapshot.id).splits(PARTS)
             before = await asyncio.to_thread(scanned, observer)
             tables = await asyncio.gather(*(part.to_arrow() for part in parts))
             assert sum(each.num_rows for each in tables) == ROWS
@@ -84,7 +84,7 @@ async def test_parts_can_be_read_at_once(divided: ServerProcess) -> None:
 @pytest.mark.whole_tables  # The owners of the tablets read the rows.
 def test_another_process_reads_a_part_at_the_same_worker(divided: ServerProcess) -> None:
     with pinned(divided, "elsewhere") as (client, there):
-        specs = [part.spec for part in there.table.scan().at(there.snapshot).splits(WORKERS)]
+        specs = [part.spec for part in there.table.scan().as_of(there.snapshot).splits(WORKERS)]
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             for number, spec in enumerate(specs):
                 before = scanned(client)
@@ -96,7 +96,7 @@ def test_another_process_reads_a_part_at_the_same_worker(divided: ServerProcess)
 async def test_parts_are_complete_where_only_the_port_of_the_server_can_be_reached(divided: ServerProcess) -> None:
     """A proxy that only forwards the port of the server, as a firewall would leave it."""
     with pinned(divided, "closed") as (_, there):
-        specs = [part.spec for part in there.table.scan().at(there.snapshot).splits(PARTS)]
+        specs = [part.spec for part in there.table.scan().as_of(there.snapshot).splits(PARTS)]
         async with FaultProxy(divided.url) as proxy, connect(proxy.address) as client:
             rows = [row for spec in specs for row in await client.scan(spec).to_pylist()]
         assert len(rows) == ROWS
@@ -111,7 +111,7 @@ def test_parts_of_a_server_that_is_one_process_are_read_there(tmp_path_factory: 
         table = client.create_table("one.table", pa.schema([("k", pa.int64())]), primary_key=["k"])
         table.upsert([{"k": number} for number in range(100)])
         with table.snapshot() as snapshot:
-            specs = [part.spec for part in table.scan().at(snapshot).splits(PARTS)]
+            specs = [part.spec for part in table.scan().as_of(snapshot).splits(PARTS)]
             rows = read_parts(server.url, specs)
             assert len(rows) == 100
             assert {row["k"] for row in rows} == set(range(100))
@@ -120,7 +120,7 @@ def test_parts_of_a_server_that_is_one_process_are_read_there(tmp_path_factory: 
 def test_a_part_whose_worker_has_been_killed_is_read_at_another_one(divided: ServerProcess) -> None:
     """The first read finds the connection broken, and asks at the port of the server."""
     with pinned(divided, "killed") as (client, there):
-        parts = there.table.scan().at(there.snapshot).splits(WORKERS)
+        parts = there.table.scan().as_of(there.snapshot).splits(WORKERS)
         first = [part.to_pylist() for part in parts]
         for number in range(WORKERS):
             kill_worker(divided, number)

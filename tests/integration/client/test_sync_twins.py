@@ -20,7 +20,7 @@ async def test_a_lease_that_is_there_already_is_entered_and_released_at_the_end(
     table = await client.create_table(name, SCHEMA, primary_key=["k"])
     taken = await table.snapshot()
     async with await client.adopt_snapshot(taken.id) as snapshot:
-        assert await table.scan().at(snapshot).to_pylist() == []
+        assert await table.scan().as_of(snapshot).to_pylist() == []
     with pytest.raises(SnapshotLost):
         await taken.renew()
     async with await table.lock_columns(["v"], owner="job-1") as lock:

@@ -176,7 +176,7 @@ async def test_a_resumed_scan_is_one_span_with_an_event_for_each_failure_and_res
         connect(proxy.address, read_ahead_bytes=64 << 10) as cut_client,
         table.snapshot() as snapshot,
     ):
-        scan = table.scan().at(snapshot).with_chunk(rows=500)
+        scan = table.scan().as_of(snapshot).with_chunk(rows=500)
         stream = cut_client.scan(scan.spec).stream()
         rows, cuts = 0, 0
         async for batch in stream:
@@ -218,7 +218,7 @@ async def test_a_scan_that_is_closed_dropped_or_fails_ends_its_span(tmp_path: Pa
         snapshot = await table.snapshot()
         await snapshot.release()
         with pytest.raises(SnapshotLost):
-            await table.scan().at(snapshot).to_arrow()
+            await table.scan().as_of(snapshot).to_arrow()
         *_, lost = spans.named(SCAN, "CLIENT")
     for span in (closed, dropped):
         assert attributes_of(span)["rpc.response.status_code"] == "CANCELLED"

@@ -370,7 +370,7 @@ async def test_a_table_may_be_altered_while_rows_are_staged(client: Client, tabl
     async with client.transaction() as tx:
         await tx.upsert(table, rows(range(20), 4))
         await client.alter_table(table.name, add_columns=pa.schema([("c", pa.string())]), add_indexes=["a"])
-    top = await (await client.table(table.name)).top_n(3, by="a")
+    top = await (await client.table(table.name)).top_n(3, order_by="a")
     assert top.to_pylist() == [{"k": key, "a": 4, "b": 0, "c": None} for key in range(3)]
 
 
@@ -394,7 +394,7 @@ async def test_readers_of_all_kinds_see_all_of_it_or_nothing(client: Client, tab
         return set((await table.lookup(keys[::100]))["a"].to_pylist())
 
     async def topped() -> set[int]:
-        return set((await table.top_n(500, by="a"))["a"].to_pylist())
+        return set((await table.top_n(500, order_by="a"))["a"].to_pylist())
 
     readers = [asyncio.create_task(watch(read)) for read in (scanned, lookup_rows, topped)]
     for value in range(1, 6):

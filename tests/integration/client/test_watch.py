@@ -384,14 +384,22 @@ async def test_added_columns_are_told_and_break_nothing(client: Client, name: st
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"n": 0}, {"n": 100_001}, {"n": True}, {"by": 3}, {"every": 0.09}, {"every": None}, {"ties": "none"}],
+    [
+        {"limit": 0},
+        {"limit": 100_001},
+        {"limit": True},
+        {"order_by": 3},
+        {"every": 0.09},
+        {"every": None},
+        {"ties": "none"},
+    ],
 )
 def test_what_cannot_be_watched_is_refused_at_once(
     sync_client: sync.Client, name: str, arguments: dict[str, Any]
 ) -> None:
     table = sync_client.create_table(name, SCORES, primary_key=["player"])
     with pytest.raises(UsageError):
-        table.watch_top_n(**{"n": 1, "by": "score", **arguments})
+        table.watch_top_n(**{"limit": 1, "order_by": "score", **arguments})
 
 
 @pytest.mark.asyncio

@@ -233,10 +233,10 @@ async def test_every_call_with_a_predicate_answers_it_as_sql_does(client: Client
         assert [row["k"] for row in await table.scan(where=where).ordered().to_pylist()] == keys
         assert await table.count(where) == len(keys)
         assert (await table.aggregate({"k": "count"}, where))["k_count"].to_pylist() == [len(keys)]
-        assert sorted((await table.top_n(9, by="u", where=where))["k"].to_pylist()) == keys
+        assert sorted((await table.top_n(9, order_by="u", where=where))["k"].to_pylist()) == keys
         changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST, columns=["k"], where=where)
         assert sorted((await changes.to_arrow())["k"].to_pylist()) == keys
-    async with table.watch_top_n(9, by="u", where=everyone, every=30) as watch:
+    async with table.watch_top_n(9, order_by="u", where=everyone, every=30) as watch:
         assert (await anext(watch)).rows.num_rows == 2
     await table.delete(where="u >= 254.5 AND k NOT LIKE 'a_'")
     assert [row["k"] for row in await table.scan().ordered().to_pylist()] == ["a_1", "b%3"]
@@ -297,7 +297,7 @@ async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_do
                 await table.upsert(pa.table({"k": keys, "name": pa.array(["n"] * 100_000), **nothing}, schema=SCHEMA))
             before = (await client.server_stats()).rows_scanned
             async with table.snapshot(ttl=60) as snapshot:
-                scan = table.scan(["k"], where="score > 1").with_chunk(rows=200).at(snapshot)
+                scan = table.scan(["k"], where="score > 1").with_chunk(rows=200).as_of(snapshot)
                 async with scan.stream() as stream:
                     reading = asyncio.create_task(anext(stream, None))
 

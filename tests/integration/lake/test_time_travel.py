@@ -290,15 +290,18 @@ async def test_as_of_needs_the_lake_and_goes_with_no_other_instant(client: Clien
     refused: list[tuple[str, tuple[object, ...]]] = [
         ("ordered", ()),
         ("reverse", ()),
-        ("at", ("some snapshot",)),
+        ("as_of", ("some snapshot",)),
         ("resume_from", (b"token",)),
         ("if_changed_since", (b"version",)),
     ]
     for method, arguments in refused:
         with pytest.raises(UsageError, match="cannot be used with as_of"):
             getattr(scan, method)(*arguments)
-    with pytest.raises(UsageError, match="as_of is not for a scan of the changelog"):
-        table.changes().as_of(0)
+    with pytest.raises(UsageError, match="changes_follow cannot be used with as_of"):
+        table.scan().as_of(0, changes_follow=True)
+    for instant in (0, "some snapshot"):
+        with pytest.raises(UsageError, match="as_of is not for a scan of the changelog"):
+            table.changes().as_of(instant)
 
 
 async def test_rows_of_a_table_without_a_key_and_rows_that_expire_are_read(client: Client, name: str, uri: str) -> None:

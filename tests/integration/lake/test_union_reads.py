@@ -167,12 +167,12 @@ async def test_a_read_of_a_snapshot_is_as_of_the_snapshot(client: Client, name: 
     await change(table)
     async with table.snapshot() as pinned:
         await table.upsert(rows_of(range(500), score=100))
-        await compare(table, table.scan().at(pinned), uri)
-        async with table.scan().at(pinned).read_path("lake", uri).stream() as stream:
+        await compare(table, table.scan().as_of(pinned), uri)
+        async with table.scan().as_of(pinned).read_path("lake", uri).stream() as stream:
             assert stream.log_offsets == pinned.log_offsets
         await publish_to(client, name, uri)
         await compare(
-            table, table.scan().at(pinned), uri, "the published version is newer than the instant of the scan"
+            table, table.scan().as_of(pinned), uri, "the published version is newer than the instant of the scan"
         )
 
 
@@ -186,7 +186,7 @@ async def test_a_snapshot_with_other_columns_under_the_same_names_is_read_from_t
         table = await client.alter_table(name, add_columns=pa.schema([("score", pa.int64())]))
         await compare(
             table,
-            table.scan(["player", "score"]).at(pinned),
+            table.scan(["player", "score"]).as_of(pinned),
             uri,
             "the columns of the table were changed after the instant of the scan",
         )

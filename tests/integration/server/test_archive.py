@@ -423,7 +423,7 @@ def test_consumers_that_were_created_or_moved_after_the_instant_are_not_beyond_t
     }
 
     at = dt.datetime.fromtimestamp(instant / 1e6, dt.UTC).isoformat()
-    said = CommandLine("")("backup", "restore", store.location, "--data", str(tmp_path / "again"), "--at", at).text
+    said = CommandLine("")("backups", "restore", store.location, "--data", str(tmp_path / "again"), "--as-of", at).text
     assert 't.t: the consumer "later" has no position as of that instant in the archive, and is left out\n' in said
 
     # An archive of an earlier version does not say when the positions were set.

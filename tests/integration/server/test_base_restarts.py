@@ -106,7 +106,7 @@ QUERIES: dict[str, Query] = {
     "explain": lambda table: table.scan().explain(),
     "statistics": lambda table: table.statistics(),
     "count": lambda table: table.count("v > 10"),
-    "top-N": lambda table: table.top_n(3, by="v"),
+    "top-N": lambda table: table.top_n(3, order_by="v"),
     "changes after all rows": read_first_changes,
     "snapshot": pin,
 }

@@ -71,7 +71,7 @@ def test_each_worker_reads_a_snapshot_by_itself(divided: ServerProcess) -> None:
             ]
         assert answers[0] == answers[1]
         with sync.connect(f"127.0.0.1:{there.table.owner_port + 1}") as other:
-            rows = other.scan(there.table.scan().at(there.snapshot).spec).to_arrow()
+            rows = other.scan(there.table.scan().as_of(there.snapshot).spec).to_arrow()
         assert rows.sort_by("player") == before.sort_by("player")
 
 

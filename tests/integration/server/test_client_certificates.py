@@ -121,7 +121,7 @@ def test_a_client_whose_certificate_has_grants_needs_no_token_whichever_workers_
             with client.transaction() as transaction:
                 transaction.upsert(table, pa.table({"k": [10]}))
             with table.snapshot(ttl=60) as snapshot:
-                assert table.scan().at(snapshot).to_arrow().num_rows == table.count() == 11
+                assert table.scan().as_of(snapshot).to_arrow().num_rows == table.count() == 11
                 assert {each.principal for each in client.snapshots(name)} == {"loader"}
         with pytest.raises(PermissionDenied):
             client.table("foreign.rows")

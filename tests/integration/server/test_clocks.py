@@ -258,7 +258,7 @@ async def test_what_is_kept_in_memory_lives_on_over_any_jump_and_ends_with_its_t
             machine.pass_time(30)
             with pytest.raises(ColumnLocked):
                 await put(table, 2)
-            assert await table.scan().at(snapshot).to_pylist() == [{"k": 1, "v": 1}]
+            assert await table.scan().as_of(snapshot).to_pylist() == [{"k": 1, "v": 1}]
             assert [each.id for each in await table.consumers()] == ["reader"]
             assert [each.token for each in await client.transactions()] == [transaction.token]
         machine.pass_time(11)
@@ -266,7 +266,7 @@ async def test_what_is_kept_in_memory_lives_on_over_any_jump_and_ends_with_its_t
         with pytest.raises(LockLost):
             await lock.renew()
         with pytest.raises(SnapshotLost):
-            await table.scan().at(snapshot).to_pylist()
+            await table.scan().as_of(snapshot).to_pylist()
         await server._tables.transactions._expire()
         with pytest.raises(TransactionLost):
             await transaction.upsert(table, [{"k": 3, "v": 3}])

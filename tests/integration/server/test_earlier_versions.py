@@ -70,7 +70,7 @@ def test_what_was_under_way_continues(client: sync.Client, record: Record) -> No
     plain = client.table("fixture.plain")
     (snapshot,) = client.snapshots()
     token = bytes.fromhex(record.facts["resume_token"])
-    scan = plain.scan().at(snapshot).with_chunk(rows=50)
+    scan = plain.scan().as_of(snapshot).with_chunk(rows=50)
     rest = players(scan.resume_from(token).to_arrow())
     assert len(rest) == record.rows["plain.snapshot"].num_rows - 50
     assert rest.items() <= players(record.rows["plain.snapshot"]).items()

@@ -63,7 +63,7 @@ async def test_a_row_disappears_from_every_read_once_its_time_has_passed(tmp_pat
             assert await table.count(where=col("value") >= 20) == sum(value >= 20 for value in values)
             assert [await table.get(number) is not None for number in range(1, 5)] == [n in alive for n in range(1, 5)]
             assert sorted((await table.lookup([1, 2, 3, 4]))["id"].to_pylist()) == alive
-            assert (await table.top_n(10, by="value"))["id"].to_pylist() == alive[::-1]
+            assert (await table.top_n(10, order_by="value"))["id"].to_pylist() == alive[::-1]
             assert (await table.aggregate({"value": ["sum"]})).to_pylist()[0]["value_sum"] == sum(values)
             for value in (10, 20, 30, 40):
                 found = await table.scan(where=col("value") == value).to_arrow()
@@ -118,12 +118,12 @@ async def test_a_row_lives_a_minute_from_its_last_write_even_if_that_write_chang
         await table.upsert(few)
         await table.upsert(many)
         clocks.pass_time(40)
-        first = await table.top_n_if_changed(None, 1, by="value")
+        first = await table.top_n_if_changed(None, 1, order_by="value")
         assert first is not None
         offsets = (await table.upsert(few[:1])).log_offsets
         await table.upsert(many[:200])
         assert (await table.upsert(few[:1])).log_offsets == offsets
-        assert (await table.top_n_if_changed(first.version, 1, by="value")) is None
+        assert (await table.top_n_if_changed(first.version, 1, order_by="value")) is None
         async with client.transaction() as transaction:
             await transaction.upsert(table, [row(3, None, 3)])
         assert await ids(table) == [1, 2, 3, *range(10, 500)]
@@ -169,9 +169,9 @@ async def test_a_pinned_snapshot_keeps_the_rows_of_its_own_time(tmp_path: Path) 
         await table.upsert([row(1, 0, 1), row(2, 30, 2), row(3, 90, 3)])
         async with table.snapshot(ttl=3600) as snapshot:
             for _ in range(3):
-                assert sorted((await table.scan().at(snapshot).to_arrow())["id"].to_pylist()) == [1, 2]
-                assert await table.count(at=snapshot) == 2
-                assert (await table.top_n(5, by="value", at=snapshot))["id"].to_pylist() == [2, 1]
+                assert sorted((await table.scan().as_of(snapshot).to_arrow())["id"].to_pylist()) == [1, 2]
+                assert await table.count(as_of=snapshot) == 2
+                assert (await table.top_n(5, order_by="value", as_of=snapshot))["id"].to_pylist() == [2, 1]
                 clocks.pass_time(100)
         assert await ids(table) == []
 
@@ -259,9 +259,9 @@ async def test_a_base_has_the_times_of_the_last_writes_and_older_rows_that_of_th
         assert await based_ids(table) == list(range(3000))
         clocks.pass_time(1)
         assert await based_ids(table) == await ids(table) == list(range(10))
-        assert (await table.top_n(3, by="value")).column("id").to_pylist() == [9, 8, 7]
+        assert (await table.top_n(3, order_by="value")).column("id").to_pylist() == [9, 8, 7]
         assert await table.count(where=col("value") < 20) == 10
-        pinned = await table.scan(columns=["id"]).at(snapshot).to_arrow()
+        pinned = await table.scan(columns=["id"]).as_of(snapshot).to_arrow()
         assert len(pinned) == 3000
 
 
@@ -310,7 +310,7 @@ async def test_a_watch_emits_when_rows_expire_although_nothing_is_written(tmp_pa
     async with serving(tmp_path, clocks) as (_, client):
         table = await by_event_time(client)
         await table.upsert([row(1, 0, 10), row(2, 30, 20)])
-        async with table.watch_top_n(5, by="value", every=0.1) as watch:
+        async with table.watch_top_n(5, order_by="value", every=0.1) as watch:
             assert (await anext(watch)).rows["id"].to_pylist() == [2, 1]
             waiting = asyncio.create_task(anext(watch))
             clocks.pass_time(30)
@@ -471,7 +471,7 @@ async def test_a_later_snapshot_of_an_unchanged_table_lacks_the_rows_that_have_e
         second = await table.snapshot()
         clocks.pass_time(30)
         for snapshot, expected in ((first, [1, 2]), (second, [1])):
-            found = await table.scan(columns=["id"]).at(snapshot).to_arrow()
+            found = await table.scan(columns=["id"]).as_of(snapshot).to_arrow()
             assert sorted(found["id"].to_pylist()) == expected
 
 

@@ -117,17 +117,17 @@ async def test_a_base_and_a_poll_show_the_rows_that_are_there_again_after_the_tt
         await table.upsert([row(number, None, number) for number in range(3000)])
         await until_based(table)
         clocks.pass_time(100)
-        first = await table.top_n_if_changed(None, 1, by="value")
+        first = await table.top_n_if_changed(None, 1, order_by="value")
         snapshot = await table.snapshot()
         assert first is not None
         assert len(first.value) == 0
         await client.alter_table("t.events", ttl_seconds=None)
         table = await client.alter_table("t.events", ttl_seconds=60)
-        again = await table.top_n_if_changed(first.version, 1, by="value")
+        again = await table.top_n_if_changed(first.version, 1, order_by="value")
         assert again is not None
         assert again.value["id"].to_pylist() == [2999]
-        assert await table.scan().at(snapshot).to_pylist() == []
-        assert len(await table.scan().at(await table.snapshot()).to_arrow()) == 3000
+        assert await table.scan().as_of(snapshot).to_pylist() == []
+        assert len(await table.scan().as_of(await table.snapshot()).to_arrow()) == 3000
         await until_based(table)
         assert await based_ids(table) == list(range(3000))
         clocks.pass_time(60)

@@ -57,9 +57,9 @@ async def test_a_deletion_after_a_snapshot_finds_its_row(tmp_path: Path, column:
         while based and not all(each.base and not each.base.unused_reason for each in await table.statistics()):
             await table.scan(columns=["id"]).to_arrow()
         snapshot = await table.snapshot()
-        scan = table.scan().at(snapshot, changes_follow=True)
+        scan = table.scan().as_of(snapshot, changes_follow=True)
         assert len(await scan.to_pylist()) == 900
-        assert len(await table.scan().at(snapshot).to_pylist()) == (300 if column else 0)
+        assert len(await table.scan().as_of(snapshot).to_pylist()) == (300 if column else 0)
         assert [row["id"] for row in await scan.where(col("value") == 77).to_pylist()] == [77]
         parts = [row["id"] for part in await scan.splits(3) for row in await part.to_pylist()]
         assert sorted(parts) == list(range(900))
@@ -76,7 +76,7 @@ async def test_rows_whose_removal_is_no_change_are_left_out_before_changes_too(t
             "t.events", SCHEMA, primary_key=["id"], ttl_seconds=60, ttl_column="at", ttl_changes="none"
         )
         await table.upsert(ROWS)
-        scan = table.scan().at(await table.snapshot(), changes_follow=True)
+        scan = table.scan().as_of(await table.snapshot(), changes_follow=True)
         assert len(await scan.to_pylist()) == 600
 
 
@@ -86,7 +86,7 @@ async def test_a_scan_before_changes_resumes_only_by_its_own_tokens(tmp_path: Pa
         table = await client.create_table("t.events", SCHEMA, primary_key=["id"], ttl_seconds=60, ttl_column="at")
         await table.upsert(ROWS)
         snapshot = await table.snapshot()
-        scan = table.scan(columns=["id"]).at(snapshot, changes_follow=True).with_chunk(rows=100)
+        scan = table.scan(columns=["id"]).as_of(snapshot, changes_follow=True).with_chunk(rows=100)
         async with scan.stream() as stream:
             first = await anext(aiter(stream))
             token = stream.resume_token
@@ -95,14 +95,14 @@ async def test_a_scan_before_changes_resumes_only_by_its_own_tokens(tmp_path: Pa
         rest = await scan.resume_from(token).to_arrow()
         assert sorted(first["id"].to_pylist() + rest["id"].to_pylist()) == list(range(900))
         with pytest.raises(InvalidResumeToken, match="another query"):
-            await table.scan(columns=["id"]).at(snapshot).with_chunk(rows=100).resume_from(token).to_arrow()
+            await table.scan(columns=["id"]).as_of(snapshot).with_chunk(rows=100).resume_from(token).to_arrow()
 
 
 async def test_changes_that_follow_are_not_for_the_changelog_itself(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeClocks()) as (_, client):
         table = await client.create_table("t.events", SCHEMA, primary_key=["id"])
-        scan = table.scan().at(await table.snapshot(), changes_follow=True)
+        scan = table.scan().as_of(await table.snapshot(), changes_follow=True)
         with pytest.raises(UsageError, match=r"changes_follow is not for a scan of the changelog.*StartFrom\.FULL"):
             scan.with_source(ScanSource.KV).with_source(ScanSource.LOG)
         with pytest.raises(UsageError, match="changes_follow must be True or False, not 1"):
-            table.scan().at("x", changes_follow=1)  # type: ignore[arg-type]
+            table.scan().as_of("x", changes_follow=1)  # type: ignore[arg-type]

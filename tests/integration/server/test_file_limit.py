@@ -38,7 +38,7 @@ def test_a_table_that_is_pinned_and_written_by_turns_needs_few_files(tmp_path: P
             write(table, number)
             snapshot = table.snapshot()
             if number % 4 == 0:
-                assert table.scan().at(snapshot).to_arrow().num_rows == (number + 1) * ROWS
+                assert table.scan().as_of(snapshot).to_arrow().num_rows == (number + 1) * ROWS
                 most = max(most, client.server_stats().open_files)
         assert client.server_stats().file_limit == FEW_FILES
         assert most < FEW_FILES * 3 // 4
@@ -63,7 +63,7 @@ def test_writes_go_on_after_the_server_has_run_out_of_files(server: ServerProces
             number += 1
             write(table, number)
             with table.snapshot() as snapshot:
-                assert table.scan().at(snapshot).to_arrow().num_rows == (number + 1) * ROWS
+                assert table.scan().as_of(snapshot).to_arrow().num_rows == (number + 1) * ROWS
         assert refused > 0
         assert table.count() == (number + 1) * ROWS
     assert server.stop() == 0

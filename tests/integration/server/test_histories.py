@@ -191,7 +191,7 @@ async def undo(client: Client, table: Table, at: Positions) -> None:
 
 
 async def snapshot(client: Client, table: Table, at: Positions) -> None:
-    assert await rows_of(table.scan().at(at.snapshot)) == at.pinned
+    assert await rows_of(table.scan().as_of(at.snapshot)) == at.pinned
 
 
 async def mirror_state(client: Client, table: Table, at: Positions) -> None:

@@ -198,7 +198,7 @@ async def test_a_pinned_snapshot_has_its_indexes(client: Client, wire: Wire, nam
         before = exact_rows(await table.scan(where=where).to_arrow())
         assert before
         await table.delete(["player 000007"])
-        scan = table.scan(where=where).at(pin)
+        scan = table.scan(where=where).as_of(pin)
         assert (await scan.explain()).index == ("league", "score")
         assert exact_rows(await scan.to_arrow()) == before
         snapshot = scan_pb2.PinnedSnapshot(snapshot_id=pin.id)
@@ -210,7 +210,7 @@ async def test_a_pinned_snapshot_has_its_indexes(client: Client, wire: Wire, nam
             name=name, add_indexes=[table_pb2.IndexColumns(columns=["note"])]
         )
         wire.tables.AlterTable(with_index_later)
-        assert not (await table.scan(where=col("note") == "note 5").at(pin).explain()).index
+        assert not (await table.scan(where=col("note") == "note 5").as_of(pin).explain()).index
 
 
 @pytest.mark.asyncio
@@ -262,7 +262,7 @@ async def test_entries_and_rows_are_one_view_beside_writers(client: Client, wire
         assert len(found) in (0, 40)
         assert len({row["note"] for row in found}) <= 1
         assert all(row["note"] == str(row["score"]) for row in found)
-        first = await table.top_n(7, by="score", columns=["score", "note", "league"])
+        first = await table.top_n(7, order_by="score", columns=["score", "note", "league"])
         assert len({row["note"] for row in first.to_pylist()}) == 1
         seen += 1
     await writing

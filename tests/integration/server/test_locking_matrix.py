@@ -78,9 +78,9 @@ async def scan(_: Client, table: Table) -> None:
 
 async def pin(_: Client, table: Table) -> None:
     async with table.snapshot() as snapshot:
-        first = await table.scan().at(snapshot).to_arrow()
+        first = await table.scan().as_of(snapshot).to_arrow()
         check_whole(first)
-        assert (await table.scan().at(snapshot).to_arrow()).sort_by("k").equals(first.sort_by("k"))
+        assert (await table.scan().as_of(snapshot).to_arrow()).sort_by("k").equals(first.sort_by("k"))
 
 
 async def log(_: Client, table: Table) -> None:

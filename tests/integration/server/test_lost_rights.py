@@ -161,14 +161,14 @@ async def test_a_snapshot_is_not_renewed_or_read_and_ends_with_its_lease(stage: 
     async with stage.scene(loss, LARGE.slice(0, 10)) as scene:
         # The block renews the lease for as long as it may.
         async with scene.table.snapshot(ttl=LEASE_SECONDS) as snapshot:
-            assert len(await scene.table.scan().at(snapshot).to_arrow()) == 10
+            assert len(await scene.table.scan().as_of(snapshot).to_arrow()) == 10
             await scene.lose()
             with pytest.raises(scene.error):
                 await snapshot.renew()
             with pytest.raises(scene.error):
-                await scene.table.scan().at(snapshot).to_arrow()
+                await scene.table.scan().as_of(snapshot).to_arrow()
             with pytest.raises(scene.error):
-                await scene.table.scan().at(snapshot).splits(4)
+                await scene.table.scan().as_of(snapshot).splits(4)
             with pytest.raises(scene.error):
                 await scene.client.adopt_snapshot(snapshot.id)
             await scene.nothing_is_held()
@@ -178,7 +178,7 @@ async def test_a_snapshot_is_not_renewed_or_read_and_ends_with_its_lease(stage: 
 async def test_a_pinned_scan_that_is_not_read_is_freed_and_its_reader_is_told(stage: Stage, loss: str) -> None:
     async with stage.scene(loss, LARGE) as scene:
         snapshot = await scene.table.snapshot(ttl=LEASE_SECONDS)
-        async with scene.table.scan().at(snapshot).stream() as stream:
+        async with scene.table.scan().as_of(snapshot).stream() as stream:
             await anext(stream)
             assert [each.table for each in await scene.root.live_scans()] == [scene.table.name]
             await scene.lose()

@@ -296,7 +296,7 @@ def test_slow_calls_are_logged_as_json_with_their_ids_and_plan(monitored: tuple[
             await table.scan(where="v = 'the-secret'").to_arrow()
             await table.count(where="v > 'the-secret' and k > 4711")
             async with table.snapshot() as snapshot:
-                await table.scan(where="v = 'the-secret'").at(snapshot).to_arrow()
+                await table.scan(where="v = 'the-secret'").as_of(snapshot).to_arrow()
                 # The plan is made after the call, from the snapshot.
                 await await_until(both_scans_are_logged, "the slow scans in the log")
 

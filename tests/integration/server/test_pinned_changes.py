@@ -113,7 +113,7 @@ async def test_the_last_lease_of_a_view_lets_the_changes_go(tmp_path: Path, tabl
         await first.release()
         await pass_retention(server, machine)
         assert await keys_since(table, second.log_offsets) == set(range(20, 30))
-        async with table.scan().at(second).stream():
+        async with table.scan().as_of(second).stream():
             await second.release()
             await look_after(server, NAME)
             with pytest.raises(PositionExpired):
@@ -133,7 +133,7 @@ async def test_a_snapshot_that_would_keep_too_much_loses_its_hold_and_stays_read
         assert "loses them" in caplog.text
         with pytest.raises(PositionExpired):
             await keys_since(table, snapshot.log_offsets)
-        assert len(await table.scan().at(snapshot).to_pylist()) == 10
+        assert len(await table.scan().as_of(snapshot).to_pylist()) == 10
         # Another lease on the same view does not hold changes that are already gone.
         again = await table.snapshot(ttl=86_400)
         await put(table, range(20, 30))

@@ -69,7 +69,7 @@ async def test_partitions_of_a_pinned_table_are_the_table_at_the_pin_and_the_cha
         await table.upsert(rows_of(range(KEYS), 0))
         with writing(server.url, table.name) as writer:
             snapshot = await table.snapshot()
-            parts = await table.scan().at(snapshot).with_chunk(rows=200).splits(PARTITIONS)
+            parts = await table.scan().as_of(snapshot).with_chunk(rows=200).splits(PARTITIONS)
             read = await read_partitions(server, parts)
             written = int(await asyncio.to_thread(ended, writer))
         assert written >= KEYS // 100

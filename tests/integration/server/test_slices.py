@@ -168,13 +168,13 @@ def scan_index_range(tables: SlicedTables) -> None:
 
 def split_and_scan_snapshot(tables: SlicedTables) -> None:
     with tables.logged.snapshot() as pinned:
-        for part in tables.logged.scan().at(pinned).splits(4):
+        for part in tables.logged.scan().as_of(pinned).splits(4):
             drain(part)
 
 
 def top_n_by_index(tables: SlicedTables) -> None:
     for n in range(90, 100):
-        tables.indexed.top_n(n, "amount", at=None)
+        tables.indexed.top_n(n, "amount", as_of=None)
         tables.indexed.upsert(rows(0, 1, tables.next_seed()))
 
 

@@ -65,10 +65,10 @@ class Sources(NamedTuple):
     snapshot: Snapshot
 
     def scan(self, at: str) -> Scan:
-        return self.table.scan().at(self.snapshot) if at == "snapshot" else self.table.scan()
+        return self.table.scan().as_of(self.snapshot) if at == "snapshot" else self.table.scan()
 
     def at(self, at: str) -> dict[str, Any]:
-        return {"at": self.snapshot} if at == "snapshot" else {}
+        return {"as_of": self.snapshot} if at == "snapshot" else {}
 
 
 async def changed(table: Table, version: int) -> None:
@@ -263,12 +263,12 @@ async def test_where_a_bucket_has_no_base_rows_are_put_in_order_row_by_row(clien
     with pytest.raises(InvalidRequest, match='cannot be read with read_path "columnar": it has none yet'):
         await table.scan().ordered().read_path("columnar").to_arrow()
     async with table.snapshot() as snapshot:
-        assert (await table.scan().at(snapshot).explain()).read_path_reason == "no bucket has a columnar base"
+        assert (await table.scan().as_of(snapshot).explain()).read_path_reason == "no bucket has a columnar base"
         with pytest.raises(
             InvalidRequest, match='cannot be read with read_path "columnar": the snapshot has no base of the bucket'
         ):
-            await table.scan().at(snapshot).read_path("columnar").to_arrow()
-        assert (await table.scan().at(snapshot).to_arrow()).num_rows == 100
+            await table.scan().as_of(snapshot).read_path("columnar").to_arrow()
+        assert (await table.scan().as_of(snapshot).to_arrow()).num_rows == 100
 
 
 async def test_a_snapshot_keeps_its_bases_when_newer_ones_come_over_a_restart_and_when_the_tables_are_gone(
@@ -278,14 +278,14 @@ async def test_a_snapshot_keeps_its_bases_when_newer_ones_come_over_a_restart_an
         async with connect(server.url) as client:
             table = await based(client)
             snapshot = await table.snapshot(ttl=3600)
-            expected = await table.scan().at(snapshot).read_path("rocksdb").to_arrow()
+            expected = await table.scan().as_of(snapshot).read_path("rocksdb").to_arrow()
             pinned = bases_on_disk(server.data_dir, table.name)
 
             async def check() -> None:
                 for scan in (table.scan(), table.scan().ordered()):
-                    rows = await scan.at(snapshot).read_path("columnar").to_arrow()
-                    assert rows.equals(await scan.at(snapshot).read_path("rocksdb").to_arrow())
-                assert (await table.scan().at(snapshot).read_path("columnar").to_arrow()).equals(expected)
+                    rows = await scan.as_of(snapshot).read_path("columnar").to_arrow()
+                    assert rows.equals(await scan.as_of(snapshot).read_path("rocksdb").to_arrow())
+                assert (await table.scan().as_of(snapshot).read_path("columnar").to_arrow()).equals(expected)
 
             await check()
             await changed(table, 2)
@@ -313,7 +313,7 @@ async def test_damage_of_a_snapshots_base_is_found_before_its_rows_and_then_the_
         async with connect(server.url) as client:
             table = await based(client)
             snapshot = await table.snapshot(ttl=3600)
-            scan = table.scan().at(snapshot)
+            scan = table.scan().as_of(snapshot)
             expected = await scan.read_path("rocksdb").to_arrow()
             (view,) = views_on_disk(server.data_dir)
             (file,) = (view / "bases" / "0001").rglob(name)

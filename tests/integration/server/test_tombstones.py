@@ -92,7 +92,7 @@ async def count(table: Table) -> None:
 
 
 async def top_by_index(table: Table) -> None:
-    assert (await table.top_n(3, by="score")).num_rows == 3
+    assert (await table.top_n(3, order_by="score")).num_rows == 3
 
 
 WORK: Final[dict[str, Callable[[Table], Coroutine[Any, Any, None]]]] = {

@@ -140,7 +140,7 @@ async def test_all_answers_about_one_state_have_one_version(client: Client, name
         found.add((await poll()).version)  # type: ignore[attr-defined]
     async with table.scan().stream() as stream:
         found.add(stream.version)
-    async with table.snapshot() as snapshot, table.scan().at(snapshot).stream() as stream:
+    async with table.snapshot() as snapshot, table.scan().as_of(snapshot).stream() as stream:
         found.add(stream.version)
     assert len(found) == 1
 
@@ -337,8 +337,8 @@ async def test_scans_of_some_buckets_and_of_snapshots_have_versions_too(client: 
     table = await new_table(client, name)
     some = table.scan().with_buckets(0, 2)
     async with table.snapshot() as snapshot:
-        pinned = table.scan().at(snapshot)
-        for scan in (some, pinned, some.at(snapshot)):
+        pinned = table.scan().as_of(snapshot)
+        for scan in (some, pinned, some.as_of(snapshot)):
             async with scan.stream() as stream:
                 version = stream.version
             again = scan.if_changed_since(version)

@@ -44,7 +44,7 @@ async def values_of_stream(table: scankv.Table, column: str, consistency: Consis
 
 async def values_of_snapshot(table: scankv.Table, column: str) -> set[object]:
     async with table.snapshot(ttl=60) as snapshot:
-        return set((await table.scan(columns=[column]).at(snapshot).to_arrow())[column].to_pylist())
+        return set((await table.scan(columns=[column]).as_of(snapshot).to_arrow())[column].to_pylist())
 
 
 async def extremes(table: scankv.Table) -> set[object]:
@@ -61,7 +61,7 @@ async def counted(table: scankv.Table) -> set[object]:
 
 
 async def first_rows(table: scankv.Table) -> set[object]:
-    rows = await table.top_n(50, by="k", columns=["a"])
+    rows = await table.top_n(50, order_by="k", columns=["a"])
     return set(rows["a"].to_pylist())
 
 
@@ -114,7 +114,7 @@ async def rows_of_stream(table: scankv.Table, consistency: Consistency = "table"
 
 async def rows_of_snapshot(table: scankv.Table) -> tuple[int, int]:
     async with table.snapshot(ttl=60) as snapshot:
-        return (await table.scan(columns=["k"]).at(snapshot).to_arrow()).num_rows, await table.count(at=snapshot)
+        return (await table.scan(columns=["k"]).as_of(snapshot).to_arrow()).num_rows, await table.count(as_of=snapshot)
 
 
 async def found_keys(table: scankv.Table) -> object:

@@ -189,7 +189,7 @@ def test_rows_of_a_snapshot_come_from_the_owner_of_their_tablet(tmp_path: Path, 
     with ServerProcess(tmp_path / "data", "--workers", "2") as server, sync.connect(server.url) as client:
         table = create(client, home)
         # The second tablet is of the other worker.
-        (part,) = table.scan().at(table.snapshot()).with_buckets(2, 3).splits(1)
+        (part,) = table.scan().as_of(table.snapshot()).with_buckets(2, 3).splits(1)
         expected = part.to_arrow()
         scan = part if knows_table else client.scan(part.spec)
         with scan.stream() as stream:

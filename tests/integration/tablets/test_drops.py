@@ -45,7 +45,7 @@ def ordered(table: sync.Table) -> sync.Scan:
 
 
 def pinned(table: sync.Table) -> sync.Scan:
-    return table.scan().at(table.snapshot())
+    return table.scan().as_of(table.snapshot())
 
 
 def changes(table: sync.Table) -> sync.Scan:

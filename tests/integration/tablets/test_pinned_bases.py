@@ -29,4 +29,4 @@ def test_a_snapshot_has_the_bases_of_all_tablets(tmp_path: Path) -> None:
             in_views = data_dir.glob("tables/test/t/tablets/*/snapshots/*/bases/*/*/")
             assert sorted(path.parent.name for path in in_views) == [f"{number:04}" for number in range(BUCKETS)]
             table.upsert([{"player": "new", "score": 1}])
-            assert table.scan().at(snapshot).to_arrow().num_rows == ROWS
+            assert table.scan().as_of(snapshot).to_arrow().num_rows == ROWS

@@ -82,10 +82,10 @@ def test_a_snapshot_outlives_the_workers(
     snapshot = table.snapshot(ttl=600, name="kept")
     table.upsert(rows_of(100, "later"))
     kill_worker(server, killed)
-    assert table.scan().at(snapshot).to_arrow().num_rows == ROWS
+    assert table.scan().as_of(snapshot).to_arrow().num_rows == ROWS
     snapshot.renew()
     assert [(each.id, each.rows) for each in client.snapshots(table.name)] == [(snapshot.id, ROWS)]
-    assert sum(each.to_arrow().num_rows for each in table.scan().at(snapshot).splits(3)) == ROWS
+    assert sum(each.to_arrow().num_rows for each in table.scan().as_of(snapshot).splits(3)) == ROWS
     snapshot.release()
     assert lease_files(server, table, snapshot.id) == []
 
@@ -103,7 +103,7 @@ def test_a_pin_during_which_a_worker_is_killed_takes_one_snapshot_of_one_instant
         snapshot = pinning.result(SECONDS)
     wait_for_worker(server, killed)
     table.upsert(rows_of(100, "later"))
-    assert table.scan().at(snapshot).to_arrow().num_rows == ROWS
+    assert table.scan().as_of(snapshot).to_arrow().num_rows == ROWS
     assert [(each.id, each.name) for each in client.snapshots(table.name)] == [(snapshot.id, "nightly")]
     snapshot.release()
     assert client.snapshots(table.name) == []
@@ -132,7 +132,7 @@ def test_a_release_during_which_a_worker_is_killed_ends_the_snapshot(
     wait_for_worker(server, killed)
     assert client.snapshots(table.name) == []
     with pytest.raises(SnapshotLost):
-        table.scan().at(snapshot).to_arrow()
+        table.scan().as_of(snapshot).to_arrow()
     assert table.snapshot(ttl=600).rows == ROWS
 
 
@@ -150,7 +150,7 @@ def test_calls_about_a_snapshot_end_with_an_error_while_a_worker_is_frozen(
             ]
         assert all(each in ("UNAVAILABLE", "DEADLINE_EXCEEDED") for each in refused)
     wait_for_worker(server, OTHER)
-    assert table.scan().at(snapshot).to_arrow().num_rows == ROWS
+    assert table.scan().as_of(snapshot).to_arrow().num_rows == ROWS
     # Nothing of the pin that has failed remains.
     assert [each.id for each in client.snapshots(table.name)] == [snapshot.id]
     wait_until(lambda: lease_files(server, table, "new") == [], "the leases of the pin end")
@@ -196,7 +196,7 @@ def test_a_scan_of_a_snapshot_survives_a_kill_in_the_middle(
     snapshot = table.snapshot(ttl=600)
     table.delete(list(range(100)))
     found = []
-    with table.scan().at(snapshot).stream() as stream:
+    with table.scan().as_of(snapshot).stream() as stream:
         for number, batch in enumerate(stream):
             found += batch["k"].to_pylist()
             if number == 0:

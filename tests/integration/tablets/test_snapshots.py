@@ -359,7 +359,7 @@ def test_a_snapshot_shows_all_tablets_at_one_instant(twins: list[Twin]) -> None:
         numbers = set()
         for _ in range(25):
             with table.snapshot(ttl=60) as snapshot:
-                found = {row["player"]: row["score"] for row in table.scan().at(snapshot).to_arrow().to_pylist()}
+                found = {row["player"]: row["score"] for row in table.scan().as_of(snapshot).to_arrow().to_pylist()}
             at = [found[key] for key in keys]
             assert at == sorted(at)
             assert at[-1] - at[0] <= 1
@@ -388,16 +388,16 @@ def test_a_snapshot_is_lost_if_one_of_its_tablets_has_lost_it(tmp_path: Path) ->
         with sync.connect(server.url) as client, Wire(server.url) as wire:
             table = client.table("game.scores")
             assert [each.id for each in client.snapshots()] == ["kept"]
-            assert table.scan().at("kept").to_arrow().num_rows == ROWS
+            assert table.scan().as_of("kept").to_arrow().num_rows == ROWS
             with pytest.raises(SnapshotLost):
-                table.scan().at("lost").to_arrow()
+                table.scan().as_of("lost").to_arrow()
             with pytest.raises(SnapshotLost):
                 client.adopt_snapshot("lost")
             request = snapshot_pb2.PinSnapshotRequest(table=table.name, lease_id="shared", shared=True)
             assert refusal(wire.snapshots.PinSnapshot, request).reason == "SNAPSHOT_LOST"
             # An id that is not shared is free again, and names another instant.
             assert wire.pin(table.name, lease_id="lost").snapshot.rows == ROWS + 10
-            assert table.scan().at("lost").to_arrow().num_rows == ROWS + 10
+            assert table.scan().as_of("lost").to_arrow().num_rows == ROWS + 10
             assert refusal(wire.snapshots.PinSnapshot, request).reason == "SNAPSHOT_LOST"
 
 

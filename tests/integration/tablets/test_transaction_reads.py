@@ -33,7 +33,7 @@ async def read_by_encoded_keys(table: Table) -> Any:
 
 
 async def topped(table: Table) -> Any:
-    return (await table.top_n(500, by="v"))["v"]
+    return (await table.top_n(500, order_by="v"))["v"]
 
 
 @pytest.mark.asyncio

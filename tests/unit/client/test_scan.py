@@ -20,8 +20,8 @@ def scan(request: pytest.FixtureRequest) -> Scan | sync.Scan:
 
 
 def test_each_refinement_is_a_copy(scan: Scan) -> None:
-    assert scan.at("pin").spec == ScanSpec("game.scores", snapshot_id="pin")
-    assert scan.at(SimpleNamespace(id="pin")).spec == ScanSpec("game.scores", snapshot_id="pin")
+    assert scan.as_of("pin").spec == ScanSpec("game.scores", snapshot_id="pin")
+    assert scan.as_of(SimpleNamespace(id="pin")).spec == ScanSpec("game.scores", snapshot_id="pin")
     assert scan.reverse().spec == ScanSpec("game.scores", reverse=True)
     assert scan.reverse().reverse().spec == SPEC
     assert scan.ordered().spec == scan.ordered().ordered().spec == ScanSpec("game.scores", ordered=True)
@@ -31,17 +31,17 @@ def test_each_refinement_is_a_copy(scan: Scan) -> None:
     assert scan.resume(Resume.LATEST).spec == ScanSpec("game.scores", resume=Resume.LATEST)
     assert scan.resume_from(b"token").spec == ScanSpec("game.scores", resume_token=b"token")
     assert scan.spec == SPEC
-    assert type(scan.at("pin")) is type(scan)
+    assert type(scan.as_of("pin")) is type(scan)
 
 
 def test_a_scan_has_one_source_and_a_later_one_replaces_it(scan: Scan) -> None:
     pinned = scan.with_source(ScanSource.SNAPSHOT, "pin")
-    assert pinned.spec == scan.at("pin").spec
+    assert pinned.spec == scan.as_of("pin").spec
     assert scan.with_source(ScanSource.SNAPSHOT, SimpleNamespace(id="pin")).spec == pinned.spec
     changes = scan.with_source(ScanSource.LOG)
     assert [each.spec.source for each in (scan, pinned, changes)] == ["kv", "snapshot", "log"]
     assert changes.with_source(ScanSource.SNAPSHOT, "pin").spec == pinned.spec
-    assert pinned.with_source(ScanSource.SNAPSHOT, "other").spec == scan.at("other").spec
+    assert pinned.with_source(ScanSource.SNAPSHOT, "other").spec == scan.as_of("other").spec
     assert pinned.with_source(ScanSource.KV).spec == changes.with_source(ScanSource.KV).spec == SPEC
     with pytest.raises(UsageError, match="a snapshot has no changes; start with its log offsets"):
         pinned.with_source(ScanSource.LOG)
@@ -58,10 +58,10 @@ def test_only_the_source_snapshot_has_a_snapshot(scan: Scan) -> None:
 
 
 def test_what_cannot_be_is_refused_at_once(scan: Scan) -> None:
-    with pytest.raises(UsageError, match="at must be a snapshot or its id, not ''"):
-        scan.at("")
-    with pytest.raises(UsageError, match="at must be a snapshot or its id, not None"):
-        scan.at(None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="as_of must be a snapshot or its id, not ''"):
+        scan.as_of("")
+    with pytest.raises(UsageError, match="as_of must be a snapshot or its id, not None"):
+        scan.as_of(None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"resume must be Resume\.NEVER"):
         scan.resume("latest")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a resume token must be bytes"):

@@ -388,7 +388,7 @@ async def test_the_end_of_the_context_releases_also_when_it_comes_by_an_error_or
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (replace(SPEC, snapshot_id=None), r"pin the table first: .*table\.snapshot\(\), then scan\.at\(snapshot\)"),
+        (replace(SPEC, snapshot_id=None), r"pin the table first: .*table\.snapshot\(\), then scan\.as_of\(snapshot\)"),
         (replace(SPEC, limit=10), "limit"),
         (replace(SPEC, resume_token=b"token"), "resume token"),
     ],
@@ -399,7 +399,7 @@ async def test_a_scan_that_has_no_parts_is_not_cut(spec: ScanSpec, message: str)
         with pytest.raises(UsageError, match=message):
             await split_scan(transport, spec, 2)
         for n in (0, -1, 1025, 1.5, True):
-            with pytest.raises(UsageError, match="n must be a whole number between 1 and 1,024"):
+            with pytest.raises(UsageError, match="count must be a whole number between 1 and 1,024"):
                 await split_scan(transport, SPEC, cast("int", n))
     assert server.cuts == []
 

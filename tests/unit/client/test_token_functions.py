@@ -127,7 +127,7 @@ async def test_a_server_that_refuses_every_token_is_asked_twice_at_most(code: gr
     tokens.code = code
     most = 2 if code is grpc.StatusCode.UNAUTHENTICATED else 1
     async with serving(tokens) as url, connect(url, token=counts) as client:
-        for call in (client.tables, client.scan(SCAN).to_arrow, client.scan(SCAN).at("pinned").to_arrow):
+        for call in (client.tables, client.scan(SCAN).to_arrow, client.scan(SCAN).as_of("pinned").to_arrow):
             tokens.came = []
             with pytest.raises(Exception, match="who are you") as caught:
                 await call()
