@@ -29,7 +29,7 @@ CALLER: Final[ContextVar[CallerIdentity | None]] = ContextVar("scankv_caller", d
 `ANYBODY`, who may do everything and owns nothing. None: a call whose caller is not known yet, which may do nothing."""
 
 NAMED_OWNER: Final[ContextVar[str]] = ContextVar("scankv_named_owner", default="")
-"""Whom the current call names as the owner of what it makes, after a check. Empty: its caller will own it."""
+"""Whom an admin names as the owner of what the current call makes. Empty: its caller will own it."""
 
 _MAX_PRINCIPAL: Final = 200
 
@@ -51,11 +51,12 @@ def new_owner() -> str:
     return NAMED_OWNER.get() or current_principal()
 
 
-def check_named_owner(named: str, tables: Iterable[str]) -> None:
-    """Checks that the caller may make something that belongs to a principal.
+def check_named_owner(named: str, tables: Iterable[str]) -> str:
+    """Returns whom a call names as the owner of what it makes, once the caller may do that. Empty: nobody.
 
     Others could use up the share of a principal, and leave it what it has not asked for. Where no tokens are asked for,
-    all may do that, as they may assign owners.
+    all may do that, as they may assign owners. Who is no admin and names its own principal names nobody, because that
+    is no proof of anything.
 
     Args:
         named: The principal. Empty: that of the caller.
@@ -65,17 +66,21 @@ def check_named_owner(named: str, tables: Iterable[str]) -> None:
         InvalidRequest: The name is not allowed.
         PermissionDenied: It is another principal than that of the caller, who is no admin of the tables.
     """
-    if not named or named == current_principal():
-        return
+    if not named:
+        return ""
+    is_admin, principal = owner_check("what the call makes", tables).is_admin, current_principal()
+    if named == principal:
+        return named if is_admin else ""
     check_principal(named)
-    if not owner_check("what the call makes", tables).is_admin:
+    if not is_admin:
         raise PermissionDenied(
             f'the call names the principal "{named}" as the owner of what it makes, and the token is of '
-            f'"{current_principal()}": only a token with the role admin for its tables can name another principal; '
+            f'"{principal}": only a token with the role admin for its tables can name another principal; '
             "leave it out, or ask an admin to assign it",
             role=Role.ADMIN.text,
             principal=named,
         )
+    return named
 
 
 def check_principal(principal: str) -> None:

@@ -351,6 +351,52 @@ def test_only_an_admin_makes_something_for_another_principal_which_then_owns_it(
     assert other.code(f"{SERVICES}.{ended_by}", **end(scene, id_, made)) == "OK"
 
 
+def test_a_non_admin_that_names_itself_takes_over_nothing_of_others(owners: OwnersServer) -> None:
+    scene = owners.scene()
+    other, request = scene.others[-1], MADE["column lock"][1]
+    for what in ("snapshot", "consumer", "writer", "transaction", "column lock"):
+        scene.hold(what)
+    consumer, writer = scene.ids["consumer"]["consumer_id"], "w"
+    taking: dict[str, dict[str, Any]] = {
+        "SnapshotService/PinSnapshot": {"lease_id": scene.ids["snapshot"], "principal": "b"},
+        "ScanService/ScanKv": {"log": {**changes_of(consumer), "consumer_principal": "b"}},
+        "WriteService/OpenWriter": {"id": writer, "principal": "b"},
+        "LockService/LockColumns": {**request(scene, uuid.uuid4().hex, "b"), "take_over": True},
+        "TransactionService/BeginTransaction": {
+            "id": scene.ids["transaction"]["id"],
+            "attempt": "a",
+            "job": {"table": scene.table},
+            "principal": "b",
+        },
+    }
+    assert sorted(taking) == sorted(method for method, _ in MADE.values())
+    for method, fields in taking.items():
+        about = {} if "Transaction" in method else {"table": scene.table}
+        refused = other.refusal(f"{SERVICES}.{method}", **about | fields)
+        assert refused is not None, method
+        assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine"), method
+
+
+@pytest.mark.parametrize("attempt", ["a", "b"])
+def test_only_an_admin_of_all_tables_replaces_a_transaction_by_one_of_another_principal(
+    owners: OwnersServer, attempt: str
+) -> None:
+    scene, method = owners.scene(), f"{SERVICES}.TransactionService/BeginTransaction"
+    scene.owner = scene.admin
+    held = scene.hold("transaction").ids["transaction"]
+    replacing: dict[str, Any] = {"id": held["id"], "attempt": attempt, "conflict_mode": 1, "principal": "mine"}
+    refused = scene.admin.refusal(method, **replacing)
+    assert refused is not None
+    assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine")
+    # The earlier one stays as it was.
+    written = STAGED["WriteService/Upsert"](scene, scene.admin)
+    assert scene.admin.code(f"{SERVICES}.WriteService/Upsert", **written) == "OK"
+    begun = owners.server.root(method, **replacing)
+    listed = owners.server.root(f"{SERVICES}.TransactionService/ListTransactions").transactions
+    principals = {each.token: each.principal for each in listed}
+    assert principals[begun.token] == ("c" if attempt == "a" else "mine")
+
+
 def test_a_client_makes_things_for_another_principal(owners: OwnersServer) -> None:
     scene = owners.scene()
     url = owners.server.address
@@ -712,6 +758,7 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
         scene = before.scene()
         for what in ("snapshot", "transaction", "writer", "column lock"):
             scene.hold(what)
+        open_.root(f"{SERVICES}.WriteService/OpenWriter", table=scene.table, id="other")
         open_.root(f"{SNAPSHOTS}/PinSnapshot", table=scene.table, lease_id="given", principal="mine")
         stream = open_.root.stream(
             f"{SERVICES}.ScanService/ScanKv",
@@ -732,6 +779,7 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
         assert [each.principal for each in listed] == ["", ""]
         # Others take over what has no owner, as before, and do not become its owner.
         taken = REQUESTS["ScanService/ScanKv"]["consumer"](scene, other)
+        taken["log"]["consumer_principal"] = "b"
         taken_fence = other(f"{SERVICES}.ScanService/ScanKv", **taken).header.consumer_fence
         position = {"table": scene.table, "resume_token": token}
         other(commit, consumer_id=scene.ids["consumer"]["consumer_id"], fence=taken_fence, **position)
@@ -748,16 +796,19 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
         refused = other.refusal(f"{SERVICES}.WriteService/OpenWriter", table=scene.table, id="w")
         assert refused is not None
         assert refused.details["principal"] == "mine"
-        # Lists have their ids, so whoever renews or takes them over could be anyone.
+        # Lists have their ids, so whoever renews or takes them over could be anyone, also who names itself.
         locked = {**scene.ids["column lock"], "take_over": True}
-        for by in (other, scene.admin, scene.owner):
+        continued = {"id": scene.ids["transaction"]["id"], "attempt": "a", "conflict_mode": 1}
+        for by, named in ((other, ""), (other, "b"), (scene.admin, ""), (scene.owner, ""), (scene.owner, "mine")):
             by(f"{SNAPSHOTS}/RenewSnapshot", snapshot_id=scene.ids["snapshot"])
-            by(f"{SNAPSHOTS}/PinSnapshot", table=scene.table, lease_id=scene.ids["snapshot"])
+            by(f"{SNAPSHOTS}/PinSnapshot", table=scene.table, lease_id=scene.ids["snapshot"], principal=named)
             by(f"{SERVICES}.LockService/RenewColumnLock", lock_id=locked["lock_id"])
-            by(f"{SERVICES}.LockService/LockColumns", **locked)
+            by(f"{SERVICES}.LockService/LockColumns", **locked, principal=named)
             locked["lock_id"] = uuid.uuid4().hex
-            by(f"{SERVICES}.LockService/LockColumns", **locked)
+            by(f"{SERVICES}.LockService/LockColumns", **locked, principal=named)
             by(f"{SERVICES}.TransactionService/LookupStaged", **STAGED["TransactionService/LookupStaged"](scene, by))
+            by(f"{SERVICES}.TransactionService/BeginTransaction", **continued, principal=named)
+            by(f"{SERVICES}.WriteService/OpenWriter", table=scene.table, id="other", principal=named)
         listed = other(f"{SNAPSHOTS}/ListSnapshots", table=scene.table).snapshots
         assert {each.snapshot_id: each.principal for each in listed} == {scene.ids["snapshot"]: "", "given": "mine"}
         assert other.code(f"{SNAPSHOTS}/ReleaseSnapshot", snapshot_id="given") == "PERMISSION_DENIED"
