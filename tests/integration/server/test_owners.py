@@ -687,6 +687,89 @@ def test_no_principal_takes_more_than_its_share_and_admins_have_a_reserve(small:
     assert f"the last {RESERVED} are for admins" in messages[2]
 
 
+NAMING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
+    "TOO_MANY_SNAPSHOTS": ("SnapshotService/PinSnapshot", lambda on: {"table": on.table, "principal": "mine"}),
+    "TOO_MANY_CONSUMERS": (
+        "ScanService/ScanKv",
+        lambda on: {"table": on.table, "log": {**changes_of(uuid.uuid4().hex), "consumer_principal": "mine"}},
+    ),
+    "TOO_MANY_TRANSACTIONS": (
+        "TransactionService/BeginTransaction",
+        lambda on: {
+            "id": f"{uuid.uuid4().hex}:1",
+            "attempt": "a",
+            "job": {"table": on.table},
+            "principal": "mine",
+            "ttl_millis": 600_000,
+        },
+    ),
+}
+"""What makes things for another principal, of which the server has a number."""
+
+
+def taken_by(by: TokenCaller, method: str, request: Callable[[], dict[str, Any]], reason: str) -> tuple[int, str]:
+    """Makes a call until it is refused. Returns how often it was not, and the message of the refusal."""
+    for number in range(MOST + 1):
+        refused = by.refusal(f"{SERVICES}.{method}", **request())
+        if refused is not None:
+            assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", reason), refused.message
+            return number, refused.message
+    raise AssertionError("more than the limit of the server")
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("reason", NAMING)
+def test_an_admin_of_some_tables_neither_uses_up_the_share_of_another_principal_nor_gets_the_reserve(
+    tmp_path: Path, reason: str
+) -> None:
+    issuer = TokenIssuer(tmp_path / "tokens")
+    limits = {"max_caller_share": 0.5, "max_snapshot_leases": MOST, "max_consumers": MOST, "max_transactions": MOST}
+    settings = [text for name, limit in limits.items() for text in ("--set", f"{name}={limit}")]
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), *settings) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        scene = OwnersServer(secured, 1).scene()
+        (naming, named), (taking, request) = NAMING[reason], TAKING[reason]
+        given, message = taken_by(scene.admin, naming, lambda: named(scene), reason)
+        assert given == SHARE // 2
+        assert f"without being an admin of every table gives it {SHARE // 2}" in message
+        assert taken_by(scene.owner, taking, lambda: request(scene), reason)[0] == SHARE - SHARE // 2
+        # Its own share, and no place of the reserve.
+        assert taken_by(scene.admin, taking, lambda: request(scene), reason)[0] == MOST - SHARE - RESERVED
+        # An admin of every table gives more than the share of a principal.
+        assert taken_by(secured.root, naming, lambda: named(scene), reason)[0] == RESERVED
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("what", ["snapshot", "consumer"])
+@pytest.mark.parametrize("tablets", [1, 2])
+def test_an_admin_of_some_tables_assigns_no_more_than_half_of_the_share_of_another_principal(
+    tmp_path: Path, tablets: int, what: str
+) -> None:
+    issuer, assign = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.AdminService/AssignOwner"
+    limits = {"max_caller_share": 0.5, "max_snapshot_leases": 8, "max_consumers": 8}
+    settings = [text for name, limit in limits.items() for text in ("--set", f"{name}={limit}")]
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), *settings) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        scene = OwnersServer(secured, tablets).scene()
+        given: dict[str, Any] = {"table": scene.table, "current": "mine", "principal": "b"}
+        for _ in range(2):
+            scene.hold(what)
+        assert scene.admin.code(assign, **given) == "OK"
+        scene.hold(what)
+        refused = scene.admin.refusal(assign, **given)
+        assert refused is not None
+        assert refused.reason == {"snapshot": "TOO_MANY_SNAPSHOTS", "consumer": "TOO_MANY_CONSUMERS"}[what]
+        assert "and would get 1 more" in refused.message
+        # It may take its own share itself, and an admin of every table may give all.
+        assert scene.admin.code(assign, **{**given, "principal": "c"}) == "OK"
+        assert scene.admin.code(assign, **{**given, "current": "b", "principal": "c"}) == "OK"
+        assert secured.root.code(assign, **{**given, "current": "c"}) == "OK"
+
+
 def test_each_of_several_workers_has_the_limits_and_shares_and_the_reserve(small_workers: OwnersServer) -> None:
     divided = small_workers.scene()
     small_workers.tablets = 1
