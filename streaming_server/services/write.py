@@ -150,6 +150,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         data: bytes,
     ) -> write_pb2.WriteResponse:
         """Stages a write as a part of its transaction."""
+        check_same_table(request, table.definition)
         rows = await self._tables.transactions.staging.stage(
             staged_id_of(request),
             table,
