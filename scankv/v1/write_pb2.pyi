@@ -567,7 +567,7 @@ class OpenWriterRequest(_message.Message):
     """
     only_looks: _builtins.bool
     """Of the worker processes of a server, for a tablet: opens nothing. The answer says what the tablet knows, with an
-    epoch of 0 if it does not know the writer.
+    epoch of 0 if it does not know the writer. With `least_epoch` 1: checks that it may open the writer as a new one, too.
     """
     owner: _builtins.str
     """Of the worker processes of a server, for a tablet that knows no owner of the writer: its owner, as in

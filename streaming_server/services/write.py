@@ -194,7 +194,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             table = self._tables.table(request.table)
             history = table.definition.history
             if request.only_looks:
-                found = await table.writes.find_writer(request.id)
+                found = await table.writes.find_writer(request.id, may_be_new=request.least_epoch == 1)
                 return write_pb2.OpenWriterResponse(
                     epoch=found.epoch, next_sequence=found.next_sequence, owner=found.owner
                 )

@@ -34,5 +34,5 @@ def _row(call: str, permission: Permission) -> str:
     filtered = f"has only items of {shown} whose tables the caller may read" if shown else "is complete"
     audited = "has a line" if permission.changes else "never has a line"
     if permission.requirements and not permission.changes:
-        audited = "has a line if the call is refused"
+        audited = "has a line if the call is refused" + (", or names another principal" if names_owner else "")
     return f"| `{call}` | {needs or 'nothing, not even a token'} | {filtered} | {audited} |"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -796,6 +797,29 @@ def test_each_of_several_workers_has_the_limits_and_shares_and_the_reserve(small
         assert taken(second, table) == MOST - SHARE - RESERVED
         assert taken(first, divided.table) == 0
         assert taken(root_caller, table) == RESERVED
+
+
+@pytest.mark.one_process
+def test_a_new_writer_that_a_tablet_of_another_worker_refuses_is_opened_by_no_tablet(tmp_path: Path) -> None:
+    issuer, most = TokenIssuer(tmp_path / "tokens"), 20
+    settings = ["--tokens", str(issuer.path), "--workers", "2", "--set", f"max_writers_per_bucket={most}"]
+    with ServerProcess(tmp_path / "data", *settings) as process, SecuredServer(process.url, issuer) as secured:
+        scene = OwnersServer(secured, 2).scene()
+        upsert = f"{SERVICES}.WriteService/Upsert"
+        row: dict[str, Any] = {"table": scene.table, "rows": rows_of(1, v=[1])}
+        # Writers that are never opened are known only to the tablet to which they write.
+        anonymous = [{"id": uuid.uuid4().hex, "sequence": 1} for _ in range(most - 1)]
+        with ThreadPoolExecutor(most) as pool:
+            list(pool.map(lambda each: scene.owner(upsert, **row, writer=each), anonymous))
+        request: dict[str, Any] = {"table": scene.table, "id": "w"}
+        for by in (scene.owner, scene.owner, scene.others[-1]):
+            refused = by.refusal(f"{SERVICES}.WriteService/OpenWriter", **request)
+            assert refused is not None
+            assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_WRITERS"), refused.message
+        opened_by_admin = scene.admin(f"{SERVICES}.WriteService/OpenWriter", **request, principal="mine")
+        assert opened_by_admin.epoch == 1
+        # What is known is no new one at the limit.
+        assert scene.owner(f"{SERVICES}.WriteService/OpenWriter", **request).epoch == 2
 
 
 @pytest.mark.one_process
