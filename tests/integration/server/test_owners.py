@@ -854,6 +854,43 @@ def test_a_stalled_scan_beyond_the_share_ends_for_the_scan_of_another_principal(
 
 
 @pytest.mark.one_process
+def test_a_scan_whose_parked_parts_end_for_another_principal_ends_and_can_be_resumed(tmp_path: Path) -> None:
+    issuer, call = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ScanService/ScanKv"
+    settings = ["--tokens", str(issuer.path), "--workers", "2", "--set", "stall_timeout_seconds=300"]
+    limits = ["--set", "max_live_scans=2", "--set", "max_caller_share=0.5"]
+    with ServerProcess(tmp_path / "data", *settings, *limits) as process, SecuredServer(process.url, issuer) as secured:
+        scene = OwnersServer(secured, 2).scene()
+        with sync.connect(secured.address, token=issuer.root) as root:
+            schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
+            table = root.create_table("own.large", schema, primary_key=["k"], buckets=2, tablets=2)
+            table.upsert(pa.table({"k": range(15_000), "v": ["v" * 1000] * 15_000}, schema=schema))
+        opened = []
+        for _ in range(2):
+            opening = scene.owner.stream(call, request_type(call)(table="own.large", divided=True))
+            first, *_ = next(opening).header.parts
+            claim = {"ticket": first.ticket, "token_head": first.token_head}
+            reading = scene.owner.stream(call, request_type(call)(table=first.tablet, claim=claim))
+            # The other part stays parked.
+            chunk = next(reading).chunk
+            opened.append((opening, reading, chunk.resume_token))
+        with sync.connect(secured.address, token=OwnersServer.token_of(scene.others[-1])) as other:
+            assert other.table("own.large").scan().select("k").to_arrow().num_rows == 15_000
+        opening, reading, token = opened[0]
+        with pytest.raises(grpc.RpcError) as caught:
+            next(opening)
+        refused = refusal_of(caught.value)
+        assert refused.reason == "SCAN_STALLED"
+        assert 'of the principal "mine"' in refused.message
+        # The worker with the part may only know that its scan has ended. The reader resumes after both errors.
+        with pytest.raises(grpc.RpcError) as caught:
+            list(reading)
+        assert refusal_of(caught.value).reason in {"SCAN_STALLED", "UNAVAILABLE"}
+        opened[1][0].cancel()
+        resumed = scene.owner.stream(call, request_type(call)(table="own.large", resume_token=token))
+        assert list(resumed)[-1].HasField("trailer")
+
+
+@pytest.mark.one_process
 def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_hold_it(tmp_path: Path) -> None:
     issuer, commit = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ConsumerService/CommitPosition"
     with (
