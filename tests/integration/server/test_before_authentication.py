@@ -237,12 +237,11 @@ async def first_rows(stream: Any) -> list[int]:
 @pytest.mark.parametrize(
     ("kind", "has_token"),
     # With a token, connections are not ended, so none is opened again.
-    # Known connections to the gateway are left out: that case fails, and its cause is not known yet.
     [
         (kind, has_token)
         for kind in KINDS
         for has_token in (False, True)
-        if not has_token or kind not in ("reopened connections", "http connections")
+        if not has_token or kind != "reopened connections"
     ],
 )
 def test_a_flood_leaves_others_their_speed_and_the_server_its_memory(
