@@ -24,9 +24,10 @@ _RECORD_SECONDS: Final = 30.0
 class _Connection:
     """A connection while messages arrive on it."""
 
-    __slots__ = ("before", "began", "expected_bytes", "message_bytes", "messages")
+    __slots__ = ("before", "began", "expected_bytes", "message_bytes", "messages", "received_bytes")
 
     def __init__(self, now: float, before: int) -> None:
+        self.received_bytes = before
         self.messages = 0
         self.expected_bytes = 0
         self.begin_anew(now, before)
@@ -89,6 +90,9 @@ class Arrivals:
         received = self._received_bytes(name) if name else None
         if received is None:
             return False
+        # It falls when one of two connections from the same address ends, whose bytes no longer count.
+        found.before -= max(0, found.received_bytes - received)
+        found.received_bytes = received
         seconds = self._now() - found.began
         slack = _SLACK_BYTES + int(_SLACK_BYTES_PER_SECOND * min(seconds, _RECORD_SECONDS))
         arrived = found.message_bytes + found.message_bytes // _SHARE_OF_FRAMES

@@ -56,3 +56,14 @@ def test_a_connection_that_has_received_too_much_is_looked_at_anew_in_time() -> 
     assert not later.is_exceeded
     received += 3 * MIB
     assert later.is_exceeded
+
+
+def test_the_bytes_of_an_ended_connection_from_the_same_address_hide_none_of_the_other() -> None:
+    received = 1_000 * MIB
+    arrivals = Arrivals(lambda _: received, lambda: 0.0)
+    message = arrivals.begin("c0", WINDOW_BYTES)
+    assert not message.is_exceeded
+    received = 1 * MIB
+    assert not message.is_exceeded
+    received += 3 * MIB
+    assert message.is_exceeded
