@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from scankv.model.networks import network_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from http_gateway.settings import GatewaySettings
 
 
@@ -19,7 +21,7 @@ class Waiting(Protocol):
     """What serves a connection, once its TLS handshake has ended."""
 
     def awaits_request(self) -> bool:
-        """Whether the request has not arrived completely."""
+        """Whether no request has arrived completely, and nothing of an answer is left to send."""
 
     def end(self) -> None:
         """Ends the connection."""
@@ -64,26 +66,38 @@ class Connections:
     def admit(self, accepted: socket.socket, host: str) -> bool:
         """Counts a connection, unless there are too many.
 
-        If its network has too many without an authenticated call, the oldest one ends that still awaits a request. So a
-        flood does not keep other callers behind the same address away.
+        If its network has too many without an authenticated call, the oldest of them ends that awaits a request; if the
+        gateway has too many, the oldest of all. So a flood, or a caller with a token who keeps idle connections, does
+        not keep others away.
         """
-        if len(self._open) >= self._settings.max_connections:
-            return False
         network, number = network_of(host), accepted.fileno()
         unknown = self._unknown.get(network, {})
-        if len(unknown) >= self._settings.max_unknown_connections:
-            oldest = next((each for each in unknown.items() if each[1].can_end()), None)
-            if oldest is None:
-                return False
-            self.forget_unknown(oldest[0])
-            oldest[1].end()
+        if len(unknown) >= self._settings.max_unknown_connections and not self._end_oldest(unknown):
+            return False
+        if len(self._open) >= self._settings.max_connections and not self._end_oldest(self._open):
+            return False
         self._open[number] = self._unknown[network][number] = Place(network, accepted)
         return True
 
+    def _end_oldest(self, places: Mapping[int, Place]) -> bool:
+        """Ends the oldest connection that can end, and counts it no longer. Returns whether there was one."""
+        oldest = next((each for each in places.items() if each[1].can_end()), None)
+        if oldest is None:
+            return False
+        self.release(oldest[0])
+        oldest[1].end()
+        return True
+
     def hand_over(self, number: int, server: Waiting) -> None:
-        """Says what serves a connection from now on. `number` is that of its file."""
-        if number in self._open:
-            self._open[number].server = server
+        """Says what serves a connection from now on. `number` is that of its file.
+
+        If the connection was ended before, it ends now: its request may have arrived, and nobody waits for the answer.
+        """
+        place = self._open.get(number)
+        if place is None:
+            server.end()
+        else:
+            place.server = server
 
     def forget_unknown(self, number: int) -> None:
         """Counts a connection no longer as one without an authenticated call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import struct
@@ -20,8 +21,6 @@ from http_gateway.strict_requests import RequestRefused, StrictConnection
 from scankv.model.forwarded_peers import peer_text
 
 if TYPE_CHECKING:
-    import asyncio
-
     from starlette.types import Receive, Scope, Send
 
     from http_gateway.connections import Connections
@@ -45,8 +44,10 @@ class GuardedProtocol(H11Protocol):
         self.app = self._serve
         self._request_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._serving: asyncio.Task[Any] | None = None
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._serving = asyncio.current_task()
         scope[ABORT] = self._break
         scope[KNOWN] = self._record_known
         scope[REQUEST_ID] = uuid.uuid4().hex
@@ -77,7 +78,11 @@ class GuardedProtocol(H11Protocol):
         self._open_connections.forget_unknown(self._file_number)
 
     def awaits_request(self) -> bool:
-        """Whether the request has not arrived completely."""
+        """Whether no request has arrived completely, and nothing of an answer is left to send."""
+        return self._is_incomplete and not self.transport.get_write_buffer_size()
+
+    @property
+    def _is_incomplete(self) -> bool:
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     def end(self) -> None:
@@ -87,11 +92,14 @@ class GuardedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
         super().connection_lost(exc)
+        # The client of a caller at its limit repeats calls for a long time. An answer that has begun ends by itself.
+        if self._serving is not None and self.cycle is not None and not self.cycle.response_started:
+            self._serving.cancel()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         # The timer runs from the first byte of a request to its last one, whatever arrives in between.
-        if self.awaits_request():
+        if self._is_incomplete:
             if self._request_timer is None:
                 self._await_request()
         elif self._request_timer is not None:

@@ -616,6 +616,8 @@ class Client:
 
         Raises:
             PermissionDenied: The caller is not an admin of the table.
+            TooManySnapshots, TooManyConsumers: The caller is not an admin of every table, and the principal would get
+                more than half of its share of the server.
             TableNotFound: The table does not exist.
         """
         return await assign_owner(self._transport, table, principal, current)

@@ -554,6 +554,8 @@ class Client(BlockingClient):
 
         Raises:
             PermissionDenied: The caller is not an admin of the table.
+            TooManySnapshots, TooManyConsumers: The caller is not an admin of every table, and the principal would get
+                more than half of its share of the server.
             TableNotFound: The table does not exist.
         """
         return self._runner.call(lambda: self._aio.assign_owner(table, principal, current=current))

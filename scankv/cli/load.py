@@ -29,7 +29,15 @@ from scankv.cli.show import stderr_console
 from scankv.formats.blocks import BadRows
 from scankv.formats.columns import check_file_columns
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
-from scankv.formats.files import BadFile, Format, Input, convert_errors, limit_memory_for, open_inputs
+from scankv.formats.files import (
+    BadFile,
+    Format,
+    Input,
+    convert_errors,
+    limit_memory_for,
+    limit_memory_of_inputs,
+    open_inputs,
+)
 from scankv.formats.origin import Origin
 from scankv.formats.printable import printable
 from scankv.formats.reader import infer_schema, read_blocks
@@ -212,7 +220,7 @@ def load(
     with (
         open_inputs(file, format_, again=create) as sources,
         open_client(url) as client,
-        limit_memory_for(file, sum(source.size_bytes or 0 for source in sources)),
+        limit_memory_of_inputs(file, sources),
     ):
         check_delimiter(sources[0], delimiter)
         if create:

@@ -12,7 +12,7 @@ from scankv.cli.load import DataFile, Delimiter, FileFormat, NullTexts, check_de
 from scankv.cli.options import TableName, Url, Where
 from scankv.formats.blocks import BadRows, good_rows
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
-from scankv.formats.files import Format, Input, limit_memory_for, open_inputs
+from scankv.formats.files import Format, Input, limit_memory_of_inputs, open_inputs
 from scankv.formats.reader import read_blocks
 from scankv.model.errors import UsageError
 from scankv.model.tables.log_tables import require_key
@@ -37,7 +37,7 @@ def replace(
     with (
         open_inputs(file, format_) as sources,
         open_client(url) as client,
-        limit_memory_for(file, sum(source.size_bytes or 0 for source in sources)),
+        limit_memory_of_inputs(file, sources),
     ):
         check_delimiter(sources[0], delimiter)
         found = client.table(table)

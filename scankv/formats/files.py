@@ -24,7 +24,7 @@ from scankv.formats.file_memory import TOO_LARGE, limit_memory
 from scankv.model.errors import SchemaMismatch, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 STDIN: Final = "-"
 """The argument that stands for standard input."""
@@ -75,6 +75,7 @@ class Input:
         name: The name of the file in messages.
         size_bytes: The stored (compressed) size. None if it is unknown until the file has been read.
         bytes_read: How many stored (compressed) bytes the latest reader has read.
+        on_read: Called with the number of stored bytes whenever some have been read. None: nothing is.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Input:
         self.name = name
         self.size_bytes = size_bytes
         self.bytes_read: int = 0
+        self.on_read: Callable[[int], None] | None = None
         self._source = source
         self._opened = ExitStack()
         self._format = format_
@@ -108,14 +110,27 @@ class Input:
 
     def _open(self) -> io.BufferedReader:
         self.bytes_read = 0
-        stream: io.BufferedReader = io.BufferedReader(_CountingReader(self._source(), self), _BUFFER_BYTES)
+        reader = io.BufferedReader if self.size_bytes is not None else _StepwiseReader
+        stream: io.BufferedReader = reader(_CountingReader(self._source(), self), _BUFFER_BYTES)
         self._opened.callback(stream.close)
         start = stream.peek(4)
         if start.startswith(_GZIP):
-            return io.BufferedReader(cast("io.RawIOBase", gzip.GzipFile(fileobj=stream)), _BUFFER_BYTES)
+            return reader(cast("io.RawIOBase", gzip.GzipFile(fileobj=stream)), _BUFFER_BYTES)
         if start.startswith(_ZIP):
-            return io.BufferedReader(cast("io.RawIOBase", _only_member(stream)), _BUFFER_BYTES)
+            return reader(cast("io.RawIOBase", _only_member(stream)), _BUFFER_BYTES)
         return stream
+
+
+class _StepwiseReader(io.BufferedReader):
+    """Takes memory for what it reads as it reads it: the limit may rise with what has been read."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size <= _BUFFER_BYTES:
+            return super().read(size)
+        found = bytearray()
+        while len(found) < size and (part := super().read(min(size - len(found), _BUFFER_BYTES))):
+            found += part
+        return bytes(found)
 
 
 class _CountingReader(io.RawIOBase):
@@ -142,6 +157,8 @@ class _CountingReader(io.RawIOBase):
         data = cast("io.BufferedReader", self._stream).read1(len(buffer))
         buffer[: len(data)] = data
         self._input.bytes_read += len(data)
+        if self._input.on_read is not None:
+            self._input.on_read(len(data))
         return len(data)
 
     def close(self) -> None:
@@ -204,13 +221,34 @@ def open_inputs(argument: str, format_: Format | None = None, *, again: bool = F
 
 
 @contextmanager
-def limit_memory_for(name: str, stored_bytes: int) -> Iterator[None]:
+def limit_memory_for(name: str, stored_bytes: int) -> Iterator[Callable[[int], None]]:
     """Limits what the process may take for a file, as `limit_memory` does. Raises BadFile if it needs more."""
-    with limit_memory(stored_bytes):
+    with limit_memory(stored_bytes) as raise_limit:
         try:
-            yield
+            yield raise_limit
         except MemoryError as error:
             raise BadFile(f"{name}: {TOO_LARGE}") from error
+
+
+@contextmanager
+def limit_memory_of_inputs(name: str, sources: Sequence[Input]) -> Iterator[None]:
+    """Limits what the process may take for files that are open.
+
+    Where the size of one is not known, the limit rises as it is read.
+
+    Raises:
+        BadFile: They need more.
+    """
+    known = sum(source.bytes_read if source.size_bytes is None else source.size_bytes for source in sources)
+    unknown = [source for source in sources if source.size_bytes is None]
+    with limit_memory_for(name, known) as raise_limit:
+        for source in unknown:
+            source.on_read = raise_limit
+        try:
+            yield
+        finally:
+            for source in unknown:
+                source.on_read = None
 
 
 @contextmanager

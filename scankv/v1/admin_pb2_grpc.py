@@ -127,7 +127,9 @@ class AdminServiceServicer:
         """Gives the snapshots, consumers, column locks and opened writers of a table that belong to one principal, or to none,
         to another principal. Durable when this call returns. What is made while it runs may be left out. Open transactions
         stay as they are.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); DATA_LOSS DATA_LOSS.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); RESOURCE_EXHAUSTED
+        TOO_MANY_SNAPSHOTS, TOO_MANY_CONSUMERS (who is no admin of every table gives another principal at most half of its
+        share of the server; other parts of a table with tablets may have another owner then); DATA_LOSS DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,7 +56,9 @@ class AdminServiceStub:
     """Gives the snapshots, consumers, column locks and opened writers of a table that belong to one principal, or to none,
     to another principal. Durable when this call returns. What is made while it runs may be left out. Open transactions
     stay as they are.
-    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); DATA_LOSS DATA_LOSS.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); RESOURCE_EXHAUSTED
+    TOO_MANY_SNAPSHOTS, TOO_MANY_CONSUMERS (who is no admin of every table gives another principal at most half of its
+    share of the server; other parts of a table with tablets may have another owner then); DATA_LOSS DATA_LOSS.
     """
 
 @_typing.type_check_only
@@ -87,7 +89,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Gives the snapshots, consumers, column locks and opened writers of a table that belong to one principal, or to none,
     to another principal. Durable when this call returns. What is made while it runs may be left out. Open transactions
     stay as they are.
-    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); DATA_LOSS DATA_LOSS.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); RESOURCE_EXHAUSTED
+    TOO_MANY_SNAPSHOTS, TOO_MANY_CONSUMERS (who is no admin of every table gives another principal at most half of its
+    share of the server; other parts of a table with tablets may have another owner then); DATA_LOSS DATA_LOSS.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -157,7 +161,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Gives the snapshots, consumers, column locks and opened writers of a table that belong to one principal, or to none,
         to another principal. Durable when this call returns. What is made while it runs may be left out. Open transactions
         stay as they are.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); DATA_LOSS DATA_LOSS.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); RESOURCE_EXHAUSTED
+        TOO_MANY_SNAPSHOTS, TOO_MANY_CONSUMERS (who is no admin of every table gives another principal at most half of its
+        share of the server; other parts of a table with tablets may have another owner then); DATA_LOSS DATA_LOSS.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

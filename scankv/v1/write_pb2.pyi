@@ -132,7 +132,8 @@ class UpsertRequest(_message.Message):
     """6 to 8 and 13 to 15 are reserved."""
     table_incarnation: _builtins.str
     """The table incarnation that `encoded_rows` are made for. With `rows`: the one of the response to an earlier request
-    of the same data. If the table is another one now: TABLE_RECREATED. Empty: any, for `rows` only.
+    of the same data. If the table is another one now: TABLE_RECREATED, also if the request is only staged. Empty: any,
+    for `rows` only.
     """
     independent: _builtins.bool
     """Writes each of `encoded_rows` for itself, because they come from independent calls: WriteResponse.failures says
@@ -566,7 +567,7 @@ class OpenWriterRequest(_message.Message):
     """
     only_looks: _builtins.bool
     """Of the worker processes of a server, for a tablet: opens nothing. The answer says what the tablet knows, with an
-    epoch of 0 if it does not know the writer.
+    epoch of 0 if it does not know the writer. With `least_epoch` 1: checks that it may open the writer as a new one, too.
     """
     owner: _builtins.str
     """Of the worker processes of a server, for a tablet that knows no owner of the writer: its owner, as in

@@ -39,6 +39,7 @@ class CallerIdentity:
         limits: The limits that the token sets, by name. Others are those of the server for every caller.
         certificate_ends: The seconds since 1970 UTC at which the certificate ends that takes the place of a token.
             None: the caller has a token.
+        certificate: The name of the certificate in the caller's line of the token file. Empty: the caller has a token.
     """
 
     principal: str
@@ -47,6 +48,7 @@ class CallerIdentity:
     expires_at: float | None = None
     limits: tuple[tuple[str, float], ...] = ()
     certificate_ends: float | None = None
+    certificate: str = ""
 
 
 ANYBODY: Final = CallerIdentity("", Grants(["admin:*"]))
@@ -81,10 +83,10 @@ class TokenStore:
         self._verified: dict[str, CallerIdentity] = {}
         self._hashes = {id_: bytes.fromhex(record.sha256) for id_, record in records.items() if record.sha256}
         self._certified: dict[tuple[str, float], CallerIdentity] = {}
+        self._certificates = {id_: record.certificate for id_, record in records.items() if record.certificate}
         self._by_certificate: dict[str, list[str]] = {}
-        for id_, record in records.items():
-            if record.certificate:
-                self._by_certificate.setdefault(record.certificate, []).append(id_)
+        for id_, name in self._certificates.items():
+            self._by_certificate.setdefault(name, []).append(id_)
         self._places = {id_: place for place, id_ in enumerate(records)}
         self._revoked = {id_ for id_, record in records.items() if record.revoked is not None}
         self._callers = {
@@ -155,6 +157,8 @@ class TokenStore:
             self.reload()
         if id_ not in self._callers:
             return "the token was removed from the token file"
+        if id_ not in self._certificates:
+            return f"the token {id_} is no longer for a certificate"
         found = self._current(id_)
         if not isinstance(found, CallerIdentity):
             return found
@@ -165,13 +169,18 @@ class TokenStore:
             if len(self._certified) >= _MOST_CERTIFIED:
                 self._certified.clear()
             last = ends if found.expires_at is None else min(ends, found.expires_at)
-            known = self._certified[id_, ends] = replace(found, expires_at=last, certificate_ends=ends)
+            known = self._certified[id_, ends] = replace(
+                found, expires_at=last, certificate_ends=ends, certificate=self._certificates[id_]
+            )
         return known
 
     def renewed(self, caller: CallerIdentity) -> CallerIdentity | str:
         """Returns a caller who was verified before as of now, or why the caller's token is no longer valid."""
         if caller.certificate_ends is not None:
-            return self.certified(caller.token_id, caller.certificate_ends)
+            found = self.certified(caller.token_id, caller.certificate_ends)
+            if isinstance(found, CallerIdentity) and found.certificate != caller.certificate:
+                return f"the token {caller.token_id} of {caller.principal} is now for another certificate"
+            return found
         if caller.token_id not in self._callers:
             return "the token was removed from the token file"
         return self._current(caller.token_id)

@@ -22,6 +22,7 @@ KINDS: Final = ("CN", "DNS", "URI", "EMAIL")
 _MAX_NAME: Final = 300
 _MOST_REMEMBERED: Final = 1000
 _MOST_NAMED: Final = 5
+_MOST_SHOWN: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ClientCertificate:
     """What counts of the certificate of a client. Immutable.
 
     Attributes:
-        names: Its names, each with its kind, as in `CN=reports`.
+        names: Its names, each with its kind, as in `CN=reports`. Others than the token file can have do not count.
         ends: The seconds since 1970 UTC at which it stops being valid.
     """
 
@@ -37,8 +38,9 @@ class ClientCertificate:
     ends: float
 
     def __str__(self) -> str:
-        """Its first names, for errors."""
-        return ", ".join(self.names[:_MOST_NAMED]) or "without a name"
+        """Its first names, for errors. Long ones are cut."""
+        shown = (name if len(name) <= _MOST_SHOWN else f"{name[:_MOST_SHOWN]}..." for name in self.names[:_MOST_NAMED])
+        return ", ".join(shown) or "without a name"
 
 
 def checked_name(text: str) -> str:
@@ -48,7 +50,7 @@ def checked_name(text: str) -> str:
         UsageError: The text is not such a name.
     """
     kind, _, name = text.partition("=")
-    if kind.upper() not in KINDS or not 0 < len(name) <= _MAX_NAME or not name.isprintable():
+    if kind.upper() not in KINDS or not _may_count(name):
         raise UsageError(
             f"certificate must be one of {', '.join(KINDS)}, an equals sign, and a name in certificates of clients, as "
             f"in CN=reports or DNS=reports.example.com, not {text[:_MAX_NAME]!r}"
@@ -76,7 +78,7 @@ def _names_in(certificate: x509.Certificate) -> Iterator[str]:
 
     common = [each.value for each in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     # An authority may have checked only one of several.
-    if len(common) == 1 and isinstance(common[0], str):
+    if len(common) == 1 and isinstance(common[0], str) and _may_count(common[0]):
         yield _name("CN", common[0])
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -89,7 +91,13 @@ def _names_in(certificate: x509.Certificate) -> Iterator[str]:
     )
     for kind, type_ in kinds:
         for name in found.get_values_for_type(type_):
-            yield _name(kind, name)
+            if _may_count(name):
+                yield _name(kind, name)
+
+
+def _may_count(name: str) -> bool:
+    """Whether a name can stand in the token file, and in a line of the log."""
+    return 0 < len(name) <= _MAX_NAME and name.isprintable()
 
 
 def _name(kind: str, name: str) -> str:

@@ -29,7 +29,7 @@ CALLER: Final[ContextVar[CallerIdentity | None]] = ContextVar("scankv_caller", d
 `ANYBODY`, who may do everything and owns nothing. None: a call whose caller is not known yet, which may do nothing."""
 
 NAMED_OWNER: Final[ContextVar[str]] = ContextVar("scankv_named_owner", default="")
-"""Whom the current call names as the owner of what it makes, after a check. Empty: its caller will own it."""
+"""Whom an admin names as the owner of what the current call makes. Empty: its caller will own it."""
 
 _MAX_PRINCIPAL: Final = 200
 
@@ -51,11 +51,12 @@ def new_owner() -> str:
     return NAMED_OWNER.get() or current_principal()
 
 
-def check_named_owner(named: str, tables: Iterable[str]) -> None:
-    """Checks that the caller may make something that belongs to a principal.
+def check_named_owner(named: str, tables: Iterable[str]) -> str:
+    """Returns whom a call names as the owner of what it makes, once the caller may do that. Empty: nobody.
 
     Others could use up the share of a principal, and leave it what it has not asked for. Where no tokens are asked for,
-    all may do that, as they may assign owners.
+    all may do that, as they may assign owners. Who is no admin and names its own principal names nobody, because that
+    is no proof of anything.
 
     Args:
         named: The principal. Empty: that of the caller.
@@ -65,17 +66,21 @@ def check_named_owner(named: str, tables: Iterable[str]) -> None:
         InvalidRequest: The name is not allowed.
         PermissionDenied: It is another principal than that of the caller, who is no admin of the tables.
     """
-    if not named or named == current_principal():
-        return
+    if not named:
+        return ""
+    is_admin, principal = owner_check("what the call makes", tables).is_admin, current_principal()
+    if named == principal:
+        return named if is_admin else ""
     check_principal(named)
-    if not owner_check("what the call makes", tables).is_admin:
+    if not is_admin:
         raise PermissionDenied(
             f'the call names the principal "{named}" as the owner of what it makes, and the token is of '
-            f'"{current_principal()}": only a token with the role admin for its tables can name another principal; '
+            f'"{principal}": only a token with the role admin for its tables can name another principal; '
             "leave it out, or ask an admin to assign it",
             role=Role.ADMIN.text,
             principal=named,
         )
+    return named
 
 
 def check_principal(principal: str) -> None:
@@ -148,13 +153,22 @@ def own_share(most: int, share: float) -> int:
     return max(1, int(most * share))
 
 
+def share_for(principal: str, most: int, share: float) -> int:
+    """Returns up to how many of something, of which the whole server has a number, the current call gives a principal.
+
+    A principal uses its whole share itself. Others, who are admins of some tables only, leave it half of that.
+    """
+    own = own_share(most, share)
+    return own if principal == current_principal() else own // 2
+
+
 def admin_reserve(most: int) -> int:
     """Returns how many of something only admins get, of the most that may be there."""
     return most // _RESERVED
 
 
 def share_refusal(
-    things: str, mine: int, taken: int, most: int, share: float, tables: Iterable[str], *, remedy: str = "end some"
+    things: str, mine: int, taken: int, most: int, share: float, tables: Iterable[str] = (), *, remedy: str = "end some"
 ) -> str | None:
     """Returns why the current call may not make another one of something, although the server has place. None: it may.
 
@@ -166,21 +180,43 @@ def share_refusal(
         taken: How many of them are there.
         most: The most that may be there.
         share: The share of them that one principal may have (`max_caller_share`).
-        tables: The tables that it is about.
+        tables: The tables that have this number of them. Empty: the whole server has, so only who is an admin of every
+            table is an admin.
         remedy: What the principal can do.
     """
     principal = new_owner()
     if not principal or owner_check(things, tables).is_admin:
         return None
-    own = own_share(most, share)
-    if mine >= own:
-        return (
-            f'the principal "{principal}" has {mine:,} {things}; the limit of each principal is {own:,} of {most:,}: '
-            f"{remedy}, or raise max_caller_share"
-        )
+    if mine >= share_for(principal, most, share):
+        return _share_text(principal, mine, things, most, share, remedy)
     if taken >= most - admin_reserve(most):
         return (
             f"there are {taken:,} {things}; the limit is {most:,}, of which the last {admin_reserve(most):,} are for "
             f"admins: {remedy}, or ask an admin"
         )
     return None
+
+
+def assignment_refusal(things: str, principal: str, mine: int, given: int, most: int, share: float) -> str | None:
+    """Returns why the current call may not give a principal more of something that the whole server counts.
+
+    Args:
+        things: What it would give, in the plural.
+        principal: To whom.
+        mine: How many of them belong to it now.
+        given: How many more would.
+        most: The most that may be there.
+        share: The share of them that one principal may have (`max_caller_share`).
+    """
+    if not given or owner_check(things, ()).is_admin or mine + given <= share_for(principal, most, share):
+        return None
+    return _share_text(principal, mine, f"{things}, and would get {given:,} more", most, share, "end some")
+
+
+def _share_text(principal: str, mine: int, things: str, most: int, share: float, remedy: str) -> str:
+    own, given = own_share(most, share), share_for(principal, most, share)
+    half = f", and who names or assigns it without being an admin of every table gives it {given:,}"
+    return (
+        f'the principal "{principal}" has {mine:,} {things}; the limit of each principal is {own:,} of {most:,}'
+        f"{half if given < own else ''}: {remedy}, or raise max_caller_share"
+    )

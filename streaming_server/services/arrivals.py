@@ -17,17 +17,30 @@ _SLACK_BYTES_PER_SECOND: Final = 64 * 1024
 _SHARE_OF_FRAMES: Final = 64
 """One byte in so many may belong to the frames and the TLS records of a message."""
 
+_RECORD_SECONDS: Final = 30.0
+"""How long what a connection receives is added up. Without an end, what it may receive would grow without a bound."""
+
 
 class _Connection:
     """A connection while messages arrive on it."""
 
-    __slots__ = ("before", "began", "expected_bytes", "message_bytes", "messages")
+    __slots__ = ("before", "began", "expected_bytes", "message_bytes", "messages", "received_bytes")
 
-    def __init__(self, before: int) -> None:
-        self.before = before
-        self.began = time.monotonic()
+    def __init__(self, now: float, before: int) -> None:
+        self.received_bytes = before
         self.messages = 0
         self.expected_bytes = 0
+        self.begin_anew(now, before)
+
+    def begin_anew(self, now: float, before: int) -> None:
+        """Begins the record anew. The messages that are arriving stay expected.
+
+        Args:
+            now: Monotonic seconds.
+            before: How much the connection has received that does not belong to these messages.
+        """
+        self.before = before
+        self.began = now
         self.message_bytes = 0
 
 
@@ -41,10 +54,12 @@ class Arrivals:
 
     Args:
         received_bytes: Returns how many bytes a connection has received since it began. None: it is not known.
+        now: Returns monotonic seconds.
     """
 
-    def __init__(self, received_bytes: Callable[[str], int | None]) -> None:
+    def __init__(self, received_bytes: Callable[[str], int | None], now: Callable[[], float] = time.monotonic) -> None:
         self._received_bytes = received_bytes
+        self._now = now
         self._connections: dict[str, _Connection] = {}
 
     def begin(self, connection: str, expected_bytes: int) -> Arrival:
@@ -57,8 +72,11 @@ class Arrivals:
         found = self._connections.get(connection)
         if found is None:
             # One that is not known yet is young, so that all it has received counts.
-            found = _Connection(self._received_bytes(connection) or 0 if connection else 0)
+            found = _Connection(self._now(), self._received_bytes(connection) or 0 if connection else 0)
             self._connections[connection] = found
+        elif self._now() - found.began >= _RECORD_SECONDS:
+            # No message that claims the largest size looks at the connection.
+            self._is_exceeded(connection, found)
         found.messages += 1
         found.expected_bytes += expected_bytes
         return Arrival(self, connection, found, expected_bytes)
@@ -72,9 +90,17 @@ class Arrivals:
         received = self._received_bytes(name) if name else None
         if received is None:
             return False
-        known = found.expected_bytes + found.message_bytes + found.message_bytes // _SHARE_OF_FRAMES
-        slack = _SLACK_BYTES + _SLACK_BYTES_PER_SECOND * (time.monotonic() - found.began)
-        return received - found.before > known + slack
+        # It falls when one of two connections from the same address ends, whose bytes no longer count.
+        found.before -= max(0, found.received_bytes - received)
+        found.received_bytes = received
+        seconds = self._now() - found.began
+        slack = _SLACK_BYTES + int(_SLACK_BYTES_PER_SECOND * min(seconds, _RECORD_SECONDS))
+        arrived = found.message_bytes + found.message_bytes // _SHARE_OF_FRAMES
+        # What belongs to messages that are still arriving, or to none.
+        rest = received - found.before - arrived - slack
+        if seconds >= _RECORD_SECONDS:
+            found.begin_anew(self._now(), received - min(max(0, rest), found.expected_bytes))
+        return rest > found.expected_bytes
 
     def _end(self, name: str, found: _Connection) -> None:
         found.messages -= 1

@@ -60,7 +60,7 @@ class AuditTrail:
     def begin(
         self, call: CurrentCall, permission: Permission, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AuditedCall:
-        """Has a call recorded when it ends, if it changes something or is refused, or if reads are recorded."""
+        """Has a call recorded when it ends, if it changes something, names an owner or is refused, or if reads are."""
         audited = AuditedCall(self, call, permission, context)
         call.on_end = audited.end
         return audited
@@ -138,9 +138,11 @@ class AuditedCall:
         names = [str(getattr(request, scope.field)) for scope in scopes if isinstance(scope, NamedTable)]
         self.tables = [name[:_MAX_RESOURCE] for name in names if name]
         fields = request.DESCRIPTOR.fields_by_name
+        self._is_recorded = self._is_recorded or self._names_another(request)
         if self._is_recorded:
-            for name in _RESOURCES:
-                if name in fields and (value := getattr(request, name)):
+            found = {name: getattr(request, name) for name in _RESOURCES if name in fields}
+            for name, value in (found | self._ids_of(request)).items():
+                if value:
                     self._resources[name] = value[:_MAX_RESOURCE]
             if "writer" in fields:
                 (writer,) = ids_in(request, ["writer" if fields["writer"].message_type is None else "writer.id"])
@@ -149,6 +151,22 @@ class AuditedCall:
             if "set_options" in fields and (options := _options(request)):
                 self._resources["options"] = options[:_MAX_RESOURCE]
 
+    def _ids_of(self, request: Message) -> dict[str, str]:
+        """Returns ids and principals in the messages of a request."""
+        permission = self._permission
+        fields = {each.field.rpartition(".")[2]: each.field for each in permission.owned if "." in each.field}
+        if "." in permission.owner_field:
+            fields["principal"] = permission.owner_field
+        known = {name: field for name, field in fields.items() if name in _RESOURCES}
+        return dict(zip(known, ids_in(request, known.values()), strict=True))
+
+    def _names_another(self, request: Message) -> bool:
+        """Whether a request makes something for another principal than that of its caller."""
+        if not self._permission.owner_field:
+            return False
+        (named,) = ids_in(request, [self._permission.owner_field])
+        return bool(named) and (self.caller is None or named != self.caller.principal)
+
     def read_response(self, response: Any) -> None:  # noqa: ANN401  # a message
         """Takes the number of rows from a response that has one."""
         rows = getattr(response, "rows", None)
@@ -156,7 +174,7 @@ class AuditedCall:
             self._rows = rows
 
     def end(self, code: str, seconds: float) -> None:
-        """Records the call if it changes something or was refused, or if reads are recorded.
+        """Records the call if it changes something, names an owner or was refused, or if reads are recorded.
 
         Args:
             code: The name of its status.

@@ -70,7 +70,8 @@ class ConnectionWatch:
         self._authenticated: dict[str, tuple[str, int] | None] = {}
         self._authenticating = Counter[str]()
         self._open: dict[int, OpenConnection | None] = {}
-        self._by_address: dict[tuple[str, int], OpenConnection] = {}
+        # A client may connect from one port to several addresses of the server. gRPC names only the client's.
+        self._by_address: dict[tuple[str, int], list[OpenConnection]] = {}
         self._unwanted = set[tuple[str, int]]()
         self._shall_check = asyncio.Event()
 
@@ -103,21 +104,24 @@ class ConnectionWatch:
         address = address_of_peer(peer)
         if address is None:
             return
-        known = self._by_address.get(address)
-        if known is not None and close_all([known]):
-            self.ended += 1
+        if closed := close_all(self._by_address.get(address, ())):
+            self.ended += closed
             return
         self._unwanted.add(address)
         self._shall_check.set()
 
     def received_bytes(self, peer: str) -> int | None:
-        """Returns how many bytes a connection has received since it began. None: no check has seen it yet."""
+        """Returns how many bytes a connection has received since it began. None: no check has seen it yet.
+
+        It is the sum if several connections have the address of the client.
+        """
         address = self._authenticated.get(peer) or address_of_peer(peer)
         known = None if address is None else self._by_address.get(address)
         if known is None:
             self._shall_check.set()
             return None
-        return received_bytes(known)
+        received = [size for each in known if (size := received_bytes(each)) is not None]
+        return sum(received) if received else None
 
     async def run(self) -> None:
         """Looks at the connections again and again."""
@@ -146,7 +150,10 @@ class ConnectionWatch:
         recorded = dict(self._authenticated)
         self._open = await asyncio.to_thread(find_connections, self._open, self.ports, time.monotonic())
         connections = [each for each in self._open.values() if each is not None]
-        self._by_address = {each.address: each for each in connections}
+        by_address: dict[tuple[str, int], list[OpenConnection]] = defaultdict(list)
+        for each in connections:
+            by_address[each.address].append(each)
+        self._by_address = dict(by_address)
         for peer, address in recorded.items():
             if address not in self._by_address:
                 del self._authenticated[peer]
@@ -164,7 +171,7 @@ class ConnectionWatch:
         )
         if ending:
             _log.info("ending %d connections that have had no authenticated call", len(ending))
-        refused = [self._by_address[address] for address in unwanted if address in self._by_address]
+        refused = [each for address in unwanted for each in self._by_address.get(address, ())]
         self.ended += await asyncio.to_thread(close_all, {*ending, *refused})
         return has_few_left or bool(ending)
 

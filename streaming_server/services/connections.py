@@ -131,7 +131,14 @@ def _close(descriptor: int, wanted: tuple[str, int]) -> bool:
 @contextmanager
 def _opened(descriptor: int) -> Iterator[socket.socket]:
     """Gives a descriptor of its own, which names the same connection even if gRPC closes its descriptor now."""
-    with socket.socket(fileno=os.dup(descriptor)) as connection:
+    duplicate = os.dup(descriptor)
+    try:
+        connection = socket.socket(fileno=duplicate)
+    except OSError:
+        # gRPC has closed its descriptor, and the number is now something else.
+        os.close(duplicate)
+        raise
+    with connection:
         yield connection
 
 

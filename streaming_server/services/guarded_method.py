@@ -283,23 +283,21 @@ class _GuardedMethod:
             if (call := CURRENT_CALL.get()) is not None:
                 call.may_last = True
         if received.route is None or isinstance(received.route, JoinedCall):
-            tables = self._authorize(received)
+            self._authorize(received)
             if self._permission.owner_field:
-                (named,) = ids_in(request, [self._permission.owner_field])
-                check_named_owner(named, tables)
-                NAMED_OWNER.set(named)
+                named, table = ids_in(request, [self._permission.owner_field, self._permission.owner_table])
+                NAMED_OWNER.set(check_named_owner(named, filter(None, [table])))
 
-    def _authorize(self, received: _ArrivedCall) -> list[str]:
-        """Checks that a call that this process answers may be made. Returns the tables that it names by then."""
+    def _authorize(self, received: _ArrivedCall) -> None:
+        """Checks that a call that this process answers may be made."""
         if self._access is None or received.caller is None:
-            return []
+            return
         # The message may have taken long.
         received.caller = self._access.renew(received.caller)
         CALLER.set(received.caller)
         tables = self._access.authorize(received.caller, self._permission, received.request)
         if received.audited is not None:
             received.audited.tables = tables
-        return tables
 
     async def _answer(self, _: object, context: Context[Any, Any]) -> bytes:
         self._turns.begin_call(context)

@@ -137,6 +137,8 @@ class Permission:
         owned: What the request names that must belong to the caller, if it exists.
         owner_field: The field of the request that names the owner of what the call makes. A dot stands between a
             message and its field. Empty: it makes nothing that has an owner.
+        owner_table: The field of the request with the table whose admins may name another principal there. If it is
+            empty, only an admin of every table may.
     """
 
     requirements: tuple[Requirement, ...] = ()
@@ -145,6 +147,7 @@ class Permission:
     of_workers: bool = False
     owned: tuple[Owned, ...] = ()
     owner_field: str = ""
+    owner_table: str = "table"
 
     @property
     def is_open(self) -> bool:
@@ -271,14 +274,18 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "UseSnapshot": _needs(READ, _TABLE, _SNAPSHOT),
     },
     "TransactionService": {
-        "BeginTransaction": _needs(
-            WRITE,
-            SomeTable(),
-            NamedById("transaction", ("id",), _id_tables),
-            # Not a `NamedTable`: all workers take part in the call, not only the owner of the table.
-            NamedById("job", ("job.table",), _job_tables),
-            owned=[Owned("transaction", "id")],
-            owner_field="principal",
+        "BeginTransaction": replace(
+            _needs(
+                WRITE,
+                SomeTable(),
+                NamedById("transaction", ("id",), _id_tables),
+                # Not a `NamedTable`: all workers take part in the call, not only the owner of the table.
+                NamedById("job", ("job.table",), _job_tables),
+                owned=[Owned("transaction", "id")],
+                owner_field="principal",
+            ),
+            # Not those of an open transaction of this id, which the new one may replace.
+            owner_table="job.table",
         ),
         "GetForUpdate": _needs(WRITE, _TABLE, _TOKEN, owned=_OWN_TOKEN),
         "LookupStaged": Permission((Requirement(READ, _TABLE), Requirement(WRITE, _TOKEN)), owned=_OWN_TOKEN),

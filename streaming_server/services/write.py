@@ -150,6 +150,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         data: bytes,
     ) -> write_pb2.WriteResponse:
         """Stages a write as a part of its transaction."""
+        check_same_table(request, table.definition)
         rows = await self._tables.transactions.staging.stage(
             staged_id_of(request),
             table,
@@ -193,7 +194,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             table = self._tables.table(request.table)
             history = table.definition.history
             if request.only_looks:
-                found = await table.writes.find_writer(request.id)
+                found = await table.writes.find_writer(request.id, may_be_new=request.least_epoch == 1)
                 return write_pb2.OpenWriterResponse(
                     epoch=found.epoch, next_sequence=found.next_sequence, owner=found.owner
                 )

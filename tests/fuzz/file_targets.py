@@ -21,7 +21,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from scankv.formats.blocks import BadRowError, BadRows
 from scankv.formats.files import BadFile, Format, open_input
 from scankv.formats.reader import infer_schema, read_blocks
+from scankv.lake.formats import open_lake_table
+from scankv.lake.lake_table import LakeColumn, LakeState
 from scankv.lake.sources.sources import open_source
+from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import ScanKvError
 from scankv.model.types.conform import check_batch
 from streaming_server.clock import StoredTimes
@@ -181,6 +184,54 @@ def _table(format_: SourceFormat) -> tuple[str, list[Path]]:
     location = next((path for path in files if path.name.endswith(".metadata.json")), root)
     assert open_source(str(location), format_).reader.read_all().to_pylist() == rows.to_pylist()
     return str(location), files
+
+
+def delta_log(data: bytes) -> None:
+    """Reads a published Delta table whose commit (first byte even) or checkpoint (odd) has the other bytes."""
+    with tempfile.TemporaryDirectory(prefix="fuzzed-") as directory:
+        log = Path(directory) / "_delta_log"
+        log.mkdir()
+        name = f"{0:020}.checkpoint.parquet" if data[:1] and data[0] % 2 else f"{0:020}.json"
+        (log / name).write_bytes(data[1:])
+        table = open_lake_table(directory, "delta")
+        if (version := table.load()) is not None:
+            for file in version.files:
+                table.paths_of(file)
+        if name.endswith(".json"):
+            table.view_time(0)
+
+
+def delta_logs() -> list[bytes]:
+    """Returns a commit and a checkpoint of a published Delta table, each with a byte before it."""
+    state = LakeState(
+        table="t.t",
+        content="rows",
+        log_offsets=LogOffsets.of({0: 1}, "a"),
+        view_time="2026-01-01T00:00:00+00:00",
+        schema_id=1,
+        expiry="",
+        partition_by=(),
+        schemas={1: [LakeColumn(1, "k", "int64")]},
+        commit_id="c",
+    )
+    vector = {"storageType": "u", "pathOrInlineDv": "a" * 20, "offset": 1, "sizeInBytes": 9, "cardinality": 1}
+    add = {"path": "a.parquet", "partitionValues": {"p": "1"}, "size": 1, "tags": {"a": "b"}, "stats": "{}"}
+    actions: list[dict[str, Any]] = [
+        {"protocol": {"minReaderVersion": 3, "readerFeatures": ["deletionVectors"], "writerFeatures": []}},
+        {"metaData": {"configuration": state.to_properties()}},
+        {"add": {**add, "deletionVector": vector}},
+        {"remove": {"path": "b.parquet", "deletionTimestamp": 1}},
+    ]
+    texts = pa.map_(pa.string(), pa.string())
+    types = {"configuration": texts, "partitionValues": texts, "tags": texts}
+    columns = {}
+    for name in ("protocol", "metaData", "add", "remove"):
+        fields = next(action[name] for action in actions if name in action)
+        type_ = pa.struct([(key, types.get(key) or pa.scalar(value).type) for key, value in fields.items()])
+        columns[name] = pa.array([action.get(name) for action in actions], type_)
+    checkpoint = io.BytesIO()
+    parquet.write_table(pa.table(columns), checkpoint)
+    return [b"\0" + "\n".join(map(json.dumps, actions)).encode(), b"\1" + checkpoint.getvalue()]
 
 
 def manifest(data: bytes) -> None:

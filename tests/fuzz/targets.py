@@ -51,6 +51,8 @@ from streaming_server.storage.rows.table_codec import TableCodec
 from tests.fuzz.file_targets import (
     arrow_files,
     csv_files,
+    delta_log,
+    delta_logs,
     file_reader,
     json_files,
     manifest,
@@ -270,6 +272,7 @@ TARGETS: Final[dict[str, Target]] = {
     "Parquet files": Target(file_reader(Format.PARQUET), parquet_files, weight=5),
     "Arrow files": Target(file_reader(Format.ARROW), arrow_files, weight=5),
     "Delta tables": Target(source_reader("delta"), lambda: source_files("delta"), (ScanKvError,), weight=5),
+    "Delta logs": Target(delta_log, delta_logs, (ScanKvError,), weight=5),
     "Iceberg tables": Target(source_reader("iceberg"), lambda: source_files("iceberg"), (ScanKvError,), weight=5),
     "Parquet tables": Target(source_reader("parquet"), lambda: source_files("parquet"), (ScanKvError,), weight=5),
     "backup manifests": Target(manifest, manifests, weight=3),

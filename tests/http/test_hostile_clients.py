@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import ssl
 import time
@@ -105,14 +106,65 @@ def test_a_reader_that_takes_nothing_is_disconnected_and_its_scan_ends(
         wait_until(lambda: wide.name not in [scan.table for scan in client.live_scans()], "the end of the scan")
 
 
-def test_more_connections_than_allowed_are_closed_and_the_others_served(impatient: GatewayProcess) -> None:
-    with ExitStack() as stack:
-        connections = [stack.enter_context(opened(impatient)) for _ in range(60)]
-        refused = 0
-        for connection in connections[40:]:
-            refused += ends(connection)
-        assert refused == 20
-    wait_until(lambda: _status(impatient) == 200, "a free connection")
+def test_of_too_many_connections_the_oldest_end_that_await_a_request(shared_server: ServerProcess) -> None:
+    with GatewayProcess(shared_server.url, max_connections=6, request_seconds=600.0) as gateway, ExitStack() as stack:
+        connections = [stack.enter_context(opened(gateway)) for _ in range(6)]
+        assert answer_of(connections[0], "/v1/tables")  # Its place counts, too.
+        newer = [stack.enter_context(opened(gateway)) for _ in range(3)]
+        assert all(ends(each) for each in connections[:3])
+        assert all(answer_of(each, "/healthz") for each in (*connections[3:], *newer))
+
+
+def test_connections_with_a_running_request_are_not_ended_for_others(
+    shared_server: ServerProcess, scores: Table
+) -> None:
+    with GatewayProcess(shared_server.url, max_connections=3) as gateway, ExitStack() as stack:
+        first, idle, second = [stack.enter_context(opened(gateway)) for _ in range(3)]
+        assert answer_of(idle, "/v1/tables")
+        for stream in (first, second):
+            assert answer_of(stream, f"/v1/tables/{scores.name}/watch/count").startswith(b"HTTP/1.1 200")
+        third = stack.enter_context(opened(gateway))
+        assert ends(idle)
+        assert answer_of(third, f"/v1/tables/{scores.name}/watch/count").startswith(b"HTTP/1.1 200")
+        assert ends(stack.enter_context(opened(gateway)))
+        for stream in (first, second, third):
+            stream.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                ends(stream)
+
+
+def test_a_request_of_a_connection_that_ended_as_one_too_many_is_not_answered(
+    shared_server: ServerProcess, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    settings = {"max_unknown_connections": 5, "access_log": True}
+    with GatewayProcess(shared_server.url, log, **settings) as gateway, ExitStack() as stack:
+        assert gateway.get("/healthz").status == 200
+        # So it accepts all connections at once, when their requests have arrived.
+        gateway.process.send_signal(signal.SIGSTOP)
+        try:
+            flood = [stack.enter_context(opened(gateway)) for _ in range(20)]
+            for each in flood:
+                each.sendall(b"GET /v1/tables HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        finally:
+            gateway.process.send_signal(signal.SIGCONT)
+        assert all(each.recv(65536) for each in flood[15:])
+        assert all(ends(each) for each in flood[:15])
+        wait_until(lambda: log.read_text().count('"path": "/v1/tables"') >= 5, "the lines of the last five")
+        assert gateway.get("/healthz").status == 200
+    assert log.read_text().count('"path": "/v1/tables"') == 5
+
+
+def test_a_request_whose_client_leaves_before_its_answer_ends(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It never answers, so calls are repeated for a minute.
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        with GatewayProcess(url, log, access_log=True) as gateway:
+            assert gateway.get("/healthz").status == 200
+            with opened(gateway) as connection:
+                connection.sendall(b"GET /v1/tables HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                silent.accept()[0].close()
+            wait_until(lambda: '"path": "/v1/tables", "status": null' in log.read_text(), "the line of the request")
 
 
 def test_an_address_has_few_connections_without_a_call_of_the_server(shared_server: ServerProcess) -> None:
@@ -170,13 +222,6 @@ def answer_of(connection: socket.socket, path: str) -> bytes:
     """Sends a request, and returns the beginning of its answer. Empty: the gateway has ended the connection."""
     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return connection.recv(65536)
-
-
-def _status(gateway: GatewayProcess) -> int:
-    try:
-        return gateway.get("/healthz").status
-    except OSError:
-        return 0
 
 
 @pytest.mark.parametrize(

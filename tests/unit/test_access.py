@@ -8,6 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
 from scankv.model.errors import UsageError
 from streaming_server.access.callers import CallerIdentity, TokenStore
@@ -128,6 +133,38 @@ def test_a_caller_with_a_certificate_ends_with_the_certificate_or_the_line_which
     assert isinstance(caller, CallerIdentity)
     assert caller.expires_at == NOW.timestamp() + 10
     assert store(path, 10).renewed(caller) == "the certificate of etl has expired"
+
+
+@pytest.mark.parametrize("changed", [{"certificate": "CN=b"}, {"certificate": None, "sha256": "0" * 64}])
+def test_a_caller_ends_when_the_line_is_for_another_certificate(path: Path, changed: dict[str, str | None]) -> None:
+    create(path, certificate="CN=a")
+    tokens = store(path)
+    caller = tokens.identify(certificate("CN=a"))
+    assert isinstance(caller, CallerIdentity)
+    line = {**json.loads(path.read_text()), **changed}
+    path.write_text(json.dumps({name: value for name, value in line.items() if value is not None}) + "\n")
+    tokens.reload()
+    assert "certificate" in str(tokens.renewed(caller))
+    assert not isinstance(tokens.renewed(caller), CallerIdentity)
+
+
+@pytest.mark.parametrize("name", ["a\nERROR of another", "a\x1b[2J", "a\u202eb", "x" * 301])
+def test_names_that_no_line_can_have_do_not_count(tmp_path: Path, name: str) -> None:
+    found = read_certificate(self_signed(name))
+    assert (found.names, str(found)) == ((), "without a name")
+
+
+def test_long_names_of_a_certificate_are_cut_in_errors() -> None:
+    assert str(certificate("CN=" + "x" * 300, "DNS=a")) == "CN=" + "x" * 97 + "..., DNS=a"
+
+
+def self_signed(name: str) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    # A common name has at most 64 characters.
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if len(name) <= 64 else [])
+    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name)] if name.isascii() else [])
+    builder = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number(), NOW, NOW)
+    return builder.add_extension(names, critical=False).sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def test_names_of_a_certificate_are_read_with_their_kinds(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _ACTIONS: Final = ("protocol", "metaData", "add", "remove")
 _MAPS: Final = ("partitionValues", "tags", "configuration", "options")
 
+_TEXT_MAPS: Final = ("partitionValues", "tags", "configuration")
+
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "path": (str,),
     "size": (int,),
@@ -157,13 +159,7 @@ def read_commit(location: LakeLocation, version: int) -> list[Action]:
     try:
         if content is None:
             raise ValueError("it is gone")
-        actions = [json.loads(line) for line in content.splitlines() if line.strip()]
-        if not all(isinstance(action, dict) for action in actions):
-            raise ValueError("a line is not an object")
-        for action in actions:
-            for name in (*_ACTIONS, "commitInfo"):
-                _check_fields(name, action.get(name))
-        return actions
+        return _checked([json.loads(line) for line in content.splitlines() if line.strip()])
     except (ValueError, RecursionError) as error:
         raise _damaged(location, f"{path}: {error}") from error
 
@@ -206,11 +202,30 @@ def _read_checkpoint(location: LakeLocation, version: int) -> list[Action]:
         if content is None:
             raise ValueError("it is gone")
         table = parquet.read_table(pa.BufferReader(content), columns=list(_ACTIONS))
-    except (ValueError, OSError, pa.ArrowException) as error:
+        table.validate(full=True)
+        rows = table.to_pylist()
+        return _checked(
+            [
+                {
+                    name: _with_maps(action) if isinstance(action, dict) else action
+                    for name, action in row.items()
+                    if action is not None
+                }
+                for row in rows
+            ]
+        )
+    except (ValueError, TypeError, OSError, MemoryError, pa.ArrowException) as error:
         raise _damaged(location, f"{path}: {error}") from error
-    return [
-        {name: _with_maps(action) for name, action in row.items() if action is not None} for row in table.to_pylist()
-    ]
+
+
+def _checked(actions: list[Any]) -> list[Action]:
+    """Returns the actions of a commit or a checkpoint. Raises ValueError if they have not the form that we read."""
+    if not all(isinstance(action, dict) for action in actions):
+        raise ValueError("a line is not an object")
+    for action in actions:
+        for name in (*_ACTIONS, "commitInfo"):
+            _check_fields(name, action.get(name))
+    return actions
 
 
 def _with_maps(action: Action) -> Action:
@@ -237,7 +252,15 @@ def _check_fields(name: str, value: object) -> None:
         found = value.get(field_name)
         if found is not None and type(found) not in types:
             raise ValueError(f"{field_name} of {name} must be of type {types[0].__name__}, not {found!r:.40}")
+        if isinstance(found, list) and not all(isinstance(each, str) for each in found):
+            raise ValueError(f"{field_name} of {name} must have texts only, not {found!r:.40}")
+        if field_name in _TEXT_MAPS and found and not all(_is_text_or_null(each) for each in found.values()):
+            raise ValueError(f"{field_name} of {name} must have texts only, not {found!r:.40}")
     _check_fields("deletionVector", value.get("deletionVector"))
+
+
+def _is_text_or_null(value: object) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def _damaged(location: LakeLocation, what: str) -> LakeDamaged:

@@ -90,17 +90,17 @@ class DeltaLakeTable(LakeTable):
         return _paths_of(file.stored)
 
     def _version_of(self, log: DeltaLog) -> LakeVersion:
-        unknown = set(log.protocol.get("writerFeatures", ())) - _FEATURES
+        unknown = set(log.protocol.get("writerFeatures") or ()) - _FEATURES
         if unknown:
             raise LakeDamaged(
                 f"the Delta table in {self.location} has the table feature {min(unknown)}, with which ScanKV cannot "
                 "write: choose another location, or remove the table there and publish again"
             )
-        properties = log.metadata.get("configuration", {})
+        properties = log.metadata.get("configuration") or {}
         state = LakeState.of_properties(properties, str(self.location))
         files = [_data_file(add) for add in log.adds.values()]
         known = tuple(file for file in files if file is not None)
-        foreign = len(known) < len(files) or log.files_version > int(properties.get(_VERSION, -1))
+        foreign = len(known) < len(files) or log.files_version > self._own_version(properties)
         column = misread_partition_column(properties, (add["partitionValues"] for add in log.adds.values()))
         misread = (
             None
@@ -111,6 +111,15 @@ class DeltaLakeTable(LakeTable):
             )
         )
         return LakeVersion(version=log.version, state=state, files=known, foreign=foreign, misread=misread, stored=log)
+
+    def _own_version(self, properties: Mapping[str, str]) -> int:
+        try:
+            return int(properties.get(_VERSION, -1))
+        except (TypeError, ValueError) as error:
+            raise LakeDamaged(
+                f"the Delta table in {self.location} cannot be read: its property {_VERSION} must be a whole number; "
+                "restore its log, or remove the table and publish again"
+            ) from error
 
     def commit(self, base: LakeVersion | None, change: LakeChange) -> int:
         """Creates the file of the next commit, unless it exists."""

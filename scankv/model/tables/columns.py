@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from scankv.model.errors import SchemaMismatch, did_you_mean
 from scankv.model.limits import MAX_COLUMNS
+from scankv.model.types.ipc_compression import is_compressed
 from scankv.model.types.types import check_field_name, check_unique, format_type, storable_type
 
 if TYPE_CHECKING:
@@ -163,7 +164,10 @@ def _scalar_from_text(text: str | None, type_: pa.DataType) -> pa.Scalar | None:
     if text is None:
         return None
     data = pa.py_buffer(base64.b64decode(text, validate=True))
-    return pa.ipc.read_record_batch(data, pa.schema([("value", type_)])).column(0)[0]
+    message = pa.ipc.read_message(data)
+    if message.type != "record batch" or is_compressed(message.metadata):
+        raise ValueError("a default value must be an Arrow record batch without compression")
+    return pa.ipc.read_record_batch(message, pa.schema([("value", type_)])).column(0)[0]
 
 
 def columns_from(schema: pa.Schema, first_id: int) -> tuple[ColumnDefinition, ...]:

@@ -441,7 +441,13 @@ class LiveBucket:
             raise self.record_error(error) from error.__cause__
 
     def record_error(self, error: ScanKvError) -> ScanKvError:
-        """Returns the error with the bucket in its details. Logs damage, and records it."""
+        """Returns the error with the bucket in its details. Logs damage, and records it.
+
+        Files that cannot be read because the bucket was closed and removed are no damage: then it returns why it was
+        closed.
+        """
+        if isinstance(error, DataLoss) and self._closed is not None and not self._opener.path.exists():
+            return copy(self._closed)
         error.details.setdefault("table", self.table)
         error.details.setdefault("bucket", str(self.number))
         if isinstance(error, DataLoss):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge
 from scankv.model.limits import MAX_REQUEST_BYTES, MAX_REQUEST_ROWS
 from scankv.model.types.conform import check_batch, check_columns
+from scankv.model.types.ipc_compression import is_compressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_FORMER_COMPRESSION: Final = b"ARROW:experimental_compression"
-"""Arrow still decompresses a batch of format version 4 that names its compression in metadata with this key."""
 
 
 def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = None) -> pa.RecordBatch:
@@ -129,34 +127,10 @@ def _plain_batches(data: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
             raise InvalidRequest(
                 f"the Arrow IPC stream has a message of type {message.type}: send plain record batches"
             )
-        if _is_compressed(message.metadata):
+        if is_compressed(message.metadata):
             raise InvalidRequest("the Arrow IPC stream is compressed: send it without buffer compression")
         batches.append(pa.ipc.read_record_batch(message, schema))
     return batches
-
-
-def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether a record batch message names a body compression, in its header or as Arrow 0.17 did.
-
-    Reads two flatbuffer tables: `Message` (field 2 is the header) and in it `RecordBatch` (field 3 is the compression),
-    as laid out in Arrow's `format/Message.fbs`.
-    """
-    data = memoryview(metadata)
-    if _FORMER_COMPRESSION in bytes(data):
-        return True
-
-    def u32(position: int) -> int:
-        return int.from_bytes(data[position : position + 4], "little")
-
-    def field(table: int, number: int) -> int:
-        vtable = table - int.from_bytes(data[table : table + 4], "little", signed=True)
-        size = int.from_bytes(data[vtable : vtable + 2], "little")
-        slot = 4 + 2 * number
-        offset = int.from_bytes(data[vtable + slot : vtable + slot + 2], "little") if slot < size else 0
-        return table + offset if offset else 0
-
-    header = field(u32(0), 2)
-    return bool(header) and bool(field(header + u32(header), 3))
 
 
 def widen(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -19,7 +19,13 @@ from scankv.model.errors import (
     TooManyConsumers,
 )
 from scankv.model.names import check_consumer_id
-from streaming_server.access.owners import continuing_principal, current_principal, new_owner, share_refusal
+from streaming_server.access.owners import (
+    assignment_refusal,
+    continuing_principal,
+    current_principal,
+    new_owner,
+    share_refusal,
+)
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
     ConsumerInfo,
@@ -389,6 +395,17 @@ class ConsumerRegistry:
                         given += 1
         return given
 
+    def check_assignment(self, table: TableState, before: str, principal: str) -> None:
+        """Raises TooManyConsumers if the caller may not give a principal as many as `assign` would."""
+        group, more = self._group(table), 0
+        if before != principal:
+            known = group.consumers.values()
+            more = sum(each.committed is not None and (each.principal or "") == before for each in known)
+        mine = self._count_of(principal)
+        refusal = assignment_refusal("consumers", principal, mine, more, self._limit, self._share)
+        if refusal is not None:
+            raise TooManyConsumers(refusal)
+
     async def list_consumers(self, table: TableState) -> list[ConsumerInfo]:
         """Returns the consumers of a table by id, ascending. Opens the buckets in which they have positions."""
         numbers = {
@@ -469,8 +486,7 @@ class ConsumerRegistry:
             raise TooManyConsumers(
                 f"the server has {there:,} consumers; the limit is {self._limit:,}: delete some, or raise max_consumers"
             )
-        mine = sum(each.principal == principal for one in self._groups.values() for each in one.consumers.values())
-        refusal = share_refusal("consumers", mine, there, self._limit, self._share, [group.table])
+        refusal = share_refusal("consumers", self._count_of(principal), there, self._limit, self._share)
         if refusal is not None:
             raise TooManyConsumers(refusal)
         consumer = group.consumers[consumer_id] = ConsumerState(
@@ -478,6 +494,9 @@ class ConsumerRegistry:
         )
         self._start_idle_time(consumer)
         return consumer
+
+    def _count_of(self, principal: str | None) -> int:
+        return sum(each.principal == principal for one in self._groups.values() for each in one.consumers.values())
 
     async def _store(
         self,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, SnapshotLost, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.names import check_snapshot_name, table_of, tablet_number
-from streaming_server.access.owners import new_owner, own_share, share_refusal
+from streaming_server.access.owners import assignment_refusal, new_owner, share_for, share_refusal
 from streaming_server.engine.snapshots.borrowed_views import borrowed_view
 from streaming_server.engine.snapshots.leases import (
     Lease,
@@ -192,7 +192,7 @@ class Snapshots:
                 check_renewal(there)
                 return await self._renew(there, self.renewed_ttl(there, ttl))
             ttl = self.default_ttl if ttl is None else ttl
-            await self._make_place(table_name)
+            await self._make_place()
             with self._place_for(lease_id, table_name):
                 if same_view_as:
                     view, write_pause_micros = self.lease(same_view_as, table_name).view, 0
@@ -325,11 +325,23 @@ class Snapshots:
 
         Returns how many these are.
         """
-        given = [each for each in self._leases.values() if each.view.table == table and each.principal == before]
+        given = self._leases_in(table, before)
         for lease in given:
             with suppress(SnapshotLost):
                 await self._write_lease(lease, principal)
         return len(given)
+
+    def check_assignment(self, table: str, before: str, principal: str) -> None:
+        """Raises TooManySnapshots if the caller may not give a principal as many as `assign` would."""
+        mine = self._leases_of(principal)
+        more = {shown_id(each.lease_id) for each in self._leases_in(table, before)} - mine
+        limit, share = self._config.max_snapshot_leases, self._config.max_caller_share
+        refusal = assignment_refusal("leases on snapshots", principal, len(mine), len(more), limit, share)
+        if refusal is not None:
+            raise TooManySnapshots(refusal)
+
+    def _leases_in(self, table: str, principal: str) -> list[Lease]:
+        return [each for each in self._leases.values() if each.view.table == table and each.principal == principal]
 
     def list_snapshots(self, table: str | None = None) -> list[SnapshotInfo]:
         """Returns the snapshots of one table (None: all), oldest view first; skips those with a damaged manifest."""
@@ -466,18 +478,19 @@ class Snapshots:
                 )
             await self._end(lease)
 
-    async def _make_place(self, table: str) -> None:
+    async def _make_place(self) -> None:
         """Ends the shared snapshot that was not renewed for the longest time, if the limit of leases is reached.
 
         If the principal has reached its own limit, ends one of its own.
 
         Of a table with tablets, ends the parts in this process. The owners of the other parts end them in the same way.
         """
-        refusal, limit = self._share_refusal(table), self._config.max_snapshot_leases
+        refusal, limit = self._share_refusal(), self._config.max_snapshot_leases
         if refusal is None and self._has_place():
             return
         # At the reserve for admins, the caller still gets the place of another one.
-        has_share = refusal is None or self._own_leases() < own_share(limit, self._config.max_caller_share)
+        own = share_for(new_owner(), limit, self._config.max_caller_share)
+        has_share = refusal is None or len(self._leases_of(new_owner())) < own
         shared = [
             lease
             for lease in self._leases.values()
@@ -497,7 +510,7 @@ class Snapshots:
         taken = set(map(shown_id, (*self._leases, *self._pending)))
         return len(taken) < limit or shown_id(lease_id) in taken
 
-    def _share_refusal(self, table: str, lease_id: str = "") -> str | None:
+    def _share_refusal(self, lease_id: str = "") -> str | None:
         """Returns why the caller may have no other lease. The parts of a snapshot count as one. None: it may."""
         limit = self._config.max_snapshot_leases
         if not new_owner():
@@ -505,14 +518,13 @@ class Snapshots:
         taken = set(map(shown_id, (*self._leases, *self._pending)))
         if shown_id(lease_id) in taken:
             return None
-        share = self._config.max_caller_share
-        return share_refusal("leases on snapshots", self._own_leases(), len(taken), limit, share, [table])
+        mine = len(self._leases_of(new_owner()))
+        return share_refusal("leases on snapshots", mine, len(taken), limit, self._config.max_caller_share)
 
-    def _own_leases(self) -> int:
-        """Returns how many leases the caller has, or is taking. The parts of a snapshot count as one."""
-        principal = new_owner()
+    def _leases_of(self, principal: str) -> set[str]:
+        """Returns the snapshots of which a principal has leases, or is taking them."""
         mine = {shown_id(each.lease_id) for each in self._leases.values() if each.principal == principal}
-        return len(mine.union(shown_id(each) for each, owner in self._pending.items() if owner == principal))
+        return mine.union(shown_id(each) for each, owner in self._pending.items() if owner == principal)
 
     @contextmanager
     def _place_for(self, lease_id: str, table: str) -> Iterator[None]:
@@ -526,7 +538,7 @@ class Snapshots:
                 f"there are {taken} leases on snapshots, and the limit is {limit}: release some, or raise "
                 "max_snapshot_leases"
             )
-        if (refusal := self._share_refusal(table, lease_id)) is not None:
+        if (refusal := self._share_refusal(lease_id)) is not None:
             raise TooManySnapshots(refusal)
         self._pending[lease_id] = new_owner()
         try:

@@ -39,9 +39,13 @@ async def assign_owner(
 
     Raises:
         InvalidRequest: The name of a principal is not allowed.
+        TooManySnapshots, TooManyConsumers: The caller, who is no admin of every table, may not give the principal so
+            many. Nothing is given.
         DataLoss: A bucket is damaged.
     """
     check_principal(principal)
+    snapshots.check_assignment(table.definition.name, before, principal)
+    consumers.check_assignment(table.state, before, principal)
     return AssignedThings(
         snapshots=await snapshots.assign(table.definition.name, before, principal),
         consumers=await consumers.assign(table.state, before, principal),

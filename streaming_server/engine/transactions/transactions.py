@@ -364,10 +364,8 @@ class Transactions:
                 retry_after=_RETRY_SECONDS,
             )
         mine = sum(each.principal == new_owner() for each in self._open.values())
-        tables = [options.job_table] if options.job_table else []
-        refusal = share_refusal(
-            "open transactions", mine, len(self._open), self._limits.open, self._limits.share, tables
-        )
+        limits = self._limits
+        refusal = share_refusal("open transactions", mine, len(self._open), limits.open, limits.share)
         if refusal is not None:
             raise TooManyTransactions(refusal, retry_after=_RETRY_SECONDS)
         token = token or uuid.uuid4().hex

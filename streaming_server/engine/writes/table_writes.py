@@ -321,15 +321,24 @@ class TableWrites:
         check = self.check_upsert(data, schema_id, MERGE) if upsert else self.check_delete(data, MERGE)
         return [(part.bucket, part.key_array) for part in check()[1]]
 
-    async def find_writer(self, writer: str) -> FoundWriter:
+    async def find_writer(self, writer: str, *, may_be_new: bool = False) -> FoundWriter:
         """Returns what the buckets know of a writer, without opening it.
 
+        Args:
+            writer: The writer.
+            may_be_new: Whether to check that each bucket that does not know it may open it.
+
         Raises:
+            TooManyWriters: A bucket may not open it as a new one.
             PermissionDenied: The writer belongs to another principal.
             DataLoss: A bucket is damaged.
         """
         async with lock_buckets([*self._table.buckets]) as opened:
             known = [await live.run(bucket.writers.get, writer) for live, bucket in opened]
+            for (live, bucket), state in zip(opened, known, strict=True):
+                if may_be_new and state is None:
+                    await live.run(bucket.writers.ensure_capacity, writer)
+                    _check_share(bucket.writers, writer, self._table.definition.name)
         return FoundWriter.of(writer, known, self._table.definition)
 
     async def open_writer(self, writer: str, least_epoch: int = 0, owner: str | None = None) -> tuple[int, int]:

@@ -33,7 +33,7 @@ class Holder:
 
     Attributes:
         principal: The principal of the scan. Empty: it has none, takes no place from others and loses none.
-        is_admin: Whether it is an admin of the table.
+        is_admin: Whether it is an admin of every table.
         stalled_since: Returns since when the reader has taken nothing. None: the scan is not waiting for its reader.
         end: Ends the scan, which releases its place. Given the reason.
     """

@@ -45,6 +45,9 @@ async def open_writer(request: write_pb2.OpenWriterRequest, calls: TabletCalls) 
         for each in (await ask(only_looks=True)).values():
             owner = each.owner if each.HasField("owner") else None
             found = found.joined(FoundWriter(epoch=each.epoch, next_sequence=each.next_sequence, owner=owner))
+        if not found.epoch:
+            # Otherwise a tablet could refuse a new writer that others have opened by then.
+            await ask(only_looks=True, least_epoch=1)
         epoch = 1 + found.epoch
         answers = await ask(least_epoch=epoch, owner=found.owner_after_opening)
     if any(each.epoch != epoch for each in answers.values()):

@@ -24,7 +24,7 @@ from streaming_server.services.tablets.dividing import (
     to_ipc,
     without,
 )
-from streaming_server.services.write import kind_of, staged_id_of
+from streaming_server.services.write import check_same_table, kind_of, staged_id_of
 from streaming_server.storage.transactions.staging import DELETE, READ, UPSERT, StagedRequest
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ async def stage_write(
     request: write_pb2.UpsertRequest | write_pb2.DeleteRequest, calls: TabletCalls
 ) -> write_pb2.WriteResponse:
     """Stages an upsert or a delete as a part of its transaction: see `StagedAs`."""
+    check_same_table(request, calls.definition)
     request_id, table = _with_digest(staged_id_of(request), request), calls.table
     is_upsert, kind = isinstance(request, write_pb2.UpsertRequest), kind_of(request)
     action, method, field = (UPSERT, UPSERT_CALL, "rows") if is_upsert else (DELETE, DELETE_CALL, "keys")

@@ -136,6 +136,22 @@ async def test_the_options_that_a_call_changes_are_in_its_line_also_if_they_are_
     assert (refused["resources"], refused["code"]) == ({"options": "compression=zstd"}, "INVALID_ARGUMENT")
 
 
+def test_a_stream_whose_consumer_is_for_another_principal_has_a_line_and_others_have_none(
+    server: AuditedServer,
+) -> None:
+    with sync.connect(server.address, token=server.issuer.root) as client:
+        client.create_table("audit.owners", SCHEMA, primary_key=["k"], buckets=1)
+    server.skip_lines()
+    scan = "scankv.v1.ScanService/ScanKv"
+    for consumer, principal in (("own", ""), ("own", "someone"), ("given", "etl")):
+        log: dict[str, Any] = {"consumer_id": consumer, "earliest": {}, "consumer_principal": principal}
+        server.root(scan, table="audit.owners", log=log)
+    (line,) = server.new_lines(1)
+    assert (line["method"], line["tables"]) == ("ScanService/ScanKv", ["audit.owners"])
+    assert line["principal"] == "someone"
+    assert line["resources"] == {"consumer_id": "given", "principal": "etl"}
+
+
 @pytest.mark.asyncio
 async def test_refused_and_failed_calls_have_a_line(server: AuditedServer) -> None:
     async with connect(server.address, token=server.issuer.root) as client:

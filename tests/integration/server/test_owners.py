@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -351,6 +352,52 @@ def test_only_an_admin_makes_something_for_another_principal_which_then_owns_it(
     assert other.code(f"{SERVICES}.{ended_by}", **end(scene, id_, made)) == "OK"
 
 
+def test_a_non_admin_that_names_itself_takes_over_nothing_of_others(owners: OwnersServer) -> None:
+    scene = owners.scene()
+    other, request = scene.others[-1], MADE["column lock"][1]
+    for what in ("snapshot", "consumer", "writer", "transaction", "column lock"):
+        scene.hold(what)
+    consumer, writer = scene.ids["consumer"]["consumer_id"], "w"
+    taking: dict[str, dict[str, Any]] = {
+        "SnapshotService/PinSnapshot": {"lease_id": scene.ids["snapshot"], "principal": "b"},
+        "ScanService/ScanKv": {"log": {**changes_of(consumer), "consumer_principal": "b"}},
+        "WriteService/OpenWriter": {"id": writer, "principal": "b"},
+        "LockService/LockColumns": {**request(scene, uuid.uuid4().hex, "b"), "take_over": True},
+        "TransactionService/BeginTransaction": {
+            "id": scene.ids["transaction"]["id"],
+            "attempt": "a",
+            "job": {"table": scene.table},
+            "principal": "b",
+        },
+    }
+    assert sorted(taking) == sorted(method for method, _ in MADE.values())
+    for method, fields in taking.items():
+        about = {} if "Transaction" in method else {"table": scene.table}
+        refused = other.refusal(f"{SERVICES}.{method}", **about | fields)
+        assert refused is not None, method
+        assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine"), method
+
+
+@pytest.mark.parametrize("attempt", ["a", "b"])
+def test_only_an_admin_of_all_tables_replaces_a_transaction_by_one_of_another_principal(
+    owners: OwnersServer, attempt: str
+) -> None:
+    scene, method = owners.scene(), f"{SERVICES}.TransactionService/BeginTransaction"
+    scene.owner = scene.admin
+    held = scene.hold("transaction").ids["transaction"]
+    replacing: dict[str, Any] = {"id": held["id"], "attempt": attempt, "conflict_mode": 1, "principal": "mine"}
+    refused = scene.admin.refusal(method, **replacing)
+    assert refused is not None
+    assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine")
+    # The earlier one stays as it was.
+    written = STAGED["WriteService/Upsert"](scene, scene.admin)
+    assert scene.admin.code(f"{SERVICES}.WriteService/Upsert", **written) == "OK"
+    begun = owners.server.root(method, **replacing)
+    listed = owners.server.root(f"{SERVICES}.TransactionService/ListTransactions").transactions
+    principals = {each.token: each.principal for each in listed}
+    assert principals[begun.token] == ("c" if attempt == "a" else "mine")
+
+
 def test_a_client_makes_things_for_another_principal(owners: OwnersServer) -> None:
     scene = owners.scene()
     url = owners.server.address
@@ -641,6 +688,89 @@ def test_no_principal_takes_more_than_its_share_and_admins_have_a_reserve(small:
     assert f"the last {RESERVED} are for admins" in messages[2]
 
 
+NAMING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
+    "TOO_MANY_SNAPSHOTS": ("SnapshotService/PinSnapshot", lambda on: {"table": on.table, "principal": "mine"}),
+    "TOO_MANY_CONSUMERS": (
+        "ScanService/ScanKv",
+        lambda on: {"table": on.table, "log": {**changes_of(uuid.uuid4().hex), "consumer_principal": "mine"}},
+    ),
+    "TOO_MANY_TRANSACTIONS": (
+        "TransactionService/BeginTransaction",
+        lambda on: {
+            "id": f"{uuid.uuid4().hex}:1",
+            "attempt": "a",
+            "job": {"table": on.table},
+            "principal": "mine",
+            "ttl_millis": 600_000,
+        },
+    ),
+}
+"""What makes things for another principal, of which the server has a number."""
+
+
+def taken_by(by: TokenCaller, method: str, request: Callable[[], dict[str, Any]], reason: str) -> tuple[int, str]:
+    """Makes a call until it is refused. Returns how often it was not, and the message of the refusal."""
+    for number in range(MOST + 1):
+        refused = by.refusal(f"{SERVICES}.{method}", **request())
+        if refused is not None:
+            assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", reason), refused.message
+            return number, refused.message
+    raise AssertionError("more than the limit of the server")
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("reason", NAMING)
+def test_an_admin_of_some_tables_neither_uses_up_the_share_of_another_principal_nor_gets_the_reserve(
+    tmp_path: Path, reason: str
+) -> None:
+    issuer = TokenIssuer(tmp_path / "tokens")
+    limits = {"max_caller_share": 0.5, "max_snapshot_leases": MOST, "max_consumers": MOST, "max_transactions": MOST}
+    settings = [text for name, limit in limits.items() for text in ("--set", f"{name}={limit}")]
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), *settings) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        scene = OwnersServer(secured, 1).scene()
+        (naming, named), (taking, request) = NAMING[reason], TAKING[reason]
+        given, message = taken_by(scene.admin, naming, lambda: named(scene), reason)
+        assert given == SHARE // 2
+        assert f"without being an admin of every table gives it {SHARE // 2}" in message
+        assert taken_by(scene.owner, taking, lambda: request(scene), reason)[0] == SHARE - SHARE // 2
+        # Its own share, and no place of the reserve.
+        assert taken_by(scene.admin, taking, lambda: request(scene), reason)[0] == MOST - SHARE - RESERVED
+        # An admin of every table gives more than the share of a principal.
+        assert taken_by(secured.root, naming, lambda: named(scene), reason)[0] == RESERVED
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("what", ["snapshot", "consumer"])
+@pytest.mark.parametrize("tablets", [1, 2])
+def test_an_admin_of_some_tables_assigns_no_more_than_half_of_the_share_of_another_principal(
+    tmp_path: Path, tablets: int, what: str
+) -> None:
+    issuer, assign = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.AdminService/AssignOwner"
+    limits = {"max_caller_share": 0.5, "max_snapshot_leases": 8, "max_consumers": 8}
+    settings = [text for name, limit in limits.items() for text in ("--set", f"{name}={limit}")]
+    with (
+        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), *settings) as process,
+        SecuredServer(process.url, issuer) as secured,
+    ):
+        scene = OwnersServer(secured, tablets).scene()
+        given: dict[str, Any] = {"table": scene.table, "current": "mine", "principal": "b"}
+        for _ in range(2):
+            scene.hold(what)
+        assert scene.admin.code(assign, **given) == "OK"
+        scene.hold(what)
+        refused = scene.admin.refusal(assign, **given)
+        assert refused is not None
+        assert refused.reason == {"snapshot": "TOO_MANY_SNAPSHOTS", "consumer": "TOO_MANY_CONSUMERS"}[what]
+        assert "and would get 1 more" in refused.message
+        # It may take its own share itself, and an admin of every table may give all.
+        assert scene.admin.code(assign, **{**given, "principal": "c"}) == "OK"
+        assert scene.admin.code(assign, **{**given, "current": "b", "principal": "c"}) == "OK"
+        assert secured.root.code(assign, **{**given, "current": "c"}) == "OK"
+
+
 def test_each_of_several_workers_has_the_limits_and_shares_and_the_reserve(small_workers: OwnersServer) -> None:
     divided = small_workers.scene()
     small_workers.tablets = 1
@@ -667,6 +797,29 @@ def test_each_of_several_workers_has_the_limits_and_shares_and_the_reserve(small
         assert taken(second, table) == MOST - SHARE - RESERVED
         assert taken(first, divided.table) == 0
         assert taken(root_caller, table) == RESERVED
+
+
+@pytest.mark.one_process
+def test_a_new_writer_that_a_tablet_of_another_worker_refuses_is_opened_by_no_tablet(tmp_path: Path) -> None:
+    issuer, most = TokenIssuer(tmp_path / "tokens"), 20
+    settings = ["--tokens", str(issuer.path), "--workers", "2", "--set", f"max_writers_per_bucket={most}"]
+    with ServerProcess(tmp_path / "data", *settings) as process, SecuredServer(process.url, issuer) as secured:
+        scene = OwnersServer(secured, 2).scene()
+        upsert = f"{SERVICES}.WriteService/Upsert"
+        row: dict[str, Any] = {"table": scene.table, "rows": rows_of(1, v=[1])}
+        # Writers that are never opened are known only to the tablet to which they write.
+        anonymous = [{"id": uuid.uuid4().hex, "sequence": 1} for _ in range(most - 1)]
+        with ThreadPoolExecutor(most) as pool:
+            list(pool.map(lambda each: scene.owner(upsert, **row, writer=each), anonymous))
+        request: dict[str, Any] = {"table": scene.table, "id": "w"}
+        for by in (scene.owner, scene.owner, scene.others[-1]):
+            refused = by.refusal(f"{SERVICES}.WriteService/OpenWriter", **request)
+            assert refused is not None
+            assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_WRITERS"), refused.message
+        opened_by_admin = scene.admin(f"{SERVICES}.WriteService/OpenWriter", **request, principal="mine")
+        assert opened_by_admin.epoch == 1
+        # What is known is no new one at the limit.
+        assert scene.owner(f"{SERVICES}.WriteService/OpenWriter", **request).epoch == 2
 
 
 @pytest.mark.one_process
@@ -701,6 +854,43 @@ def test_a_stalled_scan_beyond_the_share_ends_for_the_scan_of_another_principal(
 
 
 @pytest.mark.one_process
+def test_a_scan_whose_parked_parts_end_for_another_principal_ends_and_can_be_resumed(tmp_path: Path) -> None:
+    issuer, call = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ScanService/ScanKv"
+    settings = ["--tokens", str(issuer.path), "--workers", "2", "--set", "stall_timeout_seconds=300"]
+    limits = ["--set", "max_live_scans=2", "--set", "max_caller_share=0.5"]
+    with ServerProcess(tmp_path / "data", *settings, *limits) as process, SecuredServer(process.url, issuer) as secured:
+        scene = OwnersServer(secured, 2).scene()
+        with sync.connect(secured.address, token=issuer.root) as root:
+            schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
+            table = root.create_table("own.large", schema, primary_key=["k"], buckets=2, tablets=2)
+            table.upsert(pa.table({"k": range(15_000), "v": ["v" * 1000] * 15_000}, schema=schema))
+        opened = []
+        for _ in range(2):
+            opening = scene.owner.stream(call, request_type(call)(table="own.large", divided=True))
+            first, *_ = next(opening).header.parts
+            claim = {"ticket": first.ticket, "token_head": first.token_head}
+            reading = scene.owner.stream(call, request_type(call)(table=first.tablet, claim=claim))
+            # The other part stays parked.
+            chunk = next(reading).chunk
+            opened.append((opening, reading, chunk.resume_token))
+        with sync.connect(secured.address, token=OwnersServer.token_of(scene.others[-1])) as other:
+            assert other.table("own.large").scan().select("k").to_arrow().num_rows == 15_000
+        opening, reading, token = opened[0]
+        with pytest.raises(grpc.RpcError) as caught:
+            next(opening)
+        refused = refusal_of(caught.value)
+        assert refused.reason == "SCAN_STALLED"
+        assert 'of the principal "mine"' in refused.message
+        # The worker with the part may only know that its scan has ended. The reader resumes after both errors.
+        with pytest.raises(grpc.RpcError) as caught:
+            list(reading)
+        assert refusal_of(caught.value).reason in {"SCAN_STALLED", "UNAVAILABLE"}
+        opened[1][0].cancel()
+        resumed = scene.owner.stream(call, request_type(call)(table="own.large", resume_token=token))
+        assert list(resumed)[-1].HasField("trailer")
+
+
+@pytest.mark.one_process
 def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_hold_it(tmp_path: Path) -> None:
     issuer, commit = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ConsumerService/CommitPosition"
     with (
@@ -712,6 +902,7 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
         scene = before.scene()
         for what in ("snapshot", "transaction", "writer", "column lock"):
             scene.hold(what)
+        open_.root(f"{SERVICES}.WriteService/OpenWriter", table=scene.table, id="other")
         open_.root(f"{SNAPSHOTS}/PinSnapshot", table=scene.table, lease_id="given", principal="mine")
         stream = open_.root.stream(
             f"{SERVICES}.ScanService/ScanKv",
@@ -732,6 +923,7 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
         assert [each.principal for each in listed] == ["", ""]
         # Others take over what has no owner, as before, and do not become its owner.
         taken = REQUESTS["ScanService/ScanKv"]["consumer"](scene, other)
+        taken["log"]["consumer_principal"] = "b"
         taken_fence = other(f"{SERVICES}.ScanService/ScanKv", **taken).header.consumer_fence
         position = {"table": scene.table, "resume_token": token}
         other(commit, consumer_id=scene.ids["consumer"]["consumer_id"], fence=taken_fence, **position)
@@ -748,16 +940,19 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
         refused = other.refusal(f"{SERVICES}.WriteService/OpenWriter", table=scene.table, id="w")
         assert refused is not None
         assert refused.details["principal"] == "mine"
-        # Lists have their ids, so whoever renews or takes them over could be anyone.
+        # Lists have their ids, so whoever renews or takes them over could be anyone, also who names itself.
         locked = {**scene.ids["column lock"], "take_over": True}
-        for by in (other, scene.admin, scene.owner):
+        continued = {"id": scene.ids["transaction"]["id"], "attempt": "a", "conflict_mode": 1}
+        for by, named in ((other, ""), (other, "b"), (scene.admin, ""), (scene.owner, ""), (scene.owner, "mine")):
             by(f"{SNAPSHOTS}/RenewSnapshot", snapshot_id=scene.ids["snapshot"])
-            by(f"{SNAPSHOTS}/PinSnapshot", table=scene.table, lease_id=scene.ids["snapshot"])
+            by(f"{SNAPSHOTS}/PinSnapshot", table=scene.table, lease_id=scene.ids["snapshot"], principal=named)
             by(f"{SERVICES}.LockService/RenewColumnLock", lock_id=locked["lock_id"])
-            by(f"{SERVICES}.LockService/LockColumns", **locked)
+            by(f"{SERVICES}.LockService/LockColumns", **locked, principal=named)
             locked["lock_id"] = uuid.uuid4().hex
-            by(f"{SERVICES}.LockService/LockColumns", **locked)
+            by(f"{SERVICES}.LockService/LockColumns", **locked, principal=named)
             by(f"{SERVICES}.TransactionService/LookupStaged", **STAGED["TransactionService/LookupStaged"](scene, by))
+            by(f"{SERVICES}.TransactionService/BeginTransaction", **continued, principal=named)
+            by(f"{SERVICES}.WriteService/OpenWriter", table=scene.table, id="other", principal=named)
         listed = other(f"{SNAPSHOTS}/ListSnapshots", table=scene.table).snapshots
         assert {each.snapshot_id: each.principal for each in listed} == {scene.ids["snapshot"]: "", "given": "mine"}
         assert other.code(f"{SNAPSHOTS}/ReleaseSnapshot", snapshot_id="given") == "PERMISSION_DENIED"

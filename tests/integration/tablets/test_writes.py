@@ -12,7 +12,7 @@ import pytest
 
 from aio_client import ColumnLocked, InvalidRequest, LockLost, ScanKvError, TableNotFound, WriteConflict, sync
 from scankv.model.rows.row_values import RowValues
-from scankv.v1 import scan_pb2, table_pb2, write_pb2
+from scankv.v1 import scan_pb2, table_pb2, transaction_pb2, write_pb2
 from tests.support.tables import ipc_stream
 from tests.support.wire import Wire, refusal, refusal_of
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(120)
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("a", pa.int64()), ("b", pa.int64())])
+KEY_SCHEMA = pa.schema([SCHEMA.field("k")])
 KEYS = range(30)
 NUMBERS = count()
 
@@ -276,3 +277,24 @@ def test_a_write_of_many_rows_is_in_one_table_if_its_table_is_created_again_mean
             table = create()
             incarnation = writing.result()
             assert table.count() == (2000 if incarnation == table.incarnation else 0) or incarnation is None
+
+
+def test_a_staged_write_for_an_earlier_table_is_refused(server: ServerProcess, client: Client) -> None:
+    with Wire(server.url) as wire:
+        for table in pair_of(client):
+            begin = transaction_pb2.BeginTransactionRequest(
+                attempt="a", conflict_mode=transaction_pb2.CONFLICT_MODE_ABORT
+            )
+            begun = wire.transactions.BeginTransaction(begin)
+            rows = ipc_stream(SCHEMA, pa.record_batch({"k": [1], "a": [7], "b": [7]}, SCHEMA))
+            keys = ipc_stream(KEY_SCHEMA, pa.record_batch({"k": [2]}, KEY_SCHEMA))
+            fields: dict[str, Any] = {"table": table.name, "table_incarnation": "0" * 32}
+            staged = write_pb2.StagedAs(token=begun.token, part="p")
+            upsert = write_pb2.UpsertRequest(rows=rows, transaction=staged, **fields)
+            delete = write_pb2.DeleteRequest(keys=keys, transaction=staged, **fields)
+            assert refusal(wire.writes.Upsert, upsert).reason == "TABLE_RECREATED"
+            assert refusal(wire.writes.Delete, delete).reason == "TABLE_RECREATED"
+            upsert.table_incarnation = table.log_offsets().table_incarnation
+            assert wire.writes.Upsert(upsert).rows == 1
+            wire.transactions.CommitTransaction(transaction_pb2.CommitTransactionRequest(token=begun.token))
+            assert values_in(table) == {k: 7 if k == 1 else 0 for k in KEYS}

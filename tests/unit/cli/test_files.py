@@ -7,13 +7,24 @@ import struct
 import sys
 import threading
 import zipfile
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from scankv.formats.files import BadFile, Format, format_of_name, open_input
+from scankv.formats import file_memory
+from scankv.formats.arrow_reader import open_arrow
+from scankv.formats.files import (
+    BadFile,
+    Format,
+    convert_errors,
+    format_of_name,
+    limit_memory_of_inputs,
+    open_input,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,3 +191,38 @@ def test_a_csv_row_of_wrong_length_that_is_not_utf8_is_refused_and_not_left_out(
     path.write_bytes(b"a,b\n1,2\n\xe4,3,4\n5,6\n")
     with pytest.raises(BadFile, match="3 fields instead of 2, and the row is not UTF-8"):
         read(path, pa.schema([("a", pa.int64()), ("b", pa.int64())]), skip=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_the_memory_for_a_pipe_rises_with_what_has_been_read_and_not_with_what_it_means(
+    monkeypatch: pytest.MonkeyPatch, compression: str | None
+) -> None:
+    monkeypatch.setattr(file_memory, "_BASE_BYTES", 64 << 20)
+    # 256 MiB, or 2 GiB: the allocator may have reserved one.
+    rows = pa.record_batch(dict.fromkeys("k" if compression is None else "kabcdefg", np.zeros(1 << 25, np.int64)))
+    reader, writer = os.pipe()
+
+    def write() -> None:
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with (
+            suppress(BrokenPipeError),
+            open(writer, "wb") as stream,
+            pa.ipc.new_stream(stream, rows.schema, options=options) as sink,
+        ):
+            sink.write_batch(rows)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(open(reader, "rb")))
+    found: int | str = 0
+    try:
+        with open_input("-") as source, limit_memory_of_inputs("-", [source]), convert_errors("-"):
+            found = sum(batch.num_rows for batch in open_arrow(source.open()).batches)
+    except BadFile as error:
+        found = error.message
+    thread.join()
+    if compression is None:
+        assert found == rows.num_rows
+    else:
+        assert "of a pipe what has been read of it" in str(found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scankv.model.errors import Unavailable, WriterFenced
+from scankv.model.errors import DataLoss, TableNotFound, Unavailable, WriterFenced
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.bucket import commit_barrier, locking
 from streaming_server.engine.table import live_table
@@ -256,3 +256,12 @@ async def test_the_server_closes_idle_buckets_by_itself(tmp_path: Path) -> None:
 
         await await_until(all_closed, "every bucket to be closed")
         assert await rows_of(table) == ROWS
+
+
+async def test_files_that_a_drop_has_removed_are_no_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with tables_in(tmp_path) as tables:
+        live = (await new_table(tables)).buckets[0]
+        await tables.drop(TABLE)
+        assert isinstance(live.record_error(DataLoss("a file is missing")), TableNotFound)
+        assert live.damage is None
+    assert "DATA_LOSS" not in caplog.text

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from aio_client import LakeDamaged, LogOffsets, UsageError
@@ -80,4 +82,37 @@ def test_offsets_that_are_nested_too_deeply_are_refused() -> None:
 def test_a_field_of_the_log_with_another_type_is_damaged(tmp_path: Path, field: str, value: Any) -> None:
     write(LakeLocation(str(tmp_path)), commit_path(0), commit(STATE.to_properties(), **{field: value}))
     with pytest.raises(LakeDamaged, match=f"json: .*{field}"):
+        open_lake_table(str(tmp_path), "delta").load()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("path", 7), ("path", None), ("size", "1"), ("tags", "x"), ("partitionValues", [1])]
+)
+def test_a_field_of_a_checkpoint_with_another_type_is_damaged(tmp_path: Path, field: str, value: Any) -> None:
+    add = {"path": "a.parquet", "partitionValues": [("p", "1")], "size": 1, "tags": [("a", "b")], field: value}
+    maps = {name: pa.map_(pa.string(), pa.string()) for name in ("partitionValues", "tags") if name != field}
+    type_ = pa.struct([(name, maps.get(name) or pa.scalar(found).type) for name, found in add.items()])
+    none = pa.nulls(1, pa.struct([("x", pa.int64())]))
+    rows = pa.table({"protocol": none, "metaData": none, "add": pa.array([add], type_), "remove": none})
+    (tmp_path / "_delta_log").mkdir()
+    pa.parquet.write_table(rows, tmp_path / "_delta_log" / f"{0:020}.checkpoint.parquet")
+    with pytest.raises(LakeDamaged, match=r"checkpoint.parquet: "):
+        open_lake_table(str(tmp_path), "delta").load()
+
+
+@pytest.mark.parametrize("features", [[[]], [{}], [7]])
+def test_features_of_the_log_that_are_no_texts_are_damaged(tmp_path: Path, features: list[Any]) -> None:
+    text = commit(STATE.to_properties()).replace(
+        '"minReaderVersion": 1', f'"minReaderVersion": 1, "writerFeatures": {json.dumps(features)}'
+    )
+    write(LakeLocation(str(tmp_path)), commit_path(0), text)
+    with pytest.raises(LakeDamaged, match="writerFeatures"):
+        open_lake_table(str(tmp_path), "delta").load()
+
+
+def test_a_version_in_the_log_that_is_no_number_is_damaged(tmp_path: Path) -> None:
+    properties = STATE.to_properties() | {"scankv.version": "x"}
+    without_files = commit(properties).rpartition("\n")[0]
+    write(LakeLocation(str(tmp_path)), commit_path(0), without_files)
+    with pytest.raises(LakeDamaged, match=r"scankv.version"):
         open_lake_table(str(tmp_path), "delta").load()

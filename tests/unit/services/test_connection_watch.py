@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
+import tempfile
+from contextlib import ExitStack
 from typing import NoReturn
 
 import pytest
 
 from scankv.model.networks import network_of
 from streaming_server.services.connection_watch import ConnectionWatch, overdue
-from streaming_server.services.connections import OpenConnection, find_connections
+from streaming_server.services.connections import OpenConnection, close_all, find_connections, received_bytes
 
 
 def connections(host: str, *since: float) -> list[OpenConnection]:
@@ -93,3 +96,37 @@ def test_an_unwanted_connection_is_not_looked_for_on_the_event_loop(monkeypatch:
     watch.record_call("ipv4:127.0.0.1:2")
     watch.end_unauthenticated("ipv4:127.0.0.1:2")
     assert watch._unwanted == {("127.0.0.1", 1)}
+
+
+def test_a_number_that_is_no_socket_any_more_leaves_no_descriptor_open() -> None:
+    with tempfile.TemporaryFile() as file:
+        before = len(os.listdir("/dev/fd"))
+        stale = OpenConnection(file.fileno(), ("127.0.0.1", 1), 0.0)
+        assert received_bytes(stale) is None
+        assert close_all([stale]) == 0
+        assert len(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all addresses of 127.0.0.0/8, and counts the bytes")
+@pytest.mark.asyncio
+async def test_connections_from_one_port_to_two_addresses_count_and_end_together() -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        second = stack.enter_context(socket.create_server(("127.0.0.2", first.getsockname()[1])))
+        clients = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for client, listener in zip(clients, (first, second), strict=True):
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            client.bind(("127.0.0.9", 0) if client is clients[0] else clients[0].getsockname())
+            client.connect(listener.getsockname())
+        accepted = [stack.enter_context(listener.accept()[0]) for listener in (first, second)]
+        for number, (client, connection) in enumerate(zip(clients, accepted, strict=True)):
+            client.sendall(b"x" * 10 ** (number + 1))
+            assert len(connection.recv(10 ** (number + 1), socket.MSG_WAITALL)) == 10 ** (number + 1)
+        peer = "ipv4:{}:{}".format(*clients[0].getsockname())
+        watch = ConnectionWatch(30.0, 100, 1000)
+        watch.ports = {first.getsockname()[1]}
+        await watch._check()
+        assert watch.received_bytes(peer) == 110
+        watch.end(peer)
+        assert watch.ended == 2
+        assert [client.recv(1) for client in clients] == [b"", b""]
