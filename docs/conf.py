@@ -55,6 +55,8 @@ napoleon_custom_sections = ["What to do"]
 html_theme = "furo"
 html_title = "ScanKV"
 html_copy_source = False
+html_logo = "_static/logo.svg"
+html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["scankv.css"]
 # A page of the site links to files of the repository where this is set, as when a release builds the site.
