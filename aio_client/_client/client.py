@@ -501,7 +501,7 @@ class Client:
             raise UsageError(f"spec must be a ScanSpec, as from scan.spec, not {spec!r:.80}")
         return Scan(self._transport, spec)
 
-    async def server_stats(self) -> ServerStats:
+    async def stats(self) -> ServerStats:
         """Returns statistics of the complete server. The server opens no bucket for them."""
         response = await self._transport.call(lambda: self._transport.services.admin.Stats, admin_pb2.StatsRequest())
         return ServerStats.of(response)

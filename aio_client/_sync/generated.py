@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from aio_client._admin.indexes import Indexes, IndexStatus
     from aio_client._admin.owners import AssignedOwner
     from aio_client._admin.partitions import PartitionInfo
-    from aio_client._admin.table_statistics import BucketStatistics
+    from aio_client._admin.table_stats import BucketStats
     from aio_client._client.bootstrap import BootstrapProgress, Duplicates
     from aio_client._client.transaction import ConflictMode, LockMode
     from aio_client._client.transaction_info import CommitResult, JobStep, LostWrites, TransactionInfo
@@ -448,9 +448,9 @@ class Client(BlockingClient):
         """
         return Scan._of(self._runner, self._aio.scan(spec))
 
-    def server_stats(self) -> ServerStats:
+    def stats(self) -> ServerStats:
         """Returns statistics of the complete server. The server opens no bucket for them."""
-        return self._runner.call(self._aio.server_stats)
+        return self._runner.call(self._aio.stats)
 
     def metrics(self) -> str:
         """Returns the metrics of the server in the text format of Prometheus. The server opens no bucket for them."""
@@ -1821,9 +1821,9 @@ class Table(Blocking):
         """
         return self._runner.call(lambda: self._aio.delete_consumers(pattern))
 
-    def statistics(self) -> list[BucketStatistics]:
+    def stats(self) -> list[BucketStats]:
         """Returns the statistics of every bucket, in ascending order of bucket numbers. Opens all buckets."""
-        return self._runner.call(self._aio.statistics)
+        return self._runner.call(self._aio.stats)
 
     def disk_use(self) -> DiskUse:
         """Returns the disk use of the table now, with its columnar bases and snapshots. Opens all buckets."""
@@ -2151,7 +2151,7 @@ class Snapshot(BlockingLease):
 
     @property
     def rows(self) -> int | None:
-        """The exact number of rows in the view. None if the table does not count rows; see `BucketStatistics.rows`."""
+        """The exact number of rows in the view. None if the table does not count rows; see `BucketStats.rows`."""
         return self._aio.rows
 
     @property

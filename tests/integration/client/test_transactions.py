@@ -65,7 +65,7 @@ async def test_what_is_staged_is_seen_in_all_tables_with_the_commit_and_not_befo
     assert await contents(table) == expected
     assert await other.count() == 3
     for each in (table, other):
-        offsets = {figures.bucket: figures.log_offset for figures in await each.statistics()}
+        offsets = {figures.bucket: figures.log_offset for figures in await each.stats()}
         assert tx.result.log_offsets[each.name].items() <= offsets.items()
 
 

@@ -110,7 +110,7 @@ def test_large_writes_closed_buckets_and_restarts_are_archived(tmp_path: Path) -
                 keys, value = range(part * 30_000, part * 30_000 + 25_000), f"{run} {part} {'x' * 100}"
                 table.upsert(pa.table({"k": keys, "v": [value] * len(keys)}, schema=schema))
                 expected |= dict.fromkeys(keys, value)
-            stats = client.server_stats
+            stats = client.stats
             wait_until(lambda stats=stats: stats().open_buckets == 0, "the buckets were closed")  # type: ignore[misc]
             table.upsert([{"k": -1, "v": str(run)}])
             expected[-1] = str(run)

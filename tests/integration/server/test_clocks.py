@@ -179,7 +179,7 @@ async def test_a_clock_that_was_wrong_for_one_write_changes_neither_retention_no
         before = machine.wall_micros
         machine.set_wall(300 * DAY)
         await put(table, 2)
-        stats = await client.server_stats()
+        stats = await client.stats()
         assert stats.clock_offset == 300 * DAY
         assert stats.clock_jumps == 1
         # By the wrong clock from now on: refused, because the clock could also be right.
@@ -193,7 +193,7 @@ async def test_a_clock_that_was_wrong_for_one_write_changes_neither_retention_no
         machine.pass_time(10)
         after = machine.wall_micros
         await put(table, 3)
-        stats = await client.server_stats()
+        stats = await client.stats()
         assert (stats.clock_offset, stats.clock_jumps) == (0, 2)
     async with serving(tmp_path / "data", machine) as (server, client):
         table = await client.table("a.b")
@@ -328,6 +328,6 @@ async def test_a_jump_is_stored_soon_so_that_a_crash_knows_of_it(tmp_path: Path)
 
     async with serving(tmp_path / "data", machine, clock_trust_seconds=50) as (_, client):
         machine.set_wall(DAY)
-        assert (await client.server_stats()).clock_jumps == 1
+        assert (await client.stats()).clock_jumps == 1
         machine.pass_time(60)
         await await_until(is_stored, "the jump stored")
