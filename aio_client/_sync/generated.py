@@ -96,7 +96,7 @@ class Client(BlockingClient):
         version_column: str | None = None,
         sequence_column: Names | None = None,
         sequence_groups: Mapping[Names, Names] | None = None,
-        aggregates: Mapping[str, Aggregator] | None = None,
+        aggregators: Mapping[str, Aggregator] | None = None,
         **options: str | bool | int | None,
     ) -> Table:
         """Creates a table. The table is durable when the call returns.
@@ -129,7 +129,7 @@ class Client(BlockingClient):
             sequence_groups: For `merge_engine="partial_update"`: columns that change together, by the column, or the
                 tuple of columns, that says how new they are: `{"seq": ["a", "b"]}`. A row changes them, also to null,
                 unless it is older.
-            aggregates: The aggregate functions of columns: `{"total": agg.sum(), "worst": agg.max()}`. For
+            aggregators: The functions that merge columns: `{"total": agg.sum(), "worst": agg.max()}`. For
                 `merge_engine="aggregate"`, whose other columns keep the last value that is not null, and for columns in
                 sequence groups.
             **options: Table options by name, None for the default: `merge_engine` ("last_row", "first_row",
@@ -168,7 +168,7 @@ class Client(BlockingClient):
                     version_column=version_column,
                     sequence_column=sequence_column,
                     sequence_groups=sequence_groups,
-                    aggregates=aggregates,
+                    aggregators=aggregators,
                     **options,
                 )
             ),
@@ -194,7 +194,7 @@ class Client(BlockingClient):
         version_column: str | None = None,
         sequence_column: Names | None = None,
         sequence_groups: Mapping[Names, Names] | None = None,
-        aggregates: Mapping[str, Aggregator] | None = None,
+        aggregators: Mapping[str, Aggregator] | None = None,
         **options: str | bool | int | None,
     ) -> Table:
         """Makes a new table with all rows of a Delta table, an Iceberg table, a Parquet data set, or of other data.
@@ -236,7 +236,7 @@ class Client(BlockingClient):
             version_column: For `merge_engine="versioned"`.
             sequence_column: For `merge_engine="last_row"`.
             sequence_groups: For `merge_engine="partial_update"`.
-            aggregates: The aggregate functions of columns.
+            aggregators: The functions that merge columns.
             **options: Table options.
 
         Returns:
@@ -278,7 +278,7 @@ class Client(BlockingClient):
                     version_column=version_column,
                     sequence_column=sequence_column,
                     sequence_groups=sequence_groups,
-                    aggregates=aggregates,
+                    aggregators=aggregators,
                     **options,
                 )
             ),
@@ -302,7 +302,7 @@ class Client(BlockingClient):
         add_columns: pa.Schema | None = None,
         add_indexes: Indexes = (),
         drop_indexes: Indexes = (),
-        add_aggregates: Mapping[str, Aggregator] | None = None,
+        add_aggregators: Mapping[str, Aggregator] | None = None,
         drop_columns: Sequence[str] = (),
         rename_columns: Mapping[str, str] | None = None,
         column_types: Mapping[str, pa.DataType] | None = None,
@@ -330,7 +330,7 @@ class Client(BlockingClient):
                 column, or null.
             add_indexes: The columns of each index to add, as in `create_table`, also of columns that this call adds.
             drop_indexes: The exact columns of each index to drop, by their names before this change.
-            add_aggregates: The aggregate functions of added columns, as `aggregates` of `create_table`.
+            add_aggregators: The aggregators of added columns, as `aggregators` of `create_table`.
             drop_columns: The columns to drop. A column that is added later under the same name is another column, which
                 does not have the old values.
             rename_columns: New names of columns, by name.
@@ -375,7 +375,7 @@ class Client(BlockingClient):
                     add_columns=add_columns,
                     add_indexes=add_indexes,
                     drop_indexes=drop_indexes,
-                    add_aggregates=add_aggregates,
+                    add_aggregators=add_aggregators,
                     drop_columns=drop_columns,
                     rename_columns=rename_columns,
                     column_types=column_types,
@@ -831,9 +831,9 @@ class Table(Blocking):
         return self._aio.sequence_groups
 
     @property
-    def aggregates(self) -> dict[str, Aggregator]:
-        """The aggregate function of each column that was given one, by column name."""
-        return self._aio.aggregates
+    def aggregators(self) -> dict[str, Aggregator]:
+        """The aggregator of each column that was given one, by column name."""
+        return self._aio.aggregators
 
     def get(self, key: object, *, isolation: Isolation = "read_committed") -> dict[str, Any] | None:
         """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.

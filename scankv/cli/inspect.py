@@ -259,15 +259,15 @@ def _summary(table: sync.Table) -> dict[str, object]:
         "sequence_groups": [
             {"sequence": list(by), "columns": list(columns)} for by, columns in table.sequence_groups.items()
         ],
-        "aggregates": {
-            column: {"function": each.function, **dict(each.parameters)} for column, each in table.aggregates.items()
+        "aggregators": {
+            column: {"function": each.function, **dict(each.parameters)} for column, each in table.aggregators.items()
         },
     }
 
 
 def _merges(table: sync.Table) -> dict[str, str]:
     """Returns for each column how its values are merged, without the columns that the merge engine simply replaces."""
-    merges = {column: str(each) for column, each in table.aggregates.items()}
+    merges = {column: str(each) for column, each in table.aggregators.items()}
     newness = [table.version_column] if table.version_column is not None else table.sequence_column
     merges |= dict.fromkeys(newness, "decides which row is newer")
     for by, columns in table.sequence_groups.items():

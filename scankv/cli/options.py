@@ -53,7 +53,7 @@ _OPTION_OF: Final = {
     "tablets": "--tablets",
     "indexes": "--index",
     "partition_by": "--partition-by",
-    "aggregates": "--file",
+    "aggregators": "--file",
     "sequence_groups": "--file",
 }
 

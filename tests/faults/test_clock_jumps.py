@@ -46,7 +46,7 @@ def test_requests_are_applied_once_over_kills_and_jumps_and_commit_times_ascend(
 ) -> None:
     with sync.connect(server.url) as client:
         table = client.create_table(
-            "a.b", SCHEMA, primary_key=["k"], buckets=1, merge_engine="aggregate", aggregates={"v": agg.sum()}
+            "a.b", SCHEMA, primary_key=["k"], buckets=1, merge_engine="aggregate", aggregators={"v": agg.sum()}
         )
         for sequence, seconds in enumerate((2 * HOUR, 2 * HOUR - 300 * DAY, 0, 300 * DAY)):
             add_five(server, sequence)

@@ -31,7 +31,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "first_row": {"merge_engine": "first_row"},
     "versioned": {"merge_engine": "versioned", "version_column": "version"},
     "partial_update": {"merge_engine": "partial_update"},
-    "aggregate": {"merge_engine": "aggregate", "aggregates": {"value": agg.sum()}},
+    "aggregate": {"merge_engine": "aggregate", "aggregators": {"value": agg.sum()}},
 }
 
 

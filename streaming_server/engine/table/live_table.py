@@ -88,7 +88,7 @@ class LiveTable:
             writer_limits: The limits on the writers of each bucket.
             reserve: The disk space that writes leave free.
             base_delta_bytes: The memory for the delta of the columnar base of one bucket.
-            installed: The aggregate functions that the server has from other packages.
+            installed: The aggregators that the server has from other packages.
         """
 
         def make_bucket(number: int, state: TableState) -> LiveBucket:

@@ -42,7 +42,7 @@ def test_a_created_table_is_described_as_it_was_created(scankv: CommandLine, tab
         "version_column": None,
         "sequence_column": [],
         "sequence_groups": [],
-        "aggregates": {},
+        "aggregators": {},
     }
     assert described in scankv("tables", "--json").json
 

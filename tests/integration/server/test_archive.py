@@ -77,7 +77,7 @@ def test_tables_of_each_kind_that_are_created_and_dropped_after_the_backup(
         log = client.create_table("t.log", SCHEMA, primary_key=[])
         log.append([{"k": 1, "v": 1}, {"k": 2, "v": 2}])
         summed = client.create_table(
-            "t.sum", SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"v": agg.sum()}
+            "t.sum", SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregators={"v": agg.sum()}
         )
         for _ in range(3):
             summed.upsert([{"k": 1, "v": 5}])

@@ -101,7 +101,7 @@ WHILE_STOPPED = {
 async def test_a_repeated_request_is_applied_once_whatever_the_clock_did_meanwhile(tmp_path: Path, event: str) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (server, client):
-        table = await make(client, merge_engine="aggregate", aggregates={"v": agg.sum()})
+        table = await make(client, merge_engine="aggregate", aggregators={"v": agg.sum()})
         await add_five(server, 7, 0)
         EVENTS[event](machine)
         machine.pass_time(20)
@@ -116,7 +116,7 @@ async def test_a_repeated_request_is_applied_once_whatever_the_clock_did_before_
 ) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (server, client):
-        await make(client, merge_engine="aggregate", aggregates={"v": agg.sum()})
+        await make(client, merge_engine="aggregate", aggregators={"v": agg.sum()})
         await add_five(server, 7, 0)
     WHILE_STOPPED[event](machine)
     machine.pass_time(20)
@@ -129,7 +129,7 @@ async def test_a_repeated_request_is_applied_once_whatever_the_clock_did_before_
 async def test_what_a_writer_repeats_after_the_time_for_which_it_is_known_is_refused(tmp_path: Path) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (server, client):
-        table = await make(client, merge_engine="aggregate", aggregates={"v": agg.sum()})
+        table = await make(client, merge_engine="aggregate", aggregators={"v": agg.sum()})
         await add_five(server, 7, 0)
         for _ in range(8):
             machine.pass_time(600)
@@ -301,7 +301,7 @@ async def test_a_server_whose_clock_file_is_lost_serves_and_says_so(
 ) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (_, client):
-        await make(client, merge_engine="aggregate", aggregates={"v": agg.sum()})
+        await make(client, merge_engine="aggregate", aggregators={"v": agg.sum()})
         machine.pass_time(HOUR)
     async with serving(tmp_path / "data", machine) as (server, client):
         await add_five(server, 7, 0)
