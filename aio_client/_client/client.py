@@ -94,8 +94,8 @@ class Client:
         for each in [*self._bootstraps.values()]:
             # The blocking client is closed while an interrupted call ends.
             await each.abort()
-        await self._owners.close()
-        await self._transport.close()
+        await self._owners.aclose()
+        await self._transport.aclose()
 
     async def create_table(
         self,
