@@ -33,7 +33,7 @@ DELETE: Final = "delete"
 TRANSACTION_TTL: Final = 86_400.0
 """Seconds that a job may be silent. A day, since Spark plans the write before it runs the queries that feed it."""
 
-_NAMES: Final = (
+WRITE_NAMES: Final = (
     "url",
     *CONNECT_NAMES,
     "table",
@@ -155,7 +155,7 @@ class WriteOptions:
             UsageError: An option is unknown, missing, or given twice with different values, or its value is invalid.
         """
         texts = normalize_names(
-            {name: text for name, text in options.items() if name.lower() not in _ADDED_BY_SPARK}, _NAMES
+            {name: text for name, text in options.items() if name.lower() not in _ADDED_BY_SPARK}, WRITE_NAMES
         )
         table = texts.pop("table", "")
         if not table:
