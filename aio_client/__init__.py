@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from aio_client._admin.admin import LiveScan, ServerStats, SlowCall
 from aio_client._admin.backups import BackupStatus
-from aio_client._admin.bases import BaseStatistics, TableBases
+from aio_client._admin.bases import BaseStats, TableBases
 from aio_client._admin.check import BucketCheck, IndexCheck
 from aio_client._admin.damaged_table import DamagedTable
 from aio_client._admin.disk_use import DiskUse
 from aio_client._admin.indexes import IndexStatus
 from aio_client._admin.owners import AssignedOwner
 from aio_client._admin.partitions import PartitionInfo
-from aio_client._admin.table_statistics import BucketStatistics
+from aio_client._admin.table_stats import BucketStats
 from aio_client._client.bootstrap import BootstrapProgress
 from aio_client._client.client import Client
 from aio_client._client.connect import connect
@@ -37,7 +37,7 @@ from aio_client._scan.explanation import ScanExplanation
 from aio_client._scan.resume import Resumption
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import Snapshot
-from aio_client._scan.stream import ScanStatistics, ScanStream
+from aio_client._scan.stream import ScanStats, ScanStream
 from aio_client._transport.config import ClientConfig
 from aio_client._transport.tls import Tls
 from aio_client._transport.tokens import TokenEnv, TokenFile
@@ -130,12 +130,12 @@ __all__ = [
     "AssignedOwner",
     "BackupFailed",
     "BackupStatus",
-    "BaseStatistics",
+    "BaseStats",
     "BootstrapDiffers",
     "BootstrapLost",
     "BootstrapProgress",
     "BucketCheck",
-    "BucketStatistics",
+    "BucketStats",
     "ClearedRange",
     "Client",
     "ClientConfig",
@@ -195,7 +195,7 @@ __all__ = [
     "ScanSource",
     "ScanSpec",
     "ScanStalled",
-    "ScanStatistics",
+    "ScanStats",
     "ScanStream",
     "ScanTooLong",
     "SchemaMismatch",

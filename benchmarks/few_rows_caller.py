@@ -130,7 +130,7 @@ class FewRowsCaller:
             buckets=_AGGREGATE_BUCKETS,
             indexes=["team", "total"],
             merge_engine="aggregate",
-            aggregates={"team": agg.last_value(), "total": agg.sum(), "rows": agg.count(), "most": agg.max()},
+            aggregators={"team": agg.last_value(), "total": agg.sum(), "rows": agg.count(), "most": agg.max()},
         )
         await self._aggregates.upsert([self._aggregate_row(key) for key in range(_AGGREGATE_KEYS)])
         self._calls: dict[str, Callable[[], Awaitable[object]]] = {

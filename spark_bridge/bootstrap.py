@@ -47,7 +47,7 @@ def bootstrap(
     version_column: str | None = None,
     sequence_column: Names | None = None,
     sequence_groups: Mapping[Names, Names] | None = None,
-    aggregates: Mapping[str, Aggregator] | None = None,
+    aggregators: Mapping[str, Aggregator] | None = None,
     profile: str | None = None,
     token: os.PathLike[str] | TokenFile | TokenEnv | None = None,
     tls: bool | Tls | None = None,
@@ -69,7 +69,7 @@ def bootstrap(
         mode: As for `scankv.Client.bootstrap`.
         duplicates: As for `scankv.Client.bootstrap`. With "merge", rows of one key are merged in the order of the
             DataFrame's partitions, and of the rows in them.
-        bucket_key: As for `scankv.Client.create_table`, like all further arguments up to `aggregates`.
+        bucket_key: As for `scankv.Client.create_table`, like all further arguments up to `aggregators`.
         buckets: The number of buckets.
         tablets: Into how many tablets to divide the buckets.
         indexes: The indexes.
@@ -77,7 +77,7 @@ def bootstrap(
         version_column: For `merge_engine="versioned"`.
         sequence_column: For `merge_engine="last_row"`.
         sequence_groups: For `merge_engine="partial_update"`.
-        aggregates: The aggregate functions of columns.
+        aggregators: The functions that merge columns.
         profile: As for `scankv.connect`; read in this process.
         token: As for `scankv.connect`, but not as text. Each executor reads its own file or environment variable.
         tls: As for `scankv.connect`, with keys as paths. Each executor reads its own files.
@@ -105,7 +105,7 @@ def bootstrap(
         version_column=version_column,
         sequence_column=sequence_column,
         sequence_groups=sequence_groups,
-        aggregates=aggregates,
+        aggregators=aggregators,
     )
     with ConnectOptions(profile=profile, token=token_source(token), tls=tls).open_client(url) as client:
         config = client.config

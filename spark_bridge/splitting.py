@@ -35,7 +35,7 @@ def split(table: sync.Table, snapshot: sync.Snapshot, options: ReadOptions) -> l
     if not read.buckets or (not read.range_count and options.splits is None):
         return [scan.spec]
     # These statistics are newer than the snapshot. They decide only how even the tasks are, not what the tasks read.
-    counted = {each.bucket: each.rows for each in table.statistics() if each.bucket in read.buckets}
+    counted = {each.bucket: each.rows for each in table.stats() if each.bucket in read.buckets}
     splits = options.splits or _max_splits(counted, snapshot.rows, options)
     if splits <= 1:
         return [scan.spec]

@@ -79,7 +79,7 @@ def table(
 
     Returns:
         A DataFrame with the selected columns, in the types of the data source. The order of its rows is not defined.
-        Its queries fail once the files of the version have been deleted, which `scankv publish` does `--keep-days`
+        Its queries fail once the files of the version have been deleted, which `scankv publish` does `--keep-for`
         after they were replaced.
 
     Raises:

@@ -33,7 +33,7 @@ DELETE: Final = "delete"
 TRANSACTION_TTL: Final = 86_400.0
 """Seconds that a job may be silent. A day, since Spark plans the write before it runs the queries that feed it."""
 
-_NAMES: Final = (
+WRITE_NAMES: Final = (
     "url",
     *CONNECT_NAMES,
     "table",
@@ -44,7 +44,7 @@ _NAMES: Final = (
     "bucket_key",
     "buckets",
     "merge_engine",
-    "aggregates",
+    "aggregators",
     "version_column",
     "sequence_column",
     "transaction_id",
@@ -59,7 +59,7 @@ _CREATE_ONLY: Final = (
     "bucket_key",
     "buckets",
     "merge_engine",
-    "aggregates",
+    "aggregators",
     "version_column",
     "sequence_column",
 )
@@ -84,7 +84,7 @@ class WriteOptions:
             without a key, the buckets take turns.
         buckets: The number of buckets of the new table. None: the server's default.
         merge_engine: The merge engine of the new table. None: `last_row`.
-        aggregates: The aggregate function of each column, for `merge_engine="aggregate"`.
+        aggregators: The aggregator of each column, for `merge_engine="aggregate"`.
         version_column: The column that says which row is newer. `merge_engine="versioned"` requires it.
         sequence_column: The columns that say which row is newer, for `merge_engine="last_row"`.
         transaction_id: Identifies the write, so that it is applied once however often the job runs. None: each run is
@@ -110,7 +110,7 @@ class WriteOptions:
     bucket_key: tuple[str, ...] = ()
     buckets: int | None = None
     merge_engine: str | None = None
-    aggregates: tuple[tuple[str, Aggregator], ...] = ()
+    aggregators: tuple[tuple[str, Aggregator], ...] = ()
     version_column: str | None = None
     sequence_column: tuple[str, ...] = ()
     transaction_id: str | None = None
@@ -155,7 +155,7 @@ class WriteOptions:
             UsageError: An option is unknown, missing, or given twice with different values, or its value is invalid.
         """
         texts = normalize_names(
-            {name: text for name, text in options.items() if name.lower() not in _ADDED_BY_SPARK}, _NAMES
+            {name: text for name, text in options.items() if name.lower() not in _ADDED_BY_SPARK}, WRITE_NAMES
         )
         table = texts.pop("table", "")
         if not table:
@@ -172,8 +172,8 @@ class WriteOptions:
             values["buckets"] = parse_whole_number("buckets", texts["buckets"])
         if "transaction_ttl" in texts:
             values["transaction_ttl"] = parse_seconds("transaction_ttl", texts["transaction_ttl"])
-        if "aggregates" in texts:
-            values["aggregates"] = _aggregates(texts["aggregates"])
+        if "aggregators" in texts:
+            values["aggregators"] = _aggregators(texts["aggregators"])
         if "create" in texts:
             values["create"] = parse_bool("create", texts["create"])
         return cls(table=table, connect=connect, **values)
@@ -219,20 +219,20 @@ class WriteOptions:
         return JobStep(table=self.table, follows=self.transaction_follows, accepted_incarnation=accepted)
 
 
-def _aggregates(text: str) -> tuple[tuple[str, Aggregator], ...]:
+def _aggregators(text: str) -> tuple[tuple[str, Aggregator], ...]:
     """Parses functions by column: `n=count, total=sum`, or JSON as in a table file for functions with parameters."""
     try:
         if text.lstrip().startswith("{"):
             found = list(json.loads(text).items())
         else:
             found = [tuple(part.strip() for part in each.split("=")) for each in text.split(",")]
-        aggregates = tuple((column, Aggregator.of_config(each)) for column, each in found)
+        aggregators = tuple((column, Aggregator.of_config(each)) for column, each in found)
     except ValueError:
         example = '{"worst": {"function": "max", "ignore_retract": true}}'
         raise option_error(
-            "aggregates",
+            "aggregators",
             f"must be column=function pairs separated by commas, or JSON such as {example}, not {text!r:.80}",
         ) from None
-    if twice := find_duplicate(column for column, _ in aggregates):
-        raise option_error("aggregates", f'must name each column once; it names "{twice}" twice')
-    return aggregates
+    if twice := find_duplicate(column for column, _ in aggregators):
+        raise option_error("aggregators", f'must name each column once; it names "{twice}" twice')
+    return aggregators

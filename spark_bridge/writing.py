@@ -288,7 +288,7 @@ def _open_table(client: sync.Client, options: WriteOptions, schema: pa.Schema) -
             bucket_key=options.bucket_key,
             buckets=options.buckets,
             merge_engine=options.merge_engine or "last_row",
-            aggregates=dict(options.aggregates),
+            aggregators=dict(options.aggregators),
             version_column=options.version_column,
             sequence_column=options.sequence_column,
         )

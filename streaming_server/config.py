@@ -328,8 +328,8 @@ class ServerConfig:
             backup needs any more. 0: all.
         archive_every_seconds: How often what was written since the last backup is copied to `backup_location`, so that
             tables can be restored as of any instant. At most so much is lost with a disk. 0: not.
-        aggregate_functions: The names of aggregate functions of other packages that the server loads, as in their entry
-            points in the group `scankv.aggregate_functions`. A list in TOML; comma-separated elsewhere.
+        aggregators: The names of the aggregators of other packages that the server loads, as in their entry points in
+            the group `scankv.aggregators`. A list in TOML; comma-separated elsewhere.
     """
 
     data: Path
@@ -432,7 +432,7 @@ class ServerConfig:
     backup_every_seconds: float = 0.0
     backup_keep: int = 0
     archive_every_seconds: float = 10.0
-    aggregate_functions: tuple[str, ...] = ()
+    aggregators: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the setting and what it may be."""

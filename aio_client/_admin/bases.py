@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseStatistics:
+class BaseStats:
     """The columnar base of one bucket; zeros if it has none. Costs are since the start of the server.
 
     Attributes:
@@ -66,7 +66,7 @@ class BaseStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableBases:
-    """The columnar bases of one table: sums over its buckets, except for the age. See `BaseStatistics`.
+    """The columnar bases of one table: sums over its buckets, except for the age. See `BaseStats`.
 
     Attributes:
         table: `database.table`.

@@ -32,7 +32,7 @@ class IndexStatus:
         columns: The columns of the index, in order.
         ready: Whether the index is complete, and used.
         rows_done: About how many of the table's rows are in the index.
-        rows: The number of rows in the table. None if the table does not count them; see `BucketStatistics.rows`.
+        rows: The number of rows in the table. None if the table does not count them; see `BucketStats.rows`.
         failure: Why the index cannot be built, in which case it is not used and should be dropped. None otherwise.
     """
 

@@ -30,7 +30,7 @@ from aio_client._scan.snapshot import adopt_snapshot, list_snapshots
 from aio_client._transport.owners import Owners
 from aio_client._transport.transport import Transport
 from aio_client._write.column_locks import list_locks, release_lock
-from aio_client._write.merging import column_aggregates
+from aio_client._write.merging import column_aggregators
 from scankv.model.errors import UsageError
 from scankv.model.scans.scan_spec import ScanSpec
 from scankv.model.tables.merge_wire import aggregates_to_proto
@@ -94,8 +94,8 @@ class Client:
         for each in [*self._bootstraps.values()]:
             # The blocking client is closed while an interrupted call ends.
             await each.abort()
-        await self._owners.close()
-        await self._transport.close()
+        await self._owners.aclose()
+        await self._transport.aclose()
 
     async def create_table(
         self,
@@ -111,7 +111,7 @@ class Client:
         version_column: str | None = None,
         sequence_column: Names | None = None,
         sequence_groups: Mapping[Names, Names] | None = None,
-        aggregates: Mapping[str, Aggregator] | None = None,
+        aggregators: Mapping[str, Aggregator] | None = None,
         **options: str | bool | int | None,
     ) -> Table:
         """Creates a table. The table is durable when the call returns.
@@ -144,7 +144,7 @@ class Client:
             sequence_groups: For `merge_engine="partial_update"`: columns that change together, by the column, or the
                 tuple of columns, that says how new they are: `{"seq": ["a", "b"]}`. A row changes them, also to null,
                 unless it is older.
-            aggregates: The aggregate functions of columns: `{"total": agg.sum(), "worst": agg.max()}`. For
+            aggregators: The functions that merge columns: `{"total": agg.sum(), "worst": agg.max()}`. For
                 `merge_engine="aggregate"`, whose other columns keep the last value that is not null, and for columns in
                 sequence groups.
             **options: Table options by name, None for the default: `merge_engine` ("last_row", "first_row",
@@ -181,7 +181,7 @@ class Client:
             version_column=version_column,
             sequence_column=sequence_column,
             sequence_groups=sequence_groups,
-            aggregates=aggregates,
+            aggregators=aggregators,
         )
         response = await self._transport.call(
             lambda: self._transport.services.tables.CreateTable, request, repeatable=False
@@ -208,7 +208,7 @@ class Client:
         version_column: str | None = None,
         sequence_column: Names | None = None,
         sequence_groups: Mapping[Names, Names] | None = None,
-        aggregates: Mapping[str, Aggregator] | None = None,
+        aggregators: Mapping[str, Aggregator] | None = None,
         **options: str | bool | int | None,
     ) -> Table:
         """Makes a new table with all rows of a Delta table, an Iceberg table, a Parquet data set, or of other data.
@@ -250,7 +250,7 @@ class Client:
             version_column: For `merge_engine="versioned"`.
             sequence_column: For `merge_engine="last_row"`.
             sequence_groups: For `merge_engine="partial_update"`.
-            aggregates: The aggregate functions of columns.
+            aggregators: The functions that merge columns.
             **options: Table options.
 
         Returns:
@@ -285,7 +285,7 @@ class Client:
             version_column=version_column,
             sequence_column=sequence_column,
             sequence_groups=sequence_groups,
-            aggregates=aggregates,
+            aggregators=aggregators,
         )
         description = await bootstrap_table(
             self._transport,
@@ -320,7 +320,7 @@ class Client:
         add_columns: pa.Schema | None = None,
         add_indexes: Indexes = (),
         drop_indexes: Indexes = (),
-        add_aggregates: Mapping[str, Aggregator] | None = None,
+        add_aggregators: Mapping[str, Aggregator] | None = None,
         drop_columns: Sequence[str] = (),
         rename_columns: Mapping[str, str] | None = None,
         column_types: Mapping[str, pa.DataType] | None = None,
@@ -348,7 +348,7 @@ class Client:
                 column, or null.
             add_indexes: The columns of each index to add, as in `create_table`, also of columns that this call adds.
             drop_indexes: The exact columns of each index to drop, by their names before this change.
-            add_aggregates: The aggregate functions of added columns, as `aggregates` of `create_table`.
+            add_aggregators: The aggregators of added columns, as `aggregators` of `create_table`.
             drop_columns: The columns to drop. A column that is added later under the same name is another column, which
                 does not have the old values.
             rename_columns: New names of columns, by name.
@@ -401,7 +401,7 @@ class Client:
             add_columns=b"" if add_columns is None else schema_bytes(add_columns),
             add_indexes=added,
             drop_indexes=dropped,
-            add_aggregates=aggregates_to_proto(column_aggregates(add_aggregates)),
+            add_aggregates=aggregates_to_proto(column_aggregators(add_aggregators)),
             set_options={option: option_text(value) for option, value in options.items() if value is not None},
             reset_options=[option for option, value in options.items() if value is None],
             drop_columns=names_of(drop_columns, "drop_columns"),
@@ -501,7 +501,7 @@ class Client:
             raise UsageError(f"spec must be a ScanSpec, as from scan.spec, not {spec!r:.80}")
         return Scan(self._transport, spec)
 
-    async def server_stats(self) -> ServerStats:
+    async def stats(self) -> ServerStats:
         """Returns statistics of the complete server. The server opens no bucket for them."""
         response = await self._transport.call(lambda: self._transport.services.admin.Stats, admin_pb2.StatsRequest())
         return ServerStats.of(response)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aio_client._admin.partitions import PartitionMethods
-from aio_client._admin.table_statistics import StatisticsMethods
+from aio_client._admin.table_stats import StatsMethods
 from aio_client._client.table_replacement import ReplacementMethods
 from aio_client._queries.table_lookups import LookupMethods
 from aio_client._queries.table_queries import QueryMethods
@@ -26,7 +26,7 @@ class Table(
     QueryMethods,
     ReplacementMethods,
     ConsumerMethods,
-    StatisticsMethods,
+    StatsMethods,
     PartitionMethods,
 ):
     """A table on the server. Its methods read and write the current rows; its properties make no call.

@@ -39,7 +39,7 @@ def definition_message(
     version_column: str | None,
     sequence_column: Names | None,
     sequence_groups: Mapping[Names, Names] | None,
-    aggregates: Mapping[str, Aggregator] | None,
+    aggregators: Mapping[str, Aggregator] | None,
 ) -> table_pb2.CreateTableRequest:
     """Returns the definition of a new table, from the arguments of `Client.create_table`. Raises UsageError."""
     if not isinstance(schema, pa.Schema):
@@ -48,7 +48,7 @@ def definition_message(
         raise UsageError(f"buckets must be a whole number of at least 1, not {buckets!r}", option="buckets")
     if type(tablets) is not int or tablets < 1:
         raise UsageError(f"tablets must be a whole number of at least 1, not {tablets!r}", option="tablets")
-    merging = merge_spec(version_column, sequence_column, sequence_groups, aggregates)
+    merging = merge_spec(version_column, sequence_column, sequence_groups, aggregators)
     return table_pb2.CreateTableRequest(
         name=text_of(name, "name"),
         arrow_schema=schema_bytes(schema),

@@ -136,7 +136,7 @@ class Snapshot(RenewableLease):
 
     @property
     def rows(self) -> int | None:
-        """The exact number of rows in the view. None if the table does not count rows; see `BucketStatistics.rows`."""
+        """The exact number of rows in the view. None if the table does not count rows; see `BucketStats.rows`."""
         return self._message.rows if self._message.HasField("rows") else None
 
     @property

@@ -44,7 +44,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanStatistics:
+class ScanStats:
     """What a scan has done so far.
 
     Attributes:
@@ -383,11 +383,11 @@ class ScanStream:
         micros = self._progress.watermark_micros
         return _EPOCH + timedelta(microseconds=micros) if micros else None
 
-    def statistics(self) -> ScanStatistics:
+    def stats(self) -> ScanStats:
         """Returns the statistics of the scan so far, which are final once it has ended."""
         progress = self._progress
         now = self._ended if self._ended is not None else time.monotonic()
-        return ScanStatistics(
+        return ScanStats(
             rows_scanned=progress.rows_scanned,
             rows_returned=progress.rows,
             bytes_returned=progress.bytes,

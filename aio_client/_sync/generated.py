@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from aio_client._admin.indexes import Indexes, IndexStatus
     from aio_client._admin.owners import AssignedOwner
     from aio_client._admin.partitions import PartitionInfo
-    from aio_client._admin.table_statistics import BucketStatistics
+    from aio_client._admin.table_stats import BucketStats
     from aio_client._client.bootstrap import BootstrapProgress, Duplicates
     from aio_client._client.transaction import ConflictMode, LockMode
     from aio_client._client.transaction_info import CommitResult, JobStep, LostWrites, TransactionInfo
@@ -96,7 +96,7 @@ class Client(BlockingClient):
         version_column: str | None = None,
         sequence_column: Names | None = None,
         sequence_groups: Mapping[Names, Names] | None = None,
-        aggregates: Mapping[str, Aggregator] | None = None,
+        aggregators: Mapping[str, Aggregator] | None = None,
         **options: str | bool | int | None,
     ) -> Table:
         """Creates a table. The table is durable when the call returns.
@@ -129,7 +129,7 @@ class Client(BlockingClient):
             sequence_groups: For `merge_engine="partial_update"`: columns that change together, by the column, or the
                 tuple of columns, that says how new they are: `{"seq": ["a", "b"]}`. A row changes them, also to null,
                 unless it is older.
-            aggregates: The aggregate functions of columns: `{"total": agg.sum(), "worst": agg.max()}`. For
+            aggregators: The functions that merge columns: `{"total": agg.sum(), "worst": agg.max()}`. For
                 `merge_engine="aggregate"`, whose other columns keep the last value that is not null, and for columns in
                 sequence groups.
             **options: Table options by name, None for the default: `merge_engine` ("last_row", "first_row",
@@ -168,7 +168,7 @@ class Client(BlockingClient):
                     version_column=version_column,
                     sequence_column=sequence_column,
                     sequence_groups=sequence_groups,
-                    aggregates=aggregates,
+                    aggregators=aggregators,
                     **options,
                 )
             ),
@@ -194,7 +194,7 @@ class Client(BlockingClient):
         version_column: str | None = None,
         sequence_column: Names | None = None,
         sequence_groups: Mapping[Names, Names] | None = None,
-        aggregates: Mapping[str, Aggregator] | None = None,
+        aggregators: Mapping[str, Aggregator] | None = None,
         **options: str | bool | int | None,
     ) -> Table:
         """Makes a new table with all rows of a Delta table, an Iceberg table, a Parquet data set, or of other data.
@@ -236,7 +236,7 @@ class Client(BlockingClient):
             version_column: For `merge_engine="versioned"`.
             sequence_column: For `merge_engine="last_row"`.
             sequence_groups: For `merge_engine="partial_update"`.
-            aggregates: The aggregate functions of columns.
+            aggregators: The functions that merge columns.
             **options: Table options.
 
         Returns:
@@ -278,7 +278,7 @@ class Client(BlockingClient):
                     version_column=version_column,
                     sequence_column=sequence_column,
                     sequence_groups=sequence_groups,
-                    aggregates=aggregates,
+                    aggregators=aggregators,
                     **options,
                 )
             ),
@@ -302,7 +302,7 @@ class Client(BlockingClient):
         add_columns: pa.Schema | None = None,
         add_indexes: Indexes = (),
         drop_indexes: Indexes = (),
-        add_aggregates: Mapping[str, Aggregator] | None = None,
+        add_aggregators: Mapping[str, Aggregator] | None = None,
         drop_columns: Sequence[str] = (),
         rename_columns: Mapping[str, str] | None = None,
         column_types: Mapping[str, pa.DataType] | None = None,
@@ -330,7 +330,7 @@ class Client(BlockingClient):
                 column, or null.
             add_indexes: The columns of each index to add, as in `create_table`, also of columns that this call adds.
             drop_indexes: The exact columns of each index to drop, by their names before this change.
-            add_aggregates: The aggregate functions of added columns, as `aggregates` of `create_table`.
+            add_aggregators: The aggregators of added columns, as `aggregators` of `create_table`.
             drop_columns: The columns to drop. A column that is added later under the same name is another column, which
                 does not have the old values.
             rename_columns: New names of columns, by name.
@@ -375,7 +375,7 @@ class Client(BlockingClient):
                     add_columns=add_columns,
                     add_indexes=add_indexes,
                     drop_indexes=drop_indexes,
-                    add_aggregates=add_aggregates,
+                    add_aggregators=add_aggregators,
                     drop_columns=drop_columns,
                     rename_columns=rename_columns,
                     column_types=column_types,
@@ -448,9 +448,9 @@ class Client(BlockingClient):
         """
         return Scan._of(self._runner, self._aio.scan(spec))
 
-    def server_stats(self) -> ServerStats:
+    def stats(self) -> ServerStats:
         """Returns statistics of the complete server. The server opens no bucket for them."""
-        return self._runner.call(self._aio.server_stats)
+        return self._runner.call(self._aio.stats)
 
     def metrics(self) -> str:
         """Returns the metrics of the server in the text format of Prometheus. The server opens no bucket for them."""
@@ -833,9 +833,9 @@ class Table(Blocking):
         return self._aio.sequence_groups
 
     @property
-    def aggregates(self) -> dict[str, Aggregator]:
-        """The aggregate function of each column that was given one, by column name."""
-        return self._aio.aggregates
+    def aggregators(self) -> dict[str, Aggregator]:
+        """The aggregator of each column that was given one, by column name."""
+        return self._aio.aggregators
 
     def get(self, key: object, *, isolation: Isolation = "read_committed") -> dict[str, Any] | None:
         """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
@@ -1835,9 +1835,9 @@ class Table(Blocking):
         """
         return self._runner.call(lambda: self._aio.delete_consumers(pattern))
 
-    def statistics(self) -> list[BucketStatistics]:
+    def stats(self) -> list[BucketStats]:
         """Returns the statistics of every bucket, in ascending order of bucket numbers. Opens all buckets."""
-        return self._runner.call(self._aio.statistics)
+        return self._runner.call(self._aio.stats)
 
     def disk_use(self) -> DiskUse:
         """Returns the disk use of the table now, with its columnar bases and snapshots. Opens all buckets."""
@@ -2165,7 +2165,7 @@ class Snapshot(BlockingLease):
 
     @property
     def rows(self) -> int | None:
-        """The exact number of rows in the view. None if the table does not count rows; see `BucketStatistics.rows`."""
+        """The exact number of rows in the view. None if the table does not count rows; see `BucketStats.rows`."""
         return self._aio.rows
 
     @property

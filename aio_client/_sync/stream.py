@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from aio_client._scan.cleared_range import ClearedRange
     from aio_client._scan.resume import Resumption
-    from aio_client._scan.stream import ScanStatistics
+    from aio_client._scan.stream import ScanStats
     from aio_client._scan.stream import ScanStream as AsyncScanStream
     from aio_client._transport.config import ClientConfig
     from scankv.model.changes.log_offsets import LogOffsets
@@ -426,9 +426,9 @@ class ScanStream:
         """
         self._stream.on_cleared(listener)
 
-    def statistics(self) -> ScanStatistics:
+    def stats(self) -> ScanStats:
         """Returns the statistics of the scan so far, which are final once it has ended."""
-        return self._stream.statistics()
+        return self._stream.stats()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,8 @@ class TableDescription(TableMethods):
         return {group.sequence: group.columns for group in self._handle.shape.merging.sequence_groups}
 
     @property
-    def aggregates(self) -> dict[str, Aggregator]:
-        """The aggregate function of each column that was given one, by column name."""
+    def aggregators(self) -> dict[str, Aggregator]:
+        """The aggregator of each column that was given one, by column name."""
         return {
             each.column: Aggregator(each.function, each.parameters) for each in self._handle.shape.merging.aggregates
         }

@@ -132,7 +132,7 @@ class Owners:
             is_worker = await self._is_of_server(transport, table)
         finally:
             if not is_worker:
-                await transport.close()
+                await transport.aclose()
         return transport if is_worker else None
 
     async def _is_of_server(self, transport: Transport, table: str) -> bool:
@@ -144,7 +144,7 @@ class Owners:
         here, there = await asyncio.gather(_describe(self._server, table), _describe(transport, table))
         return (there.incarnation, there.owner_port) == (here.incarnation, here.owner_port)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Ends the searches, and closes all transports except for that to the server."""
         workers, self._by_port = [*self._by_port.values()], {}
         for worker in workers:
@@ -154,7 +154,7 @@ class Owners:
         await asyncio.gather(*(worker.search for worker in workers), return_exceptions=True)
         for worker in workers:
             if worker.transport is not None:
-                await worker.transport.close()
+                await worker.transport.aclose()
 
 
 def _search_again(owners: weakref.ref[Owners], port: int) -> None:

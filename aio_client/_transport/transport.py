@@ -517,7 +517,7 @@ class Transport:
             self._raise_if_closed()
             raise
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Cancels all calls in flight and closes the connections. Idempotent."""
         if not self._connections:
             return

@@ -22,7 +22,7 @@ def merge_spec(
     version_column: str | None,
     sequence_column: Names | None,
     sequence_groups: Mapping[Names, Names] | None,
-    aggregates: Mapping[str, Aggregator] | None,
+    aggregators: Mapping[str, Aggregator] | None,
 ) -> MergeSpec:
     """Returns the merge rules from the arguments of `create_table`, unchecked. Raises UsageError for another form."""
     groups = tuple(
@@ -33,20 +33,20 @@ def merge_spec(
         version_column=version_column,
         sequence_columns=() if sequence_column is None else names_of(sequence_column, "sequence_column"),
         sequence_groups=groups,
-        aggregates=column_aggregates(aggregates),
+        aggregates=column_aggregators(aggregators),
     )
 
 
-def column_aggregates(aggregates: Mapping[str, Aggregator] | None) -> tuple[ColumnAggregate, ...]:
-    """Converts aggregates by column to the form of the table model. Raises UsageError for another form."""
+def column_aggregators(aggregators: Mapping[str, Aggregator] | None) -> tuple[ColumnAggregate, ...]:
+    """Converts aggregators by column to the form of the table model. Raises UsageError for another form."""
     found = []
-    for column, each in _mapping(aggregates, "aggregates").items():
+    for column, each in _mapping(aggregators, "aggregators").items():
         if not isinstance(column, str):
-            raise UsageError(f"the keys of aggregates must be columns, not {column!r}", option="aggregates")
+            raise UsageError(f"the keys of aggregators must be columns, not {column!r}", option="aggregators")
         if not isinstance(each, Aggregator):
             raise UsageError(
-                f'the aggregate of column "{column}" must be from scankv.agg, such as agg.sum(), not {each!r}',
-                option="aggregates",
+                f'the aggregator of column "{column}" must be from scankv.agg, such as agg.sum(), not {each!r}',
+                option="aggregators",
             )
         found.append(aggregate_of(column, each.function, dict(each.parameters)))
     return tuple(found)

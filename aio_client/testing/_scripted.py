@@ -175,7 +175,7 @@ class _ScriptedTransport:
         await self._closed.wait()
         self._fail_closed()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         self._closed.set()
         for call in list(self._server._open):
             call.cancel()

@@ -14,7 +14,7 @@ from benchmarks.measure import progress
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from aio_client import BaseStatistics
+    from aio_client import BaseStats
     from aio_client.sync import Client, Table
 
 TEXT_TABLE: Final = "bench.t4_text"
@@ -42,14 +42,14 @@ def request_base(table: Table) -> None:
         next(stream)
 
 
-def base_of(table: Table) -> BaseStatistics:
+def base_of(table: Table) -> BaseStats:
     """Returns the statistics of the base of a table's only bucket."""
-    (bucket,) = table.statistics()
+    (bucket,) = table.stats()
     assert bucket.base is not None
     return bucket.base
 
 
-def wait_for_base(table: Table, builds: int = 1) -> BaseStatistics:
+def wait_for_base(table: Table, builds: int = 1) -> BaseStats:
     """Waits until the base of a table's only bucket is usable and has been built `builds` times."""
     progress("waiting for the base")
     request_base(table)

@@ -62,7 +62,7 @@ class ConsumerClients:
     async def _open(self) -> None:
         client = await self._stack.enter_async_context(connect(self._url))
         table = await client.table(t4.TABLE)
-        await table.statistics()  # opens the bucket
+        await table.stats()  # opens the bucket
         self._changes = table.changes(StartFrom.LATEST)
 
     async def _follow(self, count: int, server: int, seconds: float) -> tuple[float, int]:

@@ -77,10 +77,10 @@ class Dashboards:
             await asyncio.sleep(_EVERY_SECONDS)
             shares = []
             for _ in range(windows):
-                before, began = await self._client.server_stats(), cpu_seconds(server)
+                before, began = await self._client.stats(), cpu_seconds(server)
                 await asyncio.sleep(_WATCHED_SECONDS)
                 shares.append((cpu_seconds(server) - began) / _WATCHED_SECONDS)
-                _check_idle(before, await self._client.server_stats(), self._count)
+                _check_idle(before, await self._client.stats(), self._count)
             return shares
 
     async def _poll(self, table: Table, n: int) -> None:

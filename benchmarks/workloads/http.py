@@ -89,7 +89,7 @@ class GrpcReader(ClientReader):
         self._runner.run(_wait_until(self._are_watching))
 
     async def _are_watching(self) -> bool:
-        return (await self._client.server_stats()).waiting_calls >= _WATCHERS
+        return (await self._client.stats()).waiting_calls >= _WATCHERS
 
 
 async def _wait_until(condition: Callable[[], Awaitable[bool]]) -> None:

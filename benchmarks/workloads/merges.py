@@ -103,7 +103,7 @@ class AggregateWriter:
                 primary_key=["id"],
                 buckets=1,
                 merge_engine="aggregate",
-                aggregates=_AGGREGATES,
+                aggregators=_AGGREGATES,
             )
             started = time.perf_counter()
             for batch in batches:

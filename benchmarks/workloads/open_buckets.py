@@ -82,7 +82,7 @@ class BucketCaller:
             next(stream)
 
     def _read_statistics(self, name: str) -> None:
-        self._client.table(name).statistics()
+        self._client.table(name).stats()
 
 
 def run(bench: Bench) -> Result:

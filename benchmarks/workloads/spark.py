@@ -81,7 +81,7 @@ def _fill_table(client: Client, name: str, rows: int, columnar_base: str) -> Non
 def _wait_for_bases(table: Table) -> None:
     progress("waiting for the bases")
     deadline = time.monotonic() + _BUILT_WITHIN
-    while any(each.base is None or each.base.unused_reason is not None for each in table.statistics()):
+    while any(each.base is None or each.base.unused_reason is not None for each in table.stats()):
         if time.monotonic() > deadline:
             raise RuntimeError(f"the server has not built all bases within {_BUILT_WITHIN:g} s")
         time.sleep(_POLL_SECONDS)

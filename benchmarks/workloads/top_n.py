@@ -51,7 +51,7 @@ class Asker(ClientReader):
 
     async def _round(self) -> dict[str, float]:
         seconds: dict[str, list[float]] = {name: [] for name in (_NOTHING, _COMPUTED, _KEPT, _UNCHANGED)}
-        before = await self._client.server_stats()
+        before = await self._client.stats()
         for _ in range(_CALLS):
             await self._change()
             # Not measured: lets the connection and the server come to rest after the write.
@@ -74,7 +74,7 @@ class Asker(ClientReader):
         return {name: statistics.median(values) for name, values in seconds.items()}
 
     async def _check(self, rows_scanned: int, computed_results: int) -> None:
-        now = await self._client.server_stats()
+        now = await self._client.stats()
         if now.computed_results - computed_results != _CALLS:
             raise RuntimeError(
                 f"the server must compute {_CALLS} results, not {now.computed_results - computed_results}"
@@ -84,11 +84,11 @@ class Asker(ClientReader):
 
     async def _top_n_of_all(self) -> Timing:
         await self._change()
-        before = await self._client.server_stats()
+        before = await self._client.stats()
         started = time.perf_counter()
         await self._table.top_n(_N, order_by=_NOT_INDEXED)
         seconds = time.perf_counter() - started
-        now = await self._client.server_stats()
+        now = await self._client.stats()
         return Timing(now.rows_scanned - before.rows_scanned, seconds)
 
     async def _change(self) -> None:

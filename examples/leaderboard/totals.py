@@ -93,7 +93,7 @@ def create_totals(client: Client) -> None:
                 buckets=1,
                 indexes=SHOWN_BY[name],
                 merge_engine="aggregate",
-                aggregates={column: function for column, (_, function) in _TYPES.items()},
+                aggregators={column: function for column, (_, function) in _TYPES.items()},
             )
     if PROGRESS not in there:
         schema = pa.schema(

@@ -39,7 +39,7 @@ def start_totals(spark: SparkSession, url: str, checkpoint: str) -> StreamingQue
         create="true",
         primary_key="origin,dest",
         merge_engine="aggregate",
-        aggregates="flights=count, departure_delay=sum, arrivals=count, arrival_delay=sum",
+        aggregators="flights=count, departure_delay=sum, arrivals=count, arrival_delay=sum",
     )
     return writing.trigger(processingTime="1 second").start()
 

@@ -89,7 +89,7 @@ async def _table(gateway: Gateway, request: Request, values: Values) -> Response
         table=table,
         columns=[(field, format_type(field.type)) for field in table.schema],
         comments=table.column_comments,
-        buckets=await table.statistics(),
+        buckets=await table.stats(),
         disk=asdict(await table.disk_use()),
         consumers=await table.consumers(),
         result=result,
@@ -131,7 +131,7 @@ async def _server(gateway: Gateway, request: Request, values: Values) -> Respons
         "server.html",
         values,
         # The first two need a grant for every table; the lists show what the caller may see.
-        stats=await _answer_if_any(client.server_stats, "statistics", unknown),
+        stats=await _answer_if_any(client.stats, "statistics", unknown),
         slow=await _answer_if_any(client.slow_calls, "slow calls", unknown),
         snapshots=await _answer_if_any(client.snapshots, "snapshots", unknown),
         transactions=await _answer_if_any(client.transactions, "open transactions", unknown),

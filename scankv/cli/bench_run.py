@@ -95,7 +95,7 @@ async def measure(
     """
     async with connect(url, profile=PROFILE.get()) as client:
         # Fails at once if no server listens, before a table may have been created.
-        await client.server_stats()
+        await client.stats()
         for _ in range(_WARM_UP_CALLS):
             await client.wait_ready()
         rates: dict[str, list[float]] = {}

@@ -11,8 +11,8 @@ import typer
 from rich.filesize import decimal
 
 from aio_client import (
-    BaseStatistics,
-    BucketStatistics,
+    BaseStats,
+    BucketStats,
     DamagedTable,
     DiskUse,
     IndexStatus,
@@ -95,13 +95,13 @@ def describe(
         if toml:
             typer.echo(to_toml(table_file_values(found)), nl=False)
             return
-        buckets, indexes, disk = found.statistics(), found.index_status(), found.disk_use()
+        buckets, indexes, disk = found.stats(), found.index_status(), found.disk_use()
     if json:
         show_json(
             _summary(found)
             | {"index_status": [asdict(index) for index in indexes]}
             | {"disk_use": asdict(disk)}
-            | {"bucket_statistics": [asdict(bucket) for bucket in buckets]}
+            | {"stats": [asdict(bucket) for bucket in buckets]}
         )
         return
     show_pairs(
@@ -168,7 +168,7 @@ def stats(
         if watch:
             watch_stats(client, interval or _INTERVAL_SECONDS, stats_pairs, json=json)
             return
-        found = client.server_stats()
+        found = client.stats()
     if json:
         show_json(asdict(found))
         return
@@ -199,7 +199,7 @@ def _disk(use: DiskUse) -> str:
     return decimal(use.total) + (f" ({', '.join(f'{name} {decimal(size)}' for name, size in most)})" if most else "")
 
 
-def _bucket_cells(bucket: BucketStatistics) -> list[object]:
+def _bucket_cells(bucket: BucketStats) -> list[object]:
     return [
         bucket.bucket,
         "" if bucket.rows is None else bucket.rows,
@@ -218,7 +218,7 @@ def _bases(tables: Sequence[TableBases]) -> tuple[list[str], list[list[object]]]
     ]
 
 
-def _base_cells(base: BaseStatistics | TableBases) -> list[object]:
+def _base_cells(base: BaseStats | TableBases) -> list[object]:
     return [
         base.rows,
         decimal(base.disk_bytes),
@@ -259,15 +259,15 @@ def _summary(table: sync.Table) -> dict[str, object]:
         "sequence_groups": [
             {"sequence": list(by), "columns": list(columns)} for by, columns in table.sequence_groups.items()
         ],
-        "aggregates": {
-            column: {"function": each.function, **dict(each.parameters)} for column, each in table.aggregates.items()
+        "aggregators": {
+            column: {"function": each.function, **dict(each.parameters)} for column, each in table.aggregators.items()
         },
     }
 
 
 def _merges(table: sync.Table) -> dict[str, str]:
     """Returns for each column how its values are merged, without the columns that the merge engine simply replaces."""
-    merges = {column: str(each) for column, each in table.aggregates.items()}
+    merges = {column: str(each) for column, each in table.aggregators.items()}
     newness = [table.version_column] if table.version_column is not None else table.sequence_column
     merges |= dict.fromkeys(newness, "decides which row is newer")
     for by, columns in table.sequence_groups.items():
@@ -286,7 +286,7 @@ def _state(index: IndexStatus) -> str:
     return f"building {100 * index.rows_done // max(index.rows, 1)} %"
 
 
-def _rows(buckets: Sequence[BucketStatistics]) -> str:
+def _rows(buckets: Sequence[BucketStats]) -> str:
     counts = [bucket.rows for bucket in buckets]
     return "not counted; see `scankv count`" if None in counts else f"{sum(filter(None, counts)):,}"
 

@@ -74,7 +74,7 @@ def plan_new_table(
     _check_columns(restored)
     notes += [
         f'column "{column}": an export does not contain the inputs of an avg; each exported value counts as one input'
-        for column, each in restored.arguments.get("aggregates", {}).items()
+        for column, each in restored.arguments.get("aggregators", {}).items()
         if each.function == "avg"
     ]
     return NewTable(restored, tuple(notes), restored=True)
@@ -113,7 +113,7 @@ def _text(value: str | bool | int | list[str]) -> str:
 
 
 def _leave_out(said: TableFile, exported: Sequence[str]) -> Iterable[str]:
-    """Removes indexes and aggregates of columns that are not in the file, and yields a note for each loss."""
+    """Removes indexes and aggregators of columns that are not in the file, and yields a note for each loss."""
     present, arguments = set(said.schema.names), said.arguments
     for column in exported:
         if column not in present:
@@ -123,8 +123,8 @@ def _leave_out(said: TableFile, exported: Sequence[str]) -> Iterable[str]:
             yield f"no index on ({', '.join(columns)}): the file does not have all of these columns"
     if "indexes" in arguments:
         arguments["indexes"] = [columns for columns in arguments["indexes"] if present.issuperset(columns)]
-    for column in set(arguments.get("aggregates", ())) - present:
-        del arguments["aggregates"][column]
+    for column in set(arguments.get("aggregators", ())) - present:
+        del arguments["aggregators"][column]
 
 
 def _check_columns(said: TableFile) -> None:

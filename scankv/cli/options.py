@@ -63,7 +63,7 @@ _OPTION_OF: Final = {
     "tablets": "--tablets",
     "indexes": "--index",
     "partition_by": "--partition-by",
-    "aggregates": "--file",
+    "aggregators": "--file",
     "sequence_groups": "--file",
 }
 

@@ -15,6 +15,7 @@ from scankv.cli.connecting import PROFILE
 from scankv.cli.options import TableName, Url
 from scankv.cli.outcome import complain, run_async
 from scankv.cli.show import counted
+from scankv.cli.snapshots import parse_duration
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,10 +74,10 @@ def publish(
             help="Replace files with changed rows, or mask the rows with deletion vectors, if all readers know them."
         ),
     ] = Deletes.FILES,
-    keep_days: Annotated[
-        float,
-        typer.Option(min=0, metavar="DAYS", help="How long files remain for readers of earlier versions."),
-    ] = 7,
+    keep_for: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="How long files remain for readers of earlier versions: 90s, 10m, 2h, 7d."),
+    ] = "7d",
     json_: Annotated[
         bool, typer.Option("--json", help="Print JSON; with --every, an object for each version.")
     ] = False,
@@ -96,7 +97,7 @@ def publish(
         raise UsageError("--once and --every exclude each other: give one of them")
     if deletes is Deletes.VECTORS and format_ is not LakeFormat.DELTA:
         raise UsageError("--deletes vectors needs --format delta: other formats replace files")
-    lake = open_lake_table(uri, format_.value, keep_days * 86_400, catalog)
+    lake = open_lake_table(uri, format_.value, parse_duration(keep_for), catalog)
     options = PublishOptions(
         is_full=full,
         partitioned=partitions,

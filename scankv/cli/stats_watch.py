@@ -53,7 +53,7 @@ def watch_stats(
     """
     in_place = not json and is_terminal() and not Console().is_dumb_terminal
     try:
-        found: ServerStats | ConnectionFailed = client.server_stats()
+        found: ServerStats | ConnectionFailed = client.stats()
         before: ServerStats | None = None
         due = time.monotonic()
         with Live(console=Console(), auto_refresh=False, screen=False) if in_place else nullcontext() as live:
@@ -69,7 +69,7 @@ def watch_stats(
                 due = max(due + interval, time.monotonic())
                 time.sleep(max(0.0, due - time.monotonic()))
                 try:
-                    found = client.server_stats()
+                    found = client.stats()
                 except ConnectionFailed as error:
                     found = error
     except KeyboardInterrupt:

@@ -206,5 +206,5 @@ def _definition_like(table: sync.Table, name: str, buckets: int | None, settings
 
 def _rows_of(table: sync.Table) -> str:
     """Returns how many rows would be deleted, without reading any row, because the table may be damaged."""
-    counts = [None if bucket.damage else bucket.rows for bucket in table.statistics()]
+    counts = [None if bucket.damage else bucket.rows for bucket in table.stats()]
     return "all its rows" if None in counts else f"its {sum(filter(None, counts)):,} rows"

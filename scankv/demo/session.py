@@ -132,7 +132,7 @@ async def _stream_again(table: Table, report: Report) -> Tally:
 
 
 async def _report_memory(client: Client, report: Report) -> None:
-    server = (await client.server_stats()).peak_resident_bytes
+    server = (await client.stats()).peak_resident_bytes
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

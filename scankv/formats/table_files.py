@@ -9,7 +9,7 @@ indexes = ["delay_sum", ["day", "worst"]]
 [options]
 merge_engine = "aggregate"
 
-[aggregates]
+[aggregators]
 flights = "count"
 delay_sum = "sum"
 worst = { function = "max", ignore_retract = true }
@@ -48,7 +48,7 @@ _PLAIN: Final = (
     *(*_REQUIRED, "bucket_key", "partition_by", "buckets", "tablets"),
     *("indexes", "version_column", "sequence_column"),
 )
-_SECTIONS: Final = ("options", "aggregates")
+_SECTIONS: Final = ("options", "aggregators")
 _FIELDS: Final = (*_PLAIN, *_SECTIONS, "sequence_groups")
 
 
@@ -102,9 +102,11 @@ class TableFile:
             arguments["sequence_groups"] = dict(
                 _sequence_group(source, each) for each in _list(source, values, "sequence_groups")
             )
-        aggregates = _section(source, values, "aggregates")
-        if aggregates:
-            arguments["aggregates"] = {column: _aggregator(source, column, each) for column, each in aggregates.items()}
+        aggregators = _section(source, values, "aggregators")
+        if aggregators:
+            arguments["aggregators"] = {
+                column: _aggregator(source, column, each) for column, each in aggregators.items()
+            }
         return cls(values["table"], parse_schema(values["schema"]), arguments, _options(source, values))
 
     def create(self, client: sync.Client) -> sync.Table:
@@ -133,7 +135,7 @@ def table_file_values(table: sync.Table, columns: pa.Schema | None = None) -> di
 
     Args:
         table: The table.
-        columns: An earlier schema version, such as that of a snapshot. Indexes and aggregates of columns that were
+        columns: An earlier schema version, such as that of a snapshot. Indexes and aggregators of columns that were
             added later are left out.
     """
     schema = table.schema if columns is None else columns
@@ -150,7 +152,7 @@ def table_file_values(table: sync.Table, columns: pa.Schema | None = None) -> di
         "version_column": table.version_column,
         "sequence_column": list(table.sequence_column),
         "options": {name: _option(text) for name, text in table.options.items()},
-        "aggregates": {name: _aggregate_value(each) for name, each in table.aggregates.items() if name in known},
+        "aggregators": {name: _aggregator_value(each) for name, each in table.aggregators.items() if name in known},
         "sequence_groups": [
             {"sequence": list(sequence), "columns": list(grouped)}
             for sequence, grouped in table.sequence_groups.items()
@@ -180,10 +182,10 @@ def _option(text: str) -> str | bool | int:
     return {"true": True, "false": False}.get(text, int(text) if text.isdecimal() else text)
 
 
-def _aggregate_value(aggregate: Aggregator) -> str | dict[str, str | bool]:
+def _aggregator_value(aggregator: Aggregator) -> str | dict[str, str | bool]:
     truths: dict[str, str | bool] = {"true": True, "false": False}
-    parameters = {name: truths.get(value, value) for name, value in aggregate.parameters}
-    return {"function": aggregate.function, **parameters} if parameters else aggregate.function
+    parameters = {name: truths.get(value, value) for name, value in aggregator.parameters}
+    return {"function": aggregator.function, **parameters} if parameters else aggregator.function
 
 
 def _options(source: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,5 +241,5 @@ def _aggregator(source: str, column: str, value: object) -> Aggregator:
         return Aggregator.of_config(value)
     except ValueError:
         raise UsageError(
-            f'{source}: the aggregate of "{column}" must be the name of a function, or {{ function = "...", ... }}'
+            f'{source}: the aggregator of "{column}" must be the name of a function, or {{ function = "...", ... }}'
         ) from None

@@ -81,7 +81,9 @@ def find_version(lake: LakeTable, as_of: datetime | int) -> LakeVersion:
             # A version that has expired during the search is no damage: it is searched for among the others.
             if set(versions.numbers) <= set(lake.versions()):
                 raise
-    raise LakeUnavailable(f"the versions in {lake.location} expire while they are read: publish with more --keep-days")
+    raise LakeUnavailable(
+        f"the versions in {lake.location} expire while they are read: publish with a longer --keep-for"
+    )
 
 
 @dataclass(frozen=True)

@@ -953,7 +953,7 @@ class LakeVersionNotFound(LakeError):
     missing if no version can be read.
 
     What to do:
-        Choose a version or an instant that the message names. `scankv publish --keep-days` says for how long versions
+        Choose a version or an instant that the message names. `scankv publish --keep-for` says for how long versions
         can be read.
     """
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import grpc
 
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.engine.bucket.live_bucket import BucketStats
+    from streaming_server.engine.bucket.live_bucket import LiveBucketStats
     from streaming_server.engine.indexes.index_builds import IndexBuildProgress
     from streaming_server.engine.tables.definition_rules import TableParts
     from streaming_server.engine.tables.tables import Tables
@@ -176,7 +176,7 @@ def disk_use_to_proto(use: DiskBytes) -> table_pb2.DiskUse:
 
 
 def _statistics(
-    figures: BucketStats, files: BucketFiles | None, definition: TableDefinition, now_micros: int
+    figures: LiveBucketStats, files: BucketFiles | None, definition: TableDefinition, now_micros: int
 ) -> table_pb2.BucketStatistics:
     state, log = figures.state, figures.changelog_usage
     has_base = definition.options.columnar_base != "off"

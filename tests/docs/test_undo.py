@@ -41,7 +41,7 @@ def tables(shared_server: ServerProcess, request: pytest.FixtureRequest) -> Iter
             SCHEMA,
             primary_key=["k"],
             merge_engine="aggregate",
-            aggregates={"total": agg.sum(), "n": agg.count()},
+            aggregators={"total": agg.sum(), "n": agg.count()},
         )
         yield totals, client.create_table(f"undo.{name}_progress", PROGRESS, primary_key=["job"])
 

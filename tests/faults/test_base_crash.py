@@ -163,7 +163,7 @@ async def test_a_bit_that_flips_under_a_server_is_data_loss_before_any_row_of_it
             assert await read_until_error(scan.read_path("columnar"), expected) is None
             await await_only_base(server, buckets=1)
             assert built_at(server.data_dir, NAME) != damaged
-            assert not (await client.server_stats()).damaged_buckets
+            assert not (await client.stats()).damaged_buckets
 
 
 async def test_a_count_over_a_damaged_base_is_data_loss_and_then_right(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ async def test_a_base_found_damaged_during_a_rebuild_is_rebuilt_from_rocksdb(
             await await_only_base(server, buckets=1)
             assert built_at(server.data_dir, NAME) != damaged
             assert (await table.scan().read_path("columnar").to_arrow()).equals(expected)
-            assert not (await client.server_stats()).damaged_buckets
+            assert not (await client.stats()).damaged_buckets
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
@@ -300,7 +300,7 @@ async def test_the_first_query_after_a_kill_refuses_a_base_that_was_damaged_or_i
                 assert isinstance(error, DataLoss) == is_found_later, (name, damage, error)
                 assert (await scan.explain()).read_path == "rocksdb"
                 assert await read_until_error(scan, expected) is None
-                assert not (await client.server_stats()).damaged_buckets
+                assert not (await client.stats()).damaged_buckets
 
 
 async def test_a_full_disk_leaves_the_old_base_in_use(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_requests_are_applied_once_over_kills_and_jumps_and_commit_times_ascend(
 ) -> None:
     with sync.connect(server.url) as client:
         table = client.create_table(
-            "a.b", SCHEMA, primary_key=["k"], buckets=1, merge_engine="aggregate", aggregates={"v": agg.sum()}
+            "a.b", SCHEMA, primary_key=["k"], buckets=1, merge_engine="aggregate", aggregators={"v": agg.sum()}
         )
         for sequence, seconds in enumerate((2 * HOUR, 2 * HOUR - 300 * DAY, 0, 300 * DAY)):
             add_five(server, sequence)
@@ -59,7 +59,7 @@ def test_requests_are_applied_once_over_kills_and_jumps_and_commit_times_ascend(
         times = [row["_commit_timestamp"] for row in changes_of(table).to_pylist()]
         assert times == sorted(times)
         assert (times[-1] - times[0]).total_seconds() < HOUR, "all of them were written within a minute or so"
-        stats = client.server_stats()
+        stats = client.stats()
         assert stats.clock_offset > 299 * DAY
         assert "the wall clock has jumped" in server.log
 

@@ -53,7 +53,7 @@ async def settled(client: Client) -> ServerStats:
     """Waits until the server has ended all scans, and returns its statistics."""
 
     async def nothing_is_live() -> ServerStats | None:
-        stats = await client.server_stats()
+        stats = await client.stats()
         return stats if stats.live_scans == stats.waiting_scans == stats.open_cursors == 0 else None
 
     stats = await await_until(nothing_is_live, "all scans over")
@@ -91,7 +91,7 @@ async def check_cut_after_every(every: int, client: Client, scan: Scan, whole: p
                 cuts += 1
     same = pa.Table.from_batches(batches).equals(whole)
     assert same, f"cut after every {every} chunks: other rows"
-    statistics = stream.statistics()
+    statistics = stream.stats()
     assert statistics.attempts <= cuts + 1
     assert statistics.rows_scanned <= ROWS + cuts * CHUNK_ROWS
     after = await settled(client)
@@ -139,7 +139,7 @@ async def endings(server: ServerProcess, client: Client, scan: Scan) -> list[End
             proxy.on_next(Fault("stall", after_bytes=size - missing))
             stream, rows_before, over = await broken(proxy, scan)
             after = await settled(client)
-            statistics = stream.statistics()
+            statistics = stream.stats()
             found.append(
                 Ending(
                     rows_before=rows_before,

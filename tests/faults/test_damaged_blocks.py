@@ -85,8 +85,8 @@ async def test_a_scan_over_a_damaged_block_is_data_loss(harmed_server: ServerPro
             assert caught.value.details["table"] == name
             assert caught.value.details["bucket"] == str(DAMAGED_BUCKET)
             assert f"bucket {DAMAGED_BUCKET}" in caught.value.message
-        assert (await client.server_stats()).live_scans == 0
-        assert f"{name}/{DAMAGED_BUCKET}" in (await client.server_stats()).damaged_buckets
+        assert (await client.stats()).live_scans == 0
+        assert f"{name}/{DAMAGED_BUCKET}" in (await client.stats()).damaged_buckets
     assert f"DATA_LOSS in bucket {DAMAGED_BUCKET} of {name}" in harmed_server.log
     assert "incident" not in harmed_server.log
 
@@ -113,7 +113,7 @@ async def test_a_query_over_a_damaged_block_is_data_loss(harmed_server: ServerPr
             with pytest.raises(DataLoss) as caught:
                 await question
             assert caught.value.details["bucket"] == str(DAMAGED_BUCKET)
-        assert (await client.server_stats()).live_scans == 0
+        assert (await client.stats()).live_scans == 0
 
 
 @pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
@@ -137,7 +137,7 @@ async def test_reading_or_writing_a_row_in_a_damaged_block_is_data_loss(
     key = damaged[name].key
     async with connect(harmed_server.url) as client:
         table = await client.table(name)
-        before = [bucket.log_offset for bucket in await table.statistics()]
+        before = [bucket.log_offset for bucket in await table.stats()]
         for work in (
             lambda: table.get(key),
             lambda: table.lookup([damaged[name].fine, key]),
@@ -148,7 +148,7 @@ async def test_reading_or_writing_a_row_in_a_damaged_block_is_data_loss(
                 async with asyncio.timeout(60):
                     await work()
             assert caught.value.details["bucket"] == str(DAMAGED_BUCKET)
-        assert [bucket.log_offset for bucket in await table.statistics()] == before
+        assert [bucket.log_offset for bucket in await table.stats()] == before
 
 
 async def test_a_limited_scan_that_ends_before_the_damage_succeeds(harmed_server: ServerProcess) -> None:
@@ -197,7 +197,7 @@ async def test_data_loss_in_the_middle_of_a_stream_reaches_every_reader(
             stream = table.scan().with_chunk(rows=chunk_rows).stream()
             if reader_stops:
                 await anext(stream)
-                await client.server_stats()
+                await client.stats()
             with pytest.raises(DataLoss):
                 async for _ in stream:
                     pass
@@ -205,4 +205,4 @@ async def test_data_loss_in_the_middle_of_a_stream_reaches_every_reader(
         async with asyncio.timeout(60):
             for _ in range(4):
                 await asyncio.gather(*(read(rows) for rows in (20, 50, 100, 1000, 8192)))
-        assert (await client.server_stats()).live_scans == 0
+        assert (await client.stats()).live_scans == 0

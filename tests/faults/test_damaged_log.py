@@ -193,7 +193,7 @@ def test_a_server_names_the_bucket_with_the_damaged_log_and_serves_the_others(tm
         table = client.table("test.logged")
         for n in range(60):
             table.upsert([{"player": f"player {n}", "score": n}])
-        rows = [bucket.rows or 0 for bucket in table.statistics()]
+        rows = [bucket.rows or 0 for bucket in table.stats()]
         server.kill()
     log = log_of(bucket_path(data, "test.logged", 1))
     flip(log, log.stat().st_size // 2)
@@ -216,8 +216,8 @@ def test_a_server_names_the_bucket_with_the_damaged_log_and_serves_the_others(tm
                 attempt()
             assert (caught.value.details["table"], caught.value.details["bucket"]) == ("test.logged", "1")
         assert "DATA_LOSS in bucket 1 of test.logged" in server.log
-        assert client.server_stats().damaged_buckets == ("test.logged/1",)
-        statistics = table.statistics()
+        assert client.stats().damaged_buckets == ("test.logged/1",)
+        statistics = table.stats()
         assert [bool(bucket.damage) for bucket in statistics] == [False, True, False]
         assert (statistics[0].rows, statistics[2].rows) == (rows[0], rows[2])
         assert server.stop() == 0

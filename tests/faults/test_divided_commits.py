@@ -44,7 +44,7 @@ class DividedLedger:
         self.names = [name for (name,) in names_of_workers(WORKERS, "ledger")]
         for name in self.names:
             client.create_table(
-                name, PLAIN, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"v": agg.sum()}
+                name, PLAIN, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregators={"v": agg.sum()}
             )
         self.expected = 0
 

@@ -113,7 +113,7 @@ def test_concurrent_writers_share_syncs_and_each_write_is_covered(traced: Server
                     acknowledged.append((sent, time.time()))
 
             await asyncio.gather(*(one(number) for number in range(30)))
-            return (await client.server_stats()).log_syncs
+            return (await client.stats()).log_syncs
 
     shared = asyncio.run(write(traced.url))
     log_syncs = [s for s in stopped(traced, trace) if s.file.endswith(".log") and "/shared/" in s.file]

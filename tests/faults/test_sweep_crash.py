@@ -64,7 +64,7 @@ async def test_a_kill_during_the_sweep_loses_and_revives_nothing(tmp_path: Path,
             server.restart()
             async with connect(server.url) as client:
                 table = await client.table(name)
-                while sum(each.rows or 0 for each in await table.statistics()) > len(ALIVE):
+                while sum(each.rows or 0 for each in await table.stats()) > len(ALIVE):
                     assert sorted(await table.scan().to_pylist(), key=lambda row: row["k"]) == ALIVE
                     assert await table.lookup([1, 2, 3]) == pa.Table.from_pylist(ALIVE[1:2], table.schema)
                 assert await table.count() == len(ALIVE)

@@ -100,15 +100,15 @@ def test_watching_an_unchanged_table_costs_the_server_no_read(
     ]
     with events(gateway, f"/v1/tables/{table.name}/watch/{kind}", every=0.1, **query) as reader:
         reader.next()
-        before = client.server_stats()
+        before = client.stats()
         wait_until(
             lambda: (
-                (client.server_stats().unchanged_results > before.unchanged_results + 3)
-                or (kind != "count" and client.server_stats().waiting_calls > 0)
+                (client.stats().unchanged_results > before.unchanged_results + 3)
+                or (kind != "count" and client.stats().waiting_calls > 0)
             ),
             "a question that the server answers from memory, or that waits",
         )
-        after = client.server_stats()
+        after = client.stats()
         assert (after.rows_scanned, after.computed_results) == (before.rows_scanned, before.computed_results)
 
 

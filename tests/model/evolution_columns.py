@@ -60,7 +60,7 @@ ENGINES: Final[dict[str, dict[str, Any]]] = {
     "sequence_columns": {"sequence_column": ["v", "b"]},
     "first_row": {"merge_engine": "first_row"},
     "versioned": {"merge_engine": "versioned", "version_column": "v"},
-    "aggregate": {"merge_engine": "aggregate", "aggregates": {"v": agg.sum()}, "delete_behavior": "allow"},
+    "aggregate": {"merge_engine": "aggregate", "aggregators": {"v": agg.sum()}, "delete_behavior": "allow"},
     "partial_update": {"merge_engine": "partial_update", "delete_behavior": "allow"},
     "sequence_groups": {
         "merge_engine": "partial_update",

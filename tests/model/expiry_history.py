@@ -31,7 +31,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "first_row": {"merge_engine": "first_row"},
     "versioned": {"merge_engine": "versioned", "version_column": "version"},
     "partial_update": {"merge_engine": "partial_update"},
-    "aggregate": {"merge_engine": "aggregate", "aggregates": {"value": agg.sum()}},
+    "aggregate": {"merge_engine": "aggregate", "aggregators": {"value": agg.sum()}},
 }
 
 
@@ -225,7 +225,7 @@ class ExpiryHistory:
     async def _until_based(self) -> None:
         """Reads until all buckets are read from columnar bases, as long as they are being built."""
         for _ in range(100):
-            buckets = [each.base for each in await self.table.statistics() if each.rows]
+            buckets = [each.base for each in await self.table.stats() if each.rows]
             if buckets and all(base is not None and not base.unused_reason for base in buckets):
                 self.read_bases += 1
                 return

@@ -145,7 +145,7 @@ class History:
     async def count(self) -> None:
         """Counts all rows and the rows of each bucket."""
         assert await self.table.count(isolation=self._isolation()) == len(self.model.rows)
-        statistics = await self.table.statistics()
+        statistics = await self.table.stats()
         for bucket in statistics:
             # A table that does not read old rows knows its count only until a row is overwritten.
             known = self.model.changelog == "full" or not count_of(bucket.log_offset)

@@ -162,7 +162,7 @@ async def create_tables(client: Client, kind: TableKind) -> None:
     accounts, totals, journal = NAMES
     await kind.create(client, accounts, ACCOUNTS, buckets=4, columnar_base="eager")
     functions = {"amount": agg.sum(), "latest": agg.max()}
-    await kind.create(client, totals, TOTALS, buckets=2, merge_engine="aggregate", aggregates=functions)
+    await kind.create(client, totals, TOTALS, buckets=2, merge_engine="aggregate", aggregators=functions)
     for name, index in ((accounts, "score"), (totals, "amount")):
         await client.alter_table(name, add_indexes=[index])
     await client.create_table(journal, JOURNAL, primary_key=["owner", "n"], buckets=3)

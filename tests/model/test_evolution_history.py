@@ -54,6 +54,6 @@ async def test_rows_are_what_the_model_has_whatever_columns_change(
                 await check(history)
                 assert history.changes > steps // 10
                 await history.insert()
-                offsets = {bucket.bucket: bucket.log_offset for bucket in await history.table.statistics()}
+                offsets = {bucket.bucket: bucket.log_offset for bucket in await history.table.stats()}
                 await local.wait_for(offsets)
                 assert local.to_arrow().sort_by("k").to_pylist() == history.expected()

@@ -198,6 +198,6 @@ async def test_an_index_is_used_when_it_is_complete_and_not_before(
                 assert builds.seen["asked before it was ready"] > 0, builds.seen
             assert builds.seen["restarts"] > 1, builds.seen
             async with connect(server.url) as other:
-                stats = await other.server_stats()
+                stats = await other.stats()
                 assert (stats.live_scans, stats.open_cursors) == (0, 0)
         assert server.stop() == 0

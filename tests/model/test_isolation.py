@@ -98,7 +98,7 @@ async def wait_until_held(client: Client, scans: int) -> None:
     """Waits until the server has iterators for exactly so many scans, each of which may have several tablets."""
 
     async def live() -> bool:
-        return scans <= (await client.server_stats()).live_scans <= scans * TABLETS
+        return scans <= (await client.stats()).live_scans <= scans * TABLETS
 
     await await_until(live, f"{scans} live scans on the server")
 

@@ -61,7 +61,7 @@ async def test_every_scan_equals_the_model_at_its_view(
         looked_for = ["resumed live"] + ["lost"] * (steps >= 250) + ["resumed pinned"] * (steps >= 2000)
         assert min(seen[what] for what in looked_for) > 0, seen
         async with connect(server.url) as client:
-            stats = await client.server_stats()
+            stats = await client.stats()
             assert (stats.live_scans, stats.open_cursors, stats.snapshot_leases) == (0, 0, 0)
         assert server.stop() == 0
         for number, history in enumerate(histories):

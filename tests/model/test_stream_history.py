@@ -55,7 +55,7 @@ async def test_every_stream_replays_to_the_table_at_its_offset(
         async with connect(server.url) as client:
 
             async def nothing_is_held() -> bool:
-                stats = await client.server_stats()
+                stats = await client.stats()
                 return (stats.live_scans, stats.open_cursors) == (0, 0)
 
             await await_until(nothing_is_held, "everything freed")

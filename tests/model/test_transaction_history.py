@@ -121,7 +121,7 @@ async def test_transactions_are_applied_completely_and_once_over_kills_at_any_mo
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
             rows = await kind.create(client, names[0], SCHEMA, buckets=3)
-            counts = await kind.create(client, names[1], SCHEMA, buckets=2, merge_engine="aggregate", aggregates=sums)
+            counts = await kind.create(client, names[1], SCHEMA, buckets=2, merge_engine="aggregate", aggregators=sums)
             until = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 for writer in writers:

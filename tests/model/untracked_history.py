@@ -47,7 +47,7 @@ ENGINES: Final[dict[str, dict[str, Any]]] = {
     "versioned": {"merge_engine": "versioned", "version_column": "v"},
     "aggregate": {
         "merge_engine": "aggregate",
-        "aggregates": {"v": agg.sum(), "text": agg.last_value()},
+        "aggregators": {"v": agg.sum(), "text": agg.last_value()},
         "delete_behavior": "allow",
     },
     "partial_update": {"merge_engine": "partial_update", "delete_behavior": "allow"},

@@ -75,7 +75,7 @@ Batches: TypeAlias = "Iterator[pa.RecordBatch]"
 
 def copy(spark: SparkSession, url: str, table: str, name: str, through: Callable[[Batches], Batches]) -> None:
     """Adds up the rows in two new tables, `<table>_<name>_job` by a job and `..._query` by a streaming query."""
-    adding_up = {"create": "true", "primary_key": "k", "merge_engine": "aggregate", "aggregates": "n=sum"}
+    adding_up = {"create": "true", "primary_key": "k", "merge_engine": "aggregate", "aggregators": "n=sum"}
     rows = spark.read.format("scankv").options(url=url, columns="k", splits=4).load(table)
     rows = rows.selectExpr("k", "1L AS n").mapInArrow(through, "k long, n long")
     rows.write.format("scankv").options(url=url, **adding_up).mode("append").save(f"{table}_{name}_job")

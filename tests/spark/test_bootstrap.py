@@ -83,7 +83,7 @@ def test_rows_of_a_key_are_an_error_or_merged(
     url, frame = shared_server.url, rows(spark).select("v", f.col("id").alias("n"))
     with pytest.raises(DuplicateKeys, match="have the key v="):
         spark_bridge.bootstrap(frame, url, name, primary_key=["v"])
-    options: dict[str, Any] = {"merge_engine": "aggregate", "aggregates": {"n": agg.sum()}}
+    options: dict[str, Any] = {"merge_engine": "aggregate", "aggregators": {"n": agg.sum()}}
     assert spark_bridge.bootstrap(frame, url, name, primary_key=["v"], duplicates="merge", **options) == 7
     expected = {row["v"]: row["n"] for row in frame.groupBy("v").agg(f.sum("n").alias("n")).collect()}
     assert {row["v"]: row["n"] for row in client.table(name).scan().to_arrow().to_pylist()} == expected

@@ -111,7 +111,7 @@ def test_all_stages_of_a_query_read_the_rows_that_had_not_expired_at_one_time(
     assert fast.count() == len(KEPT)
     # The sweep has removed none of them.
     stored = len(KEPT) + len(EXPIRING) + len(EXPIRED)
-    assert sum(each.rows or 0 for each in table.statistics()) == stored
+    assert sum(each.rows or 0 for each in table.stats()) == stored
 
 
 def test_a_stream_gets_the_removals_of_expired_rows_as_deletes(
@@ -141,7 +141,7 @@ def test_a_stream_gets_the_removals_of_expired_rows_as_deletes(
 
 def wait_until_stored(table: sync.Table, rows: int) -> None:
     """Waits until the sweep has removed all other rows."""
-    wait_until(lambda: sum(each.rows or 0 for each in table.statistics()) == rows, "removed", timeout=60)
+    wait_until(lambda: sum(each.rows or 0 for each in table.stats()) == rows, "removed", timeout=60)
 
 
 @pytest.mark.parametrize("changes", ["delete", "none"])

@@ -66,7 +66,7 @@ def serving(path: Path, data: str) -> Iterator[tuple[str, sync.Client]]:
 def create(client: sync.Client, name: str = TABLE) -> sync.Table:
     """Creates a table of sums, which shows a row that is written twice."""
     return client.create_table(
-        name, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"n": agg.sum()}
+        name, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregators={"n": agg.sum()}
     )
 
 

@@ -291,10 +291,10 @@ def test_available_now_ends_with_the_changes_that_existed_at_its_start(
 
 
 def test_a_query_begins_at_option_start(table: sync.Table, query: Callable[..., Query]) -> None:
-    (before,) = (each.log_offset for each in table.statistics() if each.bucket == 0)
+    (before,) = (each.log_offset for each in table.stats() if each.bucket == 0)
     time = datetime.now(UTC)
     write(table, range(ROWS, ROWS + 60), 1)
-    offsets = {each.bucket: before if each.bucket == 0 else each.log_offset for each in table.statistics()}
+    offsets = {each.bucket: before if each.bucket == 0 else each.log_offset for each in table.stats()}
 
     def found(start: str) -> list[dict[str, Any]]:
         follower = query(start=start)
@@ -317,7 +317,7 @@ def test_a_query_ends_at_option_stop(table: sync.Table, query: Callable[..., Que
         follower.run()
         return sum(map(len, follower.batches))
 
-    offsets = json.dumps({each.bucket: each.log_offset for each in table.statistics()})
+    offsets = json.dumps({each.bucket: each.log_offset for each in table.stats()})
     later = datetime.now(UTC) + timedelta(days=1)
     time = datetime.now(UTC)
     write(table, range(ROWS, ROWS + 60), 1)

@@ -36,7 +36,7 @@ FILES = 2
 def adding_up(client: sync.Client, name: str) -> sync.Table:
     """Creates a table of sums, which shows a row that is written twice."""
     return client.create_table(
-        name, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"n": agg.sum()}
+        name, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregators={"n": agg.sum()}
     )
 
 

@@ -109,8 +109,8 @@ def test_written_rows_are_visible_at_once_in_existing_and_new_tables(
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
-        ({"merge_engine": "aggregate", "aggregates": "n=sum, v = listagg"}, (7, "c,a,b")),
-        ({"merge_engine": "aggregate", "aggregates": '{"n": {"function": "max", "ignore_retract": true}}'}, (4, "b")),
+        ({"merge_engine": "aggregate", "aggregators": "n=sum, v = listagg"}, (7, "c,a,b")),
+        ({"merge_engine": "aggregate", "aggregators": '{"n": {"function": "max", "ignore_retract": true}}'}, (4, "b")),
         ({"merge_engine": "versioned", "version_column": "n"}, (4, "a")),
         ({"sequence_column": "n, v"}, (4, "a")),
     ],
@@ -225,23 +225,23 @@ NEW = {"path": "test.refused", "create": "true", "primary_key": "k"}
         (COLUMNS, {"operation": "remove"}, False, "option operation must be upsert or delete, not 'remove'"),
         (COLUMNS, {"buckets": "3"}, False, "option buckets requires create=true"),
         (COLUMNS, {"create": "true"}, False, "option primary_key is missing"),
-        (COLUMNS, {"aggregates": "n=sum"}, False, "option aggregates requires create=true"),
+        (COLUMNS, {"aggregators": "n=sum"}, False, "option aggregators requires create=true"),
         (
             COLUMNS,
-            {**NEW, "aggregates": "n: sum"},
+            {**NEW, "aggregators": "n: sum"},
             False,
-            "option aggregates must be column=function pairs separated by commas, or JSON",
+            "option aggregators must be column=function pairs separated by commas, or JSON",
         ),
-        (COLUMNS, {**NEW, "aggregates": '{"n": {"of": "sum"}}'}, False, "option aggregates must be column=function"),
+        (COLUMNS, {**NEW, "aggregators": '{"n": {"of": "sum"}}'}, False, "option aggregators must be column=function"),
         (
             COLUMNS,
-            {**NEW, "aggregates": "n=sum, n=max"},
+            {**NEW, "aggregators": "n=sum, n=max"},
             False,
-            'option aggregates must name each column once; it names "n" twice',
+            'option aggregators must name each column once; it names "n" twice',
         ),
-        (COLUMNS, {**NEW, "aggregates": "n=sum"}, False, 'aggregates is only for merge_engine "aggregate"'),
-        (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregates": "v=sum"}, False, "which sum does not take"),
-        (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregates": "m=sum"}, False, 'there is no column "m"'),
+        (COLUMNS, {**NEW, "aggregators": "n=sum"}, False, 'aggregators is only for merge_engine "aggregate"'),
+        (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregators": "v=sum"}, False, "which sum does not take"),
+        (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregators": "m=sum"}, False, 'there is no column "m"'),
         (COLUMNS, {**NEW, "merge_engine": "versioned"}, False, 'merge_engine "versioned" needs a version_column'),
         (COLUMNS, {**NEW, "merge_engine": "versioned", "version_column": "m"}, False, 'there is no column "m"'),
         (
@@ -331,7 +331,7 @@ def test_a_job_that_fails_leaves_nothing(
 def test_only_attempts_that_the_commit_names_count(
     shared_server: ServerProcess, client: sync.Client, name: str
 ) -> None:
-    table = client.create_table(name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"n": agg.sum()})
+    table = client.create_table(name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregators={"n": agg.sum()})
     writer = begin_write(shared_server.url, table)
     with pytest.raises(RuntimeError, match="the task failed"):
         attempted(writer, 0, 0, 10, rows_that_fail=True)
@@ -366,7 +366,7 @@ def test_a_write_with_a_transaction_id_counts_once(
     save: Callable[..., None], spark: SparkSession, client: sync.Client, name: str
 ) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("n", pa.int64())])
-    table = client.create_table(name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"n": agg.sum()})
+    table = client.create_table(name, schema, primary_key=["k"], merge_engine="aggregate", aggregators={"n": agg.sum()})
     rows = spark.createDataFrame([(1, 1), (1, 2)], "k long, n long")
     for _ in range(2):
         save(rows, name, transaction_id=f"{name}:1")
@@ -422,7 +422,7 @@ def test_tasks_that_are_killed_and_retried_write_their_rows_once(
     shared_server: ServerProcess, client: sync.Client, name: str
 ) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("n", pa.int64()), ("v", pa.string())])
-    table = client.create_table(name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"n": agg.sum()})
+    table = client.create_table(name, schema, primary_key=["k"], merge_engine="aggregate", aggregators={"n": agg.sum()})
     done = java.run(program.__name__, "retries", shared_server.url, name)
     # Tasks that write while they read are killed and repeated, too: two of them, twice each.
     assert done.stdout.splitlines() == ["written", "[20, 28]"], done.stderr[-5000:]

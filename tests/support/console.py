@@ -90,7 +90,7 @@ def _fill(client: sync.Client, stack: ExitStack) -> None:
     )
     client.alter_table("game.scores", column_comments={"score": "What the player has won."})
     scores.upsert([{"player": f"p{number:02}", "score": number, "note": None} for number in range(50)])
-    wait_until(lambda: any(each.bases == 2 for each in client.server_stats().bases), "columnar bases")
+    wait_until(lambda: any(each.bases == 2 for each in client.stats().bases), "columnar bases")
     scores.snapshot(ttl=3600, name="nightly")
     with scores.changes(StartFrom.EARLIEST, consumer_id="job").stream() as stream:
         next(stream)

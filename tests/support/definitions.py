@@ -87,10 +87,10 @@ def _merging(draw: st.DrawFn, engine: str, others: list[pa.Field], options: dict
             return {
                 "merge_engine": engine,
                 "sequence_groups": {(sequence,): tuple(field.name for field in grouped)},
-                "aggregates": draw(_aggregates(grouped)),
+                "aggregators": draw(_aggregates(grouped)),
             }
         case "aggregate":
-            return {"merge_engine": engine, "aggregates": draw(_aggregates(others))}
+            return {"merge_engine": engine, "aggregators": draw(_aggregates(others))}
         case "first_row" | "partial_update":
             return {"merge_engine": engine}
     options.pop("delete_behavior", None)
@@ -99,7 +99,7 @@ def _merging(draw: st.DrawFn, engine: str, others: list[pa.Field], options: dict
 
 @st.composite
 def _aggregates(draw: st.DrawFn, columns: list[pa.Field]) -> dict[str, Aggregator]:
-    aggregates = {}
+    aggregators = {}
     for column in columns:
         possible = [name for name, rules in FUNCTIONS.items() if rules.takes(column.type)]
         if not draw(st.booleans()):
@@ -112,8 +112,8 @@ def _aggregates(draw: st.DrawFn, columns: list[pa.Field]) -> dict[str, Aggregato
         }
         known = [*FUNCTIONS[function].parameters, "ignore_retract"]
         chosen = {name: draw(values[name]) for name in known if draw(st.booleans())}
-        aggregates[column.name] = Aggregator(function, tuple(sorted(chosen.items())))
-    return aggregates
+        aggregators[column.name] = Aggregator(function, tuple(sorted(chosen.items())))
+    return aggregators
 
 
 def _some_of(names: list[str], most: int = 2) -> st.SearchStrategy[list[str]]:

@@ -184,7 +184,7 @@ def write_merging(client: Client) -> None:
             primary_key=["id"],
             buckets=1,
             merge_engine="aggregate",
-            aggregates={"score": agg.sum(), "name": agg.listagg("+")},
+            aggregators={"score": agg.sum(), "name": agg.listagg("+")},
         ),
         client.create_table("fixture.upserts", schema, primary_key=["id"], buckets=1, changelog="upsert"),
     ]

@@ -1,4 +1,4 @@
-"""A model of merge engines and aggregate functions in plain Python: dictionaries, one row at a time.
+"""A model of merge engines and aggregators in plain Python: dictionaries, one row at a time.
 
 It is written from the documentation and independent of the implementation.
 """

@@ -54,7 +54,7 @@ class TableKind(Enum):
     async def create(self, client: Client, name: str, schema: pa.Schema, **arguments: Any) -> Table:
         """Creates a table without rows whose first columns are `schema`."""
         match self:
-            case TableKind.EVOLVED if "aggregates" in arguments:
+            case TableKind.EVOLVED if "aggregators" in arguments:
                 return await _create_renamed(client, name, schema, **arguments)
             case TableKind.EVOLVED:
                 return await create_evolved_table(client, name, schema, primary_key=["k"], **arguments)
@@ -66,15 +66,15 @@ class TableKind(Enum):
 
 
 async def _create_renamed(
-    client: Client, name: str, schema: pa.Schema, *, aggregates: dict[str, Any], **arguments: Any
+    client: Client, name: str, schema: pa.Schema, *, aggregators: dict[str, Any], **arguments: Any
 ) -> Table:
     """Creates a table whose aggregated columns, which cannot be dropped, had other names before."""
     before = pa.schema(
-        [field.with_name(f"old {field.name}") if field.name in aggregates else field for field in schema]
+        [field.with_name(f"old {field.name}") if field.name in aggregators else field for field in schema]
     )
-    functions = {f"old {column}": function for column, function in aggregates.items()}
-    await client.create_table(name, before, primary_key=["k"], aggregates=functions, **arguments)
-    return await client.alter_table(name, rename_columns={f"old {column}": column for column in aggregates})
+    functions = {f"old {column}": function for column, function in aggregators.items()}
+    await client.create_table(name, before, primary_key=["k"], aggregators=functions, **arguments)
+    return await client.alter_table(name, rename_columns={f"old {column}": column for column in aggregators})
 
 
 def _partition(k: int) -> int:

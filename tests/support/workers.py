@@ -144,7 +144,7 @@ def wait_for_worker(server: ServerProcess, number: int) -> None:
 def _answers(client: sync.Client) -> bool:
     """Whether the worker to which a client is connected can ask every worker."""
     try:
-        return bool(client.server_stats())
+        return bool(client.stats())
     except ConnectionFailed:
         return False
 

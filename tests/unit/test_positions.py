@@ -79,7 +79,7 @@ ATTRIBUTES: Final[dict[str, str]] = {
     r"\w+\.resume_token": "resume token of a scan",
     r"\w+\.\w*log_offsets|ScanStream\.next_offsets|\w+\.table_incarnation|Table\.incarnation": "log offsets",
     r"(StartFrom|StopAt)\.offsets|LogOffsets\..*|ClearedRange\..*|ScanExplanation\..*": "log offsets",
-    r"(Bucket|Base)Statistics\..*|TableBases\..*": "(describes the moment)",
+    r"(Bucket|Base)Stats\..*|TableBases\..*": "(describes the moment)",
     r"ServerStats\..*|ScanStream\.incarnation": "(describes the process)",
     r"Token(Env|File)\.version|ClientConfig\.token": "(of an access token)",
     r"Table\.version_column": "(names a column)",

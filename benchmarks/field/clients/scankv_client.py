@@ -151,7 +151,7 @@ class ColumnarBaseClient(ScanKvClient):
         async with self._loaded.scan().stream() as stream:
             await anext(stream)
         deadline = time.monotonic() + _BASE_SECONDS
-        while any(bucket.base is None or bucket.base.unused_reason for bucket in await self._loaded.statistics()):
+        while any(bucket.base is None or bucket.base.unused_reason for bucket in await self._loaded.stats()):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the server has built no bases within {_BASE_SECONDS:g} s")
             await asyncio.sleep(_POLL_SECONDS)

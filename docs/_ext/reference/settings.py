@@ -24,7 +24,7 @@ GROUPS = {
     "Writers and transactions": "writer max_writers max_transaction transaction committed",
     "Columnar bases": "base_",
     "Clocks": "max_clock clock_trust",
-    "Aggregate functions": "aggregate",
+    "Aggregators": "aggregators",
 }
 SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 

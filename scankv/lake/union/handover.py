@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from aio_client import StartFrom
 from aio_client._client.table import open_table
-from aio_client._scan.stream import ScanStatistics, ScanStream
+from aio_client._scan.stream import ScanStats, ScanStream
 from aio_client._transport.repeatable_calls import commit_position
 from scankv.lake.union.changes_plan import plan_changes
 from scankv.lake.union.file_token import FileToken, query_of
@@ -111,9 +111,9 @@ class HandoverStream(ScanStream):
         """The bucket of the rows that were returned last."""
         return self._read.bucket if self._is_in_files else super().bucket
 
-    def statistics(self) -> ScanStatistics:
+    def stats(self) -> ScanStats:
         """Returns the statistics of the stream so far, with the rows and bytes of files."""
-        found, read = super().statistics(), self._read
+        found, read = super().stats(), self._read
         return replace(
             found,
             rows_returned=found.rows_returned + read.rows,

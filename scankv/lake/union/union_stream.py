@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aio_client._scan.progress import ScanProgress
-from aio_client._scan.stream import ScanStatistics, ScanStream
+from aio_client._scan.stream import ScanStats, ScanStream
 from scankv.lake.union.plan import ServerAloneError, plan_union
 from scankv.model.expressions.evaluation import evaluate
 
@@ -71,9 +71,9 @@ class UnionStream(ScanStream):
         """The token that continues the scan. None: the published table is read."""
         return super().resume_token if self._batches is None else None
 
-    def statistics(self) -> ScanStatistics:
+    def stats(self) -> ScanStats:
         """Returns the statistics of the scan so far, with the rows and bytes of published files."""
-        found = super().statistics()
+        found = super().stats()
         if self._batches is None:
             return found
         emitted = self._emitted

@@ -1,4 +1,4 @@
-"""Functions that merge a column of rows with the same key: `aggregates={"delay": agg.sum(), "flights": agg.count()}`.
+"""Functions that merge a column of rows with the same key: `aggregators={"delay": agg.sum(), "flights": agg.count()}`.
 
 They apply when rows are written, mostly in tables with `merge_engine="aggregate"`. To aggregate rows when they are
 read, use `table.aggregate` instead. With `ignore_retract=True`, retracted rows (`table.retract`) leave the column
@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Aggregator:
-    """An aggregate function with its parameters, made by the functions of this module. Immutable, picklable.
+    """A function that merges a column, with its parameters, made by the functions of this module. Immutable, picklable.
 
     Attributes:
         function: The name of the function.
@@ -200,10 +200,10 @@ def top_k(*, ignore_retract: bool = False) -> Aggregator:
 
 
 def installed(name: str, *, ignore_retract: bool = False, **parameters: str | bool) -> Aggregator:
-    """A function from a package that is installed at the server and listed in its setting `aggregate_functions`.
+    """A function from a package that is installed at the server and listed in its setting `aggregators`.
 
     Args:
-        name: The name of the function's entry point in the group `scankv.aggregate_functions`. It contains a dot.
+        name: The name of the function's entry point in the group `scankv.aggregators`. It contains a dot.
         ignore_retract: See the module.
         parameters: The parameters of the function.
     """

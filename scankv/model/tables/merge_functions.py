@@ -1,4 +1,4 @@
-"""The aggregate functions: their types, their parameters, and whether they support retraction."""
+"""The aggregators: their types, their parameters, and whether they support retraction."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def check_aggregate(aggregate: ColumnAggregate, column: ColumnDefinition) -> Non
     rules = FUNCTIONS.get(name)
     if rules is None:
         raise InvalidRequest(
-            f'{where}: there is no aggregate function "{name}"{did_you_mean(name, FUNCTIONS)}; the name of a function '
+            f'{where}: there is no aggregator "{name}"{did_you_mean(name, FUNCTIONS)}; the name of a function '
             "installed at the server has a dot",
             column=column.name,
         )

@@ -127,7 +127,7 @@ def check_merging(spec: MergeSpec, options: TableOptions, schema: Schema, primar
 
     Raises:
         InvalidOption: The engine needs a parameter that is missing, or does not have a parameter that is given.
-        InvalidRequest: An aggregate function or its parameter does not exist, or a column is not allowed in its role.
+        InvalidRequest: An aggregator or its parameter does not exist, or a column is not allowed in its role.
         SchemaMismatch: A column does not exist, or its type is not allowed in its role.
     """
     engine = options.merge_engine
@@ -159,7 +159,7 @@ def _check_uses(spec: MergeSpec, engine: str) -> None:
         "version_column": (spec.version_column is not None, ("versioned",)),
         "sequence_column": (bool(spec.sequence_columns), ("last_row",)),
         "sequence_groups": (bool(spec.sequence_groups), ("partial_update",)),
-        "aggregates": (bool(spec.aggregates), ("aggregate", "partial_update")),
+        "aggregators": (bool(spec.aggregates), ("aggregate", "partial_update")),
     }
     for name, (is_given, engines) in given.items():
         if is_given and engine not in engines:
@@ -196,7 +196,7 @@ def _check_groups(groups: Sequence[SequenceGroup], schema: Schema, primary_key: 
 
 
 def _check_aggregates(spec: MergeSpec, engine: str, schema: Schema, primary_key: Sequence[str]) -> None:
-    check_unique([each.column for each in spec.aggregates], "has two aggregates", InvalidRequest)
+    check_unique([each.column for each in spec.aggregates], "has two aggregators", InvalidRequest)
     grouped = {name for group in spec.sequence_groups for name in group.columns}
     for each in spec.aggregates:
         column = schema.column(each.column)

@@ -58,7 +58,7 @@ class TableOptions:
             older by the table's sequence columns. `first_row`: the old row stays. `versioned`: the row with the higher
             version wins; of equal versions, the new row. `partial_update`: the new row replaces each column in which it
             is not null, but a sequence group only if the new row is not older. `aggregate`: each column is merged by
-            its aggregate function.
+            its aggregator.
         delete_behavior: What a delete does. `allow`: it removes the row, or sets the columns that it names to null.
             `ignore`: it does nothing. `disable`: it is refused. `retract`: it retracts the deleted row from the
             sequence groups. `default`: `allow` for `last_row`, `disable` for `partial_update`, otherwise `ignore`.

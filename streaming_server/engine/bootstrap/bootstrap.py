@@ -49,7 +49,7 @@ class BootstrapHost:
         clock: The clock of the server.
         reserve: Refuses writes when the disk is nearly full.
         directory: Returns the directory of a bootstrap, by its id.
-        has_installed_functions: Whether aggregate functions of other packages are loaded.
+        has_installed_functions: Whether aggregators of other packages are loaded.
         has_table: Whether a table of a name and an incarnation exists.
         place: Adds a table, whose directory is given, durably. Raises TableExists.
     """

@@ -635,22 +635,24 @@ class LiveBucket:
             return self._bucket.family_bytes()
         return self._use_when_closed[0] if self._state_when_closed is not None else None
 
-    async def stats(self) -> BucketStats:
+    async def stats(self) -> LiveBucketStats:
         """Returns the statistics of the bucket. Opens a bucket that was never opened."""
         async with self.mutex.bypass_barrier():
             if self._bucket is None and self._state_when_closed is not None and self._closed is None:
-                return BucketStats(live=self, state=self._state_when_closed, changelog_usage=self._use_when_closed[1])
+                return LiveBucketStats(
+                    live=self, state=self._state_when_closed, changelog_usage=self._use_when_closed[1]
+                )
             try:
                 bucket = await self.open()
             except DataLoss:
-                return BucketStats(live=self)
+                return LiveBucketStats(live=self)
             built = {index: build.rows for index, build in bucket.builds.items()}
             changelog_usage = await self.run(bucket.changelog_usage)
-            return BucketStats(live=self, state=self.state, changelog_usage=changelog_usage, built_rows=built)
+            return LiveBucketStats(live=self, state=self.state, changelog_usage=changelog_usage, built_rows=built)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketStats:
+class LiveBucketStats:
     """The statistics of a bucket at one moment.
 
     Attributes:

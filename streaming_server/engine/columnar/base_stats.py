@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseStats:
+class LiveBaseStats:
     """The statistics of the base of a bucket and of its delta. Zeros if no base exists.
 
     Attributes:
@@ -39,14 +39,14 @@ class BaseStats:
     record: BaseRecord
 
 
-def base_stats_of(live: LiveBucket, now_micros: int) -> BaseStats:
+def base_stats_of(live: LiveBucket, now_micros: int) -> LiveBaseStats:
     """Returns the statistics as of a commit time, from memory. Opens nothing and takes no mutex."""
     # Read once, because a write in a thread may change them.
     base, delta, state, record = live.columnar.base, live.columnar.delta, live.state, live.columnar.record
     taken = live.columnar.delta_bytes
     if base is None or delta is None or delta.is_full or state is None:
-        return BaseStats(unused_reason=record.unused_reason or "it is not open", delta_bytes=taken, record=record)
-    return BaseStats(
+        return LiveBaseStats(unused_reason=record.unused_reason or "it is not open", delta_bytes=taken, record=record)
+    return LiveBaseStats(
         unused_reason="",
         log_offset=base.info.log_offset,
         rows=base.info.rows,

@@ -1,4 +1,4 @@
-"""Aggregate functions on Python values, for few rows: the same results as `MergeFunction`, one key at a time.
+"""Aggregators on Python values, for few rows: the same results as `MergeFunction`, one key at a time.
 
 A result that does not fit its column is noticed when its row is encoded. Then the columns decide, and name the reason.
 """

@@ -1,4 +1,4 @@
-"""The interface of aggregate functions. They are pure, and merge all keys of a step together."""
+"""The interface of aggregators. They are pure, and merge all keys of a step together."""
 
 from __future__ import annotations
 

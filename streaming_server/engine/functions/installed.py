@@ -1,6 +1,6 @@
-"""Aggregate functions of other packages. The server loads those that its settings list when it starts.
+"""Aggregators of other packages. The server loads those that its settings list when it starts.
 
-A package names a class in the entry point group `scankv.aggregate_functions`, by an entry point with a dot in its name.
+A package names a class in the entry point group `scankv.aggregators`, by an entry point with a dot in its name.
 The server creates one instance for each column that has the function, with the column's Arrow type and its parameters,
 a dict of strings. The class raises ValueError for a type or parameter that it does not support.
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Installed = Mapping[str, Callable[[pa.DataType, dict[str, str]], Any]]
 
-GROUP: Final = "scankv.aggregate_functions"
+GROUP: Final = "scankv.aggregators"
 """The group of entry points that is searched."""
 
 
@@ -42,22 +42,22 @@ def load_installed(names: Sequence[str]) -> Installed:
     for name in names:
         if "." not in name or name not in found:
             raise UsageError(
-                f'aggregate_functions = "{name}": no installed package has an entry point of this name, with a dot in '
+                f'aggregators = "{name}": no installed package has an entry point of this name, with a dot in '
                 f"it, in the group {GROUP}{did_you_mean(name, found)}",
-                option="aggregate_functions",
+                option="aggregators",
             )
         try:
             functions[name] = found[name].load()
         except Exception as error:  # code of another package may raise anything
             raise UsageError(
-                f'aggregate_functions = "{name}" cannot be loaded: {type(error).__name__}: {error}',
-                option="aggregate_functions",
+                f'aggregators = "{name}" cannot be loaded: {type(error).__name__}: {error}',
+                option="aggregators",
             ) from error
     return functions
 
 
 class InstalledFunction:
-    """An aggregate function of another package, for one column.
+    """An aggregator of another package, for one column.
 
     Args:
         name: Its name, for errors.

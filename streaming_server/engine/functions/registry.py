@@ -57,8 +57,8 @@ def function_of(aggregate: ColumnAggregate, type_: pa.DataType, installed: Insta
         return _OURS[name](aggregate)
     if name not in installed:
         raise InvalidRequest(
-            f'column "{column}": this server has no aggregate function "{name}"{did_you_mean(name, installed)}; its '
-            "setting aggregate_functions lists those of installed packages",
+            f'column "{column}": this server has no aggregator "{name}"{did_you_mean(name, installed)}; its '
+            "setting aggregators lists those of installed packages",
             column=column,
         )
     parameters = {key: value for key, value in aggregate.parameters if key != IGNORE_RETRACT}

@@ -32,7 +32,7 @@ class Union(Protocol):
 
 
 class SerialisedUnion:
-    """An aggregate function whose inputs and result are serialized values of one library.
+    """An aggregator whose inputs and result are serialized values of one library.
 
     Args:
         what: What the values are, for errors.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from scankv.model.tables.schema import Index
-    from streaming_server.engine.bucket.live_bucket import BucketStats, LiveBucket
+    from streaming_server.engine.bucket.live_bucket import LiveBucket, LiveBucketStats
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.files.disk_reserve import DiskReserve
     from streaming_server.storage.rows.table_codec import TableCodec
@@ -77,7 +77,7 @@ class IndexBuilds:
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._run())
 
-    def status(self, index: Index, buckets: Sequence[BucketStats]) -> IndexBuildProgress:
+    def status(self, index: Index, buckets: Sequence[LiveBucketStats]) -> IndexBuildProgress:
         """Returns how far an index is built, from the statistics of all buckets."""
         ready, done, failures = True, 0, []
         rows: list[int | None] = []

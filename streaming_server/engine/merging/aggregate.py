@@ -41,7 +41,7 @@ class RefusedColumnError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AggregatedColumn:
-    """A column with its aggregate function.
+    """A column with its aggregator.
 
     Attributes:
         aggregate: The definition of the aggregate.

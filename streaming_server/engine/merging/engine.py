@@ -53,7 +53,7 @@ class Engines:
 
     Args:
         definition: The table.
-        installed: The aggregate functions that the server has from other packages.
+        installed: The aggregators that the server has from other packages.
 
     Attributes:
         overwriting: The engine of writes that replace the current rows.

@@ -50,7 +50,7 @@ class Merger:
 
     @classmethod
     def of(cls, codec: TableCodec, installed: Installed) -> Merger:
-        """Raises InvalidRequest where the server lacks one of the table's aggregate functions."""
+        """Raises InvalidRequest where the server lacks one of the table's aggregators."""
         return cls(codec, Engines(codec.definition, installed))
 
     @property

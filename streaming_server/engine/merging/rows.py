@@ -113,7 +113,7 @@ class WrittenRows:
         return replace(self, batch=convert_columns(self.batch, old, new), columns=columns)
 
     def inputs(self, name: str, type_: pa.DataType) -> Inputs:
-        """Returns the values of a column as inputs of an aggregate function."""
+        """Returns the values of a column as inputs of an aggregator."""
         return Inputs(self.column(name, type_), self.keys, self.count, self.retracted)
 
     def slice(self, start: int, keys: int) -> WrittenRows:

@@ -12,7 +12,7 @@ from scankv.model.errors import InvalidRequest
 from streaming_server.engine.bucket.bucket_checker import BucketChecker
 from streaming_server.engine.bucket.bucket_opener import BucketOpener
 from streaming_server.engine.bucket.commit_barrier import still_opening
-from streaming_server.engine.bucket.live_bucket import BucketStats, LiveBucket
+from streaming_server.engine.bucket.live_bucket import LiveBucket, LiveBucketStats
 from streaming_server.engine.bucket.locking import OPENING_SECONDS, lock_buckets
 from streaming_server.engine.bucket.table_state import TableState
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP
@@ -88,7 +88,7 @@ class LiveTable:
             writer_limits: The limits on the writers of each bucket.
             reserve: The disk space that writes leave free.
             base_delta_bytes: The memory for the delta of the columnar base of one bucket.
-            installed: The aggregate functions that the server has from other packages.
+            installed: The aggregators that the server has from other packages.
         """
 
         def make_bucket(number: int, state: TableState) -> LiveBucket:
@@ -198,7 +198,7 @@ class LiveTable:
         for live in self.buckets:
             self._index_builds.wake(live)
 
-    async def statistics(self) -> tuple[list[BucketStats], list[IndexBuildProgress]]:
+    async def statistics(self) -> tuple[list[LiveBucketStats], list[IndexBuildProgress]]:
         """Returns the statistics of each bucket, read one after another, and how far each index is built.
 
         Opens buckets that were never opened. Adopts their columnar bases first, as the next scan would.
@@ -207,7 +207,7 @@ class LiveTable:
             Unavailable: Opening them takes longer than a client waits for an answer. Another attempt gets further.
         """
         await adopt_bases(self.state, [*self.buckets])
-        figures, opened, ends = list[BucketStats](), 0, time.monotonic() + OPENING_SECONDS
+        figures, opened, ends = list[LiveBucketStats](), 0, time.monotonic() + OPENING_SECONDS
         for live in self.buckets:
             is_new = live.state is None and live.damage is None
             if is_new and opened and time.monotonic() >= ends:

@@ -65,7 +65,7 @@ class DefinitionRules:
 
     Args:
         directory: The data directory, whose format limits what can be stored.
-        installed: The aggregate functions that the server has.
+        installed: The aggregators that the server has.
         clock: The clock of the server.
     """
 
@@ -100,7 +100,7 @@ class DefinitionRules:
         """Returns the definition of a new table, which does not exist yet.
 
         Raises:
-            InvalidRequest: The definition is wrong; the message says where. Or the server lacks an aggregate function.
+            InvalidRequest: The definition is wrong; the message says where. Or the server lacks an aggregator.
             UpgradeNotConfirmed: The data directory has a format that cannot store such a table.
         """
         definition = TableDefinition.create(

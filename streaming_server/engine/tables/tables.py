@@ -144,7 +144,7 @@ class Tables:
             UsageError, ForeignDirectory, DiskFull: The directory cannot be used.
             DataLoss: The file that names its format cannot be read.
         """
-        self._installed = load_installed(config.aggregate_functions)
+        self._installed = load_installed(config.aggregators)
         self._directory = DataDirectory(config.data, placement=placement, lock=lock)
         self._placement = placement
         with ExitStack() as on_failure:

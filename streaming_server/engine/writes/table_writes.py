@@ -94,7 +94,7 @@ class TableWrites:
     Args:
         table: The table.
         locks: The locks on its columns.
-        installed: The aggregate functions that other packages provide.
+        installed: The aggregators that other packages provide.
     """
 
     def __init__(self, table: TableState, locks: TableColumnLocks, installed: Installed) -> None:

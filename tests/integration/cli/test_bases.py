@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def bases_of(scankv: CommandLine, table: str) -> list[dict[str, Any]]:
-    return [bucket["base"] for bucket in scankv("describe", table, "--json").json["bucket_statistics"]]
+    return [bucket["base"] for bucket in scankv("describe", table, "--json").json["stats"]]
 
 
 def all_bases(scankv: CommandLine, table: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             next(iter(stream))
             stream.commit()
         table.upsert(pa.table({"k": range(50), "v": [0] * 50}, schema=SCHEMA), track_changes=False)
-        wait_until(lambda: [each for each in client.server_stats().bases if each.bases == 2], "bases are built")
+        wait_until(lambda: [each for each in client.stats().bases if each.bases == 2], "bases are built")
         client.create_table("a.unused", SCHEMA, primary_key=["k"])
         log = client.create_table("a.log", SCHEMA, primary_key=[], buckets=1)
         log.append(pa.table({"k": range(10), "v": range(10)}, schema=SCHEMA))

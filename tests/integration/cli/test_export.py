@@ -227,7 +227,7 @@ bucket_key = ["route"]
 buckets = 3
 indexes = ["worst", ["delay", "flights"]]
 options = { merge_engine = "aggregate", compression = "zstd" }
-aggregates = { flights = "count", delay = "sum", late = "avg", worst = { function = "max", ignore_retract = true } }
+aggregators = { flights = "count", delay = "sum", late = "avg", worst = { function = "max", ignore_retract = true } }
 """
 
 
@@ -284,12 +284,12 @@ def test_options_of_load_replace_what_a_file_says_and_are_reported(
     ]
     found = described(scankv, changed)
     assert (found["key"], found["buckets"], found["options"]["compression"]) == (["leg", "route"], 2, "none")
-    assert (found["aggregates"], found["indexes"]) == tuple(
-        described(scankv, routes)[n] for n in ("aggregates", "indexes")
+    assert (found["aggregators"], found["indexes"]) == tuple(
+        described(scankv, routes)[n] for n in ("aggregators", "indexes")
     )
     third = copy + "3"
     message = scankv.fails("load", third, path, "--create", "--set", "merge_engine=last_row")
-    assert 'aggregates is only for merge_engine "aggregate"' in message
+    assert 'aggregators is only for merge_engine "aggregate"' in message
     message = scankv.fails("load", third, path, "--create", "--ignore-definition")
     assert "--key" in message
     scankv("load", third, path, "--create", "--ignore-definition", "--key", "leg,route")
@@ -313,7 +313,7 @@ def test_what_belongs_to_columns_that_were_not_exported_is_left_out_and_reported
         "unlike the exported table: no index on (delay, flights): the file does not have all of these columns",
     ]
     found = described(scankv, copy)
-    assert (found["indexes"], found["aggregates"].keys()) == ([["worst"]], {"flights", "worst"})
+    assert (found["indexes"], found["aggregators"].keys()) == ([["worst"]], {"flights", "worst"})
     scankv("snapshots", "export", routes, path, "--columns", "leg,worst", "--overwrite")
     message = scankv.fails("load", copy + "2", path, "--create")
     assert 'the file does not have the column "route"' in message
@@ -325,10 +325,24 @@ def test_a_file_of_a_snapshot_has_the_definition_of_then(scankv: CommandLine, ro
     snapshot, before = scankv("snapshots", "create", routes).text.strip(), described(scankv, routes)
     with sync.connect(scankv.url) as client:
         added = pa.schema([("added", pa.int64())])
-        client.alter_table(routes, add_columns=added, add_aggregates={"added": agg.sum()}, add_indexes=["added"])
+        client.alter_table(routes, add_columns=added, add_aggregators={"added": agg.sum()}, add_indexes=["added"])
     scankv("snapshots", "export", snapshot, path)
     scankv("load", routes + "_copy", path, "--create")
     assert described(scankv, routes + "_copy") == before
+
+
+def test_a_file_that_an_earlier_version_exported_keeps_its_aggregators(
+    scankv: CommandLine, routes: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "routes.parquet"
+    scankv("snapshots", "export", routes, str(path))
+    rows = read(path)
+    definition = rows.schema.metadata[b"scankv.definition"]
+    assert definition.count(b'"aggregators"') == 1
+    earlier = {**rows.schema.metadata, b"scankv.definition": definition.replace(b'"aggregators"', b'"aggregates"')}
+    pa.parquet.write_table(rows.replace_schema_metadata(earlier), path)
+    scankv("load", routes + "_copy", str(path), "--create")
+    assert described(scankv, routes + "_copy") == described(scankv, routes)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_an_early_end_leaves_no_half_file(
 
 def live_scans(scankv: CommandLine) -> int:
     with sync.connect(scankv.url) as client:
-        return client.server_stats().live_scans
+        return client.stats().live_scans
 
 
 def _parsed(data: bytes, format_: str) -> list[dict[str, object]]:

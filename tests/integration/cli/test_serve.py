@@ -222,9 +222,7 @@ def test_set_takes_settings_that_have_a_flag_of_their_own(tmp_path: Path) -> Non
 
 
 def test_printed_settings_are_explained_and_are_read_back(tmp_path: Path) -> None:
-    printed = serve(
-        "--data", str(tmp_path / 'a "b"\n'), "--set", "aggregate_functions=x.y,z.w", "--print-config"
-    ).stdout
+    printed = serve("--data", str(tmp_path / 'a "b"\n'), "--set", "aggregators=x.y,z.w", "--print-config").stdout
     blocks = printed.decode().strip().split("\n\n")
     for block in blocks:
         *comments, setting = block.splitlines()

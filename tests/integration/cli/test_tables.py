@@ -21,7 +21,7 @@ def test_a_created_table_is_described_as_it_was_created(scankv: CommandLine, tab
     )
     assert created.text == f"created {table}\n"
     described = scankv("describe", table, "--json").json
-    assert [bucket["bucket"] for bucket in described.pop("bucket_statistics")] == [0, 1, 2]
+    assert [bucket["bucket"] for bucket in described.pop("stats")] == [0, 1, 2]
     assert described.pop("index_status") == []
     assert described.pop("disk_use")["changelog"] == 0
     assert described == {
@@ -42,7 +42,7 @@ def test_a_created_table_is_described_as_it_was_created(scankv: CommandLine, tab
         "version_column": None,
         "sequence_column": [],
         "sequence_groups": [],
-        "aggregates": {},
+        "aggregators": {},
     }
     assert described in scankv("tables", "--json").json
 

@@ -227,7 +227,7 @@ async def test_a_snapshot_is_answered_as_of_its_pin(client: Client, name: str) -
 
 @pytest.mark.asyncio
 async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Table, client: Client) -> None:
-    before = (await client.server_stats()).scans_started
+    before = (await client.stats()).scans_started
     for n in (0, -1, 100_001, True, 2.0):
         with pytest.raises(UsageError, match="between 1 and 100,000"):
             await table.top_n(n, "score")  # type: ignore[arg-type]  # wrong on purpose
@@ -266,7 +266,7 @@ async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Ta
         await table.count(col("scroe") > 1)
     with pytest.raises(SchemaMismatch, match="amount"):
         await table.top_n(1, "score", col("amount") == "text")
-    assert (await client.server_stats()).scans_started == before
+    assert (await client.stats()).scans_started == before
 
 
 @pytest.mark.whole_tables  # One live scan is allowed, and a scan is one for each tablet.
@@ -301,7 +301,7 @@ async def test_it_is_listed_cancelled_and_limited_as_a_scan_is(tmp_path: Path) -
             await client.drop_table("aggregates.many")
             with pytest.raises(TableNotFound):
                 await asking
-            stats = await client.server_stats()
+            stats = await client.stats()
             assert (stats.live_scans, stats.open_cursors, stats.undelivered_errors) == (0, 0, 0)
 
 

@@ -137,8 +137,8 @@ CALLS: dict[str, Callable[[Client, Table, Any], object]] = {
     "create_table(indexes)": lambda client, _, value: client.create_table(
         "x.y", SCHEMA, primary_key=["z"], indexes=value
     ),
-    "create_table(aggregates)": lambda client, _, value: client.create_table(
-        "x.y", SCHEMA, primary_key=["z"], merge_engine="aggregate", aggregates=value
+    "create_table(aggregators)": lambda client, _, value: client.create_table(
+        "x.y", SCHEMA, primary_key=["z"], merge_engine="aggregate", aggregators=value
     ),
     "alter_table": lambda client, _, value: client.alter_table(value, add_indexes=["v"]),
     "alter_table(add_columns)": lambda client, _, value: client.alter_table("x.y", add_columns=value),

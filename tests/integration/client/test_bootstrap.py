@@ -68,7 +68,7 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "aggregate": {
         "primary_key": ["k"],
         "merge_engine": "aggregate",
-        "aggregates": {"v": agg.sum(), "amount": agg.max(), "tags": agg.collect(), "day": agg.count()},
+        "aggregators": {"v": agg.sum(), "amount": agg.max(), "tags": agg.collect(), "day": agg.count()},
     },
 }
 
@@ -147,7 +147,7 @@ async def test_rows_with_the_same_key_are_merged_in_their_order(client: Client, 
 
 async def test_merged_rows_are_stored_as_they_are(client: Client, name: str) -> None:
     schema = pa.schema([("k", pa.int64()), ("n", pa.int64())])
-    options: dict[str, Any] = {"merge_engine": "aggregate", "aggregates": {"n": agg.count()}}
+    options: dict[str, Any] = {"merge_engine": "aggregate", "aggregators": {"n": agg.count()}}
     rows = [{"k": 1, "n": 7}]
     table = await client.bootstrap(name, rows, schema=schema, primary_key=["k"], mode="overwrite", **options)
     assert await table.get(1) == {"k": 1, "n": 7}

@@ -371,7 +371,7 @@ async def test_a_transaction_that_looks_for_conflicts_needs_the_changelog_until_
 
 
 async def test_a_table_that_aggregates_keeps_all_images(client: Client, name: str) -> None:
-    await client.create_table(name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"v": agg.sum()})
+    await client.create_table(name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregators={"v": agg.sum()})
     with pytest.raises(InvalidOption, match='must be "full" or "input" with merge_engine "aggregate"'):
         await client.alter_table(name, changelog="upsert")
 

@@ -45,7 +45,7 @@ def told(changes: sync.Scan) -> list[tuple[str, int, int | None]]:
 
 def changed(table: sync.Table) -> int:
     """Returns how many changes a table has had."""
-    return sum(count_of(bucket.log_offset) for bucket in table.statistics())
+    return sum(count_of(bucket.log_offset) for bucket in table.stats())
 
 
 def test_without_rows_before_every_row_written_is_an_update_and_a_deleted_one_its_key(
@@ -111,7 +111,7 @@ def test_rows_that_are_not_counted_are_read_to_count_them(sync_client: sync.Clie
     for changelog in ("upsert", "none"):
         table = create(sync_client, f"{name}{changelog}", changelog)
         assert table.count() == 0
-        assert [bucket.rows for bucket in table.statistics()] == [0, 0]
+        assert [bucket.rows for bucket in table.stats()] == [0, 0]
         for start in (0, 500):
             table.upsert([row(n, n) for n in range(start, start + 1000)])
         table.delete([*range(100), *range(5000, 5100)])
@@ -121,7 +121,7 @@ def test_rows_that_are_not_counted_are_read_to_count_them(sync_client: sync.Clie
         assert counted is not None
         assert counted.value == expected
         assert table.count_if_changed(counted.version) is None
-        assert [bucket.rows for bucket in table.statistics()] == [None, None]
+        assert [bucket.rows for bucket in table.stats()] == [None, None]
         with table.snapshot() as snapshot:
             assert snapshot.rows is None
             table.upsert([row(n, n) for n in range(9000, 9009)])
@@ -149,7 +149,7 @@ def test_an_index_has_old_rows_read_so_that_equal_ones_are_no_change(sync_client
         table.upsert([row(1, 10), row(2, 25)])
         table.delete([3, 4])
         assert changed(table) == 3 + 1 + 1
-        assert sum(bucket.rows or 0 for bucket in table.statistics()) == table.count() == 2
+        assert sum(bucket.rows or 0 for bucket in table.stats()) == table.count() == 2
         assert table.top_n(5, order_by="v").column("k").to_pylist() == [2, 1]
         assert all(bucket.is_consistent for bucket in sync_client.check_table(table.name))
     told_ = told(changes_of(sync_client.table(f"{name}upsert")))
@@ -259,7 +259,7 @@ def test_describe_says_that_rows_are_not_counted(
     assert "not counted" not in scankv("describe", name).text
     table.upsert([row(1, 1)])
     assert "not counted" in scankv("describe", name).text
-    statistics = scankv("describe", name, "--json").json["bucket_statistics"]
+    statistics = scankv("describe", name, "--json").json["stats"]
     assert sorted((bucket["rows"] for bucket in statistics), key=str) == [0, None]
     assert scankv("count", name).text.strip() == "1"
     with table.snapshot():

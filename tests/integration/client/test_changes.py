@@ -100,7 +100,7 @@ async def idle(client: Client) -> None:
     """Waits until no stream of this client's server holds anything."""
 
     async def nothing() -> bool:
-        stats = await client.server_stats()
+        stats = await client.stats()
         return (stats.live_scans, stats.open_cursors) == (0, 0)
 
     await await_until(nothing, "no stream left")
@@ -490,7 +490,7 @@ async def test_a_change_comes_at_once_whatever_the_heartbeat_is(tmp_path: Path) 
 async def test_an_idle_stream_is_heard_from_and_says_up_to_when_it_has_everything(restless_client: Client) -> None:
     table = await restless_client.create_table("test.idle", SCHEMA, primary_key=["k"], buckets=BUCKETS)
     await table.upsert(rows(1))
-    scanned = (await restless_client.server_stats()).rows_scanned
+    scanned = (await restless_client.stats()).rows_scanned
     async with changes(table).stream() as stream:
         assert stream.watermark is None
         before = datetime.now(UTC)
@@ -500,9 +500,9 @@ async def test_an_idle_stream_is_heard_from_and_says_up_to_when_it_has_everythin
             return stream.watermark is not None and stream.watermark > before
 
         await await_until(knows_of_now, "a watermark")
-        stats = await restless_client.server_stats()
+        stats = await restless_client.stats()
         assert (stats.rows_scanned, stats.open_cursors, stats.live_scans) == (scanned, 0, 1)
-        assert stream.statistics().rows_scanned == 0
+        assert stream.stats().rows_scanned == 0
         await table.upsert(rows(2))
         assert seen((await reading).to_pylist()) == [("+I", 2)]
         watermark = stream.watermark
@@ -647,7 +647,7 @@ async def test_a_reader_that_takes_nothing_is_ended_and_goes_on_when_it_reads(tm
 
 
 async def _has_ended(client: Client) -> bool:
-    return (await client.server_stats()).live_scans == 0
+    return (await client.stats()).live_scans == 0
 
 
 async def _read_on(stream: ScanStream, replay: ReplayedTable) -> None:

@@ -52,7 +52,7 @@ async def test_a_write_that_would_change_a_locked_column_is_refused_with_its_own
         assert caught.value.details["owner"] == "job-1"
         assert 0 < float(caught.value.details["remaining"]) <= 600
         assert await table.scan().to_pylist() == [ROW]
-        before = [bucket.log_offset for bucket in await table.statistics()]
+        before = [bucket.log_offset for bucket in await table.stats()]
         assert sum(before) == 1
     await WRITES[what](table)
 
@@ -193,9 +193,9 @@ async def test_a_lock_waits_for_the_writes_that_have_begun(client: Client, name:
     try:
         lock = await table.lock_columns(["a"], owner="job-1", ttl=600)
     finally:
-        after_lock = [bucket.log_offset for bucket in await table.statistics()]
+        after_lock = [bucket.log_offset for bucket in await table.stats()]
         await asyncio.wait([writing])
-    assert [bucket.log_offset for bucket in await table.statistics()] == after_lock
+    assert [bucket.log_offset for bucket in await table.stats()] == after_lock
     await lock.release()
 
 

@@ -40,7 +40,7 @@ def options_of(columns: dict[str, pa.DataType]) -> list[dict[str, Any]]:
     ordered = [name for name, type_ in columns.items() if is_key_type(type_)]
     return [
         {},
-        {"merge_engine": "aggregate", "aggregates": {name: agg.last_value() for name in columns}},
+        {"merge_engine": "aggregate", "aggregators": {name: agg.last_value() for name in columns}},
         {"merge_engine": "versioned", "version_column": ordered[-1]},
         {"changelog": "upsert", "indexes": [[name] for name in ordered[:8]]},
         {"merge_engine": "first_row"},
@@ -126,7 +126,7 @@ async def test_a_commit_is_refused_if_a_default_makes_its_row_too_large(client: 
 async def test_a_commit_is_refused_if_a_sum_does_not_fit(client: Client, name: str) -> None:
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("d", pa.decimal128(3, 5))])
     table = await client.create_table(
-        name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"v": agg.sum(), "d": agg.sum()}
+        name, schema, primary_key=["k"], merge_engine="aggregate", aggregators={"v": agg.sum(), "d": agg.sum()}
     )
     small = decimals(pa.decimal128(3, 5), [999, 999])
     for rows in (pa.table({"k": [1, 1], "v": [2**63 - 1, 1]}), pa.table({"k": [1, 1], "d": small})):

@@ -154,7 +154,7 @@ async def test_a_table_that_deletes_no_rows_refuses_unless_overwritten(client: C
         SCHEMA,
         primary_key=["k"],
         merge_engine="aggregate",
-        aggregates={"a": agg.sum()},
+        aggregators={"a": agg.sum()},
         delete_behavior="disable",
     )
     tx = await client.transaction()

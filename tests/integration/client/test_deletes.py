@@ -260,7 +260,7 @@ async def test_deletes_do_what_the_table_says(client: Client, name: str, track_c
     with pytest.raises(InvalidRequest, match="deletes no rows"):
         await refusing.delete(where="day = 1", track_changes=track_changes)
     assert (await refusing.truncate(track_changes=track_changes)).rows == 200
-    sums = await made(client, f"{name}_s", merge_engine="aggregate", aggregates={"v": agg.sum()})
+    sums = await made(client, f"{name}_s", merge_engine="aggregate", aggregators={"v": agg.sum()})
     await sums.upsert(rows({(1, "i1"): 5}))
     assert (await sums.replace(rows({(1, "i1"): 2}) * 2, where="day = 1")).rows == 2
     assert (await content(sums))[1, "i1"] == 4

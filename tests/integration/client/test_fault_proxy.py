@@ -67,7 +67,7 @@ def _async(condition: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
 
 async def no_scan_is_live(client: Client) -> None:
     async def none_is_live() -> bool:
-        return (await client.server_stats()).live_scans == 0
+        return (await client.stats()).live_scans == 0
 
     await await_until(none_is_live, "the scan freed")
 
@@ -96,7 +96,7 @@ async def test_a_connection_that_ends_is_an_error_unless_nothing_was_shown_and_t
             await read_all(stream)
         except (ScanInterrupted, Unavailable) as error:
             failure = error
-        found = stream.statistics()
+        found = stream.stats()
         if failure is not None:
             # Data that arrived right before the end may be lost, because gRPC drops what was not read yet.
             assert (failure.resume_token is not None) == (found.rows_returned > 0)
@@ -139,7 +139,7 @@ async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
             rows += batch.num_rows
         assert rows == ROWS
         # On a busy machine, a chunk of the second attempt may also come too late.
-        assert stream.statistics().attempts == proxy.connections >= 2, proxy
+        assert stream.stats().attempts == proxy.connections >= 2, proxy
         proxy.resume()
         await await_until(_async(lambda: proxy.open_connections == 1), "the forgotten connection closed")
 
@@ -159,7 +159,7 @@ async def test_a_stream_whose_event_loop_was_blocked_keeps_its_connection(
                 await asyncio.sleep(0)
             await (await client.table(filled)).upsert([{"k": ROWS, "v": "new"}])
             assert (await reading)["k"].to_pylist() == [ROWS]
-            assert stream.statistics().attempts == 1
+            assert stream.stats().attempts == 1
 
 
 @pytest.mark.one_process
@@ -232,7 +232,7 @@ async def test_a_stalled_connection_stops_the_scan_at_the_server(
         # In the meantime, this scan is read completely twice; the stalled one has only reached the buffers.
         for _ in range(2):
             assert await scanned(client, filled) == DATA
-        assert (await client.server_stats()).live_scans == (await client.table(filled)).tablets
+        assert (await client.stats()).live_scans == (await client.table(filled)).tablets
         assert proxy.bytes_to_client < DATA.nbytes / 2
         proxy.resume()
         async for batch in stream:

@@ -108,7 +108,11 @@ async def test_nested_columns_are_read(client: Client, name: str) -> None:
 async def test_hidden_state_of_merge_functions_is_not_seen(client: Client, name: str) -> None:
     schema = pa.schema([("key", pa.int64()), ("price", pa.float64()), ("count", pa.int64())])
     table = await client.create_table(
-        name, schema, primary_key=["key"], merge_engine="aggregate", aggregates={"price": agg.avg(), "count": agg.sum()}
+        name,
+        schema,
+        primary_key=["key"],
+        merge_engine="aggregate",
+        aggregators={"price": agg.avg(), "count": agg.sum()},
     )
     await table.upsert([{"key": 1, "price": 1.0, "count": 1}])
     await table.upsert([{"key": 1, "price": 2.0, "count": 1}])

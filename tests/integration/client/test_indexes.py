@@ -206,7 +206,7 @@ async def test_a_check_tells_of_each_bucket_as_it_is_done(client: Client, name: 
     told: list[BucketCheck] = []
     assert await client.check_table(name, on_bucket=told.append) == told
     assert agreeing(told, ("score",))
-    assert (await client.server_stats()).live_scans == 0
+    assert (await client.stats()).live_scans == 0
 
 
 def test_the_blocking_client_has_the_same(sync_client: sync.Client, name: str) -> None:

@@ -45,10 +45,10 @@ ENGINES: dict[str, dict[str, Any]] = {
     "versioned": {"merge_engine": "versioned", "version_column": "v"},
     "aggregate": {
         "merge_engine": "aggregate",
-        "aggregates": {"v": agg.sum(), "text": agg.last_value()},
+        "aggregators": {"v": agg.sum(), "text": agg.last_value()},
         "delete_behavior": "allow",
     },
-    "average": {"merge_engine": "aggregate", "aggregates": {"v": agg.max(ignore_retract=True)}},
+    "average": {"merge_engine": "aggregate", "aggregators": {"v": agg.max(ignore_retract=True)}},
     "partial_update": {"merge_engine": "partial_update", "delete_behavior": "allow"},
     "retract": {
         "merge_engine": "partial_update",
@@ -159,7 +159,7 @@ async def test_every_written_row_is_recorded_as_it_came_and_the_table_is_as_with
 
 async def test_rows_that_are_retracted_keep_their_change_types(client: Client, name: str) -> None:
     table = await client.create_table(
-        name, SCHEMA, primary_key=["k"], changelog="input", merge_engine="aggregate", aggregates={"v": agg.sum()}
+        name, SCHEMA, primary_key=["k"], changelog="input", merge_engine="aggregate", aggregators={"v": agg.sum()}
     )
     rows = [
         {"k": 1, "v": 5, "text": "a", "_change_type": "+I"},

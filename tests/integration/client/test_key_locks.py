@@ -143,7 +143,7 @@ async def test_locks_end_with_their_transaction(client: Client, table: Table, na
 async def test_locks_hold_for_rows_that_are_merged_or_missing(client: Client, name: str) -> None:
     schema = pa.schema([pa.field("k", pa.string(), nullable=False), ("n", pa.int64())])
     sums = await client.create_table(
-        f"{name}_sums", schema, primary_key=["k"], merge_engine="aggregate", aggregates={"n": agg.sum()}
+        f"{name}_sums", schema, primary_key=["k"], merge_engine="aggregate", aggregators={"n": agg.sum()}
     )
 
     async def create_once() -> None:

@@ -202,7 +202,7 @@ def test_only_rows_in_the_ranges_are_read(large: sync.Table, where: str, rows: i
     for scan in (large.scan(where=where), large.scan(where=where).ordered().reverse()):
         with scan.stream() as stream:
             assert sum(chunk.num_rows for chunk in stream) == rows
-            assert stream.statistics().rows_scanned == rows
+            assert stream.stats().rows_scanned == rows
     assert large.count(where) == rows
 
 
@@ -225,5 +225,5 @@ def test_five_hundred_ranges_are_read_in_one_scan(large: sync.Table) -> None:
     assert large.scan(where=where).explain().range_count == 500
     with large.scan(where=where).ordered().stream() as stream:
         assert sum(chunk.num_rows for chunk in stream) == 500
-        assert stream.statistics().rows_scanned == 500
+        assert stream.stats().rows_scanned == 500
     assert large.count(where) == 500

@@ -84,12 +84,12 @@ class Streams:
     @property
     def rows_scanned(self) -> int:
         (stream,) = self.started
-        return stream.statistics().rows_scanned
+        return stream.stats().rows_scanned
 
     @property
     def rows_returned(self) -> int:
         (stream,) = self.started
-        return stream.statistics().rows_returned
+        return stream.stats().rows_returned
 
 
 def test_the_server_reads_and_sends_what_the_query_needs(sync_client: sync.Client, table: sync.Table) -> None:
@@ -185,4 +185,4 @@ def test_a_query_that_needs_no_more_ends_its_scan(server: ServerProcess) -> None
         few = frame.filter(pl.col("x") > 1.0).head(3).collect(engine="streaming")
         assert few.height == 3
         # Polars releases a source when it is used next.
-        wait_until(lambda: pl.select(1).height and client.server_stats().live_scans == 0, "the scan ended")
+        wait_until(lambda: pl.select(1).height and client.stats().live_scans == 0, "the scan ended")

@@ -120,7 +120,7 @@ async def test_a_predicate_on_the_bucket_key_reads_one_bucket(client: Client, na
                 assert ids(await scan.reverse().to_arrow()) == wanted[::-1]
                 async with scan.stream() as stream:
                     assert [batch async for batch in stream]
-                    assert stream.statistics().rows_scanned < 500
+                    assert stream.stats().rows_scanned < 500
             splits = await table.scan(where=where).as_of(pinned).splits(3)
             assert sorted(ids(pa.concat_tables([await split.to_arrow() for split in splits]))) == wanted
     assert len((await table.scan(where="v > 3").explain()).buckets) == 8

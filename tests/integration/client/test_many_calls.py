@@ -31,7 +31,7 @@ async def test_thousands_of_reads_at_once_are_all_answered(client: Client, name:
 async def test_many_writes_and_writers_at_once_are_all_applied_once(client: Client, name: str) -> None:
     table = await client.create_table(
         name, SCHEMA.append(pa.field("n", pa.int64())), primary_key=["k"], merge_engine="aggregate",
-        aggregates={"v": agg.last_value(), "n": agg.sum()},
+        aggregators={"v": agg.last_value(), "n": agg.sum()},
     )  # fmt: skip
 
     async def through_a_writer(k: int) -> None:

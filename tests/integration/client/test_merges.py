@@ -61,7 +61,7 @@ async def routes(client: Client, name: str, **changed: Any) -> Table:
     options: dict[str, Any] = {
         "primary_key": ["route"],
         "merge_engine": "aggregate",
-        "aggregates": AGGREGATES,
+        "aggregators": AGGREGATES,
         "buckets": 2,
     } | changed
     return await client.create_table(name, ROUTES, **options)
@@ -118,7 +118,7 @@ async def test_what_is_merged_and_what_is_hidden_survives_kill_and_restart(serve
     server.start()
     async with connect(server.url) as client:
         table = await client.table(name)
-        assert table.aggregates == AGGREGATES
+        assert table.aggregators == AGGREGATES
         await table.upsert([{"route": "a-b", "delay": 50.0}], columns=["route", "delay"])
         row = await table.get("a-b")
         assert row is not None
@@ -152,7 +152,7 @@ async def test_a_wide_row_is_filled_by_several_streams_each_with_its_own_sequenc
         merge_engine="partial_update",
         delete_behavior="retract",
         sequence_groups={"s1": ["a", "b"], ("s2",): "c"},
-        aggregates={"c": agg.sum()},
+        aggregators={"c": agg.sum()},
     )
     assert table.sequence_groups == {("s1",): ("a", "b"), ("s2",): ("c",)}
     await table.upsert([{"k": 1, "s1": 2, "a": 1, "b": 1}], columns=["k", "s1", "a", "b"])
@@ -193,23 +193,27 @@ async def test_columns_added_to_an_aggregate_table_may_have_aggregates(client: C
     table = await routes(client, name)
     await table.upsert([flight("a-b", 1, "X")])
     added = pa.schema([("best", pa.int32()), ("last", pa.string())])
-    table = await client.alter_table(name, add_columns=added, add_aggregates={"best": agg.min()})
-    assert str(table.aggregates["best"]) == "agg.min()"
+    table = await client.alter_table(name, add_columns=added, add_aggregators={"best": agg.min()})
+    assert str(table.aggregators["best"]) == "agg.min()"
     for best in (None, 4, 7):
         await table.upsert([{"route": "a-b", "best": best, "last": str(best)}], columns=["route", "best", "last"])
     row = await table.get("a-b")
     assert row is not None
     assert (row["best"], row["last"], row["flights"], row["delay"]) == (4, "7", 1, 1.0)
     with pytest.raises(InvalidRequest, match='column "flights" is not added'):
-        await client.alter_table(name, add_columns=pa.schema([("x", pa.int8())]), add_aggregates={"flights": agg.sum()})
+        await client.alter_table(
+            name, add_columns=pa.schema([("x", pa.int8())]), add_aggregators={"flights": agg.sum()}
+        )
 
 
 @pytest.mark.asyncio
 async def test_sketches_and_bitmaps_are_united(client: Client, name: str) -> None:
     kinds = ["hll_sketch", "theta_sketch", "top_k", "rbm32", "rbm64"]
     schema = pa.schema([("k", pa.int8()), *((kind, pa.binary()) for kind in kinds)])
-    aggregates = {kind: getattr(agg, kind)() for kind in kinds}
-    table = await client.create_table(name, schema, primary_key=["k"], merge_engine="aggregate", aggregates=aggregates)
+    aggregators = {kind: getattr(agg, kind)() for kind in kinds}
+    table = await client.create_table(
+        name, schema, primary_key=["k"], merge_engine="aggregate", aggregators=aggregators
+    )
 
     def row(numbers: range) -> dict[str, Any]:
         hll, theta = datasketches.hll_sketch(12), datasketches.update_theta_sketch()
@@ -241,38 +245,42 @@ async def test_sketches_and_bitmaps_are_united(client: Client, name: str) -> Non
 
 
 BAD_TABLES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"aggregates": {"route": agg.max()}}, InvalidRequest, 'column "route" is in the primary key'),
-    ({"aggregates": {"nothing": agg.max()}}, SchemaMismatch, 'no column "nothing"'),
-    ({"aggregates": {"note": agg.sum()}}, SchemaMismatch, 'column "note" is string, which sum does not take'),
-    ({"aggregates": {"note": agg.Aggregator("summ")}}, InvalidRequest, 'column "note": there is no aggregate function'),
-    ({"aggregates": {"note": agg.Aggregator("max", (("by", "x"),))}}, InvalidRequest, 'max has no parameter "by"'),
-    ({"aggregates": {"note": agg.listagg("")}}, InvalidRequest, 'column "note": the delimiter'),
-    ({"aggregates": {"note": agg.installed("no.such")}}, InvalidRequest, 'column "note": this server has no'),
-    ({"aggregates": {"note": "max"}}, UsageError, "must be from scankv.agg"),
+    ({"aggregators": {"route": agg.max()}}, InvalidRequest, 'column "route" is in the primary key'),
+    ({"aggregators": {"nothing": agg.max()}}, SchemaMismatch, 'no column "nothing"'),
+    ({"aggregators": {"note": agg.sum()}}, SchemaMismatch, 'column "note" is string, which sum does not take'),
+    ({"aggregators": {"note": agg.Aggregator("summ")}}, InvalidRequest, 'column "note": there is no aggregator'),
+    ({"aggregators": {"note": agg.Aggregator("max", (("by", "x"),))}}, InvalidRequest, 'max has no parameter "by"'),
+    ({"aggregators": {"note": agg.listagg("")}}, InvalidRequest, 'column "note": the delimiter'),
+    ({"aggregators": {"note": agg.installed("no.such")}}, InvalidRequest, 'column "note": this server has no'),
+    ({"aggregators": {"note": "max"}}, UsageError, "must be from scankv.agg"),
     ({"changelog": "upsert"}, InvalidOption, 'changelog must be "full" or "input" .*, not "upsert"'),
     ({"changelog": "none"}, InvalidOption, 'changelog must be "full" or "input" .*, not "none"'),
-    ({"merge_engine": "last_row"}, InvalidOption, "aggregates is only for merge_engine"),
+    ({"merge_engine": "last_row"}, InvalidOption, "aggregators is only for merge_engine"),
     ({"merge_engine": "sum"}, InvalidOption, 'merge_engine" must be .*, not "sum"'),
-    ({"merge_engine": "versioned", "aggregates": None}, InvalidOption, "needs a version_column"),
+    ({"merge_engine": "versioned", "aggregators": None}, InvalidOption, "needs a version_column"),
     ({"version_column": "flights"}, InvalidOption, "version_column is only for merge_engine"),
-    ({"merge_engine": "versioned", "version_column": "airports", "aggregates": None}, SchemaMismatch, '"airports" is'),
-    ({"merge_engine": "versioned", "version_column": "route", "aggregates": None}, InvalidRequest, '"route" is in the'),
-    ({"merge_engine": "first_row", "delete_behavior": "allow", "aggregates": None}, InvalidOption, "delete_behavior"),
-    ({"merge_engine": "versioned", "delete_behavior": "allow", "aggregates": None}, InvalidOption, "delete_behavior"),
+    ({"merge_engine": "versioned", "version_column": "airports", "aggregators": None}, SchemaMismatch, '"airports" is'),
+    (
+        {"merge_engine": "versioned", "version_column": "route", "aggregators": None},
+        InvalidRequest,
+        '"route" is in the',
+    ),
+    ({"merge_engine": "first_row", "delete_behavior": "allow", "aggregators": None}, InvalidOption, "delete_behavior"),
+    ({"merge_engine": "versioned", "delete_behavior": "allow", "aggregators": None}, InvalidOption, "delete_behavior"),
     ({"delete_behavior": "retract"}, InvalidOption, "delete_behavior"),
     ({"merge_engine": "partial_update"}, InvalidRequest, "is in no sequence group"),
     (
-        {"merge_engine": "partial_update", "aggregates": None, "delete_behavior": "retract"},
+        {"merge_engine": "partial_update", "aggregators": None, "delete_behavior": "retract"},
         InvalidOption,
         "give sequence_groups",
     ),
     (
-        {"merge_engine": "partial_update", "aggregates": None, "sequence_groups": {"worst": ["worst"]}},
+        {"merge_engine": "partial_update", "aggregators": None, "sequence_groups": {"worst": ["worst"]}},
         InvalidRequest,
         'column "worst" is in sequence groups twice',
     ),
     (
-        {"merge_engine": "partial_update", "aggregates": None, "sequence_groups": {"worst": []}},
+        {"merge_engine": "partial_update", "aggregators": None, "sequence_groups": {"worst": []}},
         InvalidRequest,
         "a sequence group must have",
     ),
@@ -320,13 +328,13 @@ async def test_bad_writes_are_refused_and_write_nothing(client: Client, name: st
 
 def test_the_blocking_client_merges_as_well(sync_client: sync.Client, name: str) -> None:
     table = sync_client.create_table(
-        name, ROUTES, primary_key=["route"], merge_engine="aggregate", aggregates=AGGREGATES
+        name, ROUTES, primary_key=["route"], merge_engine="aggregate", aggregators=AGGREGATES
     )
     table.upsert([flight("a-b", 1, "X")])
     table.upsert([{"route": "a-b", "flights": 1}], columns=["route", "flights"])
     table.retract([{"route": "a-b", "flights": 1}], "route flights".split())
     table.delete("a-b", mode="overwrite")
-    assert (table.count(), table.merge_engine, table.aggregates) == (0, "aggregate", AGGREGATES)
+    assert (table.count(), table.merge_engine, table.aggregators) == (0, "aggregate", AGGREGATES)
 
 
 @pytest.mark.asyncio
@@ -362,16 +370,16 @@ async def test_a_function_of_an_installed_package_is_used_where_the_server_lists
     (package / "mypkg.py").write_text(INSTALLED)
     (package / "mypkg-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mypkg\nVersion: 1.0\n")
     (package / "mypkg-1.0.dist-info" / "entry_points.txt").write_text(
-        "[scankv.aggregate_functions]\nmypkg.longest = mypkg:Longest\n"
+        "[scankv.aggregators]\nmypkg.longest = mypkg:Longest\n"
     )
     path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", str(Path(scankv.__file__).parents[1]))])
     schema = pa.schema([("k", pa.int8()), ("v", pa.string()), ("n", pa.int8())])
-    listed = ("--set", "aggregate_functions=mypkg.longest")
+    listed = ("--set", "aggregators=mypkg.longest")
     with ServerProcess(tmp_path / "data", *listed, wrapper=("env", f"PYTHONPATH={path}")) as server:
         async with connect(server.url) as client:
             options: dict[str, Any] = {"primary_key": ["k"], "merge_engine": "aggregate"}
-            aggregates = {"v": agg.installed("mypkg.longest", least="2")}
-            table = await client.create_table(name, schema, aggregates=aggregates, **options)
+            aggregators = {"v": agg.installed("mypkg.longest", least="2")}
+            table = await client.create_table(name, schema, aggregators=aggregators, **options)
             await table.upsert([{"k": 1, "v": "abc"}, {"k": 1, "v": "ab"}, {"k": 2, "v": "a"}])
             await table.upsert([{"k": 1, "v": "defg"}])
             assert [row["v"] for row in await table.scan().ordered().to_pylist()] == ["defg", None]
@@ -379,20 +387,20 @@ async def test_a_function_of_an_installed_package_is_used_where_the_server_lists
                 await table.retract([{"k": 1, "v": "abc"}])
             with pytest.raises(InvalidRequest, match=r'column "n": mypkg\.longest refuses it: it takes strings'):
                 await client.create_table(
-                    f"{name}n", schema, aggregates={"n": agg.installed("mypkg.longest")}, **options
+                    f"{name}n", schema, aggregators={"n": agg.installed("mypkg.longest")}, **options
                 )
 
 
 def test_a_server_that_lists_a_function_that_is_not_installed_does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="aggregate_functions"):
-        ServerProcess(tmp_path / "data", "--set", "aggregate_functions=mypkg.longest")
+    with pytest.raises(Unavailable, match="aggregators"):
+        ServerProcess(tmp_path / "data", "--set", "aggregators=mypkg.longest")
 
 
 @pytest.mark.asyncio
 async def test_count_counts_inputs_of_any_type(client: Client, name: str) -> None:
     schema = pa.schema([("k", pa.int64()), ("n", pa.int16()), ("a", pa.string())])
     table = await client.create_table(
-        name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"n": agg.count()}
+        name, schema, primary_key=["k"], merge_engine="aggregate", aggregators={"n": agg.count()}
     )
     await table.upsert([{"k": 1, "n": "text"}, {"k": 1, "n": {"any": "thing"}}, {"k": 1, "n": None}, {"k": 1}])
     assert await table.get(1) == {"k": 1, "n": 2, "a": None}
@@ -429,7 +437,7 @@ async def test_a_mean_that_leaves_its_column_because_rows_are_taken_back_is_refu
 ) -> None:
     schema = pa.schema([("k", pa.int64()), ("v", type_)])
     table = await client.create_table(
-        name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"v": agg.avg()}
+        name, schema, primary_key=["k"], merge_engine="aggregate", aggregators={"v": agg.avg()}
     )
     middle = least + (most - least) // 2 if isinstance(least, int) else Decimal(0).quantize(least)
     await table.upsert([{"k": 1, "v": most}, {"k": 1, "v": most}, {"k": 2, "v": middle}, {"k": 2, "v": middle}])
@@ -454,7 +462,7 @@ async def test_columns_of_any_type_can_be_deleted_beside_others(client: Client, 
         schema,
         primary_key=["k"],
         merge_engine="aggregate",
-        aggregates={"v": getattr(agg, function)()},
+        aggregators={"v": getattr(agg, function)()},
         delete_behavior="allow",
     )
     rows = [{"k": k, "v": Decimal("7E3"), "o": 1} for k in range(3)]
@@ -474,7 +482,7 @@ async def test_means_of_large_numbers_are_exact_and_ties_go_to_the_even_neighbou
     big, huge = 2**64 - 1, Decimal(10**37)
     schema = pa.schema([("k", pa.int64()), ("u", pa.uint64()), ("d", pa.decimal128(38, 0))])
     table = await client.create_table(
-        name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"u": agg.avg(), "d": agg.avg()}
+        name, schema, primary_key=["k"], merge_engine="aggregate", aggregators={"u": agg.avg(), "d": agg.avg()}
     )
     inputs: dict[int, list[tuple[Any, Any]]] = {
         1: [(big, huge)],

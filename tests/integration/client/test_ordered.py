@@ -47,7 +47,7 @@ async def read(scan: Scan) -> tuple[list[int], int]:
     async with scan.select("k").stream() as stream:
         async for rows in stream:
             keys += rows["k"].to_pylist()
-        return keys, stream.statistics().rows_scanned
+        return keys, stream.stats().rows_scanned
 
 
 @pytest.mark.asyncio
@@ -172,7 +172,7 @@ async def test_keys_of_two_columns_that_lists_make_are_looked_up_and_nothing_els
     scan = table.scan(where=col("b").is_in(["z", "nobody", "u"]) & col("a").is_in([150, 3, 999, None]) & (col("v") > 0))
     async with scan.ordered().stream() as stream:
         rows = [row async for batch in stream for row in batch.to_pylist()]
-        assert stream.statistics().rows_scanned == 4
+        assert stream.stats().rows_scanned == 4
     assert [(row["a"], row["b"]) for row in rows] == [(3, "u"), (3, "z"), (150, "u"), (150, "z")]
     explanation = await scan.explain()
     assert (explanation.points, explanation.ranges, explanation.residual) == (9, (), 'col("v") > 0')
@@ -194,7 +194,7 @@ async def test_a_value_that_no_key_can_have_scans_nothing(client: Client) -> Non
     for where in ("k = 0.1 AND t = 't'", f"k = 1.5 AND t = '{'t' * 20_000}'", "k = NULL AND t = 't'"):
         async with table.scan(where=where).stream() as stream:
             assert [batch async for batch in stream] == []
-            assert stream.statistics().rows_scanned == 0
+            assert stream.stats().rows_scanned == 0
 
 
 @pytest.mark.asyncio
@@ -222,9 +222,9 @@ async def test_the_explanation_says_what_will_be_read(client: Client, table: Tab
     none = await table.scan(where="k > 5 AND k < 3").explain()
     assert (none.buckets, none.ranges, none.points) == ((), (), 0)
     assert "nothing is read" in str(none)
-    before = (await client.server_stats()).scans_started
+    before = (await client.stats()).scans_started
     await table.scan().explain()
-    assert (await client.server_stats()).scans_started == before
+    assert (await client.stats()).scans_started == before
 
 
 @pytest.mark.asyncio

@@ -211,10 +211,10 @@ async def test_a_partition_without_rows_is_dropped_without_a_marker(shared_serve
         await table.create_partition({"day": day(0)})
         await table.upsert(rows_of(range(1, 2)))
         await table.delete([(day(1), "north", each) for each in range(10)])
-        before = [bucket.log_offset for bucket in await table.statistics()]
+        before = [bucket.log_offset for bucket in await table.stats()]
         assert counts(await table.drop_partition({"day": day(0)})) == [(day(0), 0)]
         assert counts(await table.drop_partition({"day": day(1)})) == [(day(1), 0)]
-        assert [bucket.log_offset for bucket in await table.statistics()] == before
+        assert [bucket.log_offset for bucket in await table.stats()] == before
         assert await table.partitions() == []
 
 
@@ -300,7 +300,7 @@ async def test_a_scan_of_one_partition_touches_no_rows_of_others(
             await await_bases(table)
             stream = table.scan(where=col("day") == day(7)).read_path(read_path).stream()
             assert sum([batch.num_rows async for batch in stream]) == 1000
-            assert stream.statistics().rows_scanned == 1000
+            assert stream.stats().rows_scanned == 1000
 
 
 @pytest.mark.asyncio
@@ -312,7 +312,7 @@ async def test_the_other_partitions_are_still_read_from_the_base_after_one_is_go
             table = await create(client, "partitions.kept", buckets=2, columnar_base="eager")
             await table.upsert(rows_of(range(5), range(1000)))
             await await_bases(table)
-            built = [bucket.base.log_offset for bucket in await table.statistics() if bucket.base]
+            built = [bucket.base.log_offset for bucket in await table.stats() if bucket.base]
             # Some rows of the partition are in the delta, and a scan has begun.
             await table.upsert(rows_of(range(2, 4), range(10), value=2))
             stream = table.scan().with_chunk(rows=100).read_path("columnar").stream()
@@ -333,7 +333,7 @@ async def test_the_other_partitions_are_still_read_from_the_base_after_one_is_go
                 assert found.num_rows == 4000 + later
                 assert await table.count(where=col("day") == day(2)) == later
                 assert await table.count(where="value = 2") == 10 + later
-                bases = [bucket.base for bucket in await table.statistics()]
+                bases = [bucket.base for bucket in await table.stats()]
                 assert [base.log_offset for base in bases if base] == built, "the bases were built again"
                 assert sum(base.rows for base in bases if base) == 4000
 
@@ -354,11 +354,11 @@ async def test_a_stream_of_changes_gets_new_partitions_and_the_marker_of_a_dropp
     async with await connect(shared_server.url) as client:
         table = await create(client, "partitions.followed", buckets=1)
         await table.upsert(rows_of(range(2), range(3)))
-        offset = (await table.statistics())[0].log_offset
+        offset = (await table.stats())[0].log_offset
         await table.upsert(rows_of(range(2, 3), range(3)))
         await table.drop_partition({"day": day(1)})
         await table.upsert(rows_of(range(1, 2), range(7, 8)))
-        assert (await table.statistics())[0].log_offset == offset + 5
+        assert (await table.stats())[0].log_offset == offset + 5
         changes = table.changes(start=StartFrom.EARLIEST, stop=StopAt.LATEST)
         with pytest.raises(RangeNotTracked):
             await changes.to_arrow()

@@ -60,7 +60,7 @@ async def test_a_stream_of_an_idle_table_outlives_any_timeout(
                 assert not rows.done()
                 await table.upsert([{"k": next(keys), "v": "at last"}])
                 assert (await rows).num_rows == 1
-                assert stream.statistics().attempts == 1
+                assert stream.stats().attempts == 1
 
     await with_little_patience(outlives)
 

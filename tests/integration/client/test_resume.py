@@ -103,7 +103,7 @@ async def test_a_pinned_scan_that_is_cut_gives_the_rows_of_one_that_is_not(
         rows, cuts = await read_cut(stream, proxy, every)
         same = rows.equals(whole)
         assert same, f"{rows.num_rows} rows, expected {whole.num_rows}"
-        statistics = stream.statistics()
+        statistics = stream.stats()
         # For a moment after a cut, gRPC may start an attempt over the connection that was cut. It delivers nothing.
         assert statistics.attempts <= 2 * cuts + 1
         assert statistics.rows_scanned <= ROWS + cuts * CHUNK_ROWS
@@ -275,7 +275,7 @@ async def test_a_token_of_the_end_reads_nothing(table: Table) -> None:
     assert token is not None
     async with table.scan().resume_from(token).stream() as stream:
         assert [rows async for rows in stream] == []
-    assert stream.statistics().rows_scanned == 0
+    assert stream.stats().rows_scanned == 0
 
 
 @pytest.mark.asyncio

@@ -237,7 +237,7 @@ async def test_writes_of_many_tasks_are_merged_each_as_if_it_were_alone(
         primary_key=["k"],
         buckets=buckets,
         merge_engine="aggregate",
-        aggregates={"total": agg.sum(), "rows": agg.count(), "mean": agg.avg()},
+        aggregators={"total": agg.sum(), "rows": agg.count(), "mean": agg.avg()},
         indexes=["total"],
     )
     drawn = random.Random(buckets)

@@ -49,7 +49,7 @@ async def filled(client: Client, name: str) -> Table:
 
 
 async def live_scans(client: Client) -> int:
-    return (await client.server_stats()).live_scans
+    return (await client.stats()).live_scans
 
 
 async def _read_one_batch(scan: Scan) -> None:
@@ -118,7 +118,7 @@ async def test_a_limit_costs_its_rows_only(table: Table) -> None:
     async with table.scan(limit=10).stream() as stream:
         async for _ in stream:
             pass
-    assert stream.statistics().rows_scanned <= 3 * 10
+    assert stream.stats().rows_scanned <= 3 * 10
 
 
 async def test_buckets_together_are_the_table(table: Table) -> None:

@@ -152,7 +152,7 @@ async def use_everything(client: Client, secrets: Secrets) -> None:
             "splits": splits,
             "stream": stream,
             "stream of changes": followed,
-            "statistics of a stream": stream.statistics(),
+            "statistics of a stream": stream.stats(),
             "column lock": lock,
             "writer": writer,
             "transaction": transaction,
@@ -161,8 +161,8 @@ async def use_everything(client: Client, secrets: Secrets) -> None:
             "snapshots": await client.snapshots(),
             "transactions": await client.transactions(),
             "consumers": await table.consumers(),
-            "server statistics": await client.server_stats(),
-            "table statistics": await table.statistics(),
+            "server statistics": await client.stats(),
+            "table statistics": await table.stats(),
             "lazy frame": (await scan.to_polars(lazy=True)).explain(),
         }
         assert rows
@@ -271,7 +271,7 @@ async def test_no_secret_leaves_a_client_or_a_server(
                             secrets.search_error("Unauthenticated", error)
                 async with connect(url, token=reader, tls=tls) as client:
                     table = await client.table(TABLE)
-                    denied: list[Callable[[], Any]] = [client.server_stats]
+                    denied: list[Callable[[], Any]] = [client.stats]
                     denied += [lambda: client.table(FORBIDDEN), lambda: table.delete([ROW])]
                     for make in denied:
                         error = await error_of(make)

@@ -105,7 +105,7 @@ async def test_a_bounded_stream_of_no_bucket_has_its_schema_is_empty_and_ends_at
         assert [rows async for rows in stream] == []
         assert (stream.log_offsets, stream.next_offsets) == ({}, {})
         assert (stream.resume_token is not None) is of_changes
-        assert (stream.resumptions, stream.statistics().rows_returned) == ((), 0)
+        assert (stream.resumptions, stream.stats().rows_returned) == ((), 0)
         if log is not None and log.consumer_id:
             assert await stream.commit() == {}
     assert [each.id for each in await table.consumers()] == (["c"] if log is not None and log.consumer_id else [])

@@ -285,15 +285,15 @@ async def test_a_context_outlives_a_restart_of_the_server(server: ServerProcess)
             await client.wait_ready()
             assert await content(table.scan().as_of(snapshot)) == OLD
             await snapshot.renew()
-            statistics = await client.server_stats()
+            statistics = await client.stats()
             assert (statistics.snapshot_views, statistics.snapshot_leases) == (1, 1)
             assert statistics.snapshot_bytes > 0
-        assert (await client.server_stats()).snapshot_leases == 0
+        assert (await client.stats()).snapshot_leases == 0
         await await_until(lambda: no_view_is_kept(client), "the view gone")
 
 
 async def no_view_is_kept(client: Client) -> bool:
-    return (await client.server_stats()).snapshot_views == 0
+    return (await client.stats()).snapshot_views == 0
 
 
 @pytest.mark.asyncio

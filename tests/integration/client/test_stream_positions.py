@@ -288,7 +288,7 @@ def test_what_came_between_two_polls_counts_as_returned_when_it_is(blocking: syn
         token, offsets = stream.resume_token, stream.next_offsets
         assert stream.poll(0.01) is None
         blocking.upsert([{"k": 2, "v": 0}])
-        received = lambda: stream.statistics().rows_returned == 2  # noqa: E731
+        received = lambda: stream.stats().rows_returned == 2  # noqa: E731
         wait_until(received, "the second row to have come")
         assert (stream.resume_token, stream.next_offsets) == (token, offsets)
         stream.commit()
@@ -304,8 +304,8 @@ def test_what_came_between_two_polls_counts_as_returned_when_it_is(blocking: syn
 def test_a_first_poll_opens_the_stream_and_returns_nothing_that_is_not_there(blocking: sync.Table) -> None:
     blocking.upsert([{"k": 1, "v": 0}])
     stream = blocking.changes(StartFrom.EARLIEST, consumer_id="etl").stream()
-    assert stream.poll(0) is None or stream.statistics().rows_returned == 1
-    wait_until(lambda: stream.statistics().rows_returned == 1, "the row to have come")
+    assert stream.poll(0) is None or stream.stats().rows_returned == 1
+    wait_until(lambda: stream.stats().rows_returned == 1, "the row to have come")
     if stream.resume_token is None:
         stream.commit()
         assert blocking.consumers("etl")[0].lag == 1

@@ -76,10 +76,10 @@ def test_every_method_answers(sync_client: sync.Client, table: sync.Table, name:
     assert table.get(7) == {"k": 7, "name": "n7"}
     assert table.lookup([7, -1], missing="null").to_pylist() == [{"k": 7, "name": "n7"}, {"k": -1, "name": None}]
     assert table.count() == ROWS
-    assert sum(bucket.rows or 0 for bucket in table.statistics()) == ROWS
+    assert sum(bucket.rows or 0 for bucket in table.stats()) == ROWS
     assert table.delete([7]).rows == 1
     assert sync_client.alter_table(name, add_columns=pa.schema([("more", pa.int8())])).schema.names[-1] == "more"
-    assert sync_client.server_stats().tables > 0
+    assert sync_client.stats().tables > 0
     sync_client.drop_table(name)
     with pytest.raises(TableNotFound):
         sync_client.table(name)
@@ -108,7 +108,7 @@ def test_a_scan_iterates_plainly(table: sync.Table) -> None:
         assert sum(rows.num_rows for rows in stream) == ROWS
         with pytest.raises(StopIteration):
             next(stream)
-        assert stream.statistics().rows_returned == ROWS
+        assert stream.stats().rows_returned == ROWS
     assert sum(rows.num_rows for rows in scan) == ROWS
 
 
@@ -140,12 +140,12 @@ def test_a_scan_left_early_leaves_nothing_at_the_server(server: ServerProcess) -
         _wait_for_no_scan(client)
         with scan.stream() as stream:
             next(stream)
-            assert client.server_stats().live_scans == table.tablets
+            assert client.stats().live_scans == table.tablets
         _wait_for_no_scan(client)
 
 
 def _wait_for_no_scan(client: sync.Client) -> None:
-    wait_until(lambda: not client.server_stats().live_scans, "no scan left")
+    wait_until(lambda: not client.stats().live_scans, "no scan left")
 
 
 def test_duckdb_reads_a_scan(table: sync.Table) -> None:
@@ -303,7 +303,7 @@ def test_a_stream_of_its_own_ends_its_thread(shared_server: ServerProcess, table
     stream = stream_once(config, table.scan().spec)
     assert sum(rows.num_rows for rows in stream) == ROWS
     assert len(client_threads()) == others
-    assert stream.statistics().rows_returned == ROWS
+    assert stream.stats().rows_returned == ROWS
     assert stream.schema == table.schema
     with stream_once(config, table.scan().spec) as stream:
         next(stream)

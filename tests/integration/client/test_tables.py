@@ -118,7 +118,7 @@ async def test_a_table_learns_of_a_column_when_rows_have_it(client: Client, name
 async def test_statistics_count_every_bucket(client: Client, name: str) -> None:
     table = await client.create_table(name, pa.schema([("k", pa.int64())]), primary_key=["k"], buckets=3)
     written = await table.upsert(pa.table({"k": range(100)}))
-    buckets = await table.statistics()
+    buckets = await table.stats()
     assert [bucket.bucket for bucket in buckets] == [0, 1, 2]
     assert sum(bucket.rows or 0 for bucket in buckets) == 100
     assert {bucket.bucket: bucket.log_offset for bucket in buckets} == written.log_offsets
@@ -126,11 +126,11 @@ async def test_statistics_count_every_bucket(client: Client, name: str) -> None:
 
 
 async def test_the_server_counts_what_it_does(client: Client, name: str) -> None:
-    before = await client.server_stats()
+    before = await client.stats()
     table = await client.create_table(name, pa.schema([("k", pa.int64())]), primary_key=["k"])
     await table.upsert(pa.table({"k": range(100)}))
     await table.scan().to_arrow()
-    after = await client.server_stats()
+    after = await client.stats()
     assert after.incarnation == before.incarnation
     assert after.tables == before.tables + 1
     assert after.rows_written == before.rows_written + 100

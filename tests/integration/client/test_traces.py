@@ -137,7 +137,7 @@ async def test_a_scan_is_one_span_that_ends_with_the_stream(tmp_path: Path, span
         rest = [rows async for rows in stream]
         assert spans.one(SCAN, "CLIENT").name
         await ended(spans, SCAN)
-        scanned = stream.statistics()
+        scanned = stream.stats()
         scan_id = stream.scan_id
     found, service = spans.one(SCAN, "CLIENT"), spans.one(SCAN, "SERVER")
     assert is_child(found, spans.one("request"))
@@ -185,7 +185,7 @@ async def test_a_resumed_scan_is_one_span_with_an_event_for_each_failure_and_res
             if len(stream.resumptions) == cuts < 2:
                 proxy.apply(Fault("reset"))
                 cuts += 1
-        attempts = stream.statistics().attempts
+        attempts = stream.stats().attempts
         await ended(spans, SCAN, 3)
     found = spans.one(SCAN, "CLIENT")
     assert rows == ROWS

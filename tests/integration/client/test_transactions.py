@@ -65,16 +65,16 @@ async def test_what_is_staged_is_seen_in_all_tables_with_the_commit_and_not_befo
     assert await contents(table) == expected
     assert await other.count() == 3
     for each in (table, other):
-        offsets = {figures.bucket: figures.log_offset for figures in await each.statistics()}
+        offsets = {figures.bucket: figures.log_offset for figures in await each.stats()}
         assert tx.result.log_offsets[each.name].items() <= offsets.items()
 
 
 @pytest.mark.parametrize("deletes", ["allow", "ignore", "disable"])
-@pytest.mark.parametrize("aggregates", [False, True])
+@pytest.mark.parametrize("aggregators", [False, True])
 async def test_rows_read_for_update_must_not_change_in_tables_of_any_kind(
-    client: Client, name: str, deletes: str, *, aggregates: bool
+    client: Client, name: str, deletes: str, *, aggregators: bool
 ) -> None:
-    merging: dict[str, Any] = {"merge_engine": "aggregate", "aggregates": {"a": agg.max()}} if aggregates else {}
+    merging: dict[str, Any] = {"merge_engine": "aggregate", "aggregators": {"a": agg.max()}} if aggregators else {}
     table = await client.create_table(
         name, SCHEMA.remove(2), primary_key=["k"], buckets=3, delete_behavior=deletes, **merging
     )
@@ -277,7 +277,7 @@ async def test_every_kind_of_write_does_in_a_transaction_what_it_does_without(cl
             primary_key=["k"],
             buckets=2,
             merge_engine="aggregate",
-            aggregates={"a": agg.sum(), "b": agg.max()},
+            aggregators={"a": agg.sum(), "b": agg.max()},
             delete_behavior="allow",
         )
         for number in range(2)
@@ -320,7 +320,7 @@ async def test_a_merge_that_has_no_result_keeps_all_of_the_transaction_out(
     client: Client, table: Table, name: str
 ) -> None:
     sums = await client.create_table(
-        f"{name}_sums", SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"a": agg.sum()}
+        f"{name}_sums", SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregators={"a": agg.sum()}
     )
     most = 2**63 - 1
     tx = await client.transaction()
@@ -468,7 +468,7 @@ async def test_what_is_read_is_what_the_merge_engine_will_make_of_it(
     client: Client, name: str, columns: list[str] | None
 ) -> None:
     table = await client.create_table(
-        name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"a": agg.avg(), "b": agg.sum()}
+        name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregators={"a": agg.avg(), "b": agg.sum()}
     )
     await table.upsert(rows(range(50), 10, 1))
     async with client.transaction() as tx:

@@ -91,7 +91,7 @@ async def test_it_goes_past_the_merge_engine_and_survives_the_rewriting_of_the_c
     client: Client, name: str
 ) -> None:
     table = await client.create_table(
-        name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"a": agg.sum(), "b": agg.max()}
+        name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregators={"a": agg.sum(), "b": agg.max()}
     )
     await table.upsert([row(k, 10, 10) for k in range(5)])
     offsets, before = await offsets_of(table), await contents(table)
@@ -180,7 +180,7 @@ async def test_columns_that_cannot_be_undone_exactly_are_refused_before_anything
         primary_key=["k"],
         buckets=3,
         merge_engine="aggregate",
-        aggregates={"a": function, "b": agg.sum()},
+        aggregators={"a": function, "b": agg.sum()},
     )
     await table.upsert([{"k": k, "a": 1.0, "b": 1} for k in range(40)])
     checkpoint = await table.log_offsets()

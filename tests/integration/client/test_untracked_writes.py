@@ -334,7 +334,7 @@ async def test_a_merge_still_merges(client: Client, name: str) -> None:
         primary_key=["k"],
         buckets=2,
         merge_engine="aggregate",
-        aggregates={"v": agg.sum(), "text": agg.last_value()},
+        aggregators={"v": agg.sum(), "text": agg.last_value()},
     )
     await table.upsert(rows(range(10), 1))
     await table.upsert(rows(range(5, 15), 2) + rows([14], 2), track_changes=False)

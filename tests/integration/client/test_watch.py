@@ -60,7 +60,7 @@ def impatient(watch: TopNWatch) -> TopNWatch:
 
 async def until_one_more_waits(client: Client, before: int) -> None:
     async def waits() -> bool:
-        return (await client.server_stats()).waiting_calls > before
+        return (await client.stats()).waiting_calls > before
 
     await await_until(waits, "one more that waits at the server")
 
@@ -145,14 +145,14 @@ async def test_a_table_that_changes_behind_its_first_rows_tells_nothing_and_read
 
     await await_until(polled, "asked four more times")
     assert not waiting.done()
-    before = await client.server_stats()
+    before = await client.stats()
     polls = watch.unchanged
 
     async def polled_more() -> bool:
         return watch.unchanged >= polls + 3
 
     await await_until(polled_more, "asked three more times")
-    after = await client.server_stats()
+    after = await client.stats()
     assert after.rows_scanned == before.rows_scanned
     assert after.unchanged_results - before.unchanged_results >= 3
     await table.upsert(scores(["cid"], [4]))
@@ -165,26 +165,26 @@ async def test_while_nothing_changes_watches_wait_at_the_server_and_ask_nothing(
     watches = [table.watch_top_n(2, "score", every=EVERY) for _ in range(20)]
     for watch in watches:
         await told(watch)
-    idle = (await client.server_stats()).waiting_calls
+    idle = (await client.stats()).waiting_calls
     reads = [asyncio.ensure_future(anext(watch)) for watch in watches]
 
     async def all_wait() -> bool:
-        return (await client.server_stats()).waiting_calls == idle + len(watches)
+        return (await client.stats()).waiting_calls == idle + len(watches)
 
     await await_until(all_wait, "all waiting at the server")
-    before, began = await client.server_stats(), time.monotonic()
+    before, began = await client.stats(), time.monotonic()
 
     async def five_times_as_often_as_they_may_ask() -> bool:
         return time.monotonic() > began + 5 * EVERY
 
     await await_until(five_times_as_often_as_they_may_ask, "some time")
-    after = await client.server_stats()
+    after = await client.stats()
     assert after.waiting_calls == before.waiting_calls
     assert after.unchanged_results == before.unchanged_results
     assert after.rows_scanned == before.rows_scanned
     await table.upsert(scores(["cid"], [4]))
     assert [pairs(top.entered) for top in await asyncio.gather(*reads)] == [[("cid", 2)]] * len(watches)
-    told_all = await client.server_stats()
+    told_all = await client.stats()
     assert told_all.computed_results - after.computed_results == 1
     assert told_all.cached_results - after.cached_results == len(watches) - 1
 
@@ -196,7 +196,7 @@ async def test_a_busy_table_costs_one_answer_a_period_and_a_change_is_told_withi
     table, every = await new_table(client, name, {"ann": 5}), 0.3
     watch = table.watch_top_n(1, "score", every=every)
     await told(watch)
-    before, began = await client.server_stats(), time.monotonic()
+    before, began = await client.stats(), time.monotonic()
     waits: list[float] = []
     number = 0
     # Repeated until a change arrives in time, because other tests share this machine.
@@ -212,7 +212,7 @@ async def test_a_busy_table_costs_one_answer_a_period_and_a_change_is_told_withi
         await table.upsert(scores(["ann"], [100 + number]))
         assert ranks(await told(watch)) == [("ann", 100 + number)]
         waits.append(time.monotonic() - written)
-    took, after = time.monotonic() - began, await client.server_stats()
+    took, after = time.monotonic() - began, await client.stats()
     assert after.computed_results - before.computed_results <= took / every + 1
     assert min(waits) < every + 0.05, waits
     assert max(waits) > every / 2, waits
@@ -315,7 +315,7 @@ async def test_closing_ends_a_read_that_waits_and_those_that_come(client: Client
     table = await new_table(client, name, {"ann": 5})
     watch = table.watch_top_n(1, "score", every=1000 if at == "client" else EVERY)
     await told(watch)
-    before = (await client.server_stats()).waiting_calls
+    before = (await client.stats()).waiting_calls
     waiting = asyncio.ensure_future(anext(watch, "closed"))
     await asyncio.sleep(0)
     if at == "server":
@@ -335,7 +335,7 @@ async def test_closing_the_client_ends_a_watch_that_waits(shared_server: ServerP
     table = await new_table(client, name, {"ann": 5})
     watch = table.watch_top_n(1, "score", every=1000 if at == "client" else EVERY)
     await told(watch)
-    before = (await client.server_stats()).waiting_calls
+    before = (await client.stats()).waiting_calls
     waiting = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0)
     if at == "server":
@@ -433,7 +433,7 @@ async def test_a_watch_rides_through_a_restart_of_the_server(server: ServerProce
         await await_until(polled, "answered again")
         assert watch.current_error is None
         assert not waiting.done()
-        assert (await client.server_stats()).rows_scanned == 0
+        assert (await client.stats()).rows_scanned == 0
         await table.upsert(scores(["bob"], [7]))
         async with asyncio.timeout(60):
             assert pairs((await waiting).moved) == [("bob", 2, 1), ("ann", 1, 2)]

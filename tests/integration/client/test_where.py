@@ -171,7 +171,7 @@ async def scanned(table: Table, where: object) -> tuple[int, int]:
     async with table.scan(where=where).stream() as stream:
         async for _ in stream:
             pass
-        statistics = stream.statistics()
+        statistics = stream.stats()
         return statistics.rows_scanned, statistics.rows_returned
 
 
@@ -191,7 +191,7 @@ async def test_what_is_said_of_the_key_bounds_what_is_read(table: Table) -> None
 
 @pytest.mark.asyncio
 async def test_a_column_or_type_that_does_not_fit_is_refused_before_a_scan_starts(client: Client, table: Table) -> None:
-    before = (await client.server_stats()).scans_started
+    before = (await client.stats()).scans_started
     with pytest.raises(SchemaMismatch, match=r"scroe.*did you mean"):
         await table.scan(where=col("scroe") > 1).to_arrow()
     with pytest.raises(SchemaMismatch, match="scroe"):
@@ -206,7 +206,7 @@ async def test_a_column_or_type_that_does_not_fit_is_refused_before_a_scan_start
         table.scan(where="score >")
     with pytest.raises(UsageError, match="int"):
         table.scan(where=5)
-    assert (await client.server_stats()).scans_started == before
+    assert (await client.stats()).scans_started == before
 
 
 @pytest.mark.asyncio
@@ -295,14 +295,14 @@ async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_do
                 keys = pa.array(range(start, start + 100_000), pa.int32())
                 nothing = {name: pa.nulls(100_000, SCHEMA.field(name).type) for name in ("score", "group", "at")}
                 await table.upsert(pa.table({"k": keys, "name": pa.array(["n"] * 100_000), **nothing}, schema=SCHEMA))
-            before = (await client.server_stats()).rows_scanned
+            before = (await client.stats()).rows_scanned
             async with table.snapshot(ttl=60) as snapshot:
                 scan = table.scan(["k"], where="score > 1").with_chunk(rows=200).as_of(snapshot)
                 async with scan.stream() as stream:
                     reading = asyncio.create_task(anext(stream, None))
 
                     async def is_under_way() -> bool:
-                        return stream.statistics().rows_scanned > rows // 4
+                        return stream.stats().rows_scanned > rows // 4
 
                     await await_until(is_under_way, "a quarter of the rows read")
                     (live,) = await client.live_scans()
@@ -311,8 +311,8 @@ async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_do
                     server.kill()
                     server.restart()
                     assert await reading is None
-                    statistics = stream.statistics()
-            after = (await client.server_stats()).rows_scanned
+                    statistics = stream.stats()
+            after = (await client.stats()).rows_scanned
             assert live.rows > rows // 4
             assert statistics.attempts == 2
             # The second attempt read what the first one had not, apart from what lies between its last two heartbeats.

@@ -289,12 +289,12 @@ def test_while_nothing_is_written_all_tabs_together_have_one_call_a_watch_that_w
     shown(browser)
 
     def all_wait() -> bool:
-        return client.server_stats().waiting_calls == WATCHES
+        return client.stats().waiting_calls == WATCHES
 
     wait_until(all_wait, "all watches waiting")
-    before, started = client.server_stats(), time.monotonic()
+    before, started = client.stats(), time.monotonic()
     wait_until(lambda: time.monotonic() > started + 2 * INTERVAL, "two intervals")
-    after = client.server_stats()
+    after = client.stats()
     # One call per watch, if its wait of half a minute ends just now.
     wait_until(all_wait, "all watches waiting still")
     assert after.unchanged_results - before.unchanged_results <= WATCHES

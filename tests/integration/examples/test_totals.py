@@ -135,7 +135,7 @@ def locks(client: Client) -> set[str]:
 
 
 def commits(client: Client) -> int:
-    return client.server_stats().commits
+    return client.stats().commits
 
 
 def test_a_job_commits_what_has_come_meanwhile_at_once(server: ServerProcess, first_days: pa.Table) -> None:

@@ -114,7 +114,7 @@ async def test_a_stream_says_in_which_phase_it_is(client: Client, name: str, uri
         assert stream.next_offsets == await table.log_offsets()
         assert stream.log_offsets == offsets
         assert stream.resumptions == ()
-        assert stream.statistics().rows_returned == 227
+        assert stream.stats().rows_returned == 227
 
 
 async def test_a_stream_without_an_end_continues_with_new_changes(client: Client, name: str, uri: str) -> None:

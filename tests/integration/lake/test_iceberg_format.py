@@ -231,7 +231,7 @@ async def test_partition_columns_of_every_type_carry_over(client: Client, name: 
 
 @pytest.mark.parametrize("engine", ["first_row", "aggregate", "partial_update"])
 async def test_merged_rows_are_published(client: Client, name: str, uri: str, engine: str) -> None:
-    arguments: dict[str, Any] = {"aggregates": {"value": agg.sum()}} if engine == "aggregate" else {}
+    arguments: dict[str, Any] = {"aggregators": {"value": agg.sum()}} if engine == "aggregate" else {}
     table = await client.create_table(name, SCHEMA, primary_key=["id"], buckets=2, merge_engine=engine, **arguments)
     await table.upsert(ids(range(500)))
     await publish_and_compare(client, name, uri)

@@ -238,7 +238,7 @@ async def test_merged_rows_are_published(client: Client, name: str, uri: str, en
     of_engine: dict[str, dict[str, Any]] = {
         "first_row": {},
         "versioned": {"version_column": "value"},
-        "aggregate": {"aggregates": {"value": agg.sum()}},
+        "aggregate": {"aggregators": {"value": agg.sum()}},
         "partial_update": {},
     }
     arguments = of_engine[engine]

@@ -62,7 +62,7 @@ async def compare(table: Table, scan: Scan, uri: str, fallback: str | None = Non
         else:
             assert fallback in str(stream.lake_fallback)
         assert stream.resume_token is None or fallback is not None
-        assert stream.statistics().rows_returned == expected.num_rows
+        assert stream.stats().rows_returned == expected.num_rows
     found = pa.Table.from_batches(batches, stream.schema)
     assert found.schema == expected.schema
     key = expected.schema.names

@@ -77,7 +77,7 @@ def test_tables_of_each_kind_that_are_created_and_dropped_after_the_backup(
         log = client.create_table("t.log", SCHEMA, primary_key=[])
         log.append([{"k": 1, "v": 1}, {"k": 2, "v": 2}])
         summed = client.create_table(
-            "t.sum", SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"v": agg.sum()}
+            "t.sum", SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregators={"v": agg.sum()}
         )
         for _ in range(3):
             summed.upsert([{"k": 1, "v": 5}])
@@ -110,7 +110,7 @@ def test_large_writes_closed_buckets_and_restarts_are_archived(tmp_path: Path) -
                 keys, value = range(part * 30_000, part * 30_000 + 25_000), f"{run} {part} {'x' * 100}"
                 table.upsert(pa.table({"k": keys, "v": [value] * len(keys)}, schema=schema))
                 expected |= dict.fromkeys(keys, value)
-            stats = client.server_stats
+            stats = client.stats
             wait_until(lambda stats=stats: stats().open_buckets == 0, "the buckets were closed")  # type: ignore[misc]
             table.upsert([{"k": -1, "v": str(run)}])
             expected[-1] = str(run)

@@ -119,7 +119,7 @@ def test_buckets_that_are_closed_or_were_never_used_are_backed_up(tmp_path: Path
         client.create_table("game.unused", SCHEMA, primary_key=["player"])
     with serving(tmp_path / "data", tmp_path / "backups") as client:
         status = client.create_backup()
-        assert client.server_stats().open_buckets == 0
+        assert client.stats().open_buckets == 0
     assert status.tables == 2
     store, manifest = latest(tmp_path / "backups")
     assert [(table.name, table.rows) for table in manifest.tables] == [("game.closed", 1000), ("game.unused", 0)]

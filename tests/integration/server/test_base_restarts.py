@@ -81,12 +81,12 @@ async def open_cursors_of_a_scan(server: ServerProcess, name: str = TABLE) -> in
         table = await client.table(name)
         async with table.scan().with_chunk(rows=500).stream() as stream:
             await anext(stream)
-            return (await client.server_stats()).open_cursors
+            return (await client.stats()).open_cursors
 
 
 async def bases_in_use(client: Client) -> int:
     """Returns how many buckets are read from bases, without opening anything."""
-    return sum(each.bases for each in (await client.server_stats()).bases)
+    return sum(each.bases for each in (await client.stats()).bases)
 
 
 async def read_first_changes(table: Table) -> None:
@@ -104,7 +104,7 @@ QUERIES: dict[str, Query] = {
     "ordered scan": lambda table: table.scan().ordered().to_arrow(),
     "scan that demands bases": lambda table: table.scan().read_path("columnar").to_arrow(),
     "explain": lambda table: table.scan().explain(),
-    "statistics": lambda table: table.statistics(),
+    "statistics": lambda table: table.stats(),
     "count": lambda table: table.count("v > 10"),
     "top-N": lambda table: table.top_n(3, order_by="v"),
     "changes after all rows": read_first_changes,
@@ -162,7 +162,7 @@ async def test_explain_and_the_statistics_agree_with_the_first_scan(data: Path) 
                         if first != "statistics":
                             assert is_of_bases(await table.scan().explain()) == has_bases
                         if first != "explain":
-                            found = [bucket.base for bucket in await table.statistics()]
+                            found = [bucket.base for bucket in await table.stats()]
                             assert [base is not None and base.unused_reason is None for base in found] == [
                                 has_bases
                             ] * BUCKETS
@@ -175,7 +175,7 @@ async def test_bases_with_later_writes_that_no_changelog_has_are_removed(data: P
         async with connect(server.url) as client:
             table = await client.table(UNLOGGED)
             assert (await table.scan().ordered().to_arrow()).equals(rows_after_updates(100))
-            found = [bucket.base for bucket in await table.statistics()]
+            found = [bucket.base for bucket in await table.stats()]
             assert all(
                 base is not None and base.unused_reason is not None and "could not be completed" in base.unused_reason
                 for base in found
@@ -188,7 +188,7 @@ async def test_a_scan_waits_for_bases_with_many_changes_since_only_if_it_demands
         async with connect(server.url) as client:
             table = await client.table(CHANGED)
             assert (await table.scan().ordered().to_arrow()).equals(rows_after_updates(2))
-            (base, _) = [bucket.base for bucket in await table.statistics()]
+            (base, _) = [bucket.base for bucket in await table.stats()]
             assert base is not None
             assert base.unused_reason == "the many changes since the base on disk are being read from the changelog"
             assert await bases_in_use(client) == 0

@@ -292,7 +292,7 @@ def test_a_flood_leaves_others_their_speed_and_the_server_its_memory(
         table = client.create_table("before.flood", ROWS, primary_key=["k"])
         rows = pa.table({"k": range(10_000), "v": ["x" * 50] * 10_000}, schema=ROWS)
         write_seconds(table, rows)
-        idle, files, pid = p99_seconds(table), client.server_stats().open_files, server.process.pid
+        idle, files, pid = p99_seconds(table), client.stats().open_files, server.process.pid
         wait_until(partial(answers_http, http_port, issuer.root), "the gateway answers")
         gateway = gateway_of(pid)
         memory, gateway_memory, gateway_files = resident_bytes(pid), resident_bytes(gateway), open_files(gateway)
@@ -311,8 +311,8 @@ def test_a_flood_leaves_others_their_speed_and_the_server_its_memory(
                 in_time(lambda: write_seconds(table, rows), 3.0, tries=5)
             finally:
                 attacker.kill()
-        wait_until(lambda: client.server_stats().open_files <= files + 5, "descriptors closed")
-        wait_until(lambda: client.server_stats().request_bytes_in_flight == 0, "no memory claimed")
+        wait_until(lambda: client.stats().open_files <= files + 5, "descriptors closed")
+        wait_until(lambda: client.stats().request_bytes_in_flight == 0, "no memory claimed")
         wait_until(lambda: open_files(gateway) <= gateway_files + 5, "descriptors of the gateway closed")
         wait_until(lambda: resident_bytes(pid) < memory + (200 << 20), "memory returned")
         wait_until(lambda: resident_bytes(gateway) < gateway_memory + (100 << 20), "memory of the gateway returned")

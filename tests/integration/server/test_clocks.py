@@ -101,7 +101,7 @@ WHILE_STOPPED = {
 async def test_a_repeated_request_is_applied_once_whatever_the_clock_did_meanwhile(tmp_path: Path, event: str) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (server, client):
-        table = await make(client, merge_engine="aggregate", aggregates={"v": agg.sum()})
+        table = await make(client, merge_engine="aggregate", aggregators={"v": agg.sum()})
         await add_five(server, 7, 0)
         EVENTS[event](machine)
         machine.pass_time(20)
@@ -116,7 +116,7 @@ async def test_a_repeated_request_is_applied_once_whatever_the_clock_did_before_
 ) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (server, client):
-        await make(client, merge_engine="aggregate", aggregates={"v": agg.sum()})
+        await make(client, merge_engine="aggregate", aggregators={"v": agg.sum()})
         await add_five(server, 7, 0)
     WHILE_STOPPED[event](machine)
     machine.pass_time(20)
@@ -129,7 +129,7 @@ async def test_a_repeated_request_is_applied_once_whatever_the_clock_did_before_
 async def test_what_a_writer_repeats_after_the_time_for_which_it_is_known_is_refused(tmp_path: Path) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (server, client):
-        table = await make(client, merge_engine="aggregate", aggregates={"v": agg.sum()})
+        table = await make(client, merge_engine="aggregate", aggregators={"v": agg.sum()})
         await add_five(server, 7, 0)
         for _ in range(8):
             machine.pass_time(600)
@@ -179,7 +179,7 @@ async def test_a_clock_that_was_wrong_for_one_write_changes_neither_retention_no
         before = machine.wall_micros
         machine.set_wall(300 * DAY)
         await put(table, 2)
-        stats = await client.server_stats()
+        stats = await client.stats()
         assert stats.clock_offset == 300 * DAY
         assert stats.clock_jumps == 1
         # By the wrong clock from now on: refused, because the clock could also be right.
@@ -193,7 +193,7 @@ async def test_a_clock_that_was_wrong_for_one_write_changes_neither_retention_no
         machine.pass_time(10)
         after = machine.wall_micros
         await put(table, 3)
-        stats = await client.server_stats()
+        stats = await client.stats()
         assert (stats.clock_offset, stats.clock_jumps) == (0, 2)
     async with serving(tmp_path / "data", machine) as (server, client):
         table = await client.table("a.b")
@@ -301,7 +301,7 @@ async def test_a_server_whose_clock_file_is_lost_serves_and_says_so(
 ) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (_, client):
-        await make(client, merge_engine="aggregate", aggregates={"v": agg.sum()})
+        await make(client, merge_engine="aggregate", aggregators={"v": agg.sum()})
         machine.pass_time(HOUR)
     async with serving(tmp_path / "data", machine) as (server, client):
         await add_five(server, 7, 0)
@@ -328,6 +328,6 @@ async def test_a_jump_is_stored_soon_so_that_a_crash_knows_of_it(tmp_path: Path)
 
     async with serving(tmp_path / "data", machine, clock_trust_seconds=50) as (_, client):
         machine.set_wall(DAY)
-        assert (await client.server_stats()).clock_jumps == 1
+        assert (await client.stats()).clock_jumps == 1
         machine.pass_time(60)
         await await_until(is_stored, "the jump stored")

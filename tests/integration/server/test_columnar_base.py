@@ -178,11 +178,11 @@ async def test_a_scan_over_bases_opens_no_rocksdb_cursor(based: ServerProcess, t
         for read_path in ("columnar", "rocksdb"):
             async with client.scan(table.scan().read_path(read_path).with_chunk(rows=500).spec).stream() as stream:
                 await anext(stream)
-                stats = await client.server_stats()
+                stats = await client.stats()
                 held[read_path] = stats.live_scans, stats.open_cursors
         # The iterators of a bucket are created when it is read.
         assert held == {"columnar": (1, 0), "rocksdb": (1, 1)}
-        stats = await client.server_stats()
+        stats = await client.stats()
         assert (stats.live_scans, stats.open_cursors) == (0, 0)
 
 
@@ -193,7 +193,7 @@ async def test_rows_scanned_are_those_read_without_batches_that_no_row_can_match
         for read_path in ("columnar", "rocksdb"):
             async with scan.read_path(read_path).stream() as stream:
                 rows = sum([batch.num_rows async for batch in stream])
-            scanned[what, read_path] = stream.statistics().rows_scanned
+            scanned[what, read_path] = stream.stats().rows_scanned
             assert rows <= scanned[what, read_path]
     assert scanned["all", "rocksdb"] == scanned["one batch", "rocksdb"] == await table.count()
     # Deleted rows of the base may count.

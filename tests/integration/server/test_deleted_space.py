@@ -65,4 +65,4 @@ async def test_deleted_rows_soon_take_no_space(tmp_path: Path, delete: str) -> N
 
 
 async def disk_bytes(table: Table) -> int:
-    return sum(bucket.disk_bytes for bucket in await table.statistics())
+    return sum(bucket.disk_bytes for bucket in await table.stats())

@@ -43,8 +43,8 @@ def test_what_is_told_of_a_table_and_of_the_server_is_what_the_files_take(server
         used = table.disk_use()
         assert used.total == on_disk(path)
         assert used.write_ahead_logs > 3 * ROWS * 40, "nothing was flushed"
-        assert sum(bucket.disk_bytes for bucket in table.statistics()) <= used.total
-        assert sum(bucket.log_bytes for bucket in table.statistics()) > 3 * ROWS * 40
+        assert sum(bucket.disk_bytes for bucket in table.stats()) <= used.total
+        assert sum(bucket.log_bytes for bucket in table.stats()) > 3 * ROWS * 40
         with table.snapshot():
             flushed = table.disk_use()
             assert flushed.total == on_disk(path)
@@ -55,11 +55,11 @@ def test_what_is_told_of_a_table_and_of_the_server_is_what_the_files_take(server
                 table.snapshot().release()
             wait_until(lambda: table.disk_use().snapshots > ROWS * 40, "files that the snapshot alone keeps")
             wait_until(lambda: table.disk_use().total == on_disk(path), "compactions to end")
-            held = [(bucket.retention_holder, bucket.retention_hold_bytes) for bucket in table.statistics()]
+            held = [(bucket.retention_holder, bucket.retention_hold_bytes) for bucket in table.stats()]
             assert all(holder is not None and size > ROWS * 40 for holder, size in held)
         with client.transaction() as transaction:
             transaction.upsert(table, [{"k": k, "v": os.urandom(5_000).hex()} for k in range(10)])
-            stats = client.server_stats()
+            stats = client.stats()
             assert stats.disk.staging >= 100_000
             assert stats.disk.total == on_disk(server.data_dir)
             assert 0 < stats.free_disk_bytes
@@ -67,7 +67,7 @@ def test_what_is_told_of_a_table_and_of_the_server_is_what_the_files_take(server
     server.stop()
     server.restart()
     with sync.connect(server.url) as client:
-        stats = client.server_stats()
+        stats = client.stats()
         assert stats.open_buckets == 0
         assert stats.disk.unopened > 0
         assert stats.disk.total == on_disk(server.data_dir)

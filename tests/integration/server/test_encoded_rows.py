@@ -301,7 +301,7 @@ def test_a_repeated_request_does_not_write_a_row_that_was_refused(
         name = f"server.e{uuid.uuid4().hex}"
         with connect(server.url) as client, Wire(server.url) as wire:
             table = client.create_table(
-                name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"total": agg.sum()}
+                name, schema, primary_key=["k"], merge_engine="aggregate", aggregators={"total": agg.sum()}
             )
             table.upsert([{"k": "a", "total": 100}, {"k": "b", "total": 1}])
             rows = [sums(["a", 20]), sums(["a", 30]), sums(["b", 2]), sums(["a", 5]), sums(["a", 127])]

@@ -66,13 +66,13 @@ def test_turns_of_the_loop_are_counted_and_few_are_long_during_a_load_and_a_scan
     """Most turns are short, even if other load on the machine makes some turns longer."""
     with ServerProcess(tmp_path / "data") as server, sync.connect(server.url) as client:
         table = client.create_table("test.turns", SCORES, primary_key=["player"], buckets=2)
-        begun = client.server_stats().loop_turns
+        begun = client.stats().loop_turns
         for start in range(0, LOADED_ROWS, REQUEST_ROWS):
             numbers = list(range(start, start + REQUEST_ROWS))
             table.upsert(scores([f"p{number:07}" for number in numbers], numbers))
-        loaded = client.server_stats().loop_turns
+        loaded = client.stats().loop_turns
         assert sum(rows.num_rows for rows in table.scan()) == LOADED_ROWS
-        scanned = client.server_stats()
+        scanned = client.stats()
         check_turns(begun, loaded)
         check_turns(loaded, scanned.loop_turns)
         assert scanned.longest_loop_turn > 0

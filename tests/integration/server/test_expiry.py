@@ -95,7 +95,7 @@ async def test_a_write_to_an_expired_row_replaces_it_as_if_it_were_absent(
         # Nothing of the expired row is merged into the new one.
         found = (await table.scan().to_arrow()).sort_by("id").to_pylist()
         assert found == [{"id": each["id"], "at": None, "value": None} for each in chosen]
-        assert sum(each.rows or 0 for each in await table.statistics()) == 300
+        assert sum(each.rows or 0 for each in await table.stats()) == 300
         if changelog == "full":
             first = [("+I", each["id"], each["value"]) for each in rows]
             deleted = [("-D", each["id"], each["value"]) for each in chosen]
@@ -214,7 +214,7 @@ async def test_the_sweep_removes_expired_rows_with_their_entries_and_from_the_ba
         clocks.pass_time(30 + POINT_SECONDS)
         state = server._tables.table("t.events").state
         await server._tables._sweep.sweep_table(state)
-        assert sum(each.rows or 0 for each in await table.statistics()) == 500
+        assert sum(each.rows or 0 for each in await table.stats()) == 500
         assert all(bucket.is_consistent for bucket in await client.check_table("t.events"))
         assert await ids(table) == list(range(0, 1000, 2))
         assert state.sweep.removed == 500
@@ -231,7 +231,7 @@ async def test_the_sweep_removes_expired_rows_with_their_entries_and_from_the_ba
 
 async def until_based(table: Table) -> None:
     """Waits until scans read columnar bases."""
-    while not all(each.base is not None and not each.base.unused_reason for each in await table.statistics()):
+    while not all(each.base is not None and not each.base.unused_reason for each in await table.stats()):
         await table.scan(columns=["id"]).to_arrow()
 
 
@@ -281,7 +281,7 @@ async def test_a_base_on_disk_is_not_read_if_rows_were_written_again_without_a_c
     async with serving(tmp_path, clocks, base_maintenance_seconds=1000) as (_, client):
         table = await client.table("t.events")
         assert len(await ids(table)) == 3000
-        (bucket,) = await table.statistics()
+        (bucket,) = await table.stats()
         assert bucket.base is not None
         assert bool(bucket.base.unused_reason) == bool(touched)
         clocks.pass_time(30)
@@ -392,7 +392,7 @@ async def test_a_time_in_the_key_bounds_what_scans_and_the_sweep_read(tmp_path: 
         await table.upsert(rows)
         async with table.scan().stream() as stream:
             found = [each for batch in [batch async for batch in stream] for each in batch["id"].to_pylist()]
-            assert stream.statistics().rows_scanned == 60
+            assert stream.stats().rows_scanned == 60
         assert sorted(found) == list(range(60))
         explanation = await table.scan().explain()
         assert "at" in str(explanation)

@@ -54,7 +54,7 @@ async def test_a_deletion_after_a_snapshot_finds_its_row(tmp_path: Path, column:
         )
         await table.upsert(ROWS)
         clocks.pass_time(30 if column else 60)
-        while based and not all(each.base and not each.base.unused_reason for each in await table.statistics()):
+        while based and not all(each.base and not each.base.unused_reason for each in await table.stats()):
             await table.scan(columns=["id"]).to_arrow()
         snapshot = await table.snapshot()
         scan = table.scan().as_of(snapshot, changes_follow=True)

@@ -54,7 +54,7 @@ class Sweeping:
 
     async def share(self, table: Table) -> float:
         """Returns which share of the stored rows has expired."""
-        stored = sum(each.rows or 0 for each in await table.statistics())
+        stored = sum(each.rows or 0 for each in await table.stats())
         return 1 - await table.count() / stored if stored else 0.0
 
 

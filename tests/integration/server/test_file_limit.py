@@ -39,8 +39,8 @@ def test_a_table_that_is_pinned_and_written_by_turns_needs_few_files(tmp_path: P
             snapshot = table.snapshot()
             if number % 4 == 0:
                 assert table.scan().as_of(snapshot).to_arrow().num_rows == (number + 1) * ROWS
-                most = max(most, client.server_stats().open_files)
-        assert client.server_stats().file_limit == FEW_FILES
+                most = max(most, client.stats().open_files)
+        assert client.stats().file_limit == FEW_FILES
         assert most < FEW_FILES * 3 // 4
         assert table.count() == pins * ROWS
         assert "ERROR" not in server.log
@@ -53,7 +53,7 @@ def test_writes_go_on_after_the_server_has_run_out_of_files(server: ServerProces
         refused = number = 0
         write(table, number)
         for spare in range(1, 9):
-            with few_files(server, client.server_stats().open_files + spare):
+            with few_files(server, client.stats().open_files + spare):
                 try:
                     with impatient.snapshot():
                         pass

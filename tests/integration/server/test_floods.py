@@ -107,11 +107,11 @@ def test_connections_leave_most_files_to_tables(tmp_path: Path) -> None:
         ExitStack() as stack,
         sync.connect(server.url) as client,
     ):
-        client.server_stats()
+        client.stats()
         flood = open_sockets(stack, server, 500)
         wait_until(lambda: sum(map(is_closed, flood)) >= 400, "closed")
         check_get(table)
-        assert client.server_stats().open_files < 300
+        assert client.stats().open_files < 300
         client.create_table("test.another", SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": b""}])
 
 

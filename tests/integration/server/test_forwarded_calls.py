@@ -113,7 +113,7 @@ def test_clients_that_stop_reading_leave_nothing_at_the_worker_that_their_calls_
                 wire.channel.close()
         passed_on = 'scankv_calls_running{worker="0",method="ScanService/ScanKv"}'
         wait_until(lambda: value_of(client, passed_on) == 0, "the calls that were passed on ended")
-        wait_until(lambda: client.server_stats().unread_answer_bytes == 0, "nothing is unread")
+        wait_until(lambda: client.stats().unread_answer_bytes == 0, "nothing is unread")
         assert table.count() == 4000
         # The time of its client is no time of the server.
         assert "slow call of ScanService" not in server.log

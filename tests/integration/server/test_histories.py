@@ -453,7 +453,7 @@ async def test_a_new_incarnation_remembers_commits_and_waits_for_those_not_appli
     with ServerProcess(tmp_path / "data") as server:
         async with connect(server.url) as client:
             table = await client.create_table(
-                NAME, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"v": agg.sum()}
+                NAME, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregators={"v": agg.sum()}
             )
             await fill(table, 0, ROWS)
             kept = (await table.scan().with_buckets(1).to_pylist())[0]["k"]

@@ -171,7 +171,7 @@ async def test_a_scan_of_few_rows_reads_only_these(client: Client, tables: dict[
             async with scan.stream() as stream:
                 found = [row async for batch in stream for row in exact_rows(batch)]
             assert found == exact_rows(await scan_of(plain).to_arrow())
-            assert stream.statistics().rows_scanned <= 20
+            assert stream.stats().rows_scanned <= 20
 
 
 @pytest.mark.asyncio

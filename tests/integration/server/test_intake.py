@@ -97,7 +97,7 @@ def test_a_flood_of_bogus_requests_is_bounded_in_memory_and_others_are_served(
         assert reasons <= {"SERVER_BUSY", "INVALID_REQUEST"}
         # 40 of them are 800 MiB, and would be in memory in several copies.
         assert peak_resident_bytes(pid) - idle < 600 * MEBIBYTE
-        stats = client.server_stats()
+        stats = client.stats()
         assert stats.request_bytes_in_flight == 0
         assert ("SERVER_BUSY" in reasons) == (stats.refused_requests > 0)
 
@@ -115,4 +115,4 @@ def test_large_writes_of_many_callers_are_all_applied(tmp_path: Path) -> None:
         with ThreadPoolExecutor(24) as threads:
             list(threads.map(write, range(0, 24 * 7, 7)))
         assert table.count() == 24 * 7
-        assert client.server_stats().request_bytes_in_flight == 0
+        assert client.stats().request_bytes_in_flight == 0

@@ -58,7 +58,7 @@ async def no_scan_is_left(client: Client) -> float:
     """Waits until no scan is live; returns the seconds waited."""
 
     async def none_is_live() -> bool:
-        return (await client.server_stats()).live_scans == 0
+        return (await client.stats()).live_scans == 0
 
     began = time.monotonic()
     await await_until(none_is_live, "the scan freed")
@@ -156,7 +156,7 @@ async def seconds_until_freed(own_client: Client, url: str, how: str) -> float:
         table = await other.table("test.given_up")
         stream = table.scan().with_chunk(rows=100).stream()
         await anext(stream)
-        assert (await own_client.server_stats()).live_scans == table.tablets
+        assert (await own_client.stats()).live_scans == table.tablets
         if how == "aclose":
             await stream.aclose()
         elif how == "break":
@@ -237,7 +237,7 @@ async def test_a_reader_that_does_not_read_holds_the_drain_no_longer_than_allowe
         async with connect(server.url) as client:
             table = await client.table("test.stalled")
             assert await table.count() == ROWS
-            assert [bucket.epoch for bucket in await table.statistics()] == [0, 0, 0]
+            assert [bucket.epoch for bucket in await table.stats()] == [0, 0, 0]
 
 
 @pytest.mark.asyncio
@@ -270,7 +270,7 @@ async def test_every_write_acknowledged_while_draining_is_there_afterwards(serve
         table = await client.table("test.last_words")
         found = set((await table.scan().to_arrow()).column("k").to_pylist())
         assert set(acknowledged) <= found
-        assert {bucket.epoch for bucket in await table.statistics()} == {0}
+        assert {bucket.epoch for bucket in await table.stats()} == {0}
 
 
 def test_an_interrupt_drains_too(server: ServerProcess) -> None:

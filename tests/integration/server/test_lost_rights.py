@@ -75,7 +75,7 @@ class Scene:
         """Waits until no lease keeps anything of the table."""
 
         async def is_free() -> bool:
-            held = [each.retention_holder for each in await self.seen_by_root.statistics()]
+            held = [each.retention_holder for each in await self.seen_by_root.stats()]
             locks, snapshots = await self.root.column_locks(), await self.root.snapshots()
             live, transactions = await self.root.live_scans(), await self.root.transactions()
             return not [*filter(None, held), *locks, *snapshots, *live, *transactions]
@@ -126,7 +126,7 @@ async def test_a_transaction_is_not_committed_and_ends_with_its_time_to_live(sta
         transaction = await scene.client.transaction(ttl=LEASE_SECONDS, conflict="abort")
         await transaction.upsert(scene.table, row(1))
         await scene.seen_by_root.upsert(row(9))
-        assert [each.retention_holder for each in await scene.seen_by_root.statistics()] != [None]
+        assert [each.retention_holder for each in await scene.seen_by_root.stats()] != [None]
         await scene.lose()
         with pytest.raises(scene.error):
             await transaction.upsert(scene.table, row(2))

@@ -76,7 +76,7 @@ def test_a_scan_that_nobody_reads_stays_within_its_bound(server: ServerProcess) 
         streams = [table.scan().stream() for _ in range(8)]
         for stream in streams:
             next(iter(stream))
-        assert client.server_stats().live_scans == 8
+        assert client.stats().live_scans == 8
         stalled = peak_resident_bytes(pid) - idle
         for stream in streams:
             stream.close()
@@ -99,4 +99,4 @@ def test_many_scans_one_after_another_leave_nothing_behind(server: ServerProcess
 
         before = scan_often(40)
         assert scan_often(120) - before < 16 * MEBIBYTE
-        assert client.server_stats().live_scans == 0
+        assert client.stats().live_scans == 0

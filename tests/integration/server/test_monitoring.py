@@ -78,7 +78,7 @@ async def test_metrics_agree_with_the_work_that_was_done(tmp_path: Path) -> None
         assert await table.count(where="v > ''") == 997
         await client.create_table("a.late", SCHEMA, primary_key=["k"])
         found = await scrape(port)
-        stats = await client.server_stats()
+        stats = await client.stats()
         for name, labels, value in (
             ("scankv_ready", {}, 1),
             ("scankv_tables", {}, 2),

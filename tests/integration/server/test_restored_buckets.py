@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bucket_key": {"bucket_key": ["name"], "changelog": "none"},
     "partitioned": {"partition_by": ["day"], "indexes": ["v"]},
     "expiring": {"ttl_seconds": 10**6},
-    "aggregate": {"merge_engine": "aggregate", "aggregates": {"v": agg.sum()}},
+    "aggregate": {"merge_engine": "aggregate", "aggregators": {"v": agg.sum()}},
     "newest": {"merge_engine": "versioned", "version_column": "v"},
 }
 

@@ -40,7 +40,7 @@ def serving(path: Path, data: str = "data", workers: int = 1) -> Iterator[sync.C
 def create(client: sync.Client, name: str, **options: Any) -> None:
     """Creates a table of sums, which shows a row that is written twice."""
     client.create_table(
-        name, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"n": agg.sum()}, **options
+        name, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregators={"n": agg.sum()}, **options
     )
 
 

@@ -171,7 +171,7 @@ async def test_nothing_of_it_opens_a_rocksdb_cursor(client: Client, sources: Sou
         assert await cursors_of(client, scan) == 0
 
     async def nothing_is_live() -> bool:
-        return (await client.server_stats()).live_scans == 0
+        return (await client.stats()).live_scans == 0
 
     await await_until(nothing_is_live, "no scan left")
 
@@ -181,7 +181,7 @@ async def cursors_of(client: Client, scan: Scan) -> int:
     for _ in range(50):
         async with scan.with_chunk(rows=100).stream() as stream:
             await anext(stream)
-            stats = await client.server_stats()
+            stats = await client.stats()
         if stats.live_scans == 1:  # it was not already over
             return stats.open_cursors
     raise AssertionError("no scan was seen while it ran")
@@ -249,7 +249,7 @@ async def test_a_start_from_the_whole_table_reads_the_bases(client: Client, sour
     scan = sources.table.scan().with_source(ScanSource.LOG).with_row_kind()
     async with scan.start_from(StartFrom.FULL).stop_at(StopAt.LATEST).with_chunk(rows=100).stream() as stream:
         batches = [await anext(stream)]
-        assert (await client.server_stats()).open_cursors == 0
+        assert (await client.stats()).open_cursors == 0
         batches += [batch async for batch in stream]
     rows = pa.Table.from_batches(batches).select(SCHEMA.names)
     assert rows.equals(await sources.table.scan().read_path("rocksdb").to_arrow())

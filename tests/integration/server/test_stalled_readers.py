@@ -141,7 +141,7 @@ async def test_a_hundred_readers_of_bases_that_stop_cost_less_than_a_mebibyte_ea
 
                 await await_until(all_wait, "every scan waits for its reader", timeout=30)
                 taken = await resident(client) - idle
-                assert (await client.server_stats()).open_cursors == 0
+                assert (await client.stats()).open_cursors == 0
         sys.stdout.write(f"{taken / MEBIBYTE:.0f} MiB\n")
         assert taken < READERS * MEBIBYTE
 
@@ -196,7 +196,7 @@ def deleted_files(pid: int) -> list[str]:
 
 
 async def resident(client: Client) -> int:
-    return (await client.server_stats()).resident_bytes
+    return (await client.stats()).resident_bytes
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ async def check_stalled_readers(
             # Readers are not the only possible obstacle for a scan.
             while max(shares) < LEAST_SHARE_OF_RATE and len(shares) < TRIES:
                 shares.append(await relative_rate(table, alone, phases.pairs) / rate_before)
-            assert (await client.server_stats()).live_scans == READERS, "the readers were not there all the time"
+            assert (await client.stats()).live_scans == READERS, "the readers were not there all the time"
             # Some of these files may be newer than the readers.
             files = row_files(server.data_dir)
             await table.upsert(rows.next())
@@ -275,7 +275,7 @@ async def growth_while_written(client: Client, table: Table, rows: ChangingRows,
     seen = []
     while True:
         await table.upsert(rows.next())
-        stats = await client.server_stats()
+        stats = await client.stats()
         if stats.live_scans < READERS:
             break
         seen.append(stats.resident_bytes)
@@ -290,14 +290,14 @@ async def growth_while_written(client: Client, table: Table, rows: ChangingRows,
 
 
 async def some_are_gone(client: Client) -> bool:
-    return (await client.server_stats()).live_scans < READERS
+    return (await client.stats()).live_scans < READERS
 
 
 async def check_all_is_freed(server: ServerProcess, client: Client, held: set[Path]) -> None:
     """Checks that no scan, cursor or file of the readers is left, although all rows have been written again since."""
 
     async def nothing_is_live() -> bool:
-        stats = await client.server_stats()
+        stats = await client.stats()
         return stats.live_scans == stats.open_cursors == 0
 
     async def files_are_gone() -> bool:

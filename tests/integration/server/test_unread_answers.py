@@ -82,13 +82,13 @@ def test_large_answers_that_no_client_reads_are_bounded_and_others_are_served(tm
 
             def are_answered() -> bool:
                 assert table.get(1000) == {"k": 1000, "v": b"small"}
-                stats = client.server_stats()
+                stats = client.stats()
                 return stats.refused_answers >= 150 and stats.unread_answer_bytes >= ROWS * MEBIBYTE
 
             wait_until(are_answered, "all calls are answered or refused", timeout=120)
             # All of the answers are 5.5 GiB.
-            assert client.server_stats().unread_answer_bytes <= LIMIT
-        wait_until(lambda: client.server_stats().unread_answer_bytes == 0, "released")
+            assert client.stats().unread_answer_bytes <= LIMIT
+        wait_until(lambda: client.stats().unread_answer_bytes == 0, "released")
         # Some answers are being built while others wait for their reader.
         assert peak_resident_bytes(pid) - idle < LIMIT + 500 * MEBIBYTE
         assert len(table.lookup(list(range(ROWS)))) == ROWS
@@ -111,7 +111,7 @@ def test_connections_that_read_no_answers_are_closed_when_memory_is_short(tmp_pa
         def is_full() -> bool:
             # Calls that arrive together may refuse each other, so more of them follow. On a busy machine, one of them
             # may already close a connection.
-            if CLOSED not in server.log and client.server_stats().unread_answer_bytes < 3 * ROWS * MEBIBYTE:
+            if CLOSED not in server.log and client.stats().unread_answer_bytes < 3 * ROWS * MEBIBYTE:
                 number = next(numbers)
                 for connection in silent:
                     with suppress(ConnectionError):
@@ -149,8 +149,8 @@ def test_answers_that_are_read_are_not_counted_any_more(tmp_path: Path) -> None:
         with client.transaction() as tx:
             assert len(tx.get_for_update(table, list(range(ROWS)))) == ROWS
         assert len(table.scan().to_arrow()) == ROWS + 1
-        wait_until(lambda: client.server_stats().unread_answer_bytes == 0, "released")
-        assert client.server_stats().refused_answers == 0
+        wait_until(lambda: client.stats().unread_answer_bytes == 0, "released")
+        assert client.stats().refused_answers == 0
 
 
 def test_the_last_messages_of_ended_scans_count_until_they_are_read(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_last_messages_of_ended_scans_count_until_they_are_read(tmp_path: Pa
         connection = stack.enter_context(Http2Connection(server.url))
         request = scan_pb2.ScanKvRequest(table="test.t").SerializeToString()
         ask(connection, "/scankv.v1.ScanService/ScanKv", request, 5)
-        wait_until(lambda: client.server_stats().undelivered_errors == 5, "stalled")
-        assert client.server_stats().unread_answer_bytes >= 5 * MEBIBYTE
+        wait_until(lambda: client.stats().undelivered_errors == 5, "stalled")
+        assert client.stats().unread_answer_bytes >= 5 * MEBIBYTE
         connection.close()
-        wait_until(lambda: client.server_stats().unread_answer_bytes == 0, "released")
+        wait_until(lambda: client.stats().unread_answer_bytes == 0, "released")

@@ -92,10 +92,10 @@ def moved(before: ServerStats, after: ServerStats) -> dict[str, int]:
 async def test_an_unchanged_table_is_told_from_memory(client: Client, name: str) -> None:
     table = await new_table(client, name)
     version = await version_of(table)
-    before = await client.server_stats()
+    before = await client.stats()
     for _ in range(3):
         assert [await poll() for poll in polls_of(table, version)] == [None] * 6
-    assert moved(before, await client.server_stats()) == {
+    assert moved(before, await client.stats()) == {
         "rows_scanned": 0,
         "scans_started": 0,
         "unchanged_results": 18,
@@ -109,9 +109,9 @@ async def test_an_answer_is_given_again_without_reading_until_something_changes(
     table = await new_table(client, name)
     version = await version_of(table)
     first = [await poll() for poll in polls_of(table, None)]
-    before = await client.server_stats()
+    before = await client.stats()
     again = [await poll() for poll in polls_of(table, None)]
-    told = moved(before, await client.server_stats())
+    told = moved(before, await client.stats())
     # A count of all rows costs nothing, and is not cached.
     assert (told["rows_scanned"], told["cached_results"], told["computed_results"]) == (0, 5, 1)
     assert again == first
@@ -236,9 +236,9 @@ async def test_many_who_ask_at_once_after_a_write_have_it_computed_once(client: 
     table = await new_table(client, name)
     version = await version_of(table)
     await table.upsert(scores(["p00000"], [9_999]))
-    before = await client.server_stats()
+    before = await client.stats()
     found = await asyncio.gather(*(table.top_n_if_changed(version, 10, "score") for _ in range(50)))
-    told = moved(before, await client.server_stats())
+    told = moved(before, await client.stats())
     assert (told["computed_results"], told["cached_results"], told["rows_scanned"]) == (1, 49, ROWS)
     assert {answer.version if answer else None for answer in found} == {await version_of(table)}
     assert {answer.value["score"][0].as_py() for answer in found if answer} == {9_999}
@@ -255,7 +255,7 @@ async def test_who_gives_up_takes_the_answer_from_nobody(client: Client, name: s
             task.cancel()
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert [top["score"].to_pylist() for top in found[1::2] if isinstance(top, pa.Table)] == [[10_000 + number]] * 5
-    assert (await client.server_stats()).live_scans == 0
+    assert (await client.stats()).live_scans == 0
 
 
 async def test_a_write_that_was_acknowledged_is_in_every_answer_asked_for_after_it(client: Client, name: str) -> None:
@@ -285,7 +285,7 @@ async def test_a_write_that_was_acknowledged_is_in_every_answer_asked_for_after_
             await table.upsert(scores([f"p{number % 50:05}"], [number]))
             # In addition to earlier queries, some of which are being computed.
             asking.create_task(ask(number, next(reversed(versions), None)))
-    stats = await client.server_stats()
+    stats = await client.stats()
     assert stats.live_scans == stats.open_cursors == 0
     assert len(versions) > 3
 
@@ -303,7 +303,7 @@ async def test_a_version_outlives_the_server(server: ServerProcess, end: str) ->
         assert await table.count_if_changed(version, "score > 5") is None
         async with table.scan().if_changed_since(version).stream() as stream:
             assert stream.unchanged
-        stats = await client.server_stats()
+        stats = await client.stats()
         assert (stats.rows_scanned, stats.unchanged_results) == (0, 3)
         await table.upsert(scores(["p00000"], [-1]))
         assert await table.count_if_changed(version) is not None
@@ -317,10 +317,10 @@ async def test_a_scan_of_which_nothing_has_changed_is_a_header_and_a_trailer(
     header = next(iter(wire.scans.ScanKv(request))).header
     assert not header.unchanged
     request.if_changed_since = header.version
-    before = await client.server_stats()
+    before = await client.stats()
     messages = list(wire.scans.ScanKv(request))
     assert [message.WhichOneof("message") for message in messages] == ["header", "trailer"]
-    told = moved(before, await client.server_stats())
+    told = moved(before, await client.stats())
     assert (told["rows_scanned"], told["scans_started"], told["unchanged_results"]) == (0, 0, 1)
     unchanged = messages[0].header
     assert unchanged.unchanged
@@ -345,7 +345,7 @@ async def test_scans_of_some_buckets_and_of_snapshots_have_versions_too(client: 
             async with again.stream() as stream:
                 assert stream.unchanged
                 assert [rows async for rows in stream] == []
-            assert stream.statistics().rows_scanned == 0
+            assert stream.stats().rows_scanned == 0
         # A pin never changes.
         await table.upsert(scores(PLAYERS, [7] * ROWS))
         async with pinned.if_changed_since(version).stream() as stream:

@@ -208,10 +208,10 @@ def test_a_transaction_of_one_worker_is_found_by_all(divided: ServerProcess) -> 
 def test_statistics_and_metrics_are_those_of_all_workers(divided: ServerProcess) -> None:
     names = [name for (name,) in names_of_workers(WORKERS, "stats")]
     with sync.connect(divided.url) as client:
-        before = client.server_stats().rows_written
+        before = client.stats().rows_written
         for number, name in enumerate(names):
             client.create_table(name, SCORES, primary_key=["player"]).upsert(rows_of(100 + number))
-        stats = client.server_stats()
+        stats = client.stats()
         assert stats.rows_written - before == 201
         assert stats.tables >= WORKERS
         text = client.metrics()
@@ -261,7 +261,7 @@ def test_a_server_drains_all_workers(tmp_path_factory: pytest.TempPathFactory) -
         with sync.connect(server.url) as client:
             assert [client.table(name).count() for name in names] == [10, 10]
             # Nothing was lost, so the epochs have not changed.
-            assert {each.epoch for name in names for each in client.table(name).statistics()} == {0}
+            assert {each.epoch for name in names for each in client.table(name).stats()} == {0}
 
 
 def test_a_directory_is_served_by_any_number_of_workers(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -34,12 +34,12 @@ def rows(value: int) -> pa.Table:
 def test_writes_of_many_rows_keep_column_locks(table: sync.Table) -> None:
     table.upsert(rows(1))
     lock = table.lock_columns(["a"], owner="job", ttl=600)
-    before = table.statistics()
+    before = table.stats()
     with pytest.raises(ColumnLocked):
         table.upsert(rows(2))
     with pytest.raises(ColumnLocked):
         table.delete(rows(2).select(["k"]))
-    assert [each.log_offset for each in table.statistics()] == [each.log_offset for each in before]
+    assert [each.log_offset for each in table.stats()] == [each.log_offset for each in before]
     table.upsert(rows(3), locks=[lock])
     assert table.count(where="a = 3") == ROWS
     lock.release()

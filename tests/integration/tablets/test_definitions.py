@@ -55,13 +55,13 @@ def test_a_table_with_tablets_looks_like_any_other(server: ServerProcess) -> Non
         assert [each.name for each in client.tables() if each.name.startswith("looks.")] == ["looks.scores"]
         with pytest.raises(TableExists):
             create(client, "looks.scores")
-        statistics = table.statistics()
+        statistics = table.stats()
         assert [each.bucket for each in statistics] == list(range(7))
         assert sum(each.rows or 0 for each in statistics) == ROWS
         checked: list[BucketCheck] = []
         assert client.check_table("looks.scores", on_bucket=checked.append)
         assert [each.bucket for each in checked] == list(range(7))
-        assert client.server_stats().tables >= 1
+        assert client.stats().tables >= 1
 
 
 def test_tablets_cannot_be_used_by_their_names(server: ServerProcess) -> None:

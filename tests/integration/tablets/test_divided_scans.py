@@ -50,7 +50,7 @@ def test_all_rows_come_in_the_order_of_their_buckets(server: ServerProcess) -> N
                 buckets.append(stream.bucket)
                 scores += rows["score"].to_pylist()
             assert sorted(stream.log_offsets) == list(range(BUCKETS))
-            assert stream.statistics().rows_returned == ROWS
+            assert stream.stats().rows_returned == ROWS
         assert buckets == sorted(buckets)
         assert set(buckets) == set(range(BUCKETS))
         assert sorted(scores) == list(range(ROWS))

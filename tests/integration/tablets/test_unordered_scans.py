@@ -62,7 +62,7 @@ def test_rows_of_an_owner_come_while_another_one_sends_none(client: sync.Client,
                 assert stream.bucket is not None
                 seen.append((stream.bucket, rows))
         seen += ((stream.bucket or 0, rows) for rows in stream)
-        statistics = stream.statistics()
+        statistics = stream.stats()
     assert (statistics.rows_returned, statistics.rows_scanned) == (ROWS, ROWS)
     with scan.stream() as stream:
         ordered = [(stream.bucket, rows) for rows in stream]
@@ -104,7 +104,7 @@ def test_no_token_says_where_an_unordered_scan_continues(client: sync.Client, se
         assert stream.resume_token is not None
         kill_worker(server, OTHER)
         list(stream)
-        assert stream.statistics().rows_returned == ROWS
+        assert stream.stats().rows_returned == ROWS
         assert stream.resumptions
     wait_for_worker(server, OTHER)
     with scan.stream() as stream:

@@ -94,7 +94,7 @@ async def test_a_cut_at_any_place_loses_and_doubles_nothing(
         assert await drain(stream) == ALL_KEYS
         # The trailer had arrived, so nothing is missing.
         assert len(server.requests) == (1 if after > AFTER_LAST_ROW else 2)
-        statistics = stream.statistics()
+        statistics = stream.stats()
         assert (statistics.attempts, statistics.chunks) == (len(server.requests), CHUNKS)
         assert statistics.rows_scanned <= ROWS + 1
         assert len(stream.resumptions) == (1 <= after <= AFTER_LAST_ROW)
@@ -109,7 +109,7 @@ async def test_a_cut_after_every_chunk_takes_one_attempt_each(spec: ScanSpec) ->
             b"",
             *(b"after %d" % key for key in range(4, ROWS, 5)),
         ]
-        assert stream.statistics().rows_scanned == ROWS + 1
+        assert stream.stats().rows_scanned == ROWS + 1
 
 
 async def test_a_pinned_scan_says_where_it_went_on() -> None:
@@ -218,7 +218,7 @@ async def test_a_limit_reached_at_a_cut_needs_no_further_call(spec: ScanSpec) ->
         stream = client.scan(spec).limit(10).stream()
         assert await drain(stream) == ALL_KEYS[:10]
         assert len(server.requests) == 1
-        assert stream.statistics().rows_scanned == 10
+        assert stream.stats().rows_scanned == 10
 
 
 @pytest.mark.parametrize("spec", [LIVE, LATEST, PINNED, PINNED_NEVER], ids=["live", "latest", "pinned", "never"])
@@ -248,7 +248,7 @@ async def test_a_full_server_is_asked_until_it_admits(spec: ScanSpec) -> None:
     async with serving(server := GoesOn(FULL, FULL, FULL)) as url, connect(url) as client:
         stream = client.scan(spec).stream()
         assert await drain(stream) == ALL_KEYS
-        assert stream.statistics().attempts == len(server.requests) == 4
+        assert stream.stats().attempts == len(server.requests) == 4
         assert stream.resumptions == ()
 
 
@@ -405,7 +405,7 @@ async def test_cancelling_the_reader_ends_a_pause() -> None:
 async def test_entering_a_stream_rides_through_as_reading_does() -> None:
     async with serving(server := GoesOn(FULL, Ends(0), Ends(1))) as url, connect(url) as client:
         async with client.scan(PINNED).stream() as stream:
-            assert stream.statistics().attempts == 3
+            assert stream.stats().attempts == 3
             assert await drain(stream) == ALL_KEYS
         assert len(server.requests) == 4
 

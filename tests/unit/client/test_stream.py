@@ -85,16 +85,16 @@ async def test_a_whole_scan_comes_in_order() -> None:
 async def test_statistics_grow_and_then_stay() -> None:
     async with serving(KeepsItsContract()) as url, connect(url) as client:
         stream = client.scan(SPEC).stream()
-        assert (stream.statistics().attempts, stream.statistics().elapsed) == (0, 0.0)
+        assert (stream.stats().attempts, stream.stats().elapsed) == (0, 0.0)
         await anext(stream)
-        first = stream.statistics()
+        first = stream.stats()
         assert (first.rows_scanned, first.rows_returned, first.chunks, first.attempts) == (5, 5, 1, 1)
         assert first.elapsed > 0
         assert [rows.num_rows async for rows in stream] == [5, 5]
-        last = stream.statistics()
+        last = stream.stats()
         assert (last.rows_scanned, last.rows_returned, last.chunks, last.attempts) == (16, 15, 3, 1)
         assert last.bytes_returned > first.bytes_returned
-        assert stream.statistics() == last
+        assert stream.stats() == last
 
 
 async def test_the_end_is_the_end_however_often_it_is_read() -> None:

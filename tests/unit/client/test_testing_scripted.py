@@ -52,7 +52,7 @@ async def test_a_script_of_batches_is_a_whole_scan() -> None:
         assert (table.schema, table.primary_key) == (SCHEMA, ["player"])
         async with table.scan().limit(10).stream() as stream:
             assert [batch async for batch in stream] == [rows(0), rows(3)]
-        statistics = stream.statistics()
+        statistics = stream.stats()
     assert (statistics.rows_returned, statistics.chunks, statistics.attempts) == (6, 2, 1)
     assert [(request.table, request.limit) for request in server.requests] == [(NAME, 10)]
     assert len(set(server.tokens)) == 3
@@ -131,7 +131,7 @@ async def test_a_scan_is_resumed_with_the_token_of_the_rows_it_got(source: dict[
         assert [batch async for batch in stream] == [rows(0), rows(3), rows(6)]
     assert [request.resume_token for request in server.requests] == [b"", server.tokens[1], server.tokens[2]]
     assert [each.rows for each in stream.resumptions] == [6, 6]
-    assert stream.statistics().attempts == 3
+    assert stream.stats().attempts == 3
 
 
 async def test_a_scan_that_is_refused_is_tried_again() -> None:

@@ -83,10 +83,10 @@ def test_a_mode_that_is_not_known_is_refused() -> None:
 
 def test_aggregate_functions_are_a_list_in_the_file_and_names_with_commas_elsewhere(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    file.write_text('data = "x"\naggregate_functions = ["a.b", "c.d"]\n')
-    assert load_config({}, file).aggregate_functions == ("a.b", "c.d")
-    assert load_config({"data": "x", "aggregate_functions": "a.b, c.d"}).aggregate_functions == ("a.b", "c.d")
-    assert load_config({"data": "x"}).aggregate_functions == ()
-    file.write_text('data = "x"\naggregate_functions = [5]\n')
+    file.write_text('data = "x"\naggregators = ["a.b", "c.d"]\n')
+    assert load_config({}, file).aggregators == ("a.b", "c.d")
+    assert load_config({"data": "x", "aggregators": "a.b, c.d"}).aggregators == ("a.b", "c.d")
+    assert load_config({"data": "x"}).aggregators == ()
+    file.write_text('data = "x"\naggregators = [5]\n')
     with pytest.raises(UsageError, match="a list of names"):
         load_config({}, file)

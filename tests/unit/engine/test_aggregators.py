@@ -1,4 +1,4 @@
-"""Every aggregate function on every type, for all short series of inputs and nulls, added and retracted."""
+"""Every aggregator on every type, for all short series of inputs and nulls, added and retracted."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from aio_client._admin.bases import BaseStatistics
+from aio_client._admin.bases import BaseStats
 from aio_client._admin.disk_use import DiskUse
 from aio_client._admin.indexes import index_statuses
 from aio_client._table.handle import TableMethods
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketStatistics:
+class BucketStats:
     """The statistics of one bucket.
 
     Attributes:
@@ -43,7 +43,7 @@ class BucketStatistics:
     retention_holder: str | None
     retention_hold_bytes: int
     damage: str | None
-    base: BaseStatistics | None
+    base: BaseStats | None
 
     @classmethod
     def of(cls, message: table_pb2.BucketStatistics) -> Self:
@@ -58,17 +58,17 @@ class BucketStatistics:
             retention_holder=message.retention_holder or None,
             retention_hold_bytes=message.retention_hold_bytes,
             damage=message.damage or None,
-            base=BaseStatistics.of(message.base) if message.HasField("base") else None,
+            base=BaseStats.of(message.base) if message.HasField("base") else None,
         )
 
 
-class StatisticsMethods(TableMethods):
+class StatsMethods(TableMethods):
     """The statistics of a table. Every call asks the server."""
 
-    async def statistics(self) -> list[BucketStatistics]:
+    async def stats(self) -> list[BucketStats]:
         """Returns the statistics of every bucket, in ascending order of bucket numbers. Opens all buckets."""
         response = await self._handle.describe(statistics=True)
-        return [BucketStatistics.of(bucket) for bucket in response.buckets]
+        return [BucketStats.of(bucket) for bucket in response.buckets]
 
     async def disk_use(self) -> DiskUse:
         """Returns the disk use of the table now, with its columnar bases and snapshots. Opens all buckets."""
