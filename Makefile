@@ -16,7 +16,7 @@ SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tools test check guard docs bench bench-field soak lowest versions fixture dist screenshots lock protos sync clean
+.PHONY: help demo tools test check guard docs bench bench-field soak lowest versions fixture dist screenshots lock protos sync capabilities clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
@@ -35,6 +35,7 @@ help:
 	@echo 'make lock    write the locks of the packages in the image; UPGRADE=--upgrade takes new versions'
 	@echo 'make protos  generate the modules of scankv/v1 from protos/'
 	@echo 'make sync    generate the blocking client from the asynchronous client'
+	@echo 'make capabilities  write what ScanKV has and lacks into README.md and the guides'
 	@echo 'make clean   remove .venv and the other environments and all other generated files'
 	@echo 'PYTHON=/path/to/python3.12 chooses the interpreter of .venv'
 
@@ -114,6 +115,9 @@ protos: $(INSTALLED)
 
 sync: $(INSTALLED)
 	$(BIN)/python .ci/generate_sync.py
+
+capabilities: $(INSTALLED)
+	$(BIN)/python .ci/generate_capabilities.py
 
 clean:
 	rm -rf .venv .venv-docs .venv-lowest .venv-versions .venv-jars build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
