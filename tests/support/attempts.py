@@ -37,7 +37,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class World:
+class Surroundings:
     """A server with a backup, and clients of it. Typed loosely, because attempts call what does not exist."""
 
     client: sync.Client
@@ -54,9 +54,9 @@ class World:
         return table
 
 
-def count_and_average_and_retract(world: World) -> None:
+def count_and_average_and_retract(here: Surroundings) -> None:
     functions = {"day": agg.count(), "score": agg.sum()}
-    table = world.create(merge_engine="aggregate", aggregates=functions)
+    table = here.create(merge_engine="aggregate", aggregates=functions)
     table.upsert([ROW])
     table.retract([ROW])
     if (row := table.get(1)) != {"id": 1, "day": 1, "score": 7}:
@@ -65,8 +65,8 @@ def count_and_average_and_retract(world: World) -> None:
         raise Refused("avg does not exist")
 
 
-def be_protected_from_a_sum_that_overflows(world: World) -> None:
-    table = world.create(merge_engine="aggregate", aggregates={"day": agg.sum(), "score": agg.sum()})
+def be_protected_from_a_sum_that_overflows(here: Surroundings) -> None:
+    table = here.create(merge_engine="aggregate", aggregates={"day": agg.sum(), "score": agg.sum()})
     try:
         table.upsert([{"id": 1, "day": 0, "score": 2**63 - 1}])
     except ScanKvError:
@@ -74,36 +74,36 @@ def be_protected_from_a_sum_that_overflows(world: World) -> None:
     raise Refused(f"the row is {table.get(1)}")
 
 
-def configure_replicas(world: World) -> None:
-    load_config({"data": world.data, "replicas": 2})
+def configure_replicas(here: Surroundings) -> None:
+    load_config({"data": here.data, "replicas": 2})
 
 
-def leave_the_number_of_tablets_to_the_server(world: World) -> None:
-    world.create(tablets="auto")
+def leave_the_number_of_tablets_to_the_server(here: Surroundings) -> None:
+    here.create(tablets="auto")
 
 
-def partition_a_table_with_tablets(world: World) -> None:
-    world.create(primary_key=["day", "id"], partition_by=["day"], tablets=2)
+def partition_a_table_with_tablets(here: Surroundings) -> None:
+    here.create(primary_key=["day", "id"], partition_by=["day"], tablets=2)
 
 
-def create_a_log_table_with_tablets(world: World) -> None:
-    world.create(primary_key=[], tablets=2)
+def create_a_log_table_with_tablets(here: Surroundings) -> None:
+    here.create(primary_key=[], tablets=2)
 
 
-def change_the_changelog_of_a_table_with_tablets(world: World) -> None:
-    world.client.alter_table(world.create(tablets=2).name, changelog="upsert")
+def change_the_changelog_of_a_table_with_tablets(here: Surroundings) -> None:
+    here.client.alter_table(here.create(tablets=2).name, changelog="upsert")
 
 
-def query_the_server_with_sql(world: World) -> None:
-    client: Any = world.client
-    client.sql(f"SELECT count(*) FROM {world.create().name}")
+def query_the_server_with_sql(here: Surroundings) -> None:
+    client: Any = here.client
+    client.sql(f"SELECT count(*) FROM {here.create().name}")
 
 
-def update_rows_that_match(world: World) -> None:
-    world.create().update({"score": 8}, where="day = 1")
+def update_rows_that_match(here: Surroundings) -> None:
+    here.create().update({"score": 8}, where="day = 1")
 
 
-def import_a_connector_of_another_engine(world: World) -> None:
+def import_a_connector_of_another_engine(here: Surroundings) -> None:
     """Is there a package of another engine, or source code of another language?"""
     for engine in ("flink", "trino", "java"):
         try:
@@ -116,76 +116,74 @@ def import_a_connector_of_another_engine(world: World) -> None:
         raise Refused("there is no client but that for Python")
 
 
-def serve_a_data_directory_in_an_object_store(world: World) -> None:
+def serve_a_data_directory_in_an_object_store(here: Surroundings) -> None:
     load_config({"data": "s3://bucket/data"})
 
 
-def publish_in_another_format(world: World) -> None:
-    directory = world.backups.parent / "published"
-    name = world.create().name
-    world.scankv("publish", name, str(directory / "delta"), "--format", "delta")
-    refused = world.scankv("publish", name, str(directory / "other"), "--format", "paimon", code=2)
+def publish_in_another_format(here: Surroundings) -> None:
+    directory = here.backups.parent / "published"
+    name = here.create().name
+    here.scankv("publish", name, str(directory / "delta"), "--format", "delta")
+    refused = here.scankv("publish", name, str(directory / "other"), "--format", "paimon", code=2)
     raise Refused(" ".join(refused.stderr.replace("│", "").split()))
 
 
-def find_live_rows_in_open_files(world: World) -> None:
-    table = world.create(columnar_base="eager")
+def find_live_rows_in_open_files(here: Surroundings) -> None:
+    table = here.create(columnar_base="eager")
     table.upsert(pa.table({"id": range(1000), "day": range(1000), "score": range(1000)}))
-    files = [file for file in world.data.rglob("*") if file.is_file()]
+    files = [file for file in here.data.rglob("*") if file.is_file()]
     if not any(file.read_bytes()[:4] == b"PAR1" for file in files):
         raise Refused("no file of the data directory is a Parquet file")
 
 
-def read_the_live_table_as_of_yesterday(world: World) -> None:
-    world.create().scan().as_of(dt.datetime.now(dt.UTC) - dt.timedelta(days=1)).to_arrow()
+def read_the_live_table_as_of_yesterday(here: Surroundings) -> None:
+    here.create().scan().as_of(dt.datetime.now(dt.UTC) - dt.timedelta(days=1)).to_arrow()
 
 
-def pin_a_snapshot_for_eight_days(world: World) -> None:
-    with world.create().snapshot(ttl=8 * 86_400):
+def pin_a_snapshot_for_eight_days(here: Surroundings) -> None:
+    with here.create().snapshot(ttl=8 * 86_400):
         pass
 
 
-def restore_into_a_directory_in_use(world: World) -> None:
-    name = world.create().name
-    world.scankv("backup", "create")
-    raise Refused(
-        world.scankv.fails("backup", "restore", str(world.backups), "--table", name, "--data", str(world.data))
-    )
+def restore_into_a_directory_in_use(here: Surroundings) -> None:
+    name = here.create().name
+    here.scankv("backup", "create")
+    raise Refused(here.scankv.fails("backup", "restore", str(here.backups), "--table", name, "--data", str(here.data)))
 
 
-def change_the_number_of_buckets(world: World) -> None:
-    world.client.alter_table(world.create().name, buckets=8)
+def change_the_number_of_buckets(here: Surroundings) -> None:
+    here.client.alter_table(here.create().name, buckets=8)
 
 
-def choose_the_hash_of_the_buckets(world: World) -> None:
-    world.create(bucket_hash="fluss")
+def choose_the_hash_of_the_buckets(here: Surroundings) -> None:
+    here.create(bucket_hash="fluss")
 
 
-def write_a_row_without_its_key(world: World) -> None:
-    world.create().upsert([{"day": 1, "score": 7}])
+def write_a_row_without_its_key(here: Surroundings) -> None:
+    here.create().upsert([{"day": 1, "score": 7}])
 
 
-def create_a_check_constraint(world: World) -> None:
+def create_a_check_constraint(here: Surroundings) -> None:
     parse_schema("id int64 not null, score int64 check (score > 0)")
 
 
-def create_a_generated_column(world: World) -> None:
+def create_a_generated_column(here: Surroundings) -> None:
     parse_schema("id int64 not null, twice int64 generated always as (id * 2)")
 
 
-def partition_by_a_column_outside_the_key(world: World) -> None:
-    world.create(partition_by=["day"])
+def partition_by_a_column_outside_the_key(here: Surroundings) -> None:
+    here.create(partition_by=["day"])
 
 
-def look_up_a_row_of_a_log_table(world: World) -> None:
-    world.create(primary_key=[]).get(1)
+def look_up_a_row_of_a_log_table(here: Surroundings) -> None:
+    here.create(primary_key=[]).get(1)
 
 
 def _is_attempt(name: str, value: object) -> bool:
     return callable(value) and not name.startswith("_") and getattr(value, "__module__", "") == __name__
 
 
-ATTEMPTS: dict[str, Callable[[World], None]] = {
+ATTEMPTS: dict[str, Callable[[Surroundings], None]] = {
     name: value for name, value in globals().items() if _is_attempt(name, value) and not isinstance(value, type)
 }
 """The attempts, by the names that the table has."""
