@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aio_client import sync
-from tests.support.attempts import ATTEMPTS, Surroundings
+from tests.support.attempts import ATTEMPTS, ServerToTry
 from tests.support.capabilities import find_lies, list_names, load_generator, problems_of_test
 from tests.support.command_line import CommandLine
 from tests.support.server_process import ServerProcess
@@ -28,11 +28,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
         ServerProcess(data, "--backup-location", str(backups)) as server,
         sync.connect(server.url) as client,
     ):
-        here = Surroundings(client, CommandLine(server.url), data, backups)
+        here = ServerToTry(client, CommandLine(server.url), data, backups)
         return {name: _outcome_of(attempt, here) for name, attempt in ATTEMPTS.items()}
 
 
-def _outcome_of(attempt: Callable[[Surroundings], None], here: Surroundings) -> str | None:
+def _outcome_of(attempt: Callable[[ServerToTry], None], here: ServerToTry) -> str | None:
     try:
         attempt(here)
     except Exception as error:
