@@ -58,7 +58,7 @@ test: tools $(INSTALLED)
 	$$pytest -m alone $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
 	exit $$status
 
-check: $(INSTALLED)
+check: tools $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -66,6 +66,7 @@ check: $(INSTALLED)
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_protos.py \
 	    tests/unit/client/test_sync_generated.py tests/docs/test_links.py
 	$(BIN)/sphinx-build $(SPHINX) --fail-on-warning docs build/docs
+	$(BIN)/python .ci/check_search.py
 	$(BIN)/python .ci/check_commits.py
 	$(BIN)/python .ci/check_wheel.py
 
