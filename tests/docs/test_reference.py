@@ -150,6 +150,7 @@ def test_every_class_and_every_command_has_a_page(generators: Any, tmp_path: Pat
 
 def test_a_group_of_commands_begins_with_a_table_of_them(generators: Any) -> None:
     text = generators.command_line.describe_command("index")
+    assert "; with `--where`, only those that match" in generators.command_line.describe_command("replace")
     assert text.index("| [`scankv index add`](#scankv-index-add) | Add an index") < text.index("## `scankv index add`")
 
 

@@ -15,6 +15,7 @@ from .sentences import first_sentence
 
 CUT = re.compile(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.MULTILINE)
 CODE = re.compile(r"(^```console\n.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+OPTION = re.compile(r"(?<![\w`-])(--[a-z][a-z-]*)")
 HEADING = re.compile(r"^## `scankv ([\w-]+)`$", re.MULTILINE)
 
 
@@ -73,4 +74,7 @@ def _first(text: str | None) -> str:
 def _escape(part: str) -> str:
     """Escapes text outside code. Typer escapes code as well, and does not escape every docstring."""
     plain = html.unescape(part)
-    return plain if part.startswith("`") else plain.replace("<", "&lt;")
+    if part.startswith("`"):
+        return plain
+    # As text, the two hyphens of an option would become a dash.
+    return OPTION.sub(r"`\1`", plain.replace("<", "&lt;"))
