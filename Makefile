@@ -16,7 +16,7 @@ SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tools test check guard docs bench bench-field soak lowest versions fixture dist screenshots lock protos sync clean
+.PHONY: help demo tools test check guard docs bench bench-field soak lowest versions fixture dist screenshots lock protos sync capabilities clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
@@ -35,6 +35,7 @@ help:
 	@echo 'make lock    write the locks of the packages in the image; UPGRADE=--upgrade takes new versions'
 	@echo 'make protos  generate the modules of scankv/v1 from protos/'
 	@echo 'make sync    generate the blocking client from the asynchronous client'
+	@echo 'make capabilities  write what ScanKV has and lacks into README.md and the guides'
 	@echo 'make clean   remove .venv and the other environments and all other generated files'
 	@echo 'PYTHON=/path/to/python3.12 chooses the interpreter of .venv'
 
@@ -57,7 +58,7 @@ test: tools $(INSTALLED)
 	$$pytest -m alone $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
 	exit $$status
 
-check: $(INSTALLED)
+check: tools $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -65,6 +66,7 @@ check: $(INSTALLED)
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_protos.py \
 	    tests/unit/client/test_sync_generated.py tests/docs/test_links.py
 	$(BIN)/sphinx-build $(SPHINX) --fail-on-warning docs build/docs
+	$(BIN)/python .ci/check_search.py
 	$(BIN)/python .ci/check_commits.py
 	$(BIN)/python .ci/check_wheel.py
 
@@ -114,6 +116,9 @@ protos: $(INSTALLED)
 
 sync: $(INSTALLED)
 	$(BIN)/python .ci/generate_sync.py
+
+capabilities: $(INSTALLED)
+	$(BIN)/python .ci/generate_capabilities.py
 
 clean:
 	rm -rf .venv .venv-docs .venv-lowest .venv-versions .venv-jars build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

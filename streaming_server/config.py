@@ -637,6 +637,9 @@ def load_config(
         for name, value in found.items():
             if name not in known:
                 raise UsageError(f'{source} has the unknown setting "{name}"{did_you_mean(name, known)}', option=name)
+            if name == "data" and "://" in str(value):
+                # As a path, it would be a directory named `s3:` below the working directory.
+                raise UsageError(f"data must be a local directory, not {str(value)!r}", option=name)
             values[name] = _convert(name, value, known[name])
     if memory_bytes is not None:
         values = _fitting_defaults(memory_bytes) | values

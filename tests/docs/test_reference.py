@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from shutil import copytree, ignore_patterns
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -85,6 +88,82 @@ def test_every_table_option_has_its_values_and_says_whether_it_can_change(genera
     assert [name for name in names if f"### `{name}`" not in text] == []
     assert "| [`compression`](#compression) | `none`, `lz4`, `zstd` | `lz4` | no |" in text
     assert "| [`columnar_base`](#columnar_base) | `off`, `auto`, `eager` | `off` | yes |" in text
+
+
+def test_the_summary_of_a_class_comes_first_with_what_people_use_first(generators: Any) -> None:
+    for module in ("scankv", "scankv.sync"):
+        text = generators.python_api.describe_class(module, "Table")
+        order = [text.index(part) for part in ("list-table", f"{module}.Table.get`", f"{module}.Table.upsert`")]
+        order += [
+            text.index(part) for part in (f"{module}.Table.scan`", "## Description", f"automethod:: {module}.Table.get")
+        ]
+        assert order == sorted(order)
+        assert text.index(f"automethod:: {module}.Table.get") < text.index(
+            f"automethod:: {module}.Table.adopt_snapshot"
+        )
+
+
+@pytest.mark.parametrize("module", ["scankv", "scankv.sync"])
+def test_every_member_of_a_class_is_in_its_summary_and_described_once(generators: Any, module: str) -> None:
+    for name in ("Table", "Client", "Scan", "Transaction", "Writer", "StartFrom"):
+        cls = getattr(import_module(module), name, None)
+        text = generators.python_api.describe_class(module, name) if cls else ""
+        members = [each for each, value in inspect.getmembers(cls, callable) if not each.startswith("_")] if cls else []
+        undescribed = [
+            each
+            for each in members
+            if text.count(f"`~{module}.{name}.{each}`") != 1
+            or len(re.findall(rf":: {module}.{name}.{each}$", text, re.M)) != 1
+        ]
+        assert undescribed == []
+
+
+def test_the_members_that_the_reference_shows_first_exist(generators: Any) -> None:
+    groups = generators.python_api.GROUPS
+    modules = [import_module(module) for module in ("scankv", "scankv.sync")]
+    missing = [
+        f"{name}.{member}"
+        for name, of_class in groups.items()
+        for member in " ".join(of_class.values()).split()
+        if not any(hasattr(getattr(module, name), member) for module in modules)
+    ]
+    assert missing == []
+
+
+def test_every_class_and_every_command_has_a_page(generators: Any, tmp_path: Path) -> None:
+    copytree(PAGES, tmp_path / "reference" / "python", ignore=ignore_patterns("scankv.*"))
+    old = tmp_path / "reference" / "python" / "scankv.Gone.md"
+    old.write_text("of an earlier build")
+    generators.write_pages(SimpleNamespace(srcdir=tmp_path))
+    assert not old.exists()
+    written = {path.relative_to(tmp_path / "reference").as_posix() for path in tmp_path.rglob("*.md")}
+    classes = {f"python/scankv.{name}.md" for name in scankv.__all__ if isinstance(getattr(scankv, name), type)}
+    raised = {f"python/scankv.{name}.md" for name in vars(errors)}
+    assert classes - raised <= written
+    commands = generators.command_line.list_commands()
+    assert {f"command-line/{name}.md" for name in commands} <= written
+    listed = generators.command_line.describe_commands()
+    for name in commands:
+        assert f"(command-line/{name}.md)" in listed
+        assert f"$ scankv {name}" in generators.command_line.describe_command(name)
+
+
+def test_a_group_of_commands_begins_with_a_table_of_them(generators: Any) -> None:
+    text = generators.command_line.describe_command("index")
+    assert "; with `--where`, only those that match" in generators.command_line.describe_command("replace")
+    assert text.index("| [`scankv index add`](#scankv-index-add) | Add an index") < text.index("## `scankv index add`")
+
+
+def test_pages_of_many_errors_settings_and_calls_begin_with_a_table(generators: Any) -> None:
+    texts = (
+        generators.errors.describe_errors(),
+        generators.settings.describe_settings(),
+        generators.wire.describe_file("lookup"),
+    )
+    rows = ("| [`TableNotFound`](#tablenotfound) |", "| [`data`](#data) | required |", "| [Lookup](#lookup) | Reads")
+    sections = ("## `TableNotFound`", "### `data`", "### Lookup")
+    for text, row, section in zip(texts, rows, sections, strict=True):
+        assert text.index(row) < text.index(section)
 
 
 def test_the_help_of_create_and_of_create_table_lead_to_types_and_options() -> None:

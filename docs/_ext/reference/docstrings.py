@@ -28,8 +28,13 @@ def convert_to_rst(app: Sphinx, what: str, name: str, documented: object, option
             converted += ["::", ""]
         if ITEM.match(line) and before and not ITEM.match(before) and not before.startswith(" "):
             converted.append("")
-        converted.append(line if _is_code(line, in_section) else CODE.sub(_convert_span, line))
+        converted.append(line if _is_code(line, in_section) else convert_spans(line))
     lines[:] = converted
+
+
+def convert_spans(text: str) -> str:
+    """Turns the code spans of a sentence into references and literals of reStructuredText."""
+    return CODE.sub(_convert_span, text)
 
 
 def _is_code(line: str, in_section: bool) -> bool:

@@ -9,6 +9,8 @@ from typing import Any, get_type_hints
 
 from streaming_server.config import NOT_FROM_ENVIRONMENT, RANGES, ServerConfig
 
+from .sentences import first_sentence
+
 UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_bytes_in_flight": "bytes"}
 KINDS = {int: "integer", float: "number", bool: "`true` or `false`", tuple[str, ...]: "names, separated by commas"}
 # The settings of each group, by their names or prefixes of these. A setting belongs to the first group that fits.
@@ -30,16 +32,35 @@ SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def describe_settings() -> str:
-    """Returns a section for each setting, with its meaning, default, range and environment variable, by group."""
+    """Returns, by group, a table of the settings, and the meaning, default, range and variable of each."""
     meanings = _read_meanings()
     left = {field.name: field for field in fields(ServerConfig)}
     parts = []
     for group, beginnings in GROUPS.items():
         names = [name for name in left if name.startswith(tuple(beginnings.split()))]
-        parts += [f"## {group}\n", *(_describe(left.pop(name), meanings[name]) for name in names)]
+        parts += [f"## {group}\n", _table([left[name] for name in names], meanings)]
+        parts += (_describe(left.pop(name), meanings[name]) for name in names)
     if left:
-        parts += ["## Other\n", *(_describe(field, meanings[name]) for name, field in left.items())]
+        parts += ["## Other\n", _table(list(left.values()), meanings)]
+        parts += (_describe(field, meanings[name]) for name, field in left.items())
     return "\n".join(parts)
+
+
+def _table(settings: list[Field[Any]], meanings: dict[str, str]) -> str:
+    rows = [
+        f"| [`{field.name}`](#{field.name}) | {_default(field)} | {first_sentence(meanings[field.name])} |"
+        for field in settings
+    ]
+    return "\n".join(["| setting | default | meaning |", "|---|---|---|", *rows, ""])
+
+
+def _default(field: Field[Any]) -> str:
+    return "required" if field.default is MISSING else _show(field.default, _unit(field))
+
+
+def _unit(field: Field[Any]) -> str:
+    kind = get_type_hints(ServerConfig)[field.name]
+    return next((unit for ending, unit in UNITS.items() if field.name.endswith(ending)), KINDS.get(kind, "text"))
 
 
 def _read_meanings() -> dict[str, str]:
@@ -48,8 +69,7 @@ def _read_meanings() -> dict[str, str]:
 
 
 def _describe(field: Field[Any], meaning: str) -> str:
-    kind = get_type_hints(ServerConfig)[field.name]
-    unit = next((unit for ending, unit in UNITS.items() if field.name.endswith(ending)), KINDS.get(kind, "text"))
+    unit = _unit(field)
     facts = [
         "required" if field.default is MISSING else f"default {_show(field.default, unit)}",
         unit,

@@ -20,6 +20,8 @@ from google.protobuf.descriptor_pb2 import (
 )
 from grpc_tools import protoc
 
+from .sentences import first_sentence
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -67,12 +69,24 @@ class _FilePage:
 
     def describe(self) -> Iterator[str]:
         yield f"{self._about}\n"
+        yield from self._summarize_calls()
         for number, service in enumerate(self._file.service):
             yield from self._describe_service(service, (SERVICES, number))
         for number, message in enumerate(self._file.message_type):
             yield from self._describe_message(message, (MESSAGES, number), "")
         for number, enum in enumerate(self._file.enum_type):
             yield from self._describe_enum(enum, (ENUMS, number), "")
+
+    def _summarize_calls(self) -> Iterator[str]:
+        calls = [
+            (method.name, self._comment((SERVICES, number, METHODS, each)))
+            for number, service in enumerate(self._file.service)
+            for each, method in enumerate(service.method)
+        ]
+        if calls:
+            yield "| call | what it does |\n|---|---|"
+            yield from (f"| [{name}](#{name.lower()}) | {first_sentence(text)} |" for name, text in calls)
+            yield ""
 
     def _describe_service(self, service: ServiceDescriptorProto, path: CommentPath) -> Iterator[str]:
         yield f"## service {service.name}\n\n{self._comment(path)}\n"
