@@ -133,6 +133,7 @@ TrackChanges = Annotated[
         "--track-changes/--no-track-changes",
         help="With --no-track-changes, the changelog gets only the range of the written keys, which makes a backfill "
         "faster. Streams of changes, consumers and undo fail when they reach it.",
+        show_default=False,
     ),
 ]
 Bootstrap = Annotated[

@@ -33,6 +33,7 @@ TrackChanges = Annotated[
         help="With --no-track-changes, the changelog gets only the range of the deleted keys, so that any number of "
         "rows is deleted at once; the rows must be exactly one range of keys. Streams of changes, consumers and undo "
         "fail when they reach it.",
+        show_default=False,
     ),
 ]
 
