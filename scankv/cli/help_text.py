@@ -62,7 +62,7 @@ class CommandGroup(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         """Writes the commands before the options, because nearly all groups have the same options."""
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        commands: list[tuple[str, Any]] = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         write_sections(formatter, {"Commands": [(name, _first_sentence(each.help)) for name, each in commands]})
         write_options(self, ctx, formatter)
 

@@ -25,7 +25,7 @@ from scankv.cli.options import (
     split_names,
     table_settings_of,
 )
-from scankv.cli.show import stderr_console
+from scankv.cli.show import counted, rate, stderr_console
 from scankv.formats.blocks import BadRows
 from scankv.formats.columns import check_file_columns
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
@@ -342,9 +342,9 @@ def _load(
             loading.run(blocks, bad, lambda: show(loading.rows, loading.rows / (time.monotonic() - started)))
             bad_rows += bad.count
     seconds = time.monotonic() - started
-    typer.echo(f"loaded {loading.rows:,} rows into {name} in {seconds:.2f} s ({loading.rows / seconds:,.0f} rows/s)")
+    typer.echo(f"loaded {counted(loading.rows, 'row')} into {name} in {seconds:.2f} s{rate(loading.rows, seconds)}")
     if bad_rows:
-        typer.echo(f"skipped {bad_rows:,} bad rows", err=True)
+        typer.echo(f"skipped {counted(bad_rows, 'bad row')}", err=True)
 
 
 @contextmanager
@@ -358,7 +358,7 @@ def _report_rows_of_a_part(loading: Loading, name: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, ScanKvError) as error:
         ended = "stopped" if isinstance(error, ScanKvError) else "interrupted"
         more = f"; up to {loading.unsure:,} more may be" if loading.unsure else ""
-        written = f"{loading.rows:,} rows are in {name}{more}"
+        written = f"{counted(loading.rows, 'row is', 'rows are')} in {name}{more}"
         if not loading.rows and not loading.unsure:
             written = f"nothing was written to {name}"
         typer.echo(f"{ended}: {written}", err=True)
@@ -373,19 +373,20 @@ def _progress(sources: list[Input]) -> Iterator[tuple[Callable[[str], None], Cal
     """
     console = stderr_console()
     if not console.is_terminal:
-        yield _report, lambda rows, rate: None
+        yield _report, lambda rows, rows_per_second: None
         return
     from rich.progress import BarColumn, Progress, TextColumn  # on use: every command would wait for it
 
-    columns = BarColumn(), TextColumn("{task.fields[rows]:,} rows  {task.fields[rate]:,.0f} rows/s")
+    columns = BarColumn(), TextColumn("{task.fields[rows]}  {task.fields[rate]:,.0f} rows/s")
     with Progress(*columns, console=console, transient=True) as progress:
         sizes = [source.size_bytes for source in sources]
-        task = progress.add_task("", total=None if None in sizes else sum(filter(None, sizes)), rows=0, rate=0.0)
+        total = None if None in sizes else sum(filter(None, sizes))
+        task = progress.add_task("", total=total, rows=counted(0, "row"), rate=0.0)
 
-        def show(rows: int, rate: float) -> None:
+        def show(rows: int, rows_per_second: float) -> None:
             # The end of a zip archive is read twice, so `bytes_read` can exceed the size.
             read = sum(min(source.bytes_read, source.size_bytes or source.bytes_read) for source in sources)
-            progress.update(task, completed=read, rows=rows, rate=rate)
+            progress.update(task, completed=read, rows=counted(rows, "row"), rate=rows_per_second)
 
         yield _report, show
 

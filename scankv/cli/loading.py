@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from aio_client._sync.runner import wait_for
+from scankv.cli.show import counted
 from scankv.formats.blocks import good_rows
 from scankv.formats.files import BadFile
 from scankv.model.errors import InvalidRequest, PermissionDenied, RequestTooLarge
@@ -72,7 +73,9 @@ class Loading:
                 on_progress()
             except BadFile as error:
                 self._finish_underway(pool, bad)
-                raise BadFile(f"{error.message}; {self.rows:,} rows before it were loaded") from error
+                raise BadFile(
+                    f"{error.message}; {counted(self.rows, 'row before it was', 'rows before it were')} loaded"
+                ) from error
 
     def _write(self, rows: pa.RecordBatch) -> None:
         self.unsure = rows.num_rows

@@ -80,9 +80,8 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 def complain(message: str) -> None:
-    """Prints an error on standard error: on a terminal with the line breaks of the message, otherwise in one line."""
-    shown = message if sys.stderr.isatty() else " ".join(message.split())
-    typer.echo(f"scankv: error: {printable(shown, lines=True)}", err=True)
+    """Prints an error on standard error, with the line breaks of the message, which point to a place in a text."""
+    typer.echo(f"scankv: error: {printable(message, lines=True)}", err=True)
 
 
 @contextmanager

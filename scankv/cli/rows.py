@@ -141,7 +141,7 @@ def count(table: TableName, where: Where = None, json: Json = False, url: Url = 
 
 
 def _deleted(rows: int) -> str:
-    return f"deleted {rows:,} {'row' if rows == 1 else 'rows'}"
+    return f"deleted {counted(rows, 'row')}"
 
 
 def _key_schema(table: sync.Table, consequence: str) -> pa.Schema:
