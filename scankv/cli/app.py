@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -164,6 +165,8 @@ def options(
 def main() -> None:
     """Runs the command line of this process and exits with its code."""
     keep_pandas_out()
+    # The messages of commands say what gRPC's own lines on standard error would say.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # SIGTERM unwinds like Ctrl-C, so that no partial file and no embedded server remain.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     app(prog_name="scankv")
