@@ -27,7 +27,7 @@ scankv load --help                                        # learn the options
 
 OPTION_SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "load": {
-        "The file": ("format_", "null", "delimiter", "on_error"),
+        "The file": ("format_", "null", "delimiter", "on_error", "rejected"),
         "The table": ("mode", "track_changes"),
         "A new table": ("create", "key", "no_key", "buckets", "set_", "ignore_definition"),
         "A new table from large files": ("bootstrap", "tablets", "duplicates", "from_scratch"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Timer
 from typing import TYPE_CHECKING, Final
 
@@ -122,7 +123,8 @@ class Loading:
                 if "row" not in error.details:
                     raise
                 row = int(error.details["row"])
-                bad.add(good.where(int(kept[row])), error.message)
+                refused = int(kept[row])
+                bad.add(good.where(refused), error.message, partial(good.line, refused))
                 kept = np.delete(kept, row)
                 if not len(kept):
                     return

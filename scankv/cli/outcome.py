@@ -1,8 +1,8 @@
 """How a command ends: its exit code, and its message on standard error if it failed.
 
 Exit codes: 0 done, or the reader of the output closed its pipe; 1 failed; 2 wrong usage; 130 interrupted;
-143 terminated. `serve` adds its own. Only a `ScanKvError` becomes a one-line message: any other exception is a bug, and
-shows its traceback.
+143 terminated. `serve` and `load` add their own. Only a `ScanKvError` becomes a message: any other exception is a bug,
+and shows its traceback.
 """
 
 from __future__ import annotations

@@ -167,20 +167,25 @@ def test_a_bad_row_stops_with_its_place_and_the_rows_before_it_are_loaded(
     ids=["csv", "jsonl"],
 )
 def test_bad_rows_can_be_skipped_and_are_reported(
-    scankv: CommandLine, scores: str, text: str, places: list[str]
+    scankv: CommandLine, scores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, places: list[str]
 ) -> None:
-    finished = scankv("load", scores, "-", "--on-error", "skip", stdin=text)
+    monkeypatch.chdir(tmp_path)
+    finished = scankv("load", scores, "-", "--on-error", "skip", stdin=text, code=3)
     assert finished.text.startswith("loaded 2 rows")
     *reports, total = finished.stderr.splitlines()
     assert sorted(report.split(": ")[1] for report in reports) == places
-    assert total == "skipped 4 bad rows"
+    assert total == "skipped 4 bad rows: see stdin.rejected"
     assert scankv("count", scores).text == "5\n"
 
 
-def test_rows_that_the_server_would_refuse_are_skipped_too(scankv: CommandLine, scores: str) -> None:
+def test_rows_that_the_server_would_refuse_are_skipped_too(
+    scankv: CommandLine, scores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"player": player}) for player in ("dan", "x" * 20_000, "eve", "y" * 20_000, "fay")]
-    finished = scankv("load", scores, "-", "--on-error", "skip", stdin="\n".join(lines))
+    finished = scankv("load", scores, "-", "--on-error", "skip", stdin="\n".join(lines), code=3)
     assert finished.text.startswith("loaded 3 rows")
+    assert (tmp_path / "stdin.rejected").read_text().splitlines() == [lines[1], lines[3]]
     assert [report.split(": ")[1] for report in finished.stderr.splitlines()[:2]] == ["line 2", "line 4"]
     assert "line 2" in scankv.fails("load", scores, "-", stdin="\n".join(lines))
 
