@@ -254,7 +254,7 @@ def _column(values: Sequence[object], field: pa.Field) -> pa.Array:
     except NotAValueError as error:
         raise SchemaMismatch(
             f'column "{field.name}", row {error.row}: {error.reason}', column=field.name, row=error.row
-        ) from error
+        ) from None
 
 
 def _check_names(names: Sequence[str], schema: pa.Schema) -> None:

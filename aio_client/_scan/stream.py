@@ -22,6 +22,7 @@ from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import Untracked
 from scankv.model.errors import RESUME_HINT, ScanInterrupted, ScanKvError, UsageError
 from scankv.model.scans.scan_spec import Resume
+from scankv.model.short_tracebacks import SHORT_TRACEBACK
 from scankv.model.types.default_values import values_from_ipc
 from scankv.v1.scan_pb2 import ScanKvRequest
 
@@ -108,7 +109,7 @@ class ScanStream:
             ScanKvError: As for reading.
         """
         try:
-            with self._sole_reader():
+            with self._sole_reader(), SHORT_TRACEBACK:
                 await self._with_retries(self._open)
         except BaseException:
             await self.aclose()
@@ -143,7 +144,7 @@ class ScanStream:
             ProtocolViolation: The server sent too little, too much, or something unexpected.
             UsageError: Another task is reading this stream, or it was closed.
         """
-        with self._sole_reader():
+        with self._sole_reader(), SHORT_TRACEBACK:
             rows = await self._next_rows()
         if rows is None:
             raise StopAsyncIteration
@@ -410,7 +411,8 @@ class ScanStream:
             self._trace = self._start_trace()
         timeout = self._transport.config.operation_timeout
         try:
-            return await with_retries(attempt, timeout=timeout, retries=self._prepare_retry, pause=self._pause)
+            with SHORT_TRACEBACK:
+                return await with_retries(attempt, timeout=timeout, retries=self._prepare_retry, pause=self._pause)
         except ScanKvError as error:
             match self._verdict(error):
                 case Verdict.COMPLETE:

@@ -17,6 +17,7 @@ from anyio.from_thread import BlockingPortal
 
 from aio_client._client.client import Client
 from scankv.model.errors import UsageError
+from scankv.model.short_tracebacks import SHORT_TRACEBACK
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -72,13 +73,15 @@ class Runner:
         Raises:
             UsageError: The client is closed, or was made before a fork.
         """
-        return self.result(self.start(function, *args))
+        with SHORT_TRACEBACK:
+            return self.result(self.start(function, *args))
 
     def result(self, future: Future[_Result]) -> _Result:
         """Waits for a call that `start` has made. An interrupt of the wait cancels it."""
         try:
             try:
-                return wait_for(future)
+                with SHORT_TRACEBACK:
+                    return wait_for(future)
             except BaseException:
                 future.cancel()
                 raise

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aio_client._table.python_rows import PythonRows
 from aio_client._table.shape import TableShape
 from scankv.model.errors import SchemaMismatch
 from scankv.model.expressions import predicate_of
+from scankv.model.short_tracebacks import SHORT_TRACEBACK
 from scankv.v1 import table_pb2
 
 if TYPE_CHECKING:
@@ -80,7 +82,8 @@ class TableHandle:
             self._parsed, self._parsed_for = {}, self.shape
         predicate = self._parsed.get(where)
         if predicate is None:
-            predicate = predicate_of(where, self.shape.schema)
+            with SHORT_TRACEBACK:
+                predicate = predicate_of(where, self.shape.schema)
             if len(self._parsed) >= _MAX_KEPT:
                 del self._parsed[next(iter(self._parsed))]
             self._parsed[where] = predicate
@@ -88,11 +91,11 @@ class TableHandle:
 
     async def build_for_shape(self, build: Callable[[TableShape], _Built]) -> _Built:
         """Returns `build(shape)`. Asks the server for the shape again if the known one does not fit."""
-        try:
+        with suppress(SchemaMismatch):
             return build(self.shape)
-        except SchemaMismatch:
-            # The column may have been added since the table was opened.
-            await self.refresh()
+        # The column may have been added since the table was opened.
+        await self.refresh()
+        with SHORT_TRACEBACK:
             return build(self.shape)
 
     async def describe(self, *, statistics: bool = False) -> table_pb2.GetTableResponse:

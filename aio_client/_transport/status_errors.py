@@ -47,7 +47,7 @@ _HANDSHAKE_FAILURES: Final = (
     ),
     (
         re.compile(r"(WRONG_VERSION_NUMBER)"),
-        "it does not use TLS ({}); connect to scankv://host:port, without TLS settings",
+        "it does not use TLS ({}); connect to scankv://{address}, without TLS settings",
     ),
     (
         re.compile(r"handshake failed.*OPENSSL_internal:(\w+)"),
@@ -55,6 +55,10 @@ _HANDSHAKE_FAILURES: Final = (
     ),
     (re.compile(r"(Failed to create security handshaker)"), "the TLS settings of the client cannot be used ({})"),
 )
+_DEFAULT_PORT: Final = "7070"
+_REFUSED: Final = re.compile("Connection refused")
+# Frame type 80 is the letter P of "HTTP/1.1".
+_ANSWERS_HTTP: Final = re.compile(r"http1\.x server|got frame type 80\b")
 _CLOSED_BY_SERVER: Final = re.compile(r"failed to connect to all addresses.*Socket closed")
 
 
@@ -68,22 +72,22 @@ def error_of_status(status: str, said: str, address: str, timeout: float) -> Sca
         timeout: The seconds that the call had.
     """
     cls = _ERROR_OF_STATUS.get(status, InternalError)
-    if cls is Unavailable and (why := _handshake_failure(said)):
+    if cls is Unavailable and (why := _handshake_failure(said, address)):
         return TlsHandshakeFailed(f"no encrypted connection to the ScanKV server at {address}: {why}", address=address)
     return cls(_message_of(cls, said, address, timeout), address=address)
 
 
-def _handshake_failure(said: str) -> str | None:
+def _handshake_failure(said: str, address: str) -> str | None:
     """Returns why a TLS handshake failed for good, and what to do. None: that is not what happened."""
     for pattern, why in _HANDSHAKE_FAILURES:
         if found := pattern.search(said):
-            return why.format(found[1].strip())
+            return why.format(found[1].strip(), address=address)
     return None
 
 
 def _message_of(cls: type[ScanKvError], said: str, address: str, timeout: float) -> str:
     if cls is Unavailable:
-        return f"no ScanKV server answers at {address}: {said}{hint_about_tls(said, address)}"
+        return f"no ScanKV server answers at {address}: {explain_failure(said, address)}"
     if cls is DeadlineExceeded:
         return f"the ScanKV server at {address} did not answer within {readable_seconds(timeout)} s"
     if cls is RequestTooLarge:
@@ -93,14 +97,34 @@ def _message_of(cls: type[ScanKvError], said: str, address: str, timeout: float)
     return f"the ScanKV server at {address} failed: {said}"
 
 
-def hint_about_tls(said: str, address: str) -> str:
-    """Returns what to do about a connection that the server has closed; empty for other failures.
+def explain_failure(said: str, address: str) -> str:
+    """Returns why a connection failed and what to do, if gRPC's text has a known reason; else gRPC's text.
 
-    Servers do this with a connection without TLS, or without a certificate that they require.
+    Args:
+        said: The text.
+        address: The server.
     """
-    if not _CLOSED_BY_SERVER.search(said):
-        return ""
-    return f"; it may require TLS, or a client certificate: connect to scankvs://{address} or give TLS settings"
+    if _REFUSED.search(said):
+        return f"the connection was refused; {how_to_start(address)}"
+    if _ANSWERS_HTTP.search(said):
+        return (
+            "it answers HTTP/1.1, as the HTTP gateway and the metrics port of a server do; connect to the port of the "
+            "server itself, which is 7070 unless `scankv serve --port` names another"
+        )
+    if _CLOSED_BY_SERVER.search(said):
+        # Servers do this with a connection without TLS, or without a certificate that they require.
+        return (
+            "it closes the connection; it may require TLS, or a client certificate: connect to "
+            f"scankvs://{address} or give TLS settings"
+        )
+    return said
+
+
+def how_to_start(address: str) -> str:
+    """Returns how to start a server at an address."""
+    port = address.rpartition(":")[2]
+    option = "" if port == _DEFAULT_PORT else f" --port {port}"
+    return f"start a server there with `scankv serve --data DIR{option}`, or connect to another address"
 
 
 def readable_seconds(timeout: float) -> str:

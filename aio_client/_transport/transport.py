@@ -25,7 +25,7 @@ from aio_client._transport.owner import ClientOwner
 from aio_client._transport.patient_timeout import PatientTimeout
 from aio_client._transport.poller import ignore_stray_events
 from aio_client._transport.retry import with_retries
-from aio_client._transport.status_errors import error_of_status, hint_about_tls, readable_seconds
+from aio_client._transport.status_errors import error_of_status, explain_failure, readable_seconds
 from aio_client._transport.tls import read_certificates
 from scankv.model.errors import (
     DeadlineExceeded,
@@ -39,6 +39,7 @@ from scankv.model.errors import (
     UsageError,
 )
 from scankv.model.limits import MESSAGE_BYTES, SMALL_MESSAGE_BYTES
+from scankv.model.short_tracebacks import SHORT_TRACEBACK
 from scankv.model.tracing import find_tracer
 from scankv.model.typed_errors import typed_error_of
 from scankv.v1.admin_pb2 import BucketCheck
@@ -204,7 +205,8 @@ class Transport:
             shed = isinstance(error, Unavailable) and (error.shed or error.retry_after is not None)
             return isinstance(error, ServerBusy) or (repeatable and shed)
 
-        return await self.retry(attempt, request, retries=retries)
+        with SHORT_TRACEBACK:
+            return await self.retry(attempt, request, retries=retries)
 
     async def retry(
         self,
@@ -221,10 +223,11 @@ class Transport:
             retries: As for `with_retries`.
         """
         timeout = self.config.operation_timeout
-        if self.tracer is None:
-            return await with_retries(attempt, timeout=timeout, retries=retries)
-        with trace_call(self.tracer, self.address, request) as attempts:
-            return await with_retries(attempts.counting(attempt), timeout=timeout, retries=retries)
+        with SHORT_TRACEBACK:
+            if self.tracer is None:
+                return await with_retries(attempt, timeout=timeout, retries=retries)
+            with trace_call(self.tracer, self.address, request) as attempts:
+                return await with_retries(attempts.counting(attempt), timeout=timeout, retries=retries)
 
     async def attempt(
         self,
@@ -310,7 +313,8 @@ class Transport:
                     raise
                 response = await _response_of(start(self._authorization.metadata()))
         except grpc.aio.AioRpcError as error:
-            raise self.error_from(error, services, timeout) from error
+            # gRPC's error says the same in more lines. It remains the context.
+            raise self.error_from(error, services, timeout) from None
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise
@@ -487,7 +491,7 @@ class Transport:
             Unauthenticated: The server does not accept the token.
         """
         services = self.services
-        last, hint = "it does not answer", ""
+        last, is_explained = "it does not answer", False
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -498,21 +502,25 @@ class Transport:
                     except grpc.aio.AioRpcError as error:
                         known = _typed_error(error) or self._status_error(error, timeout)
                         if isinstance(known, _REFUSALS) and not await self.renew_token(error, metadata):
-                            raise known from error
+                            raise known from None
                         said = error.details() or str(error.code())
-                        last = f"it does not answer ({said})" if isinstance(known, Unavailable) else said
-                        # If a host has several addresses, only some failures have the address of the server.
-                        hint = hint or hint_about_tls(said, self.address)
+                        if isinstance(known, Unavailable):
+                            # If a host has several addresses, only some failures have the address of the server.
+                            if not is_explained:
+                                why = explain_failure(said, self.address)
+                                last, is_explained = f"it does not answer: {why}", why != said
+                        else:
+                            last = said
                     else:
                         if answer.status == health_pb2.HealthCheckResponse.SERVING:
                             return
                         last = f"it says {health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}"
                     await asyncio.sleep(_READY_POLL_SECONDS)
-        except TimeoutError as error:
+        except TimeoutError:
             raise DeadlineExceeded(
-                f"the ScanKV server at {self.address} was not ready within {timeout:g} s: {last}{hint}",
+                f"the ScanKV server at {self.address} was not ready within {timeout:g} s: {last}",
                 address=self.address,
-            ) from error
+            ) from None
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise
@@ -705,7 +713,7 @@ class StreamCall(Generic[_Response]):
                     "longer valid; there is a new one",
                     address=self._transport.address,
                 ) from error
-            raise self._transport.error_from(error, self._services, timeout or 0) from error
+            raise self._transport.error_from(error, self._services, timeout or 0) from None
         except asyncio.CancelledError:
             if not _task_is_cancelled():
                 raise UsageError("the scan was closed while it was being read") from None

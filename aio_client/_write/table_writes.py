@@ -24,10 +24,13 @@ from aio_client._write.write_requests import (
 from aio_client._write.writer import Writer, WriterSettings
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import TableRecreated, UsageError
+from scankv.model.short_tracebacks import SHORT_TRACEBACK
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    import pyarrow as pa
 
     from aio_client._input.data import Data
     from aio_client._table.handle import TableHandle
@@ -419,7 +422,7 @@ class WriteMethods(TableMethods):
         log_offsets, lock_ids = LogOffsets(), lock_ids_of(locks)
         transport = self._handle.transport
         with transport.writers.one() as writer:
-            while (batch := await asyncio.to_thread(next, pieces.batches, None)) is not None:
+            while (batch := await _next_piece(pieces)) is not None:
                 identity = writer.next_identity()
 
                 def complete(request: Request, identity: write_pb2.WriterIdentity = identity) -> None:
@@ -440,3 +443,8 @@ class WriteMethods(TableMethods):
                 rows += response.rows
                 add_offsets(log_offsets, response, self._handle.name)
         return WriteResult(rows=rows, log_offsets=log_offsets)
+
+
+async def _next_piece(pieces: WritePieces) -> pa.RecordBatch | None:
+    with SHORT_TRACEBACK:
+        return await asyncio.to_thread(next, pieces.batches, None)

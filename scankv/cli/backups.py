@@ -17,7 +17,7 @@ from aio_client import BackupStatus
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain, require_extra
-from scankv.cli.show import show_json, show_table, stderr_console
+from scankv.cli.show import counted, show_json, show_table, stderr_console
 from scankv.model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def create(json: Json = False, url: Url = None) -> None:
         )
     else:
         typer.echo(
-            f"{status.backup_id}: {_number(status.tables, 'table')}, {decimal(status.total_bytes)}, of which "
+            f"{status.backup_id}: {counted(status.tables, 'table')}, {decimal(status.total_bytes)}, of which "
             f"{decimal(status.new_bytes)} were copied"
         )
     for name, why in status.left_out.items():
@@ -162,7 +162,7 @@ def verify(
         show_json(found)
     else:
         for each, problems in found.items():
-            typer.echo(f"{each}: {_number(len(problems), 'problem') if problems else 'complete'}")
+            typer.echo(f"{each}: {counted(len(problems), 'problem') if problems else 'complete'}")
     for each, problems in found.items():
         for problem in problems:
             complain(f"{each}: {problem}")
@@ -264,12 +264,12 @@ def _show_restored(tables: list[RestoredTable], data: Path) -> None:
     with require_extra("server"):
         from streaming_server.engine.backups.restore_plan import instant_text
     for each in tables:
-        rows = "" if each.rows is None else f", {_number(each.rows, 'row')}"
+        rows = "" if each.rows is None else f", {counted(each.rows, 'row')}"
         renamed = "" if each.restored_as == each.name else f" as {each.restored_as}"
         typer.echo(f"{each.name}{renamed}{rows}, {decimal(each.bytes)}, as of {instant_text(each.micros)}")
         for consumer, what in each.consumers.items():
             typer.echo(f'{each.name}: the consumer "{consumer}" {what}')
-    typer.echo(f"restored {_number(len(tables), 'table')}; to serve: scankv serve --data {data}")
+    typer.echo(f"restored {counted(len(tables), 'table')}; to serve: scankv serve --data {data}")
 
 
 def _summary(table: RestoredTable) -> dict[str, object]:
@@ -307,7 +307,7 @@ def prune(
         show_json({"backups": pruned.backups, "files": pruned.objects, "bytes": pruned.bytes})
         return
     typer.echo(
-        f"removed {_number(len(pruned.backups), 'backup')}, {_number(pruned.objects, 'file')} with "
+        f"removed {counted(len(pruned.backups), 'backup')}, {counted(pruned.objects, 'file')} with "
         f"{decimal(pruned.bytes)}"
     )
 
@@ -367,7 +367,3 @@ def _byte_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
             show(done, total)
 
         yield on_bytes
-
-
-def _number(count: int, one: str) -> str:
-    return f"{count:,} {one if count == 1 else one + 's'}"

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from aio_client import Client, ScanKvError, Table, TableNotFound, connect
-from scankv.cli.connecting import PROFILE
+from scankv.cli.connecting import PROFILE, check_listening
 from scankv.cli.outcome import complain
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ async def measure(
         report: Is called with what is measured next.
     """
     async with connect(url, profile=PROFILE.get()) as client:
+        check_listening(client.config.address)
         # Fails at once if no server listens, before a table may have been created.
         await client.stats()
         for _ in range(_WARM_UP_CALLS):

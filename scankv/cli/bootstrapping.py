@@ -10,7 +10,7 @@ import typer
 
 from aio_client import BootstrapProgress
 from aio_client._client.bootstrap import can_resume
-from scankv.cli.show import stderr_console
+from scankv.cli.show import counted, rate, stderr_console
 from scankv.formats.printable import printable
 from scankv.model.errors import BootstrapDiffers, BootstrapLost, ScanKvError
 from scankv.model.types.types import format_schema
@@ -55,8 +55,8 @@ def bootstrap_table(
     typer.echo(f"created {name}: {printable(format_schema(table.schema))}")
     merged = "" if rows == show.last.rows_in_table else f", merged to {show.last.rows_in_table:,}"
     before = f", {resumed:,} of them before," if resumed else ""
-    rate = (rows - resumed) / seconds
-    typer.echo(f"loaded {rows:,} rows{before} into {name}{merged} in {seconds:.2f} s ({rate:,.0f} rows/s)")
+    speed = rate(rows - resumed, seconds)
+    typer.echo(f"loaded {counted(rows, 'row')}{before} into {name}{merged} in {seconds:.2f} s{speed}")
 
 
 @contextmanager
@@ -68,8 +68,8 @@ def _report_how_to_continue(show: _Progress, source: str) -> Iterator[None]:
         if show.last.rows and can_resume(error) and not isinstance(error, BootstrapDiffers | BootstrapLost):
             ended = "stopped" if isinstance(error, ScanKvError) else "interrupted"
             typer.echo(
-                f"{ended}: the server keeps {show.last.rows:,} rows of {printable(source)} for a day: the same command "
-                "continues after them, and with --from-scratch it discards them",
+                f"{ended}: the server keeps {counted(show.last.rows, 'row')} of {printable(source)} for a day: the "
+                "same command continues after them, and with --from-scratch it discards them",
                 err=True,
             )
         raise
@@ -111,10 +111,10 @@ def _shown_progress() -> Iterator[_Progress]:
 
 def progress_text(progress: BootstrapProgress) -> str:
     """Returns how far a bootstrap is, as text: rows, megabytes and how long the rest will take."""
-    text = f"{progress.rows:,} rows, {progress.bytes / 1e6:,.0f} MB sent"
+    text = f"{counted(progress.rows, 'row')}, {progress.bytes / 1e6:,.0f} MB sent"
     if progress.resumed_rows:
-        text += f", {progress.resumed_rows:,} rows of them before"
+        text += f", {counted(progress.resumed_rows, 'row')} of them before"
     if progress.merged_rows:
-        text += f", {progress.merged_rows:,} rows merged"
+        text += f", {counted(progress.merged_rows, 'row')} merged"
     left = progress.remaining
     return text if left is None else f"{text}, {left:,.0f} s left"

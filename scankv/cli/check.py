@@ -15,7 +15,7 @@ from scankv.cli.backups import verify
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain, require_extra, run_async
-from scankv.cli.show import show_json, show_table, stderr_console
+from scankv.cli.show import counted, show_json, show_table, stderr_console
 from scankv.model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def _check_offline(directory: Path, *, recover: bool, json: bool) -> None:
             [[part.table, part.part, part.count, part.problem or "consistent"] for part in found],
         )
         typer.echo(
-            f"{_number(len(found), 'part')} of {directory}: "
-            f"{_number(len(problems), 'problem') if problems else 'all consistent'}"
+            f"{counted(len(found), 'part')} of {directory}: "
+            f"{counted(len(problems), 'problem') if problems else 'all consistent'}"
         )
     for part in problems:
         outcome = f"Recovered: {recovered[_name(part)]}" if recovered.get(_name(part)) else f"To do: {part.advice}"
@@ -166,14 +166,15 @@ def _progress(table: sync.Table) -> Iterator[Callable[[BucketCheck], None] | Non
         return
     from rich.progress import BarColumn, Progress, TextColumn  # on use: every command would wait for it
 
-    columns = BarColumn(), TextColumn("{task.completed} of {task.total} buckets  {task.fields[rows]:,} rows")
+    columns = BarColumn(), TextColumn("{task.completed} of {task.fields[buckets]}  {task.fields[rows]}")
     with Progress(TextColumn(table.name), *columns, console=console, transient=True) as progress:
-        task, rows = progress.add_task("", total=table.buckets, rows=0), 0
+        buckets, rows = counted(table.buckets, "bucket"), 0
+        task = progress.add_task("", total=table.buckets, buckets=buckets, rows=counted(0, "row"))
 
         def show(bucket: BucketCheck) -> None:
             nonlocal rows
             rows += bucket.rows
-            progress.update(task, advance=1, rows=rows)
+            progress.update(task, advance=1, rows=counted(rows, "row"))
 
         yield show
 
@@ -200,16 +201,12 @@ def _problems(name: str, buckets: list[BucketCheck]) -> Iterator[str]:
 def _conclusion(checked: dict[str, list[BucketCheck]], wrong: int) -> str:
     buckets = [bucket for found in checked.values() for bucket in found]
     what = [
-        _number(len(checked), "table"),
-        _number(len(buckets), "bucket"),
-        _number(sum(bucket.rows for bucket in buckets), "row"),
-        _number(sum(index.entries for bucket in buckets for index in bucket.indexes), "index entry", "index entries"),
+        counted(len(checked), "table"),
+        counted(len(buckets), "bucket"),
+        counted(sum(bucket.rows for bucket in buckets), "row"),
+        counted(sum(index.entries for bucket in buckets for index in bucket.indexes), "index entry", "index entries"),
     ]
-    return f"{', '.join(what)}: {_number(wrong, 'problem') if wrong else 'all consistent'}"
-
-
-def _number(count: int, one: str, many: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{', '.join(what)}: {counted(wrong, 'problem') if wrong else 'all consistent'}"
 
 
 def _summary(name: str, buckets: list[BucketCheck]) -> dict[str, object]:

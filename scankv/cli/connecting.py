@@ -5,6 +5,8 @@ No option takes a token, because all users of a machine see the arguments of its
 
 from __future__ import annotations
 
+import socket
+import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
@@ -14,10 +16,55 @@ if TYPE_CHECKING:
 PROFILE: Final[ContextVar[str | None]] = ContextVar("PROFILE", default=None)
 """The profile that was given before the command. None: that of the environment, if there is one."""
 
+_CONNECT_SECONDS: Final = 1.0
 
-def open_client(url: str | None) -> sync.Client:
-    """Opens a client of the server that the command is for. Raises UsageError as `connect` does."""
+
+def open_client(url: str | None, *, waits: bool = False) -> sync.Client:
+    """Opens a client of the server that the command is for.
+
+    Args:
+        url: The server. None: that of the profile or the environment.
+        waits: Whether the command waits for a server that is down. Without it, even calls that the client would repeat
+            for a minute fail at once, because the server is usually not being started. A server that goes away later,
+            during the command, is waited for.
+
+    Raises:
+        UsageError: As `connect` does.
+        Unavailable: No server listens at the address.
+    """
     # The list of commands needs this module, and must not wait for the client.
     from aio_client import sync
 
-    return sync.connect(url, profile=PROFILE.get())
+    client = sync.connect(url, profile=PROFILE.get())
+    if not waits:
+        try:
+            check_listening(client.config.address)
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
+def check_listening(address: str) -> None:
+    """Raises Unavailable, within about a second, if no server listens at an address."""
+    from aio_client._transport.status_errors import how_to_start
+    from scankv.model.errors import Unavailable
+
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        why = f"the name of the host has no address ({error.strerror}); check the address"
+        raise Unavailable(f"no ScanKV server answers at {address}: {why}", address=address) from None
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    for family, kind, protocol, _, at in found:
+        with socket.socket(family, kind, protocol) as connection:
+            connection.settimeout(max(0.05, deadline - time.monotonic()))
+            try:
+                connection.connect(at)
+                return
+            except TimeoutError:
+                why = f"it does not answer within {_CONNECT_SECONDS:g} s"
+            except OSError as error:
+                why = "the connection was refused" if isinstance(error, ConnectionRefusedError) else str(error.strerror)
+    raise Unavailable(f"no ScanKV server answers at {address}: {why}; {how_to_start(address)}", address=address)

@@ -15,6 +15,7 @@ from aio_client import sync
 from scankv.cli.connecting import open_client
 from scankv.cli.named_snapshots import find_snapshot
 from scankv.cli.options import Columns, Url, Where, split_names
+from scankv.cli.show import counted
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.origin import Origin
 from scankv.formats.parquet_types import parquet_schema
@@ -78,7 +79,7 @@ def export(
             parts = [scan] if files is None else scan.splits(files)
             rows, size = _write(parts, path, chosen, origin, is_directory=files is not None)
             time = f"{snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC"
-    typer.echo(f"exported {rows:,} rows of {table.name} as of {time} to {path} ({decimal(size)})")
+    typer.echo(f"exported {counted(rows, 'row')} of {table.name} as of {time} to {path} ({decimal(size)})")
 
 
 def _check_target(path: Path, overwrite: bool, *, is_directory: bool) -> None:

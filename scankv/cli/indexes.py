@@ -9,7 +9,7 @@ import typer
 from aio_client import IndexStatus
 from scankv.cli.connecting import open_client
 from scankv.cli.options import TableName, Url, split_names
-from scankv.cli.show import stderr_console
+from scankv.cli.show import counted, stderr_console
 
 app: typer.Typer = typer.Typer(
     help="Indexes of a table. It stays readable and writable while they are built.", no_args_is_help=True
@@ -61,14 +61,15 @@ def _progress() -> Iterator[Callable[[list[IndexStatus]], None] | None]:
         return
     from rich.progress import BarColumn, Progress, TextColumn  # on use: every command would wait for it
 
-    text = TextColumn("{task.completed:,.0f} of {task.fields[of]} rows")
+    text = TextColumn("{task.completed:,.0f} of {task.fields[of]}")
     with Progress(BarColumn(), text, console=console, transient=True) as progress:
-        task = progress.add_task("", total=0, of="0")
+        task = progress.add_task("", total=0, of=counted(0, "row"))
 
         def show(indexes: list[IndexStatus]) -> None:
             for index in indexes:
                 total = index.rows
                 done = index.rows_done if total is None else min(index.rows_done, total)
-                progress.update(task, completed=done, total=total, of="unknown" if total is None else f"{total:,}")
+                of = "unknown rows" if total is None else counted(total, "row")
+                progress.update(task, completed=done, total=total, of=of)
 
         yield show

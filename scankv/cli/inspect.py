@@ -24,7 +24,7 @@ from scankv.cli.connecting import open_client
 from scankv.cli.defaults import default_texts, defaults_of
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import complain
-from scankv.cli.show import duration, show_json, show_pairs, show_table
+from scankv.cli.show import counted, duration, show_json, show_pairs, show_table
 from scankv.cli.stats_watch import watch_stats
 from scankv.formats.table_files import table_file_values, to_toml
 from scankv.model.errors import UsageError
@@ -282,7 +282,7 @@ def _state(index: IndexStatus) -> str:
     if index.ready:
         return "ready"
     if index.rows is None:
-        return f"building, {index.rows_done:,} rows so far"
+        return f"building, {counted(index.rows_done, 'row')} so far"
     return f"building {100 * index.rows_done // max(index.rows, 1)} %"
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Final
 
 import pyarrow as pa
@@ -25,7 +26,8 @@ from scankv.cli.options import (
     split_names,
     table_settings_of,
 )
-from scankv.cli.show import stderr_console
+from scankv.cli.rejects import RejectedRows
+from scankv.cli.show import counted, rate, stderr_console
 from scankv.formats.blocks import BadRows
 from scankv.formats.columns import check_file_columns
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
@@ -46,6 +48,8 @@ from scankv.model.tables.log_tables import require_key
 from scankv.model.types.types import format_schema
 
 _MOST_SHOWN: Final = 20
+SOME_REJECTED: Final = 3
+"""The exit code after a load that has rejected rows."""
 
 
 class OnError(StrEnum):
@@ -124,7 +128,21 @@ IgnoreDefinition = Annotated[
     typer.Option("--ignore-definition", help="With --create: take only the columns and rows of an exported file."),
 ]
 BadRowHandling = Annotated[
-    OnError, typer.Option(help="How to treat a row that cannot be loaded: stop, or report and skip it.")
+    OnError,
+    typer.Option(
+        help="How to treat a row that cannot be loaded. stop: end the load. skip: report it, write it to the file of "
+        "--rejected and continue; then the exit code is 3."
+    ),
+]
+Rejected = Annotated[
+    Path | None,
+    typer.Option(
+        "--rejected",
+        metavar="PATH",
+        help="With --on-error skip: where to write the rejected rows, to be corrected and loaded again. Default: "
+        "FILE.rejected in the current directory.",
+        show_default=False,
+    ),
 ]
 LoadMode = Annotated[
     Mode | None,
@@ -141,6 +159,7 @@ TrackChanges = Annotated[
         "--track-changes/--no-track-changes",
         help="With --no-track-changes, the changelog gets only the range of the written keys, which makes a backfill "
         "faster. Streams of changes, consumers and undo fail when they reach it.",
+        show_default=False,
     ),
 ]
 Bootstrap = Annotated[
@@ -177,6 +196,7 @@ def load(
     null: NullTexts = None,
     delimiter: Delimiter = None,
     on_error: BadRowHandling = OnError.STOP,
+    rejected: Rejected = None,
     mode: LoadMode = None,
     track_changes: TrackChanges = True,
     bootstrap: Bootstrap = False,
@@ -192,10 +212,12 @@ def load(
     With --create, options that you give override the definition in an exported file, and every difference is reported.
 
     With --bootstrap, all rows of a table in an open format become a new table at once, or none.
+
+    Exit codes: 0 all rows are loaded, 1 the load has failed, 3 some rows were rejected and all others are loaded.
     """
     skip = on_error is OnError.SKIP
     if bootstrap:
-        others = (create, no_key, ignore_definition, format_, null, delimiter, skip, not track_changes)
+        others = (create, no_key, ignore_definition, format_, null, delimiter, skip, rejected, not track_changes)
         _check_bootstrap(key, is_other_given=any(others))
         from scankv.lake.sources.sources import stored_bytes  # on use: every command would wait for it
 
@@ -214,6 +236,8 @@ def load(
             )
         return
     _refuse_bootstrap_options(duplicates, from_scratch=from_scratch, tablets=tablets)
+    if rejected is not None and not skip:
+        raise UsageError("--rejected is for --on-error skip: add it")
     if not create and (key or no_key or buckets or set_ or ignore_definition):
         raise UsageError("--key, --no-key, --buckets, --set and --ignore-definition are for a new table: add --create")
     settings, csv = table_settings_of(set_), CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
@@ -221,6 +245,7 @@ def load(
         open_inputs(file, format_, again=create) as sources,
         open_client(url) as client,
         limit_memory_of_inputs(file, sources),
+        RejectedRows(file, rejected) as rejects,
     ):
         check_delimiter(sources[0], delimiter)
         if create:
@@ -233,7 +258,9 @@ def load(
             _create_table(client, table, new)
             if new.restored and new.definition.arguments["primary_key"]:
                 mode = mode or Mode.OVERWRITE
-        _load(client, table, sources, csv, mode or Mode.MERGE, skip=skip, track_changes=track_changes)
+        _load(client, table, sources, csv, mode or Mode.MERGE, rejects if skip else None, track_changes=track_changes)
+    if rejects.count:
+        raise typer.Exit(SOME_REJECTED)
 
 
 def _check_bootstrap(key: str | None, *, is_other_given: bool) -> None:
@@ -273,7 +300,7 @@ def _read_definition(
     """Reads the columns of the files, and the table that they were exported from, if they were and it counts."""
     first = sources[0]
     # Bad rows are reported when they are read for loading.
-    schema = infer_schema(first, BadRows(first.name, skip=skip), csv)
+    schema = infer_schema(first, BadRows(first.name, skip=skip), csv, _warn)
     _check_key(first, schema, key)
     if ignore_definition:
         return schema, None
@@ -326,8 +353,8 @@ def _load(
     sources: list[Input],
     csv: CsvOptions,
     mode: Mode,
+    rejects: RejectedRows | None,
     *,
-    skip: bool,
     track_changes: bool,
 ) -> None:
     table = client.table(name)
@@ -338,20 +365,21 @@ def _load(
         # Checked before the first write, so that nothing is written if a later file has other columns.
         for source in sources:
             with convert_errors(source.name):
-                names = infer_schema(source, BadRows(source.name, skip=skip)).names
+                names = infer_schema(source, BadRows(source.name, skip=rejects is not None)).names
                 check_file_columns(names, table.schema, defaults)
-    started, bad_rows = time.monotonic(), 0
+    started = time.monotonic()
     loading = Loading(client, table, mode.value, track_changes=track_changes)
     with _report_rows_of_a_part(loading, name), _progress(sources) as (report, show):
         for source in sources:
-            bad = BadRows(source.name, skip=skip, report=report)
+            bad = BadRows(source.name, skip=False)
+            if rejects is not None:
+                bad = BadRows(source.name, skip=True, report=report, keep=rejects.write)
             blocks = read_blocks(source, table.schema, bad, csv, defaults)
             loading.run(blocks, bad, lambda: show(loading.rows, loading.rows / (time.monotonic() - started)))
-            bad_rows += bad.count
     seconds = time.monotonic() - started
-    typer.echo(f"loaded {loading.rows:,} rows into {name} in {seconds:.2f} s ({loading.rows / seconds:,.0f} rows/s)")
-    if bad_rows:
-        typer.echo(f"skipped {bad_rows:,} bad rows", err=True)
+    typer.echo(f"loaded {counted(loading.rows, 'row')} into {name} in {seconds:.2f} s{rate(loading.rows, seconds)}")
+    if rejects is not None and rejects.count:
+        typer.echo(f"skipped {counted(rejects.count, 'bad row')}: see {printable(str(rejects.path))}", err=True)
 
 
 @contextmanager
@@ -365,7 +393,7 @@ def _report_rows_of_a_part(loading: Loading, name: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, ScanKvError) as error:
         ended = "stopped" if isinstance(error, ScanKvError) else "interrupted"
         more = f"; up to {loading.unsure:,} more may be" if loading.unsure else ""
-        written = f"{loading.rows:,} rows are in {name}{more}"
+        written = f"{counted(loading.rows, 'row is', 'rows are')} in {name}{more}"
         if not loading.rows and not loading.unsure:
             written = f"nothing was written to {name}"
         typer.echo(f"{ended}: {written}", err=True)
@@ -380,21 +408,26 @@ def _progress(sources: list[Input]) -> Iterator[tuple[Callable[[str], None], Cal
     """
     console = stderr_console()
     if not console.is_terminal:
-        yield _report, lambda rows, rate: None
+        yield _report, lambda rows, rows_per_second: None
         return
     from rich.progress import BarColumn, Progress, TextColumn  # on use: every command would wait for it
 
-    columns = BarColumn(), TextColumn("{task.fields[rows]:,} rows  {task.fields[rate]:,.0f} rows/s")
+    columns = BarColumn(), TextColumn("{task.fields[rows]}  {task.fields[rate]:,.0f} rows/s")
     with Progress(*columns, console=console, transient=True) as progress:
         sizes = [source.size_bytes for source in sources]
-        task = progress.add_task("", total=None if None in sizes else sum(filter(None, sizes)), rows=0, rate=0.0)
+        total = None if None in sizes else sum(filter(None, sizes))
+        task = progress.add_task("", total=total, rows=counted(0, "row"), rate=0.0)
 
-        def show(rows: int, rate: float) -> None:
+        def show(rows: int, rows_per_second: float) -> None:
             # The end of a zip archive is read twice, so `bytes_read` can exceed the size.
             read = sum(min(source.bytes_read, source.size_bytes or source.bytes_read) for source in sources)
-            progress.update(task, completed=read, rows=rows, rate=rate)
+            progress.update(task, completed=read, rows=counted(rows, "row"), rate=rows_per_second)
 
         yield _report, show
+
+
+def _warn(message: str) -> None:
+    _report(f"scankv: warning: {message}")
 
 
 def _report(message: str) -> None:

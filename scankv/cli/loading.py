@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Timer
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from aio_client._sync.runner import wait_for
+from scankv.cli.show import counted
 from scankv.formats.blocks import good_rows
 from scankv.formats.files import BadFile
 from scankv.model.errors import InvalidRequest, PermissionDenied, RequestTooLarge
@@ -72,7 +74,9 @@ class Loading:
                 on_progress()
             except BadFile as error:
                 self._finish_underway(pool, bad)
-                raise BadFile(f"{error.message}; {self.rows:,} rows before it were loaded") from error
+                raise BadFile(
+                    f"{error.message}; {counted(self.rows, 'row before it was', 'rows before it were')} loaded"
+                ) from error
 
     def _write(self, rows: pa.RecordBatch) -> None:
         self.unsure = rows.num_rows
@@ -119,7 +123,8 @@ class Loading:
                 if "row" not in error.details:
                     raise
                 row = int(error.details["row"])
-                bad.add(good.where(int(kept[row])), error.message)
+                refused = int(kept[row])
+                bad.add(good.where(refused), error.message, partial(good.line, refused))
                 kept = np.delete(kept, row)
                 if not len(kept):
                     return

@@ -38,7 +38,9 @@ KeyColumns = Annotated[
 NoKey = Annotated[
     bool, typer.Option("--no-key", help="The table has no primary key: rows are only appended.", show_default=False)
 ]
-Buckets = Annotated[int | None, typer.Option(min=1, help="The number of buckets of the table. Default: 4.")]
+Buckets = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="The number of buckets of the table. Default: 4.")
+]
 Tablets = Annotated[
     int | None,
     typer.Option(

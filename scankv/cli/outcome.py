@@ -1,8 +1,8 @@
 """How a command ends: its exit code, and its message on standard error if it failed.
 
 Exit codes: 0 done, or the reader of the output closed its pipe; 1 failed; 2 wrong usage; 130 interrupted;
-143 terminated. `serve` adds its own. Only a `ScanKvError` becomes a one-line message: any other exception is a bug, and
-shows its traceback.
+143 terminated. `serve` and `load` add their own. Only a `ScanKvError` becomes a message: any other exception is a bug,
+and shows its traceback.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 def complain(message: str) -> None:
-    """Prints an error on standard error: on a terminal with the line breaks of the message, otherwise in one line."""
-    shown = message if sys.stderr.isatty() else " ".join(message.split())
-    typer.echo(f"scankv: error: {printable(shown, lines=True)}", err=True)
+    """Prints an error on standard error, with the line breaks of the message, which point to a place in a text."""
+    typer.echo(f"scankv: error: {printable(message, lines=True)}", err=True)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import typer
 
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Url
+from scankv.cli.show import counted
 
 app: typer.Typer = typer.Typer(help="Owners: the principals to whom snapshots, consumers, writers and locks belong.")
 
@@ -39,6 +40,6 @@ def assign(
     with open_client(url) as client:
         given = client.assign_owner(table, principal, current=current)
     typer.echo(
-        f"{principal} owns {given.snapshots:,} more snapshots, {given.consumers:,} consumers, {len(given.writers):,} "
-        f"writers and {given.column_locks:,} column locks of {table}"
+        f"{principal} owns {counted(given.snapshots, 'more snapshot')}, {counted(given.consumers, 'consumer')}, "
+        f"{counted(len(given.writers), 'writer')} and {counted(given.column_locks, 'column lock')} of {table}"
     )

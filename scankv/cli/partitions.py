@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from aio_client import PartitionInfo, sync
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, TableName, Url
-from scankv.cli.show import duration, show_json, show_table
+from scankv.cli.show import counted, duration, show_json, show_table
 from scankv.formats.scalar_text import scalars_from_text, scalars_to_text
 from scankv.model.errors import UsageError
 
@@ -110,10 +110,9 @@ def _values_of(table: sync.Table, texts: list[str]) -> dict[str, object]:
 
 
 def _text(partitions: list[PartitionInfo]) -> str:
-    what = "1 partition" if len(partitions) == 1 else f"{len(partitions):,} partitions"
     counts = [each.rows for each in partitions]
-    rows = "an unknown number of" if None in counts else f"{sum(filter(None, counts)):,}"
-    return f"{what} with {rows} rows"
+    rows = "an unknown number of rows" if None in counts else counted(sum(filter(None, counts)), "row")
+    return f"{counted(len(partitions), 'partition')} with {rows}"
 
 
 def _value_text(value: object) -> str:

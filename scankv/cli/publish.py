@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from scankv.cli.connecting import PROFILE
+from scankv.cli.connecting import PROFILE, check_listening
 from scankv.cli.options import TableName, Url
 from scankv.cli.outcome import complain, run_async
 from scankv.cli.show import counted
@@ -108,6 +108,7 @@ def publish(
     async def run() -> None:
         async with connect(url, profile=PROFILE.get()) as client:
             if every is None:
+                check_listening(client.config.address)
                 _show(await publish_once(client, table, lake, options), as_json=json_)
             else:
                 await publish_every(

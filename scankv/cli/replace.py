@@ -10,6 +10,7 @@ from scankv.cli.connecting import open_client
 from scankv.cli.defaults import defaults_of
 from scankv.cli.load import DataFile, Delimiter, FileFormat, NullTexts, check_delimiter
 from scankv.cli.options import TableName, Url, Where
+from scankv.cli.show import counted
 from scankv.formats.blocks import BadRows, good_rows
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
 from scankv.formats.files import Format, Input, limit_memory_of_inputs, open_inputs
@@ -45,7 +46,7 @@ def replace(
         rows = pa.concat_tables([_read(source, found, csv) for source in sources])
         replaced = found.replace(rows, where=where).rows
     scope = f"the rows of {table}" if where is None else f"the rows of {table} that match"
-    typer.echo(f"replaced {scope} by {replaced:,} {'row' if replaced == 1 else 'rows'}")
+    typer.echo(f"replaced {scope} by {counted(replaced, 'row')}")
 
 
 def _read(source: Input, table: sync.Table, csv: CsvOptions) -> pa.Table:

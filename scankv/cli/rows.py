@@ -33,6 +33,7 @@ TrackChanges = Annotated[
         help="With --no-track-changes, the changelog gets only the range of the deleted keys, so that any number of "
         "rows is deleted at once; the rows must be exactly one range of keys. Streams of changes, consumers and undo "
         "fail when they reach it.",
+        show_default=False,
     ),
 ]
 
@@ -140,7 +141,7 @@ def count(table: TableName, where: Where = None, json: Json = False, url: Url = 
 
 
 def _deleted(rows: int) -> str:
-    return f"deleted {rows:,} {'row' if rows == 1 else 'rows'}"
+    return f"deleted {counted(rows, 'row')}"
 
 
 def _key_schema(table: sync.Table, consequence: str) -> pa.Schema:

@@ -14,7 +14,7 @@ from scankv.cli.connecting import open_client
 from scankv.cli.named_snapshots import snapshot_id
 from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
 from scankv.cli.positions import parse_version
-from scankv.cli.show import is_terminal, show_rows
+from scankv.cli.show import counted, is_terminal, show_rows
 from scankv.cli.show import output as standard_output
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.printable import printable
@@ -149,7 +149,7 @@ def _show(wanted: sync.Scan, *, cut: bool) -> None:
     show_rows(shown)
     more = ", and there are more; --limit shows them" if shown.num_rows < rows.num_rows else ""
     if is_terminal():
-        typer.echo(f"{shown.num_rows:,} rows{more}", err=True)
+        typer.echo(f"{counted(shown.num_rows, 'row')}{more}", err=True)
 
 
 def _write(wanted: sync.Scan, format_: Format, output: Path | None) -> None:

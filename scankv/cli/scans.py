@@ -9,7 +9,7 @@ from aio_client import LiveScan
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
-from scankv.cli.show import duration, show_json, show_table
+from scankv.cli.show import counted, duration, show_json, show_table
 from scankv.model.errors import ScanNotFound, UsageError
 
 # Short enough to type, and long enough that a typing error does not match another scan.
@@ -58,7 +58,9 @@ def cancel(
                 complain(error.message)
                 failed = True
             else:
-                typer.echo(f"ended scan {scan.scan_id} of {scan.table} by {scan.peer} after {scan.rows:,} rows")
+                typer.echo(
+                    f"ended scan {scan.scan_id} of {scan.table} by {scan.peer} after {counted(scan.rows, 'row')}"
+                )
     if failed:
         raise typer.Exit(FAILED)
 

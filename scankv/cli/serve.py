@@ -126,5 +126,5 @@ def wait(
     url: Url = None,
 ) -> None:
     """Wait until the server is ready. The exit code is 1 if it is not ready in time."""
-    with open_client(url) as client:
+    with open_client(url, waits=True) as client:
         client.wait_ready(timeout)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LONGEST_CELL: Final = 60
 _GAP: Final = 3
 _NULL: Final = "null"
+_LEAST_ROWS_OF_RATE: Final = 1_000
 # A width in characters at which nothing is cut.
 _UNBOUNDED: Final = 1_000_000
 
@@ -96,9 +97,14 @@ def no_width_for(hidden: Sequence[str]) -> str:
     return f"not enough width for: {printable(', '.join(hidden))}; choose with --columns"
 
 
-def counted(count: int, noun: str) -> str:
-    """Returns a number with a noun, in the plural unless it is 1."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Returns a number with a noun, in the plural unless the number is 1."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"
+
+
+def rate(rows: int, seconds: float) -> str:
+    """Returns ` (n rows/s)`; empty if there are so few rows that the rate would only measure the start."""
+    return f" ({rows / seconds:,.0f} rows/s)" if rows >= _LEAST_ROWS_OF_RATE else ""
 
 
 def duration(seconds: float) -> str:

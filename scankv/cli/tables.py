@@ -22,6 +22,7 @@ from scankv.cli.options import (
     split_names,
     table_settings_of,
 )
+from scankv.cli.show import counted
 from scankv.formats.table_files import TableFile, read_table_file, table_file_values
 from scankv.model.errors import DataLoss, UsageError
 from scankv.model.types.types import parse_schema
@@ -207,4 +208,4 @@ def _definition_like(table: sync.Table, name: str, buckets: int | None, settings
 def _rows_of(table: sync.Table) -> str:
     """Returns how many rows would be deleted, without reading any row, because the table may be damaged."""
     counts = [None if bucket.damage else bucket.rows for bucket in table.stats()]
-    return "all its rows" if None in counts else f"its {sum(filter(None, counts)):,} rows"
+    return "all its rows" if None in counts else f"its {counted(sum(filter(None, counts)), 'row')}"

@@ -10,7 +10,7 @@ from aio_client import TransactionInfo
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
-from scankv.cli.show import duration, show_json, show_table
+from scankv.cli.show import counted, duration, show_json, show_table
 from scankv.model.errors import TransactionCommitted, UsageError
 
 app: typer.Typer = typer.Typer(help="Transactions that are neither committed nor aborted, or that are stuck.")
@@ -111,7 +111,8 @@ def give_up(
             complain(f"no stuck transaction has the id or token {id_}")
             raise typer.Exit(FAILED)
         found = stuck[0]
-        what = f"what the transaction {id_} has written to {', '.join(found.tables)} ({found.rows:,} rows and keys)"
+        rows = counted(found.rows, "row or key", "rows and keys")
+        what = f"what the transaction {id_} has written to {', '.join(found.tables)} ({rows})"
         if not yes:
             if not sys.stdin.isatty():
                 raise UsageError(f"giving up deletes {what}, as far as it cannot be applied; confirm it with --yes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 from scankv.formats.bounds import check_column_count
 from scankv.formats.columns import bad_row, check_file_columns, conform_block
+from scankv.formats.json_text import json_lines
 from scankv.model.errors import SchemaMismatch
 from scankv.model.types.int96 import COARSE, FINE, exact_int96, has_int96, int96_columns
 
@@ -59,6 +61,16 @@ class ArrowBlock:
     def where(self, row: int) -> str:
         """See `Block.where`."""
         return f"row {self.first + row + 1}"
+
+    def line(self, row: int) -> bytes:
+        """See `Block.line`; a JSON object, because the file has no lines."""
+        rows = self.rows.slice(row, 1)
+        try:
+            line: bytes = json_lines(rows).to_pybytes()
+        except (ValueError, TypeError, pa.ArrowException):
+            # The row may have a type that tables do not have.
+            return json.dumps(rows.to_pylist()[0], default=str).encode()
+        return line
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,22 +35,40 @@ class Block(Protocol):
     def where(self, row: int) -> str:
         """Returns the position of a row in the file, such as `line 17`."""
 
+    def line(self, row: int) -> bytes:
+        """Returns a row as a line of text, as it is in a text file, so that it can be corrected and loaded again."""
+
 
 class BadRows:
     """Handles rows that cannot be loaded: either the first one stops the load, or each one is reported and skipped.
 
     Attributes:
         count: How many rows were skipped.
+        header: The line that must precede the lines of the rows for the format; empty: none.
     """
 
-    def __init__(self, name: str, *, skip: bool, report: Callable[[str], None] = lambda message: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        skip: bool,
+        report: Callable[[str], None] = lambda message: None,
+        keep: Callable[[bytes, bytes], None] = lambda header, line: None,
+    ) -> None:
         self.count: int = 0
+        self.header: bytes = b""
         self.skip = skip
         self._name = name
         self._report = report
+        self._keep = keep
 
-    def add(self, where: str, reason: str) -> None:
-        """Counts and reports one bad row.
+    def add(self, where: str, reason: str, line: Callable[[], bytes]) -> None:
+        """Counts, keeps and reports one bad row.
+
+        Args:
+            where: The position of the row in the file.
+            reason: Why it cannot be loaded.
+            line: Returns the row as a line of text.
 
         Raises:
             BadFile: Bad rows must not be skipped.
@@ -59,6 +77,7 @@ class BadRows:
         if not self.skip:
             raise BadFile(message)
         self.count += 1
+        self._keep(self.header, line())
         if self.count <= _MOST_REPORTED:
             self._report(message)
         elif self.count == _MOST_REPORTED + 1:
@@ -83,6 +102,10 @@ class GoodRows:
         """Returns the position of a row in the file."""
         return self.block.where(self.start + row)
 
+    def line(self, row: int) -> bytes:
+        """Returns a row as a line of text."""
+        return self.block.line(self.start + row)
+
 
 def good_rows(block: Block, bad: BadRows) -> Iterator[GoodRows]:
     """Yields the rows of a block that can be loaded, in order, and passes the others to `bad`.
@@ -99,7 +122,7 @@ def _good_rows(block: Block, start: int, stop: int, bad: BadRows) -> Iterator[Go
         rows = block.convert(start, stop)
     except BadRowError as error:
         if stop - start == 1:
-            bad.add(block.where(start), str(error))
+            bad.add(block.where(start), str(error), lambda: block.line(start))
             return
         middle = (start + stop) // 2
         yield from _good_rows(block, start, middle, bad)

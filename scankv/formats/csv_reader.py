@@ -18,7 +18,7 @@ from scankv.model.types.default_values import NO_DEFAULTS
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from scankv.formats.blocks import BadRows
     from scankv.formats.csv_dialect import CsvOptions
@@ -31,27 +31,50 @@ _FIRST_ROW: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
+class WrongRow:
+    """A row with a wrong number of fields.
+
+    Attributes:
+        number: Its number in the file.
+        reason: What is wrong.
+        text: The row.
+    """
+
+    number: int
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fields:
     """Consecutive rows of a file, unconverted. Rows are numbered as in a spreadsheet: the header is row 1.
 
     Attributes:
         rows: The rows with the right number of fields. Every column is binary.
         first_number: The number of the first row, whether its number of fields is right or wrong.
-        wrong: The numbers of the rows with a wrong number of fields, ascending, each with the reason.
+        wrong: The rows with a wrong number of fields, with ascending numbers.
+        delimiter: The character between two fields.
     """
 
     rows: pa.RecordBatch
     first_number: int
-    wrong: list[tuple[int, str]]
+    wrong: list[WrongRow]
+    delimiter: str
 
     def number(self, row: int) -> int:
         """Returns the number in the file of one of `rows`."""
         number = self.first_number + row
-        for wrong, _ in self.wrong:
-            if wrong > number:
+        for wrong in self.wrong:
+            if wrong.number > number:
                 break
             number += 1
         return number
+
+    def line(self, row: int) -> bytes:
+        """Returns one of `rows` as a line. An empty field is null, and a quoted empty field is not."""
+        values = [column[row].as_py() for column in self.rows.columns]
+        texts = [None if value is None else value.decode("utf-8", "surrogateescape") for value in values]
+        return csv_line(texts, self.delimiter)
 
 
 class CsvFile:
@@ -76,6 +99,11 @@ class CsvFile:
             quoted_strings_can_be_null=False,
         )
 
+    @property
+    def header(self) -> bytes:
+        """The names of the columns as a line."""
+        return csv_line(self.names, self._delimiter)
+
     def fields(self) -> Iterator[Fields]:
         """Yields all rows, in blocks."""
         number = _FIRST_ROW
@@ -85,11 +113,11 @@ class CsvFile:
             number += fields.rows.num_rows + len(fields.wrong)
 
     def _parse(self, data: bytes, first_number: int) -> Fields:
-        wrong: list[tuple[int, str]] = []
+        wrong: list[WrongRow] = []
 
         def on_wrong_length(row: pyarrow.csv.InvalidRow) -> str:
             reason = f"{row.actual_columns} fields instead of {row.expected_columns}"
-            wrong.append((first_number + row.number - 1, reason))
+            wrong.append(WrongRow(first_number + row.number - 1, reason, row.text))
             if "\ufffd" in row.text:
                 unreadable.append(f"{_where(first_number + row.number - 1)}: {reason}, and the row is not UTF-8")
             return "skip"
@@ -103,7 +131,7 @@ class CsvFile:
                 raise ValueError(f"{unreadable[0]}: convert the file to UTF-8")
         table = self._read(data, on_wrong_length)
         columns = [column.combine_chunks() for column in table.columns]
-        return Fields(pa.RecordBatch.from_arrays(columns, names=self.names), first_number, wrong)
+        return Fields(pa.RecordBatch.from_arrays(columns, names=self.names), first_number, wrong, self._delimiter)
 
     def _read(self, data: bytes, on_wrong_length: Callable[[pyarrow.csv.InvalidRow], str]) -> pa.Table:
         return pyarrow.csv.read_csv(
@@ -143,6 +171,10 @@ class CsvBlock:
         """See `Block.where`."""
         return _where(self.fields.number(row))
 
+    def line(self, row: int) -> bytes:
+        """See `Block.line`."""
+        return self.fields.line(row)
+
 
 def read_csv(
     stream: io.BufferedReader,
@@ -165,17 +197,18 @@ def read_csv(
             "are not separated by commas, give --delimiter"
         )
     check_file_columns(file.names, schema, defaults)
+    bad.header = file.header
     for fields in file.fields():
         if fields.wrong and not bad.skip:
-            yield CsvBlock(fields, schema, defaults, fields.wrong[0][0] - fields.first_number)
+            yield CsvBlock(fields, schema, defaults, fields.wrong[0].number - fields.first_number)
         report_wrong(fields, bad)
         yield CsvBlock(fields, schema, defaults, fields.rows.num_rows)
 
 
 def report_wrong(fields: Fields, bad: BadRows) -> None:
     """Passes the rows with a wrong number of fields to `bad`."""
-    for number, reason in fields.wrong:
-        bad.add(_where(number), reason)
+    for each in fields.wrong:
+        bad.add(_where(each.number), each.reason, each.text.encode)
 
 
 def csv_values(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
@@ -197,9 +230,25 @@ def _convert(fields: pa.BinaryArray, field: pa.Field) -> pa.Array:
     try:
         return csv_values(fields.cast(pa.string()), field.type)
     except ValueError as error:
-        text = fields[0].as_py().decode(errors="replace") if fields[0].is_valid else ""
-        shown = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+        shown = shorten(fields[0].as_py() or b"")
         raise BadRowError(f'column "{field.name}": "{shown}" {not_a_value(error, field.type)}') from error
+
+
+def shorten(value: bytes) -> str:
+    """Returns a field as a text for a message."""
+    text = value.decode(errors="replace")
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+
+
+def csv_line(texts: Sequence[str | None], delimiter: str) -> bytes:
+    """Returns fields as a line of CSV without its end. None becomes an empty field, an empty text a quoted one."""
+    shown = ["" if text is None else _quoted(text, delimiter) for text in texts]
+    return delimiter.join(shown).encode("utf-8", "surrogateescape")
+
+
+def _quoted(text: str, delimiter: str) -> str:
+    is_plain = text and text == text.strip() and not any(mark in text for mark in ('"', "\r", "\n", delimiter))
+    return text if is_plain else '"' + text.replace('"', '""') + '"'
 
 
 def _where(number: int) -> str:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.formats.bounds import BeyondBoundsError, check_column_count, short_pieces
-from scankv.formats.csv_reader import CsvFile, csv_values, report_wrong
+from scankv.formats.csv_reader import CsvFile, csv_values, report_wrong, shorten
 from scankv.formats.exact_floats import has_large_integer, has_many_digits, large_numbers, large_paths
 from scankv.formats.json_text import infer_json_lines
 from scankv.formats.jsonl_reader import JsonlBlock, Lines, read_lines
 from scankv.model import lazy_compute as pc
+from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from scankv.formats.blocks import BadRows
     from scankv.formats.csv_dialect import CsvOptions
@@ -33,12 +36,20 @@ _LEADING_ZERO: Final = r"^[+-]?0[0-9xX]"
 _SAMPLE_ROWS: Final = 100
 
 
-def infer_csv(stream: io.BufferedReader, options: CsvOptions, bad: BadRows) -> pa.Schema:
+def infer_csv(
+    stream: io.BufferedReader, options: CsvOptions, bad: BadRows, warn: Callable[[str], None] = lambda message: None
+) -> pa.Schema:
     """Returns the schema of a CSV file: for each column the narrowest type that can hold all of its values.
 
     A column is int64, double, bool, date32, time64[us] or timestamp, and string if none of these can hold all of its
     values. Integers with leading zeros are strings. So is a column that mixes fractions with integers beyond 2^53, or
     has numbers that double would change (see `exact_floats`).
+
+    Args:
+        stream: The file.
+        options: The dialect of the file.
+        bad: Handles rows with a wrong number of fields.
+        warn: Is called for each column that one value makes string although the values before have another type.
 
     Raises:
         ValueError: The file is not CSV.
@@ -49,7 +60,13 @@ def infer_csv(stream: io.BufferedReader, options: CsvOptions, bad: BadRows) -> p
     for fields in file.fields():
         report_wrong(fields, bad)
         for name, guess in guesses.items():
-            guess.add(fields.rows.column(name))
+            fallback = guess.add(fields.rows.column(name))
+            if fallback is not None:
+                row, type_ = fields.number(fallback.row), format_type(fallback.type)
+                warn(
+                    f'the column "{name}" is string, because row {row} has "{fallback.text}", while all rows before it '
+                    f"fit {type_}; to have {type_}, create the table first, or name the text with --null"
+                )
     return pa.schema([(name, guess.type) for name, guess in guesses.items()])
 
 
@@ -71,6 +88,21 @@ def infer_jsonl(stream: io.BufferedReader, bad: BadRows) -> pa.Schema:
     return schema
 
 
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """The value that makes a column string although the values before it have another type.
+
+    Attributes:
+        row: The row of the value among those added last.
+        text: The value, shortened.
+        type: The type of the values before it.
+    """
+
+    row: int
+    text: str
+    type: pa.DataType
+
+
 class ColumnGuess:
     """The type of a text column, inferred from the values added so far."""
 
@@ -83,8 +115,31 @@ class ColumnGuess:
         """The narrowest type that can hold all values added so far; string without values."""
         return self._type or pa.string()
 
-    def add(self, fields: pa.BinaryArray) -> None:
-        """Adds further values of the column."""
+    def add(self, fields: pa.BinaryArray) -> Fallback | None:
+        """Adds further values of the column. Returns which value makes it string; None: none, or it is text anyway."""
+        before = self._type, self._beyond_double
+        self._add(fields)
+        if before[0] == pa.string() or self._type != pa.string():
+            return None
+        # The first value for which no type is left. A column of text becomes string with its first value.
+        fits, breaks = 0, len(fields)
+        while breaks - fits > 1:
+            middle = (fits + breaks) // 2
+            if self._after(before, fields[:middle]) == pa.string():
+                breaks = middle
+            else:
+                fits = middle
+        type_ = self._after(before, fields[:fits])
+        return None if type_ is None else Fallback(fits, shorten(fields[fits].as_py()), type_)
+
+    def _after(self, state: tuple[pa.DataType | None, bool], fields: pa.BinaryArray) -> pa.DataType | None:
+        """Returns what the type would be after some values."""
+        other = ColumnGuess()
+        other._type, other._beyond_double = state
+        other._add(fields)
+        return other._type
+
+    def _add(self, fields: pa.BinaryArray) -> None:
         if self._type == pa.string():
             return
         try:
@@ -129,7 +184,7 @@ class _LargeNumbers:
     """Finds numbers that should not become double. Whether their field becomes double is known only at the end."""
 
     def __init__(self) -> None:
-        self._first: dict[FieldPath, tuple[str, str]] = {}
+        self._first: dict[FieldPath, tuple[str, str, bytes]] = {}
 
     def add(self, rows: pa.Table, block: JsonlBlock) -> None:
         """Adds the numbers of a block.
@@ -147,17 +202,18 @@ class _LargeNumbers:
         for row in range(len(block)):
             if has_many_digits(block.line(row)):
                 for path, text in large_numbers(block.line(row)):
-                    self._first.setdefault(path, (block.where(row), text))
+                    self._first.setdefault(path, (block.where(row), text, block.line(row)))
 
     def report(self, schema: pa.Schema, bad: BadRows) -> None:
         """Passes to `bad` the first such number of each field that is double."""
-        for path, (where, text) in self._first.items():
+        for path, (where, text, line) in self._first.items():
             if _type_at(schema, path) == pa.float64():
                 bad.add(
                     where,
                     f'the field "{path[0]}" has {text}, for which double is not exact, and other numbers for which '
                     "int64 is not enough: create the table first, with a type that holds all of them, such as "
                     "decimal128(38, 2), and load the file without --create",
+                    partial(bytes, line),
                 )
 
 
@@ -189,9 +245,9 @@ def _widen_by_lines(schema: pa.Schema, lines: Lines, bad: BadRows, large: _Large
             try:
                 schema = _unify(schema, infer_json_lines(block.line(row)).schema)
             except BeyondBoundsError as error:
-                bad.add(block.where(row), f"the line {error}")
+                bad.add(block.where(row), f"the line {error}", partial(block.line, row))
             except ValueError as error:
-                bad.add(block.where(row), str(error))
+                bad.add(block.where(row), str(error), partial(block.line, row))
         return schema
 
 

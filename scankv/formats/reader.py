@@ -13,7 +13,7 @@ from scankv.formats.jsonl_reader import read_jsonl
 from scankv.model.types.default_values import NO_DEFAULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -57,13 +57,19 @@ def read_blocks(
                 yield from read_typed(open_arrow(stream), schema, defaults)
 
 
-def infer_schema(source: Input, bad: BadRows, csv: CsvOptions = _AS_USUAL) -> pa.Schema:
+def infer_schema(
+    source: Input,
+    bad: BadRows,
+    csv: CsvOptions = _AS_USUAL,
+    warn: Callable[[str], None] = lambda message: None,
+) -> pa.Schema:
     """Returns the schema of a file: the schema it contains, or for CSV and JSON lines one that fits all of its rows.
 
     Args:
         source: The file; opened once, and read to its end if it is CSV or JSON lines.
         bad: As in `read_blocks`.
         csv: As in `read_blocks`.
+        warn: Is called with each warning, such as that a single value makes a column of numbers text.
 
     Raises:
         BadFile: The file is damaged, not of its format, or has no columns.
@@ -72,7 +78,7 @@ def infer_schema(source: Input, bad: BadRows, csv: CsvOptions = _AS_USUAL) -> pa
         stream = source.open()
         match source.format:
             case Format.CSV:
-                schema = infer_csv(stream, csv, bad)
+                schema = infer_csv(stream, csv, bad, lambda message: warn(f"{source.name}: {message}"))
             case Format.JSONL:
                 schema = infer_jsonl(stream, bad)
             case Format.PARQUET:

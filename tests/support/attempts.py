@@ -147,8 +147,8 @@ def pin_a_snapshot_for_eight_days(here: ServerToTry) -> None:
 
 def restore_into_a_directory_in_use(here: ServerToTry) -> None:
     name = here.create().name
-    here.scankv("backup", "create")
-    raise Refused(here.scankv.fails("backup", "restore", str(here.backups), "--table", name, "--data", str(here.data)))
+    here.scankv("backups", "create")
+    raise Refused(here.scankv.fails("backups", "restore", str(here.backups), "--table", name, "--data", str(here.data)))
 
 
 def change_the_number_of_buckets(here: ServerToTry) -> None:

@@ -66,11 +66,11 @@ class CommandLine:
         return Finished(code, stdout.getvalue(), stderr.getvalue())
 
     def fails(self, *arguments: str, stdin: bytes | str | None = None) -> str:
-        """Runs a command that must fail with one line on stderr, and returns the line."""
+        """Runs a command that must end with one message about its failure, and returns the message."""
         finished = self(*arguments, stdin=stdin, code=1)
-        errors = [line for line in finished.stderr.splitlines() if line.startswith("scankv: error: ")]
-        assert len(errors) == 1, finished.stderr
-        return errors[0].removeprefix("scankv: error: ")
+        _, *messages = f"\n{finished.stderr}".split("\nscankv: error: ")
+        assert len(messages) == 1, finished.stderr
+        return messages[0].removesuffix("\n")
 
     def start(
         self,

@@ -28,6 +28,7 @@ from scankv.model.expressions.nodes import (
     all_of,
     any_of,
 )
+from scankv.model.short_tracebacks import SHORT_TRACEBACK
 from scankv.model.types.time_text import times_from_text
 
 if TYPE_CHECKING:
@@ -84,8 +85,9 @@ def parse_where(text: str, schema: pa.Schema | None = None) -> Predicate:
     """
     if len(text) > MAX_TEXT_LENGTH:
         raise UsageError(f"the text of the predicate has {len(text):,} characters; the limit is {MAX_TEXT_LENGTH:,}")
-    parser = _PredicateParser(text, schema)
-    return parser.parse()
+    with SHORT_TRACEBACK:
+        parser = _PredicateParser(text, schema)
+        return parser.parse()
 
 
 def _tokens(text: str) -> list[Token]:
@@ -94,10 +96,10 @@ def _tokens(text: str) -> list[Token]:
 
     try:
         return list(Tokenizer().tokenize(text))
-    except TokenError as error:
+    except TokenError:
         opened = next((found for found in _QUOTED.finditer(text) if found["opened"]), None)
         position, what = (0, "quote") if opened is None else (opened.start(), _OPENED[opened["opened"]])
-        raise UsageError(_at(text, position, f"a {what} that is opened here is never closed")) from error
+        raise UsageError(_at(text, position, f"a {what} that is opened here is never closed")) from None
 
 
 def _at(text: str, position: int, message: str, supported: str = "") -> str:
@@ -339,9 +341,7 @@ class _PredicateParser:
             try:
                 bind(predicate, self.schema)
             except SchemaMismatch as error:
-                raise SchemaMismatch(
-                    _at(self.text, start, error.message), column=error.details.get("column")
-                ) from error
+                raise SchemaMismatch(_at(self.text, start, error.message), column=error.details.get("column")) from None
         return predicate
 
     def _within_limits(self, start: int, build: Callable[[], Predicate]) -> Predicate:

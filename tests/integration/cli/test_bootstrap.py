@@ -87,7 +87,7 @@ def test_the_progress_says_how_much_is_left() -> None:
     assert progress_text(sent) == "1,000,000 rows, 25 MB sent, 15 s left"
     merging = BootstrapProgress(rows=2_000_000, bytes=50_000_000, total_rows=2_000_000, merged_rows=10, elapsed=5.0)
     assert progress_text(merging) == "2,000,000 rows, 50 MB sent, 10 rows merged, 5 s left"
-    assert progress_text(BootstrapProgress(rows=1, bytes=10)) == "1 rows, 0 MB sent"
+    assert progress_text(BootstrapProgress(rows=1, bytes=10)) == "1 row, 0 MB sent"
     resumed = BootstrapProgress(
         rows=1_500_000, bytes=50_000_000, total_rows=2_000_000, resumed_rows=1_000_000, elapsed=5.0
     )

@@ -84,10 +84,12 @@ def test_a_file_with_semicolons_is_loaded_and_another_delimiter_can_be_given(sca
     assert "--delimiter is for csv" in scankv.fails("load", scores, "-", "--delimiter", ";", stdin='{"player":"a"}')
 
 
-def test_load_says_how_many_rows_and_how_fast(scankv: CommandLine, scores: str) -> None:
+def test_load_says_how_many_rows_and_how_fast_but_no_rate_of_a_few_rows(scankv: CommandLine, scores: str) -> None:
     text = scankv("load", scores, "-", stdin="player,score\ndan,1\neve,2\n").text
-    assert text.startswith(f"loaded 2 rows into {scores} in ")
-    assert text.endswith(" rows/s)\n")
+    assert re.fullmatch(rf"loaded 2 rows into {scores} in [\d.]+ s\n", text)
+    many = "player,score\n" + "".join(f"p{number},{number}\n" for number in range(1000))
+    text = scankv("load", scores, "-", stdin=many).text
+    assert re.fullmatch(rf"loaded 1,000 rows into {scores} in [\d.]+ s \([\d,]+ rows/s\)\n", text)
 
 
 def test_load_without_tracking_of_changes_leaves_a_range(scankv: CommandLine, scores: str) -> None:
@@ -132,7 +134,7 @@ def test_a_compressed_file_is_loaded(scankv: CommandLine, scores: str, tmp_path:
     for name, text in (("more.csv.gz", "player,score\ndan,1\n"), ("more.jsonl.gz", '{"player":"eve"}\n')):
         path = tmp_path / name
         path.write_bytes(gzip.compress(text.encode()))
-        assert scankv("load", scores, str(path)).text.startswith("loaded 1 rows")
+        assert scankv("load", scores, str(path)).text.startswith("loaded 1 row into ")
     assert scankv("count", scores).text == "5\n"
 
 
@@ -148,7 +150,7 @@ def test_a_bad_row_stops_with_its_place_and_the_rows_before_it_are_loaded(
     path = tmp_path / "bad.csv"
     path.write_text("player,score\ndan,1\neve,x\nfay,2\n")
     message = scankv.fails("load", scores, str(path))
-    assert message == f'{path}: row 3: column "score": "x" is not int64; 1 rows before it were loaded'
+    assert message == f'{path}: row 3: column "score": "x" is not int64; 1 row before it was loaded'
     assert scankv("count", scores).text == "4\n"
 
 
@@ -165,20 +167,25 @@ def test_a_bad_row_stops_with_its_place_and_the_rows_before_it_are_loaded(
     ids=["csv", "jsonl"],
 )
 def test_bad_rows_can_be_skipped_and_are_reported(
-    scankv: CommandLine, scores: str, text: str, places: list[str]
+    scankv: CommandLine, scores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, places: list[str]
 ) -> None:
-    finished = scankv("load", scores, "-", "--on-error", "skip", stdin=text)
+    monkeypatch.chdir(tmp_path)
+    finished = scankv("load", scores, "-", "--on-error", "skip", stdin=text, code=3)
     assert finished.text.startswith("loaded 2 rows")
     *reports, total = finished.stderr.splitlines()
     assert sorted(report.split(": ")[1] for report in reports) == places
-    assert total == "skipped 4 bad rows"
+    assert total == "skipped 4 bad rows: see stdin.rejected"
     assert scankv("count", scores).text == "5\n"
 
 
-def test_rows_that_the_server_would_refuse_are_skipped_too(scankv: CommandLine, scores: str) -> None:
+def test_rows_that_the_server_would_refuse_are_skipped_too(
+    scankv: CommandLine, scores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"player": player}) for player in ("dan", "x" * 20_000, "eve", "y" * 20_000, "fay")]
-    finished = scankv("load", scores, "-", "--on-error", "skip", stdin="\n".join(lines))
+    finished = scankv("load", scores, "-", "--on-error", "skip", stdin="\n".join(lines), code=3)
     assert finished.text.startswith("loaded 3 rows")
+    assert (tmp_path / "stdin.rejected").read_text().splitlines() == [lines[1], lines[3]]
     assert [report.split(": ")[1] for report in finished.stderr.splitlines()[:2]] == ["line 2", "line 4"]
     assert "line 2" in scankv.fails("load", scores, "-", stdin="\n".join(lines))
 

@@ -37,6 +37,9 @@ class KeyBlock:
     def where(self, row: int) -> str:
         return f"row {row}"
 
+    def line(self, row: int) -> bytes:
+        return self.keys[row].encode()
+
 
 class InterruptAtLine:
     """Raises KeyboardInterrupt before one of the lines that this thread executes in the module of `Loading`."""

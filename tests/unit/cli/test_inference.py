@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from scankv.formats.files import BadFile
+from scankv.formats.inference import ColumnGuess, Fallback
 from tests.unit.cli.reading import infer, read
 
 if TYPE_CHECKING:
@@ -130,3 +131,47 @@ def _write_jsonl(path: Path, values: Sequence[object]) -> None:
     filler = "x" * 400
     rows = ({"id": number, "value": value, "filler": filler} for number, value in enumerate(values))
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        ([["1", "2", "x"]], (2, "x", pa.int64())),
+        ([["1", None], [None, "0.5"], ["7", "x", "y"]], (1, "x", pa.float64())),
+        ([["7", "007"]], (1, "007", pa.int64())),
+        ([["true", "maybe"]], (1, "maybe", pa.bool_())),
+        ([[None, "x", "1"]], None),
+        ([["x", "1"], ["2"]], None),
+        ([["1"], ["2", None]], None),
+        ([["1"], ["x"], ["y"]], (0, "x", pa.int64())),
+    ],
+)
+def test_the_value_that_makes_a_column_text_is_found(
+    blocks: list[list[str | None]], expected: tuple[int, str, pa.DataType] | None
+) -> None:
+    guess = ColumnGuess()
+    found = [guess.add(pa.array(block, pa.string()).cast(pa.binary())) for block in blocks]
+    assert [each for each in found if each] == ([] if expected is None else [Fallback(*expected)])
+
+
+def test_the_forms_of_values_that_the_guide_lists_have_the_types_that_it_lists(tmp_path: Path) -> None:
+    path = tmp_path / "forms.csv"
+    path.write_text(
+        "date|stamp|stamp_t|instant|zone|time|flag|code|german|empty|words\n"
+        "2024-01-31|2024-01-31 12:30:00.5|2024-01-31T12:30:00|2024-01-31T12:30:00Z|2024-01-31T12:30:00+02:00|12:30:00"
+        "|true|007|31.01.2024||1\n"
+        '2024-02-01|""|NA||2024-02-01T12:30:00-01:00|00:00:01|false|8|01.02.2024||NULL\n'
+    )
+    assert infer(path).types == [
+        pa.date32(),
+        pa.timestamp("us"),
+        pa.timestamp("us"),
+        pa.timestamp("us", "UTC"),
+        pa.timestamp("us", "UTC"),
+        pa.time64("us"),
+        pa.bool_(),
+        pa.string(),
+        pa.string(),
+        pa.string(),
+        pa.int64(),
+    ]

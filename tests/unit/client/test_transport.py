@@ -77,7 +77,7 @@ async def test_a_status_without_a_detail_goes_by_its_code(
             await client.table("game.scores")
         assert type(caught.value) is error
         assert caught.value.details == {"address": url}
-        assert isinstance(caught.value.__cause__, grpc.aio.AioRpcError)
+        assert isinstance(caught.value.__context__, grpc.aio.AioRpcError)
 
 
 @pytest.mark.parametrize(
