@@ -1,7 +1,7 @@
 """Admission control: limits the scans that hold iterators, queues a bounded number of others, and refuses the rest.
 
 While a scan waits, principals with more than their share of the places, counted as in `access.owners`, lose those
-whose readers take nothing. A principal that is alone keeps them all.
+whose readers take no whole message. A principal that is alone keeps them all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _RETRY_AFTER_SECONDS = 1.0
 
 STALLED_SECONDS = 1.0
-"""A reader that takes nothing for this long may lose its place to the scan of another principal."""
+"""A reader that takes longer for a message may lose its place to the scan of another principal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Holder:
     Attributes:
         principal: The principal of the scan. Empty: it has none, takes no place from others and loses none.
         is_admin: Whether it is an admin of every table.
-        stalled_since: Returns since when the reader has taken nothing. None: the scan is not waiting for its reader.
+        stalled_since: Returns since when a message has been waiting for the reader to take all of it. None: none is.
         end: Ends the scan, which releases its place at once. Given the reason.
     """
 

@@ -294,7 +294,8 @@ class ScanRegistry:
         table, caller = table_of(scan.table), scan.caller
 
         def end(reason: str) -> None:
-            text = f"the reader of {table} took nothing while others wait: {reason}: resume it, or read faster"
+            what = f"the reader of {table} took too long for a message while others wait"
+            text = f"{what}: {reason}: resume it, or read faster"
             self.end(scan, ScanStalled(text, table=table))
 
         return Holder(
