@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from scankv.model.errors import ServerDraining, TooManyScans
+from scankv.model.errors import ScanKvError, ServerDraining, TooManyScans
 from streaming_server.scan.admission.admission import Admission, AdmissionLimits, Holder
+from streaming_server.scan.admission.live_scans import RegisteredScan
 
 FOREVER = 60.0
 pytestmark = pytest.mark.asyncio
@@ -310,3 +311,14 @@ async def test_a_scan_that_waits_looks_at_few_places_for_each_of_many_full_bucke
     assert (scans.ended, scans.admission.waiting) == ({}, 1)
     assert 0 < CountsComparisons.compared < 10 * (128 + len(buckets))
     await scans.end_all()
+
+
+async def test_a_scan_whose_end_would_not_release_its_place_at_once_does_not_count_as_stalled() -> None:
+    class Source:
+        def abort(self, error: ScanKvError) -> None:
+            pass
+
+    scan = RegisteredScan(table="test.table", buckets=(0,), snapshot_id="", peer="", sending_since=1.0)
+    assert scan.stalled_since() is None
+    scan.hold(Source())
+    assert scan.stalled_since() == 1.0
