@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streaming_server.access.owners import check_principal
+from scankv.model.names import check_principal
 
 if TYPE_CHECKING:
     from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
