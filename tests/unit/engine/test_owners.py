@@ -13,6 +13,7 @@ from scankv.model.errors import TooManyLocks, TooManySnapshots, TooManyWriters
 from streaming_server.access.callers import CallerIdentity
 from streaming_server.access.grants import Grants
 from streaming_server.access.owners import CALLER, NAMED_OWNER
+from tests.support.clocks import FakeClocks
 from tests.support.snapshots import TABLE, new_table, tables_in
 
 if TYPE_CHECKING:
@@ -132,6 +133,25 @@ async def test_the_writers_of_a_principal_are_counted_after_a_restart_and_when_t
             await writes.open_writer("d")
         with calls_of("third"), pytest.raises(TooManyWriters, match="max_caller_share"):
             await writes.open_writer("e")
+
+
+async def test_expired_writers_make_place_in_the_share_of_a_principal_after_a_minute(tmp_path: Path) -> None:
+    machine = FakeClocks()
+    limits = {"max_writers_per_bucket": 20, "max_caller_share": 0.1, "log_maintenance_seconds": 3600}
+    async with tables_in(tmp_path, machine, writer_ttl_seconds=600, **limits) as tables:
+        writes = (await new_table(tables)).writes
+        with calls_of("mine"):
+            await writes.open_writer("a")
+            await writes.open_writer("b")
+            machine.pass_time(580)
+            with pytest.raises(TooManyWriters, match="max_caller_share"):
+                await writes.open_writer("c")
+            machine.pass_time(30)
+            with pytest.raises(TooManyWriters, match="max_caller_share"):
+                await writes.open_writer("c")
+            machine.pass_time(30)
+            await writes.find_writer("c", may_be_new=True)
+            await writes.open_writer("c")
 
 
 async def test_owners_stay_in_memory_and_on_disk_if_the_disk_fails_when_they_are_assigned(tmp_path: Path) -> None:
