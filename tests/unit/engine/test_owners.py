@@ -13,6 +13,7 @@ from scankv.model.errors import TooManyLocks, TooManySnapshots, TooManyWriters
 from streaming_server.access.callers import CallerIdentity
 from streaming_server.access.grants import Grants
 from streaming_server.access.owners import CALLER, NAMED_OWNER
+from streaming_server.engine.tables.owners import assign_owner
 from tests.support.clocks import FakeClocks
 from tests.support.snapshots import TABLE, new_table, tables_in
 
@@ -133,6 +134,21 @@ async def test_the_writers_of_a_principal_are_counted_after_a_restart_and_when_t
             await writes.open_writer("d")
         with calls_of("third"), pytest.raises(TooManyWriters, match="max_caller_share"):
             await writes.open_writer("e")
+
+
+async def test_assignments_at_the_same_time_give_no_more_than_half_of_the_share(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, max_snapshot_leases=20, max_caller_share=0.5) as tables:
+        held = [await new_table(tables, f"a.t{number}", buckets=1) for number in range(2)]
+        for table in held:
+            with calls_of("before"):
+                for _ in range(3):
+                    await tables.snapshots.pin(table.pinning)
+        with calls_of("mallory", "admin:a.*"):
+            given = await asyncio.gather(
+                *(assign_owner(tables, table, "before", "victim") for table in held), return_exceptions=True
+            )
+        assert sorted(type(each).__name__ for each in given) == ["AssignedThings", "TooManySnapshots"]
+        assert sum(each.principal == "victim" for each in tables.snapshots.list_snapshots()) == 3
 
 
 async def test_expired_writers_make_place_in_the_share_of_a_principal_after_a_minute(tmp_path: Path) -> None:
