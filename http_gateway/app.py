@@ -78,7 +78,7 @@ class Application:
             answer = await self._answer(scope, receive, headers)
             await answer(scope, receive, send_with_headers)
         except asyncio.CancelledError:
-            # Only at the end of the gateway, after the time that running answers get.
+            # Its client has left, or the gateway ends and the time that running answers get is over.
             scope[ABORT]()
             await asyncio.sleep(0)
         except ClientDisconnect:

@@ -7,7 +7,7 @@ import socket
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from scankv.model.networks import network_of
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from http_gateway.settings import GatewaySettings
+
+_RESERVED: Final = 10
+"""Of so many places, one is for connections without an authenticated call: idle ones with such a call make room."""
 
 
 class Waiting(Protocol):
@@ -66,18 +69,28 @@ class Connections:
     def admit(self, accepted: socket.socket, host: str) -> bool:
         """Counts a connection, unless there are too many.
 
-        If its network has too many without an authenticated call, the oldest of them ends that awaits a request; if the
-        gateway has too many, the oldest of all. So a flood, or a caller with a token who keeps idle connections, does
-        not keep others away.
+        If its network has too many without an authenticated call, the oldest of them ends that awaits a request. If the
+        gateway has too many, the oldest without an authenticated call ends, of whichever network. The oldest of all
+        ends if there is none, or if those without a call have few places. So a flood of strangers ends few known
+        connections, and a caller with a token who keeps idle connections does not keep others away.
         """
         network, number = network_of(host), accepted.fileno()
         unknown = self._unknown.get(network, {})
         if len(unknown) >= self._settings.max_unknown_connections and not self._end_oldest(unknown):
             return False
-        if len(self._open) >= self._settings.max_connections and not self._end_oldest(self._open):
+        if len(self._open) >= self._settings.max_connections and not self._end_any():
             return False
         self._open[number] = self._unknown[network][number] = Place(network, accepted)
         return True
+
+    def _end_any(self) -> bool:
+        """Ends a connection to make room in the gateway. Returns whether there was one that can end."""
+        unknown = {number: place for number, place in self._open.items() if self._is_unknown(number, place)}
+        are_many = len(unknown) > self._settings.max_connections // _RESERVED
+        return (are_many and self._end_oldest(unknown)) or self._end_oldest(self._open)
+
+    def _is_unknown(self, number: int, place: Place) -> bool:
+        return number in self._unknown.get(place.network, {})
 
     def _end_oldest(self, places: Mapping[int, Place]) -> bool:
         """Ends the oldest connection that can end, and counts it no longer. Returns whether there was one."""
@@ -102,7 +115,7 @@ class Connections:
     def forget_unknown(self, number: int) -> None:
         """Counts a connection no longer as one without an authenticated call."""
         place = self._open.get(number)
-        if place is None or number not in self._unknown.get(place.network, {}):
+        if place is None or not self._is_unknown(number, place):
             return
         del self._unknown[place.network][number]
         if not self._unknown[place.network]:

@@ -863,7 +863,8 @@ class ServerDraining(ConnectionFailed):
 class ScanStalled(ConnectionFailed):
     """The reader took nothing for the server's stall timeout, so the server ended the scan.
 
-    Or it took nothing for a second, its principal has more than its share of the live scans, and others wait.
+    Or it took longer than a second for a message, its principal has more than its share of the live scans, and others
+    wait.
 
     What to do:
         Read faster, or move slow work out of the loop. Resume with `resume_token`, or raise

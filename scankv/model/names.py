@@ -17,6 +17,7 @@ _WRITER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_NAME_LENGTH}}}")
 _CONSUMER_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
 _SNAPSHOT_NAME = _CONSUMER_ID
 _TABLET: Final = "#"
+_MAX_PRINCIPAL: Final = 200
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -104,6 +105,14 @@ def check_writer_id(writer_id: object) -> None:
         raise InvalidRequest(
             f"{_short(repr(writer_id))} is not the id of a writer: it must be 1 to {MAX_NAME_LENGTH} of "
             'A-Z a-z 0-9 . _ : - and neither "." nor ".."'
+        )
+
+
+def check_principal(name: str) -> None:
+    """Raises InvalidRequest unless a text may be the name of a principal."""
+    if not 0 < len(name) <= _MAX_PRINCIPAL or not name.isprintable():
+        raise InvalidRequest(
+            f"principal must be 1 to {_MAX_PRINCIPAL} printable characters, not {name[:_MAX_PRINCIPAL]!r}"
         )
 
 

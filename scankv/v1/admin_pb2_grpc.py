@@ -129,7 +129,8 @@ class AdminServiceServicer:
         stay as they are.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); RESOURCE_EXHAUSTED
         TOO_MANY_SNAPSHOTS, TOO_MANY_CONSUMERS (who is no admin of every table gives another principal at most half of its
-        share of the server; other parts of a table with tablets may have another owner then); DATA_LOSS DATA_LOSS.
+        share of the server; of a table with tablets, parts of snapshots, and writers, may have another owner then, but no
+        consumers and column locks); DATA_LOSS DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,7 +58,8 @@ class AdminServiceStub:
     stay as they are.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); RESOURCE_EXHAUSTED
     TOO_MANY_SNAPSHOTS, TOO_MANY_CONSUMERS (who is no admin of every table gives another principal at most half of its
-    share of the server; other parts of a table with tablets may have another owner then); DATA_LOSS DATA_LOSS.
+    share of the server; of a table with tablets, parts of snapshots, and writers, may have another owner then, but no
+    consumers and column locks); DATA_LOSS DATA_LOSS.
     """
 
 @_typing.type_check_only
@@ -91,7 +92,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     stay as they are.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); RESOURCE_EXHAUSTED
     TOO_MANY_SNAPSHOTS, TOO_MANY_CONSUMERS (who is no admin of every table gives another principal at most half of its
-    share of the server; other parts of a table with tablets may have another owner then); DATA_LOSS DATA_LOSS.
+    share of the server; of a table with tablets, parts of snapshots, and writers, may have another owner then, but no
+    consumers and column locks); DATA_LOSS DATA_LOSS.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -163,7 +165,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         stay as they are.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the principal); RESOURCE_EXHAUSTED
         TOO_MANY_SNAPSHOTS, TOO_MANY_CONSUMERS (who is no admin of every table gives another principal at most half of its
-        share of the server; other parts of a table with tablets may have another owner then); DATA_LOSS DATA_LOSS.
+        share of the server; of a table with tablets, parts of snapshots, and writers, may have another owner then, but no
+        consumers and column locks); DATA_LOSS DATA_LOSS.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import logging
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import UsageError
@@ -40,6 +40,7 @@ class CallerIdentity:
         certificate_ends: The seconds since 1970 UTC at which the certificate ends that takes the place of a token.
             None: the caller has a token.
         certificate: The name of the certificate in the caller's line of the token file. Empty: the caller has a token.
+        token_hash: The SHA-256 of the caller's token in the token file. Empty: the caller has no token of this file.
     """
 
     principal: str
@@ -49,6 +50,7 @@ class CallerIdentity:
     limits: tuple[tuple[str, float], ...] = ()
     certificate_ends: float | None = None
     certificate: str = ""
+    token_hash: bytes = field(default=b"", repr=False)
 
 
 ANYBODY: Final = CallerIdentity("", Grants(["admin:*"]))
@@ -96,6 +98,7 @@ class TokenStore:
                 id_,
                 record.expires_at,
                 tuple(record.limits.items()),
+                token_hash=self._hashes.get(id_, b""),
             )
             for id_, record in records.items()
         }
@@ -183,6 +186,8 @@ class TokenStore:
             return found
         if caller.token_id not in self._callers:
             return "the token was removed from the token file"
+        if self._hashes.get(caller.token_id) != caller.token_hash:
+            return f"the line {caller.token_id} of {caller.principal} is now for another token"
         return self._current(caller.token_id)
 
     def _current(self, id_: str) -> CallerIdentity | str:

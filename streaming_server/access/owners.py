@@ -14,8 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import InvalidRequest, PermissionDenied
-from scankv.model.names import table_of
+from scankv.model.errors import PermissionDenied
+from scankv.model.names import check_principal, table_of
 from streaming_server.access.callers import ANYBODY
 from streaming_server.access.grants import Role
 
@@ -30,8 +30,6 @@ CALLER: Final[ContextVar[CallerIdentity | None]] = ContextVar("scankv_caller", d
 
 NAMED_OWNER: Final[ContextVar[str]] = ContextVar("scankv_named_owner", default="")
 """Whom an admin names as the owner of what the current call makes. Empty: its caller will own it."""
-
-_MAX_PRINCIPAL: Final = 200
 
 
 def _current_caller() -> CallerIdentity:
@@ -81,14 +79,6 @@ def check_named_owner(named: str, tables: Iterable[str]) -> str:
             principal=named,
         )
     return named
-
-
-def check_principal(principal: str) -> None:
-    """Raises InvalidRequest unless a text may be the name of a principal."""
-    if not 0 < len(principal) <= _MAX_PRINCIPAL or not principal.isprintable():
-        raise InvalidRequest(
-            f"principal must be 1 to {_MAX_PRINCIPAL} printable characters, not {principal[:_MAX_PRINCIPAL]!r}"
-        )
 
 
 def continuing_principal(table: str) -> str:

@@ -181,8 +181,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.AssignOwnerResponse:
         """Gives what belongs to a principal to another one."""
         async with map_errors(request, context):
-            table, tables = self._tables.table(request.table), self._tables
-            given = await assign_owner(table, tables.snapshots, tables.consumers, request.current, request.principal)
+            table = self._tables.table(request.table)
+            given = await assign_owner(self._tables, table, request.current, request.principal)
         return admin_pb2.AssignOwnerResponse(
             snapshots=given.snapshots,
             consumers=given.consumers,

@@ -14,34 +14,81 @@ _SLACK_BYTES: Final = 2 << 20
 _SLACK_BYTES_PER_SECOND: Final = 64 * 1024
 """The same for each second, for the frames with which a client reads its streams."""
 
+_MOST_FRAME_BYTES: Final = 30 * _SLACK_BYTES_PER_SECOND
+"""How much may be taken for frames before it is certain."""
+
+_EXCEEDED_SECONDS: Final = 30.0
+"""How long a connection may have received too much. Then what belongs to no message counts no more, for example because
+its call was given up."""
+
 _SHARE_OF_FRAMES: Final = 64
 """One byte in so many may belong to the frames and the TLS records of a message."""
 
-_RECORD_SECONDS: Final = 30.0
-"""How long what a connection receives is added up. Without an end, what it may receive would grow without a bound."""
+_LOOK_SECONDS: Final = 1.0
+"""A message begins at most this long after a look, because each look allows for the frames since the one before."""
 
 
 class _Connection:
-    """A connection while messages arrive on it."""
+    """A connection while messages arrive on it.
 
-    __slots__ = ("before", "began", "expected_bytes", "message_bytes", "messages", "received_bytes")
+    Attributes:
+        received_bytes: What it had received at the last look.
+        looked_at: When this was, in monotonic seconds.
+        rest_bytes: What it had received by then for messages that are still arriving, or for none. Less than 0: some
+            have arrived since then.
+        frame_bytes: How much of this may be frames, because these messages need not be as large as they may be.
+        message_bytes: The messages that have arrived since then.
+        expected_bytes: The most bytes that these messages may have.
+        messages: How many they are.
+        exceeded_since: Since when it has received too much. None: it has not.
+    """
 
-    def __init__(self, now: float, before: int) -> None:
-        self.received_bytes = before
-        self.messages = 0
-        self.expected_bytes = 0
-        self.begin_anew(now, before)
+    __slots__ = (
+        "exceeded_since",
+        "expected_bytes",
+        "frame_bytes",
+        "looked_at",
+        "message_bytes",
+        "messages",
+        "received_bytes",
+        "rest_bytes",
+    )
 
-    def begin_anew(self, now: float, before: int) -> None:
-        """Begins the record anew. The messages that are arriving stay expected.
-
-        Args:
-            now: Monotonic seconds.
-            before: How much the connection has received that does not belong to these messages.
-        """
-        self.before = before
-        self.began = now
+    def __init__(self, now: float, received_bytes: int) -> None:
+        self.received_bytes = received_bytes
+        self.looked_at = now
+        self.rest_bytes = 0
+        self.frame_bytes = 0
         self.message_bytes = 0
+        self.expected_bytes = 0
+        self.messages = 0
+        self.exceeded_since: float | None = None
+
+    def record(self, size: int) -> None:
+        """Records a message that has arrived. So what was received for it was no frame."""
+        self.message_bytes += size
+        self.rest_bytes -= size
+        self.frame_bytes = min(self.frame_bytes, max(0, self.rest_bytes))
+
+    def look(self, now: float, received_bytes: int) -> bool:
+        """Returns whether it has received more than its messages and their frames may have."""
+        # It falls when one of two connections from the same address ends, whose bytes no longer count.
+        rest = max(0, self.rest_bytes + max(0, received_bytes - self.received_bytes))
+        frames = self.message_bytes // _SHARE_OF_FRAMES + int(_SLACK_BYTES_PER_SECOND * (now - self.looked_at))
+        self.received_bytes, self.looked_at, self.message_bytes = received_bytes, now, 0
+        # What the messages cannot have is frames, as far as there may be any. Others may be in what they can have.
+        surely_frames = min(frames, max(0, rest - self.expected_bytes))
+        rest -= surely_frames
+        self.frame_bytes = min(self.frame_bytes + frames - surely_frames, _MOST_FRAME_BYTES, rest)
+        is_exceeded = rest > self.expected_bytes + _SLACK_BYTES + self.frame_bytes
+        if not is_exceeded:
+            self.exceeded_since = None
+        elif self.exceeded_since is None:
+            self.exceeded_since = now
+        elif now - self.exceeded_since >= _EXCEEDED_SECONDS:
+            rest, self.exceeded_since = self.expected_bytes, None
+        self.rest_bytes = rest
+        return is_exceeded
 
 
 class Arrivals:
@@ -74,8 +121,7 @@ class Arrivals:
             # One that is not known yet is young, so that all it has received counts.
             found = _Connection(self._now(), self._received_bytes(connection) or 0 if connection else 0)
             self._connections[connection] = found
-        elif self._now() - found.began >= _RECORD_SECONDS:
-            # No message that claims the largest size looks at the connection.
+        elif self._now() - found.looked_at >= _LOOK_SECONDS:
             self._is_exceeded(connection, found)
         found.messages += 1
         found.expected_bytes += expected_bytes
@@ -84,23 +130,11 @@ class Arrivals:
     def record(self, connection: str, size: int) -> None:
         """Records a message that has arrived without being expected."""
         if self._connections and (found := self._connections.get(connection)) is not None:
-            found.message_bytes += size
+            found.record(size)
 
     def _is_exceeded(self, name: str, found: _Connection) -> bool:
         received = self._received_bytes(name) if name else None
-        if received is None:
-            return False
-        # It falls when one of two connections from the same address ends, whose bytes no longer count.
-        found.before -= max(0, found.received_bytes - received)
-        found.received_bytes = received
-        seconds = self._now() - found.began
-        slack = _SLACK_BYTES + int(_SLACK_BYTES_PER_SECOND * min(seconds, _RECORD_SECONDS))
-        arrived = found.message_bytes + found.message_bytes // _SHARE_OF_FRAMES
-        # What belongs to messages that are still arriving, or to none.
-        rest = received - found.before - arrived - slack
-        if seconds >= _RECORD_SECONDS:
-            found.begin_anew(self._now(), received - min(max(0, rest), found.expected_bytes))
-        return rest > found.expected_bytes
+        return received is not None and found.look(self._now(), received)
 
     def _end(self, name: str, found: _Connection) -> None:
         found.messages -= 1
@@ -132,5 +166,5 @@ class Arrival:
     def end(self, size: int) -> None:
         """Ends it, with the bytes of the message. 0: it did not arrive."""
         self.expect(0)
-        self._connection.message_bytes += size
+        self._connection.record(size)
         self._arrivals._end(self._name, self._connection)

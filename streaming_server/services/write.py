@@ -267,7 +267,7 @@ def check_is_for_tablet(
     """Raises InvalidRequest if a request to a table has what only requests to tablets have."""
     if tablet_number(request.table) is not None:
         return
-    for field in ("only_checks", "admitted", "only_looks", "owner"):
+    for field in ("only_checks", "admitted", "only_looks", "owner", "least_epoch"):
         if getattr(request, field, False):
             raise InvalidRequest(f"{field} is for the worker processes of a server: leave it out")
 

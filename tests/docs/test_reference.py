@@ -149,9 +149,10 @@ def test_every_class_and_every_command_has_a_page(generators: Any, tmp_path: Pat
 
 
 def test_a_group_of_commands_begins_with_a_table_of_them(generators: Any) -> None:
-    text = generators.command_line.describe_command("index")
+    text = generators.command_line.describe_command("indexes")
     assert "; with `--where`, only those that match" in generators.command_line.describe_command("replace")
-    assert text.index("| [`scankv indexes add`](#scankv-indexes-add) | Add an index") < text.index("## `scankv indexes add`")
+    summary = "| [`scankv indexes add`](#scankv-indexes-add) | Add an index"
+    assert text.index(summary) < text.index("## `scankv indexes add`")
 
 
 def test_pages_of_many_errors_settings_and_calls_begin_with_a_table(generators: Any) -> None:

@@ -27,6 +27,7 @@ from scankv.lake.sources.sources import open_source
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import ScanKvError
 from scankv.model.types.conform import check_batch
+from scankv.v1 import transaction_pb2
 from streaming_server.clock import StoredTimes
 from streaming_server.storage.backup.archive_segment import (
     ArchiveGap,
@@ -40,11 +41,12 @@ from streaming_server.storage.backup.backup_manifest import BackupManifest, Stor
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.bucket.bucket_state import BucketState
 from streaming_server.storage.tables.consumers import ConsumerRecord
+from streaming_server.storage.transactions.decisions import CommittedTransaction
 from tests.fuzz.world import SCHEMA, row
 from tests.support.tables import define, ipc_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from scankv.lake.sources.sources import SourceFormat
 
@@ -241,6 +243,7 @@ def manifest(data: bytes) -> None:
         _store(store, f"manifests/{_ID}.json", data, lambda content: store.write_manifest(_ID, content))
         found = read_manifest(store, _ID)
         json.dumps([found.to_json(), found.bytes, found.objects, [table.rows for table in found.tables]])
+        _answer(found.committed)
 
 
 def segment(data: bytes) -> None:
@@ -250,6 +253,16 @@ def segment(data: bytes) -> None:
         _store(store, f"archive/{_ID}.json", data, lambda content: store.write_segment(_ID, content))
         found = read_segment(store, _ID)
         json.dumps([found.to_json(), found.data])
+        _answer(found.committed)
+
+
+def _answer(committed: Sequence[Mapping[str, Any]]) -> None:
+    """Answers repeated commits, as a server does after a restore."""
+    for each in committed:
+        commit = CommittedTransaction.from_json(dict(each))
+        found = transaction_pb2.CommitTransactionResponse(rows=commit.rows)
+        for name, offsets in commit.log_offsets.items():
+            found.tables.add(table=name, table_incarnation=commit.tables[name], log_offsets=offsets)
 
 
 def _store(store: BackupStore, name: str, data: bytes, write: Callable[[Any], None]) -> None:
@@ -265,6 +278,17 @@ def _store(store: BackupStore, name: str, data: bytes, write: Callable[[Any], No
 _TIMES: Final = StoredTimes(service=1, commit=2, wall=3, uptime=4, boot="b", jumped=5, agreed=6, doubtful=((1, 2),))
 _CONSUMER: Final = ConsumerRecord(consumer_id="c", fence=1, token=b"token", committed_micros=7, moved_micros=8)
 _DEFINITION: Final = define(SCHEMA, "s", "k", buckets=2)
+COMMIT: Final = CommittedTransaction(
+    number=1,
+    token="t",
+    id="job:1",
+    micros=5,
+    served_micros=6,
+    rows=7,
+    tables={"a.b": "a" * 32},
+    log_offsets={"a.b": {0: 3, 1: 4}},
+    principal="etl",
+)
 
 
 def manifests() -> list[bytes]:
@@ -279,7 +303,7 @@ def manifests() -> list[bytes]:
         directory_format=3,
         times=_TIMES,
         epoch=4,
-        committed=({"token": "t", "micros": 5},),
+        committed=(COMMIT.to_json(),),
         tables=(table,),
         left_out={"a.b": "why"},
         new_bytes=6,
@@ -300,7 +324,7 @@ def segments() -> list[bytes]:
         times=_TIMES,
         changes=(TableChange(micros=1, incarnation="a" * 32, definition=_DEFINITION),),
         consumers={"a" * 32: (_CONSUMER,)},
-        committed=({"token": "t", "micros": 5},),
+        committed=(COMMIT.to_json(),),
         buckets={"a" * 32: {0: BucketSegment(families=("default",), pieces=(piece,))}},
         left_out={"b" * 32: "why"},
         gaps={"c" * 32: ArchiveGap(micros=1, why="why")},

@@ -44,8 +44,8 @@ def impatient(shared_server: ServerProcess, log: Path) -> Iterator[GatewayProces
         yield gateway
 
 
-def opened(gateway: GatewayProcess) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", gateway.port), timeout=20)
+def opened(gateway: GatewayProcess, source: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gateway.port), timeout=20, source_address=(source, 0))
 
 
 def ends(connection: socket.socket) -> bool:
@@ -106,13 +106,24 @@ def test_a_reader_that_takes_nothing_is_disconnected_and_its_scan_ends(
         wait_until(lambda: wide.name not in [scan.table for scan in client.live_scans()], "the end of the scan")
 
 
-def test_of_too_many_connections_the_oldest_end_that_await_a_request(shared_server: ServerProcess) -> None:
+def test_of_too_many_connections_the_oldest_without_a_call_end_first(shared_server: ServerProcess) -> None:
     with GatewayProcess(shared_server.url, max_connections=6, request_seconds=600.0) as gateway, ExitStack() as stack:
-        connections = [stack.enter_context(opened(gateway)) for _ in range(6)]
-        assert answer_of(connections[0], "/v1/tables")  # Its place counts, too.
+        known, *unknown = [stack.enter_context(opened(gateway, f"127.0.0.{2 + number}")) for number in range(6)]
+        assert answer_of(known, "/v1/tables")
         newer = [stack.enter_context(opened(gateway)) for _ in range(3)]
-        assert all(ends(each) for each in connections[:3])
-        assert all(answer_of(each, "/healthz") for each in (*connections[3:], *newer))
+        assert all(ends(each) for each in unknown[:3])
+        assert answer_of(known, "/v1/tables")
+        assert all(answer_of(each, "/healthz") for each in (*unknown[3:], *newer))
+
+
+def test_idle_connections_of_known_callers_keep_some_places_for_others(shared_server: ServerProcess) -> None:
+    with GatewayProcess(shared_server.url, max_connections=30, request_seconds=600.0) as gateway, ExitStack() as stack:
+        known = [stack.enter_context(opened(gateway)) for _ in range(30)]
+        assert all(answer_of(each, "/v1/tables") for each in known)
+        # None of them ends another one of them before its request arrives.
+        newer = [stack.enter_context(opened(gateway)) for _ in range(3)]
+        assert all(ends(each) for each in known[:3])
+        assert all(answer_of(each, "/v1/tables") for each in (*newer, *known[3:]))
 
 
 def test_connections_with_a_running_request_are_not_ended_for_others(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import MachineClocks
     from streaming_server.engine.snapshots.snapshots import Snapshots
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.storage.cursors.cursor import BucketCursor
@@ -25,9 +26,11 @@ EVERY_KEY = KeyRange()
 
 
 @asynccontextmanager
-async def tables_in(data_dir: Path, *, max_hold_seconds: float = 60.0, **settings: Any) -> AsyncIterator[Tables]:
+async def tables_in(
+    data_dir: Path, clocks: MachineClocks | None = None, /, *, max_hold_seconds: float = 60.0, **settings: Any
+) -> AsyncIterator[Tables]:
     """Opens the tables of a data directory, as a running server has them."""
-    tables = Tables(ServerConfig(data=data_dir, **settings), max_hold_seconds=max_hold_seconds)
+    tables = Tables(ServerConfig(data=data_dir, **settings), max_hold_seconds=max_hold_seconds, clocks=clocks)
     tables.start()
     try:
         yield tables

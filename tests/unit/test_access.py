@@ -228,6 +228,22 @@ def test_changes_of_the_file_are_read_at_once_for_new_tokens_and_on_reload_for_o
     assert isinstance(tokens.renewed(caller), str)
 
 
+@pytest.mark.parametrize("changed", [{"sha256": "0" * 64}, {"sha256": None, "certificate": "CN=a"}])
+def test_a_caller_ends_when_the_line_is_for_another_token(path: Path, changed: dict[str, str | None]) -> None:
+    token = create(path)
+    tokens = store(path)
+    caller = tokens.verify(token)
+    assert isinstance(caller, CallerIdentity)
+    line = json.loads(path.read_text())
+    path.write_text(json.dumps({**line, "grants": ["read:*"]}) + "\n")
+    tokens.reload()
+    assert isinstance(tokens.renewed(caller), CallerIdentity)
+    line.update(changed)
+    path.write_text(json.dumps({name: value for name, value in line.items() if value is not None}) + "\n")
+    tokens.reload()
+    assert tokens.renewed(caller) == f"the line {caller.token_id} of etl is now for another token"
+
+
 def test_tokens_stay_valid_when_the_file_is_damaged_or_gone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     token = create(path)
     tokens = store(path)

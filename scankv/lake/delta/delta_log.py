@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyarrow import parquet
 
+from scankv.lake.lake_table import VIEW_TIME
 from scankv.lake.utf8_json import has_escaped_surrogates, is_misread_if_escaped
 from scankv.model.errors import LakeDamaged
 
@@ -223,8 +224,9 @@ def _checked(actions: list[Any]) -> list[Action]:
     if not all(isinstance(action, dict) for action in actions):
         raise ValueError("a line is not an object")
     for action in actions:
-        for name in (*_ACTIONS, "commitInfo"):
+        for name in _ACTIONS:
             _check_fields(name, action.get(name))
+        _check_info(action.get("commitInfo"))
     return actions
 
 
@@ -257,6 +259,15 @@ def _check_fields(name: str, value: object) -> None:
         if field_name in _TEXT_MAPS and found and not all(_is_text_or_null(each) for each in found.values()):
             raise ValueError(f"{field_name} of {name} must have texts only, not {found!r:.40}")
     _check_fields("deletionVector", value.get("deletionVector"))
+
+
+def _check_info(info: object) -> None:
+    """Raises ValueError if what a commit says of itself has not the form that we read."""
+    if info is not None and not isinstance(info, dict):
+        raise ValueError(f"commitInfo must be an object, not {info!r:.40}")
+    # Programs put whatever their users want to record beside it, also under the names of fields of other actions.
+    if info and not _is_text_or_null(info.get(VIEW_TIME)):
+        raise ValueError(f"{VIEW_TIME} of commitInfo must be of type str, not {info[VIEW_TIME]!r:.40}")
 
 
 def _is_text_or_null(value: object) -> bool:

@@ -75,7 +75,7 @@ class DeltaLakeTable(LakeTable):
 
     def view_time(self, version: int) -> str | None:
         """Reads the instant from the commit."""
-        infos = [action["commitInfo"] for action in read_commit(self.location, version) if "commitInfo" in action]
+        infos = [info for action in read_commit(self.location, version) if (info := action.get("commitInfo"))]
         return infos[0].get(VIEW_TIME) if infos else None
 
     def load_version(self, version: int) -> LakeVersion:

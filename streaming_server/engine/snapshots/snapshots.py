@@ -481,7 +481,7 @@ class Snapshots:
     async def _make_place(self) -> None:
         """Ends the shared snapshot that was not renewed for the longest time, if the limit of leases is reached.
 
-        If the principal has reached its own limit, ends one of its own.
+        If the principal has reached its own limit, ends one of its own that the caller may end.
 
         Of a table with tablets, ends the parts in this process. The owners of the other parts end them in the same way.
         """
@@ -491,11 +491,7 @@ class Snapshots:
         # At the reserve for admins, the caller still gets the place of another one.
         own = share_for(new_owner(), limit, self._config.max_caller_share)
         has_share = refusal is None or len(self._leases_of(new_owner())) < own
-        shared = [
-            lease
-            for lease in self._leases.values()
-            if lease.is_shared and (has_share or lease.principal == new_owner())
-        ]
+        shared = [lease for lease in self._leases.values() if lease.is_shared and (has_share or _is_own_place(lease))]
         oldest = min(shared, key=lambda lease: lease.renewed_at, default=None)
         if oldest is not None and oldest.renewed_at + SHARED_LEASE_SECONDS <= self._clock.monotonic():
             snapshot_id = shown_id(oldest.lease_id)
@@ -656,6 +652,14 @@ class Snapshots:
                 await self._end(lease)
             except Exception:
                 _log.exception("ending the lease %s", lease.lease_id)
+
+
+def _is_own_place(lease: Lease) -> bool:
+    """Whether a lease may make place for one that the call makes, because both belong to the same principal.
+
+    An admin of some tables may name that principal. It may end nothing in other tables.
+    """
+    return lease.principal == new_owner() and lease_check(lease).allows(lease.principal)
 
 
 def _writing(lease: Lease, principal: str) -> Callable[[], None]:

@@ -117,6 +117,7 @@ class Tables:
         snapshots: The pinned snapshots of the tables. They expire after `start`.
         consumers: The consumers of the tables' changes. They expire after `start`.
         locks: The locks on the tables' columns. They expire after `start`.
+        assignments: Held while snapshots and consumers are counted and given to another principal.
         transactions: The transactions that write to the tables. Call `recover` first; they expire after `start`.
         bootstraps: The tables that are being bootstrapped. They expire after `start`.
         backups: The backups of the tables. They are created regularly after `start`.
@@ -154,6 +155,7 @@ class Tables:
             self.rules = DefinitionRules(self._directory, self._installed, self.clock)
             self._live: dict[str, LiveTable] = {}
             self._ddl = asyncio.Lock()
+            self.assignments = asyncio.Lock()
             self._changes = DetachedTasks()
             self._disk_use = DataDiskUse(self._directory, placement, self._executor, self._catalog, self._live)
             self._make_maintenance(config)

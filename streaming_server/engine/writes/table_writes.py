@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from scankv.model.tables.schema import TableDefinition
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.merging.few_rows import BucketRows
@@ -338,7 +339,7 @@ class TableWrites:
             for (live, bucket), state in zip(opened, known, strict=True):
                 if may_be_new and state is None:
                     await live.run(bucket.writers.ensure_capacity, writer)
-                    _check_share(bucket.writers, writer, self._table.definition.name)
+                    await _check_share(live, bucket.writers, writer)
         return FoundWriter.of(writer, known, self._table.definition)
 
     async def open_writer(self, writer: str, least_epoch: int = 0, owner: str | None = None) -> tuple[int, int]:
@@ -371,7 +372,7 @@ class TableWrites:
                     await live.run(bucket.writers.ensure_capacity, writer)
                     # A tablet may have forgotten a writer that others know: then its epoch is a later one.
                     if not found.epoch and least_epoch <= 1:
-                        _check_share(bucket.writers, writer, definition.name)
+                        await _check_share(live, bucket.writers, writer)
             epoch = max(least_epoch, 1 + found.epoch)
             if epoch > _MAX_EPOCH:
                 raise InvalidRequest(f'the writer "{writer}" has used up its epochs: open a writer with another id')
@@ -416,14 +417,24 @@ class TableWrites:
         return rows, await WriteOperation(parts, preconditions, scope).run()
 
 
-def _check_share(writers: WriterStates, writer: str, table: str) -> None:
-    """Raises TooManyWriters if the principal that would own a new writer has as many as it may in a bucket."""
+async def _check_share(live: LiveBucket, writers: WriterStates, writer: str) -> None:
+    """Raises TooManyWriters if the principal that would own a new writer has as many as it may in a bucket.
+
+    Looks for expired writers first. Hold the bucket's mutex.
+    """
+    refusal = _share_refusal(writers, live.table)
+    if refusal is not None and writers.is_sweep_due(refuses=True):
+        await live.run(writers.sweep)
+        refusal = _share_refusal(writers, live.table)
+    if refusal is not None:
+        raise TooManyWriters(refusal, writer=writer)
+
+
+def _share_refusal(writers: WriterStates, table: str) -> str | None:
     limits, mine = writers.limits, writers.opened_by(new_owner())
     what = f"writers in a bucket of {table_of(table)}"
     remedy = "open one of them again instead"
-    refusal = share_refusal(what, mine, writers.known, limits.max_writers, limits.share, [table], remedy=remedy)
-    if refusal is not None:
-        raise TooManyWriters(refusal, writer=writer)
+    return share_refusal(what, mine, writers.known, limits.max_writers, limits.share, [table], remedy=remedy)
 
 
 def _check_append(

@@ -1,7 +1,7 @@
 """Admission control: limits the scans that hold iterators, queues a bounded number of others, and refuses the rest.
 
 While a scan waits, principals with more than their share of the places, counted as in `access.owners`, lose those
-whose readers take nothing. A principal that is alone keeps them all.
+whose readers take no whole message. A principal that is alone keeps them all.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import ServerDraining, TooManyScans
 from streaming_server.access.owners import admin_reserve, own_share
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from scankv.model.errors import ScanKvError
 
 _RETRY_AFTER_SECONDS = 1.0
 
 STALLED_SECONDS = 1.0
-"""A reader that takes nothing for this long may lose its place to the scan of another principal."""
+"""A reader that takes longer for a message may lose its place to the scan of another principal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +35,8 @@ class Holder:
     Attributes:
         principal: The principal of the scan. Empty: it has none, takes no place from others and loses none.
         is_admin: Whether it is an admin of every table.
-        stalled_since: Returns since when the reader has taken nothing. None: the scan is not waiting for its reader.
-        end: Ends the scan, which releases its place. Given the reason.
+        stalled_since: Returns since when a message has been waiting for the reader to take all of it. None: none is.
+        end: Ends the scan, which releases its place at once. Given the reason.
     """
 
     principal: str
@@ -71,26 +72,38 @@ class _Place:
     """The place of one scan among the live scans. It counts against the limits while `taken`."""
 
     table: str
-    buckets: tuple[int, ...]
+    # Looked up for each full bucket.
+    buckets: dict[int, None]
     holder: Holder
     free: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     taken: bool = False
     timer: asyncio.TimerHandle | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Full:
-    """A limit that keeps a scan out.
+@dataclass(slots=True)
+class _Limit:
+    """A limit on live scans: of one bucket, or of the server.
 
     Attributes:
-        text: What has reached the limit, for errors.
-        most: The limit.
-        places: The places that count against it.
+        most: How many scans may be live.
+        table: The table of the bucket.
+        bucket: The bucket. None: the limit is that of the server.
     """
 
-    text: str
     most: int
-    places: Sequence[_Place]
+    table: str = ""
+    bucket: int | None = None
+
+    @property
+    def text(self) -> str:
+        """What has reached the limit, for errors."""
+        if self.bucket is None:
+            return f"the server has {self.most} live scans (max_live_scans)"
+        return f"bucket {self.bucket} of {self.table} has {self.most} live scans (max_live_scans_per_bucket)"
+
+    def counts(self, place: _Place) -> bool:
+        """Whether a place counts against the limit."""
+        return self.bucket is None or (self.bucket in place.buckets and self.table == place.table)
 
 
 class Admission:
@@ -104,7 +117,9 @@ class Admission:
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._live: dict[_Place, None] = {}
-        self._on_buckets: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        self._of_principals: Counter[str] = Counter()
+        # The live scans of each bucket, by table and principal; those of all principals under "".
+        self._on_buckets: defaultdict[tuple[str, str], Counter[int]] = defaultdict(Counter)
         self._queue: list[_Place] = []
         self._closed: ScanKvError | None = None
 
@@ -126,7 +141,7 @@ class Admission:
             TooManyScans: The queue is full, or the wait took too long. The message names the limit.
             ServerDraining: The server is shutting down.
         """
-        place = _Place(table, buckets, holder)
+        place = _Place(table, dict.fromkeys(buckets), holder)
         await self._enter(place)
         try:
             yield lambda: self._leave(place)
@@ -175,33 +190,32 @@ class Admission:
         """Makes room for a scan that waits, now and once more readers have taken nothing for long enough."""
         if not place.holder.principal or place.free.done():
             return
-        full = list(self._full(place))
-        losers = [_loser(place, each, self._limits.share) for each in full]
-        if None not in losers:
-            # First in the queue, because the loser may have other scans that wait for longer.
-            self._queue.remove(place)
-            self._queue.insert(0, place)
-            for each, loser in zip(full, losers, strict=True):
-                if loser is not None and loser.taken:
-                    loser.holder.end(_reason(loser, each, self._limits.share))
+        losers = self._losers(place)
+        if losers:
+            # Takes the room before it is there, or other scans in the queue would get it.
+            self._admit(place)
+            for loser, reason in losers.items():
+                loser.holder.end(reason)
         if not place.taken:
             place.timer = asyncio.get_running_loop().call_later(STALLED_SECONDS / 2, self._look, place)
 
     def _let_in(self) -> None:
         if not self._queue:
             return
-        live = Counter(each.holder.principal for each in self._live)
         own = own_share(self._limits.live, self._limits.share)
 
         def has_share(place: _Place) -> bool:
             holder = place.holder
-            return bool(holder.principal) and not holder.is_admin and live[holder.principal] >= own
+            return bool(holder.principal) and not holder.is_admin and self._of_principals[holder.principal] >= own
 
         for place in sorted(self._queue, key=has_share):
             if self._obstacle(place) is None:
-                self._queue.remove(place)
-                self._take(place)
-                place.free.set_result(None)
+                self._admit(place)
+
+    def _admit(self, place: _Place) -> None:
+        self._queue.remove(place)
+        self._take(place)
+        place.free.set_result(None)
 
     def _take(self, place: _Place) -> None:
         place.taken = True
@@ -218,29 +232,91 @@ class Admission:
             self._live[place] = None
         else:
             del self._live[place]
-        live = self._on_buckets[place.table]
-        if by > 0:
-            live.update(place.buckets)
-        else:
-            live.subtract(place.buckets)
-        if not any(live.values()):
-            del self._on_buckets[place.table]
+        principal = place.holder.principal
+        self._of_principals[principal] += by
+        if not self._of_principals[principal]:
+            del self._of_principals[principal]
+        for key in {(place.table, ""), (place.table, principal)}:
+            live = self._on_buckets[key]
+            if by > 0:
+                live.update(place.buckets.keys())
+            else:
+                live.subtract(place.buckets.keys())
+            if not any(live.values()):
+                del self._on_buckets[key]
 
     def _obstacle(self, place: _Place) -> str | None:
         """Describes the limit that keeps a scan out. None: the scan can be admitted."""
-        return next((full.text for full in self._full(place)), None)
+        return next((limit.text for limit in self._full(place)), None)
 
-    def _full(self, place: _Place) -> Iterator[_Full]:
+    def _full(self, place: _Place) -> Iterator[_Limit]:
         """Yields the limits that keep a scan out."""
         if len(self._live) >= self._limits.live:
-            text = f"the server has {self._limits.live} live scans (max_live_scans)"
-            yield _Full(text, self._limits.live, list(self._live))
-        live, most = self._on_buckets.get(place.table) or Counter[int](), self._limits.live_per_bucket
+            yield _Limit(self._limits.live)
+        live, most = self._on_buckets.get((place.table, "")) or Counter[int](), self._limits.live_per_bucket
         for bucket in place.buckets:
             if live[bucket] >= most:
-                text = f"bucket {bucket} of {place.table} has {most} live scans (max_live_scans_per_bucket)"
-                there = [each for each in self._live if each.table == place.table and bucket in each.buckets]
-                yield _Full(text, most, there)
+                yield _Limit(most, place.table, bucket)
+
+    def _losers(self, place: _Place) -> dict[_Place, str]:
+        """Returns the scans that make room for another one if they end, and why each has to. Empty: there are none.
+
+        Principals with a scan that waits may see to it that this takes long, so a limit costs as little as possible,
+        and none costs anything while no scan can lose its place.
+        """
+        losers: dict[_Place, str] = {}
+        stalled = self._stalled(place)
+        for limit in self._full(place) if stalled else ():
+            loser = self._loser(place.holder, limit, chain(losers, stalled))
+            if loser is None:
+                return {}
+            if not any(map(limit.counts, losers)):
+                losers[loser] = self._reason(loser.holder.principal, limit)
+        return losers
+
+    def _loser(self, waiting: Holder, limit: _Limit, stalled: Iterable[_Place]) -> _Place | None:
+        """Returns the first stalled scan that loses its place if a limit keeps another one out. None: there is none."""
+        own = own_share(limit.most, self._limits.share)
+        if waiting.is_admin:
+            others = sum(map(limit.counts, self._others(waiting)))
+            if others > limit.most - admin_reserve(limit.most):
+                own = 0
+        elif self._number(limit, waiting.principal) >= own:
+            return None
+        for each in stalled:
+            if limit.counts(each) and self._number(limit, each.holder.principal) > own:
+                return each
+        return None
+
+    def _stalled(self, place: _Place) -> list[_Place]:
+        """Returns the scans that may lose their places to another one, those that have stalled for longest first."""
+        latest = asyncio.get_running_loop().time() - STALLED_SECONDS
+        since = {
+            each: began
+            for each in self._others(place.holder)
+            if (began := each.holder.stalled_since()) is not None and began <= latest
+        }
+        return sorted(since, key=since.__getitem__)
+
+    def _others(self, waiting: Holder) -> Iterator[_Place]:
+        """Yields the live scans of other principals, without those of admins."""
+        for each in self._live:
+            if each.holder.principal not in ("", waiting.principal) and not each.holder.is_admin:
+                yield each
+
+    def _number(self, limit: _Limit, principal: str) -> int:
+        """Returns how many scans of a principal count against a limit."""
+        if limit.bucket is None:
+            return self._of_principals[principal]
+        live = self._on_buckets.get((limit.table, principal))
+        return 0 if live is None else live[limit.bucket]
+
+    def _reason(self, principal: str, limit: _Limit) -> str:
+        return (
+            f'{limit.text}, {self._number(limit, principal):,} of them of the principal "{principal}"; while others '
+            f"wait, each principal keeps {own_share(limit.most, self._limits.share):,} (max_caller_share), and admins "
+            f"get the last {admin_reserve(limit.most):,}"
+        )
 
     def _refusal(self, place: _Place, circumstances: str) -> TooManyScans:
         return TooManyScans(
@@ -248,30 +324,3 @@ class Admission:
             retry_after=_RETRY_AFTER_SECONDS,
             table=place.table,
         )
-
-
-def _loser(place: _Place, full: _Full, share: float) -> _Place | None:
-    """Returns the place that another scan gets: of a principal with too many, the one that has stalled for longest.
-
-    None: there is none.
-    """
-    mine, counts = place.holder, Counter(each.holder.principal for each in full.places)
-    others = [each for each in full.places if each.holder.principal not in ("", mine.principal)]
-    others = [each for each in others if not each.holder.is_admin]
-    if not (mine.is_admin and len(others) > full.most - admin_reserve(full.most)):
-        own = own_share(full.most, share)
-        if counts[mine.principal] >= own and not mine.is_admin:
-            return None
-        others = [each for each in others if counts[each.holder.principal] > own]
-    latest = asyncio.get_running_loop().time() - STALLED_SECONDS
-    since = {each: began for each in others if (began := each.holder.stalled_since()) is not None and began <= latest}
-    return min(since, key=since.__getitem__, default=None)
-
-
-def _reason(place: _Place, full: _Full, share: float) -> str:
-    principal, own = place.holder.principal, own_share(full.most, share)
-    count = sum(each.holder.principal == principal for each in full.places)
-    return (
-        f'{full.text}, {count:,} of them of the principal "{principal}"; while others wait, each principal keeps '
-        f"{own:,} (max_caller_share), and admins get the last {admin_reserve(full.most):,}"
-    )

@@ -119,7 +119,9 @@ class RegisteredScan:
         return self.scan_id.partition(_PART)[0]
 
     def stalled_since(self) -> float | None:
-        """Returns since when it has been waiting for its reader. None: it is not waiting."""
+        """Returns since when it has been waiting for its reader. None: it is not, or has no source to release."""
+        if self.source is None:
+            return None
         return self.parked_since if self.sending_since is None else self.sending_since
 
     def hold(self, source: Abortable) -> None:
@@ -292,7 +294,8 @@ class ScanRegistry:
         table, caller = table_of(scan.table), scan.caller
 
         def end(reason: str) -> None:
-            text = f"the reader of {table} took nothing while others wait: {reason}: resume it, or read faster"
+            what = f"the reader of {table} took too long for a message while others wait"
+            text = f"{what}: {reason}: resume it, or read faster"
             self.end(scan, ScanStalled(text, table=table))
 
         return Holder(

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 import xxhash
 
 from streaming_server.storage.backup.backup_manifest import StoredFile
-from streaming_server.storage.backup.backup_store import PIECE_BYTES
+from streaming_server.storage.backup.backup_store import MAX_PACK_BYTES, PIECE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from streaming_server.storage.backup.backup_manifest import BackupManifest
@@ -38,15 +38,23 @@ class BackupWriter:
         store: The location.
         before: The newest backup, whose files are not copied again if they are unchanged. None: all are copied.
         check: Called before each piece of work. It raises an error to end the work.
+        max_pack_bytes: The most bytes of an object with small files. A restore refuses more than `MAX_PACK_BYTES`.
 
     Attributes:
         new_bytes: The bytes that were copied so far.
         done_bytes: The bytes of all files that are in the backup so far.
     """
 
-    def __init__(self, store: BackupStore, before: BackupManifest | None, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: BackupStore,
+        before: BackupManifest | None,
+        check: Callable[[], None],
+        max_pack_bytes: int = MAX_PACK_BYTES,
+    ) -> None:
         self._store = store
         self._check = check
+        self._max_pack_bytes = max_pack_bytes
         # Listed after the backup has claimed the location, so nothing is removed any more.
         self._objects = store.objects()
         self._known = {
@@ -99,12 +107,24 @@ class BackupWriter:
         return known
 
     def _pack(self, paths: Iterable[Path], table: Path) -> list[StoredFile]:
-        """Stores the small files of a bucket in one object, because a small object takes as long as a large one."""
-        pack, files = io.BytesIO(), []
+        """Stores the small files of a bucket in one object, because a small object takes as long as a large one.
+
+        Another object begins where this one would have too many bytes.
+        """
+        stored: list[StoredFile] = []
+        files: list[tuple[str, int, bytes]] = []
+        pack = io.BytesIO()
         for path in paths:
             content = path.read_bytes()
+            if files and pack.tell() + len(content) > self._max_pack_bytes:
+                stored += self._store_pack(pack, files)
+                pack, files = io.BytesIO(), []
             files.append((str(path.relative_to(table)), pack.tell(), content))
             pack.write(content)
+        return stored + self._store_pack(pack, files)
+
+    def _store_pack(self, pack: io.BytesIO, files: Sequence[tuple[str, int, bytes]]) -> list[StoredFile]:
+        """Stores an object, and returns its files. Each is given by path, offset in the object, and content."""
         name = hashlib.sha256(pack.getvalue()).hexdigest()
         if files:
             self._check()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss, NewerFormat, ScanKvError
+from scankv.model.names import check_principal
+from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +52,7 @@ _NAMES: Final = {
     type(None): "null",
 }
 _LARGEST: Final = 2**63 - 1
+_LARGEST_BUCKET: Final = 2**32 - 1
 _LATEST_MICROS: Final = 253_402_300_799_999_999
 """The end of the year 9999, in microseconds since 1970 UTC: Python's `datetime` has no later instants."""
 
@@ -138,7 +141,40 @@ def commits_to_json(committed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def commits_from_json(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Reads the result of `commits_to_json`, or the fields of an earlier version, which knew no principals."""
-    principals = dict(values.get("principals", {}))
-    owned = {token: {"principal": str(principal)} for token, principal in principals.items()}
-    return tuple({**each, **owned.get(each["token"], {})} for each in values["committed"])
+    """Reads the result of `commits_to_json`, or the fields of an earlier version, which knew no principals.
+
+    A restore writes the commits to the transaction log, which the next server must be able to read.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError, InvalidRequest: They are not as ScanKV writes them.
+    """
+    principals = values.get("principals", {})
+    for principal in principals.values():
+        _check("a principal", principal, (str,))
+        check_principal(principal)
+    return tuple(_check_commit(each, principals) for each in values["committed"])
+
+
+def _check_commit(stored: Mapping[str, Any], principals: Mapping[str, str]) -> Mapping[str, Any]:
+    """Returns the stored form of a commit with its principal."""
+    if "principal" in stored:
+        raise ValueError("the principal of a commit stands apart from it")
+    commit = check_fields(CommittedTransaction.from_json(dict(stored)))
+    for text in (commit.token, commit.id, *commit.tables, *commit.tables.values()):
+        text.encode()
+    for name, number in (("number", commit.number), ("rows", commit.rows), ("coordinator", commit.coordinator or 0)):
+        _check_count(name, number, _LARGEST)
+    for table, offsets in commit.log_offsets.items():
+        if table not in commit.tables:
+            raise ValueError(f"log_offsets has the table {table[:_LONGEST_SHOWN]!r}, which tables lacks")
+        for bucket, offset in offsets.items():
+            _check("log_offsets", offset, (int,))
+            _check_count("a bucket in log_offsets", bucket, _LARGEST_BUCKET)
+            _check_count("log_offsets", offset, _LARGEST)
+    principal = principals.get(commit.token)
+    return {**stored} if principal is None else {**stored, "principal": principal}
+
+
+def _check_count(name: str, value: int, most: int) -> None:
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} must be between 0 and {most}, not {str(value)[:_LONGEST_SHOWN]}")

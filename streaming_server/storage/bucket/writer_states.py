@@ -64,7 +64,7 @@ _END_OF_OWNER_PREFIX: Final = b"writer-owner0"
 _CACHED: Final = 256
 _SWEEP_SECONDS: Final = 600.0
 _SWEEP_SECONDS_WHEN_FULL: Final = 60.0
-"""The least time between two searches for expired writers, in general and while the bucket refuses new ones."""
+"""The least time between two searches for expired writers, in general and while new ones are refused."""
 
 _FORMAT: Final = 1
 _FORMAT_WITH_REFUSALS: Final = 2
@@ -449,10 +449,14 @@ class WriterStates:
                 self._opened_by[state.principal] += 1
         self._remember(writer, state)
 
-    def is_sweep_due(self) -> bool:
-        """Whether it is time to look for expired writers."""
+    def is_sweep_due(self, *, refuses: bool = False) -> bool:
+        """Whether it is time to look for expired writers.
+
+        Args:
+            refuses: Whether a new writer would be refused although the bucket is not full.
+        """
         full = self._count is not None and self._count >= self._limits.max_writers
-        pause = _SWEEP_SECONDS_WHEN_FULL if full else _SWEEP_SECONDS
+        pause = _SWEEP_SECONDS_WHEN_FULL if full or refuses else _SWEEP_SECONDS
         return self._count != 0 and self._clock.monotonic() >= self._swept + min(pause, self._limits.ttl_seconds / 4)
 
     def sweep(self) -> int:

@@ -761,10 +761,14 @@ def test_an_admin_of_some_tables_assigns_no_more_than_half_of_the_share_of_anoth
             scene.hold(what)
         assert scene.admin.code(assign, **given) == "OK"
         scene.hold(what)
+        if what == "snapshot":
+            scene.hold("consumer")
         refused = scene.admin.refusal(assign, **given)
         assert refused is not None
         assert refused.reason == {"snapshot": "TOO_MANY_SNAPSHOTS", "consumer": "TOO_MANY_CONSUMERS"}[what]
         assert "and would get 1 more" in refused.message
+        kept = secured.root(f"{SERVICES}.ConsumerService/ListConsumers", table=scene.table).consumers
+        assert [each.principal for each in kept].count("mine") == 1
         # It may take its own share itself, and an admin of every table may give all.
         assert scene.admin.code(assign, **{**given, "principal": "c"}) == "OK"
         assert scene.admin.code(assign, **{**given, "current": "b", "principal": "c"}) == "OK"

@@ -239,6 +239,10 @@ def test_what_only_workers_may_ask_is_refused(client: Client, wire: Wire) -> Non
         refused = refusal(wire.writes.Upsert, upsert_of(table, 5, None, only_checks=True))
         assert refused.reason == InvalidRequest.reason
         assert set(values_in(table).values()) == {0}
+        for asked in ({"least_epoch": 1}, {"least_epoch": 2}, {"only_looks": True}, {"owner": "others"}):
+            request = write_pb2.OpenWriterRequest(table=table.name, id="w", **asked)
+            assert refusal(wire.writes.OpenWriter, request).reason == InvalidRequest.reason
+        assert wire.writes.OpenWriter(write_pb2.OpenWriterRequest(table=table.name, id="w")).epoch == 1
 
 
 def test_clients_send_only_plain_writes_to_a_tablet(server: ServerProcess) -> None:

@@ -12,7 +12,9 @@ import pytest
 from scankv.model.errors import TooManyLocks, TooManySnapshots, TooManyWriters
 from streaming_server.access.callers import CallerIdentity
 from streaming_server.access.grants import Grants
-from streaming_server.access.owners import CALLER
+from streaming_server.access.owners import CALLER, NAMED_OWNER
+from streaming_server.engine.tables.owners import assign_owner
+from tests.support.clocks import FakeClocks
 from tests.support.snapshots import TABLE, new_table, tables_in
 
 if TYPE_CHECKING:
@@ -25,13 +27,23 @@ pytestmark = pytest.mark.asyncio
 
 
 @contextmanager
-def calls_of(principal: str) -> Iterator[None]:
-    """Makes the calls of the block those of a principal with the role write."""
-    token = CALLER.set(CallerIdentity(principal, Grants(["write:*"])))
+def calls_of(principal: str, grant: str = "write:*") -> Iterator[None]:
+    """Makes the calls of the block those of a principal with a grant."""
+    token = CALLER.set(CallerIdentity(principal, Grants([grant])))
     try:
         yield
     finally:
         CALLER.reset(token)
+
+
+@contextmanager
+def named_owner(principal: str) -> Iterator[None]:
+    """Has the calls of the block name an owner."""
+    token = NAMED_OWNER.set(principal)
+    try:
+        yield
+    finally:
+        NAMED_OWNER.reset(token)
 
 
 async def test_pins_at_the_same_time_take_no_more_than_the_share(tmp_path: Path) -> None:
@@ -58,6 +70,26 @@ async def test_stale_shared_snapshots_of_others_make_place_at_the_reserve_of_adm
             tables.snapshots.lease("stale").expires -= 70
             await tables.snapshots.pin(pinning)
         assert "stale" not in {each.snapshot_id for each in tables.snapshots.list_snapshots()}
+
+
+async def test_who_pins_for_another_principal_ends_its_shared_snapshots_only_in_own_tables(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, max_snapshot_leases=20, max_caller_share=0.5) as tables:
+        pinnings = {name: (await new_table(tables, name, buckets=1)).pinning for name in ("a.mine", "b.theirs")}
+        with calls_of("victim"):
+            for number in range(5):
+                await tables.snapshots.pin(pinnings["b.theirs"], lease_id=f"s{number}", ttl=500, shared=True)
+                tables.snapshots.lease(f"s{number}").expires -= 70
+        with calls_of("mallory", "admin:a.*"), named_owner("victim"):
+            with pytest.raises(TooManySnapshots, match="gives it 5"):
+                await tables.snapshots.pin(pinnings["a.mine"], ttl=500)
+            assert tables.snapshots.leases == 5
+        with calls_of("victim"):
+            await tables.snapshots.pin(pinnings["a.mine"], lease_id="stale", ttl=500, shared=True)
+            tables.snapshots.lease("stale").expires -= 65
+        with calls_of("mallory", "admin:a.*"), named_owner("victim"):
+            with pytest.raises(TooManySnapshots, match="gives it 5"):
+                await tables.snapshots.pin(pinnings["a.mine"], ttl=500)
+        assert {each.snapshot_id for each in tables.snapshots.list_snapshots()} == {f"s{number}" for number in range(5)}
 
 
 async def test_a_repeated_or_replaced_column_lock_is_no_new_one_at_the_share(tmp_path: Path) -> None:
@@ -102,6 +134,40 @@ async def test_the_writers_of_a_principal_are_counted_after_a_restart_and_when_t
             await writes.open_writer("d")
         with calls_of("third"), pytest.raises(TooManyWriters, match="max_caller_share"):
             await writes.open_writer("e")
+
+
+async def test_assignments_at_the_same_time_give_no_more_than_half_of_the_share(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, max_snapshot_leases=20, max_caller_share=0.5) as tables:
+        held = [await new_table(tables, f"a.t{number}", buckets=1) for number in range(2)]
+        for table in held:
+            with calls_of("before"):
+                for _ in range(3):
+                    await tables.snapshots.pin(table.pinning)
+        with calls_of("mallory", "admin:a.*"):
+            given = await asyncio.gather(
+                *(assign_owner(tables, table, "before", "victim") for table in held), return_exceptions=True
+            )
+        assert sorted(type(each).__name__ for each in given) == ["AssignedThings", "TooManySnapshots"]
+        assert sum(each.principal == "victim" for each in tables.snapshots.list_snapshots()) == 3
+
+
+async def test_expired_writers_make_place_in_the_share_of_a_principal_after_a_minute(tmp_path: Path) -> None:
+    machine = FakeClocks()
+    limits = {"max_writers_per_bucket": 20, "max_caller_share": 0.1, "log_maintenance_seconds": 3600}
+    async with tables_in(tmp_path, machine, writer_ttl_seconds=600, **limits) as tables:
+        writes = (await new_table(tables)).writes
+        with calls_of("mine"):
+            await writes.open_writer("a")
+            await writes.open_writer("b")
+            machine.pass_time(580)
+            with pytest.raises(TooManyWriters, match="max_caller_share"):
+                await writes.open_writer("c")
+            machine.pass_time(30)
+            with pytest.raises(TooManyWriters, match="max_caller_share"):
+                await writes.open_writer("c")
+            machine.pass_time(30)
+            await writes.find_writer("c", may_be_new=True)
+            await writes.open_writer("c")
 
 
 async def test_owners_stay_in_memory_and_on_disk_if_the_disk_fails_when_they_are_assigned(tmp_path: Path) -> None:

@@ -86,6 +86,25 @@ def test_a_field_of_the_log_with_another_type_is_damaged(tmp_path: Path, field: 
 
 
 @pytest.mark.parametrize(
+    "info", [None, {}, {"size": "big", "path": 7, "tags": [], "partitionValues": {"a": 1}, "deletionVector": "none"}]
+)
+def test_a_commit_of_another_program_may_say_anything_of_itself(tmp_path: Path, info: Any) -> None:
+    text = commit(STATE.to_properties()) + "\n" + json.dumps({"commitInfo": info})
+    write(LakeLocation(str(tmp_path)), commit_path(0), text)
+    table = open_lake_table(str(tmp_path), "delta")
+    assert table.load() is not None
+    assert table.view_time(0) is None
+
+
+@pytest.mark.parametrize("info", [[], "x", {"scankv.view_time": 7}])
+def test_what_a_commit_says_of_itself_is_damaged_if_we_cannot_read_it(tmp_path: Path, info: Any) -> None:
+    text = commit(STATE.to_properties()) + "\n" + json.dumps({"commitInfo": info})
+    write(LakeLocation(str(tmp_path)), commit_path(0), text)
+    with pytest.raises(LakeDamaged, match="commitInfo"):
+        open_lake_table(str(tmp_path), "delta").load()
+
+
+@pytest.mark.parametrize(
     ("field", "value"), [("path", 7), ("path", None), ("size", "1"), ("tags", "x"), ("partitionValues", [1])]
 )
 def test_a_field_of_a_checkpoint_with_another_type_is_damaged(tmp_path: Path, field: str, value: Any) -> None:

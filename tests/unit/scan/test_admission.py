@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from scankv.model.errors import ServerDraining, TooManyScans
+from scankv.model.errors import ScanKvError, ServerDraining, TooManyScans
 from streaming_server.scan.admission.admission import Admission, AdmissionLimits, Holder
+from streaming_server.scan.admission.live_scans import RegisteredScan
 
 FOREVER = 60.0
 pytestmark = pytest.mark.asyncio
@@ -241,3 +242,83 @@ async def test_an_admin_gets_the_last_places_if_others_stall_within_their_shares
     await scans.start("second", principal="admin")
     assert list(scans.ended) == ["0"]
     await scans.end_all()
+
+
+async def test_one_scan_makes_room_at_all_limits_that_it_counts_against() -> None:
+    scans = Scans(admission(live=100, per_bucket=4, share=0.5))
+    await scans.start("on 2", 2, principal="mine")
+    await scans.start("on 1 and 2", 1, 2, principal="mine")
+    for number in range(3):
+        await scans.start(f"on 1: {number}", 1, principal="mine")
+    for number in range(2):
+        await scans.start(f"on 2: {number}", 2, principal="mine")
+    await scans.start("other", 1, 2, principal="other")
+    assert list(scans.ended) == ["on 1 and 2"]
+    async with asyncio.timeout(FOREVER):
+        await scans.admitted["other"].wait()
+    await scans.end_all()
+
+
+async def test_no_scan_ends_if_its_place_is_not_enough() -> None:
+    scans = Scans(admission(live=100, per_bucket=2, share=0.5))
+    for number in range(2):
+        await scans.start(f"on 1: {number}", 1, principal="mine")
+        await scans.start(f"on 2: {number}", 2, principal="mine", stalled=False)
+    await scans.start("other", 1, 2, principal="other")
+    assert (scans.ended, scans.admission.waiting) == ({}, 1)
+    scans.stall("on 2: 1")
+    async with asyncio.timeout(FOREVER):
+        await scans.admitted["other"].wait()
+    assert list(scans.ended) == ["on 1: 0", "on 2: 1"]
+    await scans.end_all()
+
+
+async def test_the_scan_for_which_another_one_ends_gets_its_place() -> None:
+    scans = Scans(admission(live=20, per_bucket=4, share=0.2))
+    for number in range(4):
+        await scans.start(f"mine {number}", 0, principal="mine")
+        # All of its share of the server, but nothing of bucket 0.
+        await scans.start(f"other {number}", 1 + number, principal="other")
+    await scans.start("waits", 0, principal="mine")
+    await scans.start("gets it", 0, principal="other")
+    async with asyncio.timeout(FOREVER):
+        await scans.admitted["gets it"].wait()
+    assert list(scans.ended) == ["mine 0"]
+    assert not scans.admitted["waits"].is_set()
+    await scans.end_all()
+
+
+class CountsComparisons(str):
+    """A principal that counts how often principals are compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountsComparisons.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize("waits", ["mine", "other"])
+async def test_a_scan_that_waits_looks_at_few_places_for_each_of_many_full_buckets(waits: str) -> None:
+    scans, buckets = Scans(admission(live=200, per_bucket=64)), range(256)
+    for number in range(64):
+        await scans.start(f"stalled {number}", *buckets[:-1], principal=CountsComparisons("mine"))
+        await scans.start(f"read {number}", buckets[-1], principal=CountsComparisons("mine"), stalled=False)
+    CountsComparisons.compared = 0
+    await scans.start("waits", *buckets, principal=CountsComparisons(waits))
+    assert (scans.ended, scans.admission.waiting) == ({}, 1)
+    assert 0 < CountsComparisons.compared < 10 * (128 + len(buckets))
+    await scans.end_all()
+
+
+async def test_a_scan_whose_end_would_not_release_its_place_at_once_does_not_count_as_stalled() -> None:
+    class Source:
+        def abort(self, error: ScanKvError) -> None:
+            pass
+
+    scan = RegisteredScan(table="test.table", buckets=(0,), snapshot_id="", peer="", sending_since=1.0)
+    assert scan.stalled_since() is None
+    scan.hold(Source())
+    assert scan.stalled_since() == 1.0

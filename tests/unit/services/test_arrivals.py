@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Final
 
 from streaming_server.services.arrivals import Arrivals
@@ -22,12 +23,12 @@ def test_what_a_connection_may_receive_beside_its_messages_does_not_grow_while_t
         former, latest = latest, arrivals.begin("c0", WINDOW_BYTES)
         former.end(0)
         seconds += 0.3
-    # 64 KiB for each of 30 seconds, and of all that was received since then one part in 64.
-    received += 2 * MIB + 30 * 64 * 1024 + 100 * size // 64 + 2 * WINDOW_BYTES
+    # 64 KiB for each of 0.3 s, and one part in 64 of the message that has arrived.
+    received += 2 * MIB + 64 * 1024 + size // 64 + WINDOW_BYTES
     assert latest.is_exceeded
 
 
-def test_a_message_that_takes_longer_than_its_connection_is_recorded_stays_expected() -> None:
+def test_a_message_that_takes_long_stays_expected() -> None:
     received, seconds, size = 0, 0.0, MAX_MESSAGE_BYTES
     arrivals = Arrivals(lambda _: received, lambda: seconds)
     slow = arrivals.begin("c0", size)
@@ -38,8 +39,7 @@ def test_a_message_that_takes_longer_than_its_connection_is_recorded_stays_expec
     other = arrivals.begin("c0", WINDOW_BYTES)
     slow.end(size)
     assert not other.is_exceeded
-    # Each new record takes some of what has arrived for frames.
-    received += 14 * MIB
+    received += 2 * MIB + 2 * WINDOW_BYTES
     assert other.is_exceeded
 
 
@@ -67,3 +67,51 @@ def test_the_bytes_of_an_ended_connection_from_the_same_address_hide_none_of_the
     assert not message.is_exceeded
     received += 3 * MIB
     assert message.is_exceeded
+
+
+def test_what_may_have_been_frames_before_a_message_began_is_bounded() -> None:
+    received, seconds, size = 0, 0.0, MAX_MESSAGE_BYTES
+    arrivals = Arrivals(lambda _: received, lambda: seconds)
+    former = arrivals.begin("c0", size)
+    received += size
+    for _ in range(40):  # There is always a message of which all has been received.
+        for _ in range(30):
+            seconds += 1
+            assert not former.is_exceeded
+        latest = arrivals.begin("c0", size)
+        received += size
+        assert not latest.is_exceeded
+        former.end(size)
+        former = latest
+    hidden = arrivals.begin("c0", WINDOW_BYTES)
+    received += 2 * MIB + 30 * 64 * 1024 + 2 * WINDOW_BYTES + size // 64
+    assert hidden.is_exceeded
+
+
+def test_a_message_may_have_little_more_than_announced_however_long_others_have_overlapped_with_it() -> None:
+    received, seconds = 0, 0.0
+    arrivals = Arrivals(lambda _: received, lambda: seconds)
+    other = arrivals.begin("c0", WINDOW_BYTES)
+    seconds = 29.0
+    hidden = arrivals.begin("c0", WINDOW_BYTES)
+    other.end(0)
+    for _ in range(60):
+        seconds += 0.5
+        while not deepcopy(hidden).is_exceeded:
+            received += 32 * 1024
+        received -= 32 * 1024
+        assert not hidden.is_exceeded
+    expected = WINDOW_BYTES + 2 * MIB + 30 * 64 * 1024
+    assert expected - MIB // 8 < received <= expected
+
+
+def test_frames_of_a_client_that_reads_streams_add_up_to_nothing_while_messages_overlap() -> None:
+    received, seconds = 0, 0.0
+    arrivals = Arrivals(lambda _: received, lambda: seconds)
+    latest = arrivals.begin("c0", WINDOW_BYTES)
+    for _ in range(600):
+        received += 60 * 1024
+        seconds += 1
+        assert not latest.is_exceeded
+        former, latest = latest, arrivals.begin("c0", WINDOW_BYTES)
+        former.end(0)
