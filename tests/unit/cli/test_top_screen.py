@@ -120,7 +120,7 @@ def test_a_change_as_json_is_one_line_with_all_its_parts() -> None:
     line = top_json(change, NOON, first=False)
     assert "\n" not in line
     assert json.loads(line) == {
-        "at": "2026-01-01T12:00:05+00:00",
+        "taken_at": "2026-01-01T12:00:05+00:00",
         "first": False,
         "rows": [{"player": "cem", "score": 100}, {"player": "d\n", "score": 99}],
         "entered": [{"player": "d\n", "rank": 2}],
