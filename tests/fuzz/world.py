@@ -140,7 +140,7 @@ class FuzzedTables:
         if name.endswith("indexed"):
             options = {"indexes": [["n"], ["s", "x"]], "primary_key": ["k"]}
         elif name.endswith("summed"):
-            options = {"aggregates": {"n": agg.sum(), "x": agg.max()}, "primary_key": ["k"]}
+            options = {"aggregators": {"n": agg.sum(), "x": agg.max()}, "primary_key": ["k"]}
             options["merge_engine"] = "aggregate"
         elif name.endswith("nested"):
             schema, options = NESTED, {"primary_key": ["s", "k"], "columnar_base": "eager"}

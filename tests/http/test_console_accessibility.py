@@ -96,7 +96,7 @@ def test_every_part_of_the_pages_has_something_to_show(admin: Chrome, busy: Busy
     ("rule", "change"),
     [
         ("color-contrast", 'document.querySelector("dt").style.color = "#999"'),
-        ("label", 'document.querySelector("label[for=n]").remove()'),
+        ("label", 'document.querySelector("label[for=limit]").remove()'),
         ("button-name", 'document.querySelector("form.query button").textContent = ""'),
         ("html-has-lang", 'document.documentElement.removeAttribute("lang")'),
         ("document-title", 'document.title = ""'),

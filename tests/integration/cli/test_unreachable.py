@@ -43,7 +43,7 @@ OPTIONS = {
     ("delete",): ["k"],
     ("drop",): ["--yes"],
     ("alter",): ["--set", "changelog=none"],
-    ("top",): ["--by", "score"],
+    ("top",): ["--order-by", "score"],
     ("consumers", "reset"): ["--to", "earliest"],
 }
 VALUES = {"TABLE": "game.scores", "COLUMN=VALUE...": "player=ann", "KEY...": "ann", "A,B": "score"}
