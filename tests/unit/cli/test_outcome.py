@@ -18,6 +18,6 @@ def test_a_missing_module_of_our_own_is_a_bug() -> None:
         raise ModuleNotFoundError("No module named 'streaming_server.x'", name="streaming_server.x")
 
 
-def test_a_complaint_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complaint_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
     complain("first\n  second")
-    assert capsys.readouterr().err == "scankv: error: first second\n"
+    assert capsys.readouterr().err == "scankv: error: first\n  second\n"
