@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,7 +25,7 @@ def use_everything(url: str) -> None:
         assert table.changes(start=StartFrom.EARLIEST, stop=StopAt.LATEST).to_arrow().num_rows >= 303
         with table.snapshot(ttl=60) as snapshot:
             table.upsert([{"id": 1, "name": "after the snapshot", "score": 1}])
-            (row,) = (each for each in table.scan().as_of(snapshot).to_arrow().to_pylist() if each["id"] == 1)
+            (row,) = (each for each in scan_as_of(table, snapshot).to_arrow().to_pylist() if each["id"] == 1)
             assert row["name"] == "player 1"
         with client.transaction() as transaction:
             transaction.upsert(table, [{"id": 1000, "name": "of a transaction", "score": 1}])
@@ -36,6 +37,12 @@ def use_everything(url: str) -> None:
         assert all(bucket.is_consistent for bucket in client.check_table("compat.players"))
         assert table.count() == 302
         client.drop_table("compat.players")
+
+
+def scan_as_of(table: sync.Table, snapshot: sync.Snapshot) -> Any:
+    """Returns a scan of a snapshot. Version 0.1.0 calls the method `at`."""
+    scan: Any = table.scan()
+    return scan.as_of(snapshot) if hasattr(scan, "as_of") else scan.at(snapshot)
 
 
 def write_single_rows(table: sync.Table) -> None:
@@ -60,7 +67,7 @@ def read(table: sync.Table) -> None:
     assert table.lookup([{"id": n} for n in range(200)]).num_rows == 200
     assert table.scan(columns=["id"], where="score >= 290").to_arrow().num_rows == 10
     assert table.scan().to_arrow().num_rows == 300
-    assert table.top_n(3, order_by="score").column("id").to_pylist() == [299, 298, 297]
+    assert table.top_n(3, "score").column("id").to_pylist() == [299, 298, 297]
     assert table.count(where="score < 10") == 10
 
 

@@ -168,14 +168,6 @@ def test_opening_a_writer_fences_the_epochs_before(wire: Wire, table: str) -> No
     assert value_of(wire, table) == 3
 
 
-def test_a_writer_without_a_greater_epoch_is_refused(wire: Wire, table: str) -> None:
-    last = write_pb2.OpenWriterRequest(table=table, id="worn-out", least_epoch=2**32 - 1)
-    assert wire.writes.OpenWriter(last).epoch == 2**32 - 1
-    refused = refusal(wire.writes.OpenWriter, write_pb2.OpenWriterRequest(table=table, id="worn-out"))
-    assert refused.reason == "INVALID_REQUEST"
-    assert "open a writer with another id" in refused.message
-
-
 def test_an_epoch_that_nobody_was_given_is_refused_and_takes_none_from_who_opens_the_writer(
     wire: Wire, table: str
 ) -> None:

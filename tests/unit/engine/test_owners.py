@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from scankv.model.errors import TooManyLocks, TooManySnapshots, TooManyWriters
+from scankv.model.errors import InvalidRequest, TooManyLocks, TooManySnapshots, TooManyWriters
 from streaming_server.access.callers import CallerIdentity
 from streaming_server.access.grants import Grants
 from streaming_server.access.owners import CALLER, NAMED_OWNER
@@ -53,6 +53,14 @@ async def test_pins_at_the_same_time_take_no_more_than_the_share(tmp_path: Path)
             pins = await asyncio.gather(*map(tables.snapshots.pin, pinnings), return_exceptions=True)
         assert sum(isinstance(each, TooManySnapshots) for each in pins) == 4
         assert tables.snapshots.leases == 2
+
+
+async def test_a_writer_without_a_greater_epoch_is_refused(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        writes = (await new_table(tables)).writes
+        assert await writes.open_writer("worn-out", 2**32 - 1) == (2**32 - 1, 0)
+        with pytest.raises(InvalidRequest, match="open a writer with another id"):
+            await writes.open_writer("worn-out")
 
 
 async def test_stale_shared_snapshots_of_others_make_place_at_the_reserve_of_admins(tmp_path: Path) -> None:
