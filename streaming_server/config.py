@@ -140,6 +140,9 @@ _CHUNKS_OF_SCAN: Final = 2
 NOT_FROM_ENVIRONMENT: Final = frozenset({"tls_certificate", "tls_key"})
 """Settings that no environment variable sets: `SCANKV_TLS_CERTIFICATE` and `SCANKV_TLS_KEY` are those of a client."""
 
+_RENAMED: Final = {"aggregate_functions": "aggregators"}
+"""Settings of earlier versions, and what they are called now."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
@@ -635,6 +638,8 @@ def load_config(
         ("the command line", {name: value for name, value in flags.items() if value is not None}),
     ):
         for name, value in found.items():
+            if name in _RENAMED:
+                raise UsageError(f'{source} has the setting "{name}", which is now "{_RENAMED[name]}"', option=name)
             if name not in known:
                 raise UsageError(f'{source} has the unknown setting "{name}"{did_you_mean(name, known)}', option=name)
             if name == "data" and "://" in str(value):
@@ -689,8 +694,8 @@ def _read_file(path: Path) -> dict[str, object]:
 
 
 def _from_environment(environ: Mapping[str, str], known: Mapping[str, type]) -> dict[str, object]:
-    # Only known settings: SCANKV_URL and the like belong to the client.
-    names = {f"SCANKV_{name.upper()}": name for name in known if name not in NOT_FROM_ENVIRONMENT}
+    # Only settings, also those of earlier versions: SCANKV_URL and the like belong to the client.
+    names = {f"SCANKV_{name.upper()}": name for name in (*known, *_RENAMED) if name not in NOT_FROM_ENVIRONMENT}
     return {names[key]: value for key, value in environ.items() if key in names}
 
 

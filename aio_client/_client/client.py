@@ -15,7 +15,7 @@ from aio_client._admin.indexes import index_messages, wait_until_built
 from aio_client._admin.owners import assign_owner
 from aio_client._client.bootstrap import bootstrap_table, open_source
 from aio_client._client.table import Table
-from aio_client._client.table_definition import definition_message, option_text, schema_bytes
+from aio_client._client.table_definition import definition_message, option_texts, schema_bytes
 from aio_client._client.transaction import (
     TransactionOpener,
     abort_transaction,
@@ -402,7 +402,7 @@ class Client:
             add_indexes=added,
             drop_indexes=dropped,
             add_aggregates=aggregates_to_proto(column_aggregators(add_aggregators)),
-            set_options={option: option_text(value) for option, value in options.items() if value is not None},
+            set_options=option_texts(options, self.alter_table),
             reset_options=[option for option, value in options.items() if value is None],
             drop_columns=names_of(drop_columns, "drop_columns"),
             rename_columns=texts_of(rename_columns, "rename_columns"),

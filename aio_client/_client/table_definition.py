@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from inspect import signature
+from numbers import Integral
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
@@ -9,12 +12,13 @@ import pyarrow as pa
 from aio_client._admin.indexes import index_messages
 from aio_client._input.arguments import names_of, text_of
 from aio_client._write.merging import merge_spec
-from scankv.model.errors import UsageError
+from scankv.model.errors import UsageError, did_you_mean
 from scankv.model.tables.merge_wire import merging_to_proto
+from scankv.model.tables.options import TableOptions
 from scankv.v1 import table_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from aio_client._admin.indexes import Indexes
     from aio_client._write.merging import Names
@@ -56,7 +60,7 @@ def definition_message(
         bucket_key=names_of(bucket_key, "bucket_key"),
         buckets=buckets or 0,
         tablets=tablets if tablets > 1 else 0,
-        options={option: option_text(value) for option, value in options.items() if value is not None},
+        options=option_texts(options, definition_message),
         indexes=index_messages(indexes, "indexes"),
         partition_by=names_of(partition_by, "partition_by"),
         merging=merging_to_proto(merging),
@@ -69,6 +73,27 @@ def schema_bytes(schema: pa.Schema) -> bytes:
     return data
 
 
-def option_text(value: str | bool | int) -> str:
-    """Returns the value of a table option as messages carry it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def option_texts(options: Mapping[str, object], method: Callable[..., object]) -> dict[str, str]:
+    """Returns the table options that are not None, as messages carry them.
+
+    Args:
+        options: The options by name.
+        method: Has the parameters beside the options. A misspelt one arrives among the options.
+
+    Raises:
+        UsageError: A value cannot be that of an option.
+    """
+    return {name: _option_text(name, value, method) for name, value in options.items() if value is not None}
+
+
+def _option_text(name: str, value: object, method: Callable[..., object]) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str | Integral):
+        known = [each.name for each in fields(TableOptions)]
+        hint = "" if name in known else did_you_mean(name, [*signature(method).parameters, *known])
+        kind = type(value).__name__
+        raise UsageError(
+            f'table option "{name}" must be a string, a whole number, true or false, not a {kind}{hint}', option=name
+        )
+    return str(value)

@@ -171,21 +171,6 @@ class ChangesBuilder(ABC):
         log = replace(log, consumer_id=consumer_id, consumer_must_exist=must_exist, consumer_principal=named)
         return self._with(log=log)
 
-    def with_poll_interval(self, seconds: float) -> Self:
-        """Changes nothing: the server sends changes when they are committed, so nothing is polled.
-
-        For code that is written for APIs with polling.
-
-        Args:
-            seconds: Any number of seconds, at least 0.
-
-        Raises:
-            UsageError: `seconds` is negative or not a number.
-        """
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-            raise UsageError(f"a poll interval must be a number of seconds of at least 0, not {seconds!r}")
-        return self._with()
-
     def _log(self, method: str) -> LogSpec:
         if self._spec.log is None:
             raise UsageError(f"{method} is for a scan of the changelog: see with_source(ScanSource.LOG)")

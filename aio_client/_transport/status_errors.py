@@ -59,7 +59,9 @@ _DEFAULT_PORT: Final = "7070"
 _REFUSED: Final = re.compile("Connection refused")
 # Frame type 80 is the letter P of "HTTP/1.1".
 _ANSWERS_HTTP: Final = re.compile(r"http1\.x server|got frame type 80\b")
-_CLOSED_BY_SERVER: Final = re.compile(r"failed to connect to all addresses.*Socket closed")
+_CLOSED_BY_SERVER: Final = re.compile(
+    r"failed to connect to all addresses.*(?:Socket closed|recvmsg: ?Connection reset by peer)"
+)
 
 
 def error_of_status(status: str, said: str, address: str, timeout: float) -> ScanKvError:

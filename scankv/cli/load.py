@@ -112,7 +112,7 @@ Create = Annotated[
     typer.Option(
         "--create",
         help="Create the table first, with column types that fit every row of the file. From a file of "
-        "`snapshots export`, the same table is restored: key, buckets, indexes, options and merge functions.",
+        "`snapshots export`, the same table is restored: key, buckets, indexes, options and aggregators.",
     ),
 ]
 BootstrapTablets = Annotated[

@@ -97,7 +97,7 @@ def publish(
         raise UsageError("--once and --every exclude each other: give one of them")
     if deletes is Deletes.VECTORS and format_ is not LakeFormat.DELTA:
         raise UsageError("--deletes vectors needs --format delta: other formats replace files")
-    lake = open_lake_table(uri, format_.value, parse_duration(keep_for), catalog)
+    lake = open_lake_table(uri, format_.value, parse_duration(keep_for, unit_for="--keep-for"), catalog)
     options = PublishOptions(
         is_full=full,
         partitioned=partitions,

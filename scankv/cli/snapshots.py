@@ -133,13 +133,19 @@ def release(snapshot_ids: SnapshotIds, url: Url = None) -> None:
         raise typer.Exit(FAILED)
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(text: str, *, unit_for: str | None = None) -> float:
     """Returns the seconds of a duration such as 600, 90s, 10m, 2h or 7d.
 
+    Args:
+        text: The duration.
+        unit_for: The option, if its duration must have a unit: its user may not think of seconds.
+
     Raises:
-        UsageError: The text is not a duration.
+        UsageError: The text is not a duration, or has no unit.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip(), re.ASCII)
+    if unit_for is not None and (match is None or not match[2]):
+        raise UsageError(f'{unit_for} must be a time with a unit, as in 90s, 10m, 2h or 7d, not "{text}"')
     if match is None:
         raise UsageError(f'"{text}" is not a time: write seconds, as in 600, or 90s, 10m, 2h, 7d')
     return float(match[1]) * _SECONDS_OF[match[2]]

@@ -74,8 +74,8 @@ def create(
 ) -> None:
     """Create a table, from options, from a file, or like another table.
 
-    docs/reference/types.md has the types of columns. docs/reference/table-options.md has the options for --set, with
-    their values and defaults.
+    The page "Column types" of the documentation has the types of columns. The page "Table options" has the options for
+    --set, with their values and defaults.
     """
     if file is not None:
         given: tuple[object, ...] = table, schema, key, bucket_key, buckets, tablets, index, partition_by, set_, like

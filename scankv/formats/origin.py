@@ -18,7 +18,6 @@ from scankv.model.errors import UsageError
 from scankv.model.types.types import storable_type
 
 _PREFIX: Final = "scankv."
-_EARLIER_NAMES: Final = {"aggregates": "aggregators"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +88,7 @@ class Origin:
         return names
 
     def _table_definition(self) -> TableFile:
-        # Files of earlier versions have the aggregators as `aggregates`.
-        values = {_EARLIER_NAMES.get(name, name): value for name, value in self.definition.items()}
-        return TableFile.of_values(values, "the definition in the file's metadata")
+        return TableFile.of_values(self.definition, "the definition in the file's metadata")
 
 
 def _restore_types(schema: pa.Schema, known: pa.Schema) -> pa.Schema:

@@ -1,4 +1,4 @@
-"""Table definitions in TOML files: name, columns, key, buckets, indexes, options and merge functions.
+"""Table definitions in TOML files: name, columns, key, buckets, indexes, options and aggregators.
 
 table = "ops.carrier_day"
 schema = "carrier string, day date, flights int64, delay_sum int64, worst int32"
@@ -49,6 +49,8 @@ _PLAIN: Final = (
     *("indexes", "version_column", "sequence_column"),
 )
 _SECTIONS: Final = ("options", "aggregators")
+_EARLIER_NAMES: Final = {"aggregates": "aggregators"}
+"""Fields in files of earlier versions, and what they are called now."""
 _FIELDS: Final = (*_PLAIN, *_SECTIONS, "sequence_groups")
 
 
@@ -80,6 +82,7 @@ class TableFile:
             UsageError: A field is missing, unknown, or of the wrong type.
             ScanKvError: The columns cannot be parsed.
         """
+        values = _with_present_names(values)
         for name in values:
             if name not in _FIELDS:
                 raise UsageError(f'{source}: unknown field "{name}"{did_you_mean(name, _FIELDS)}')
@@ -112,6 +115,12 @@ class TableFile:
     def create(self, client: sync.Client) -> sync.Table:
         """Creates the table."""
         return client.create_table(self.table, self.schema, **self.arguments, **self.options)
+
+
+def _with_present_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    # A file with both names keeps both, so the earlier one is refused as unknown.
+    present = {old: new for old, new in _EARLIER_NAMES.items() if new not in values}
+    return {present.get(name, name): value for name, value in values.items()}
 
 
 def read_table_file(path: Path) -> TableFile:

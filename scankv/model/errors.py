@@ -466,7 +466,7 @@ class TooManySnapshots(ServerRefused):
     """The server has reached its limit of leases on snapshots, or of disk space that snapshots keep.
 
     What to do:
-        Release snapshots that are no longer needed: `scankv snapshots` lists them. The limits are
+        Release snapshots that are no longer needed: `scankv snapshots list` shows them. The limits are
         `max_snapshot_leases`, `max_snapshot_bytes` and, for each principal, `max_caller_share`.
     """
 

@@ -66,8 +66,8 @@ class TableServiceServicer:
 
     def CreateTable(self, request, context):
         """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
-        Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-        SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregate function),
+        Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregators),
+        SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregator),
         INVALID_OPTION (an option that does not exist, a value that is not allowed, an option that the merge engine needs
         or does not have).
         """
@@ -93,7 +93,7 @@ class TableServiceServicer:
         used when this call returns. A changed option applies to running work from then on; a columnar base that is no
         longer wanted is not read any more, and is removed in the background.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; a column
-        that the key, an index or an aggregate needs as it is; a default that does not fit; an index
+        that the key, an index or an aggregator needs as it is; a default that does not fit; an index
         on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
         not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
         allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory

@@ -33,8 +33,8 @@ class TableServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TableServiceAsyncStub: ...
     CreateTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.CreateTableRequest, _table_pb2.CreateTableResponse]
     """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
-    Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-    SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregate function),
+    Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregators),
+    SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregator),
     INVALID_OPTION (an option that does not exist, a value that is not allowed, an option that the merge engine needs
     or does not have).
     """
@@ -52,7 +52,7 @@ class TableServiceStub:
     used when this call returns. A changed option applies to running work from then on; a columnar base that is no
     longer wanted is not read any more, and is removed in the background.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; a column
-    that the key, an index or an aggregate needs as it is; a default that does not fit; an index
+    that the key, an index or an aggregator needs as it is; a default that does not fit; an index
     on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
     not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
     allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory
@@ -69,8 +69,8 @@ class TableServiceAsyncStub(TableServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTable: _aio.UnaryUnaryMultiCallable[_table_pb2.CreateTableRequest, _table_pb2.CreateTableResponse]  # type: ignore[assignment]
     """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
-    Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-    SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregate function),
+    Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregators),
+    SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregator),
     INVALID_OPTION (an option that does not exist, a value that is not allowed, an option that the merge engine needs
     or does not have).
     """
@@ -88,7 +88,7 @@ class TableServiceAsyncStub(TableServiceStub):
     used when this call returns. A changed option applies to running work from then on; a columnar base that is no
     longer wanted is not read any more, and is removed in the background.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; a column
-    that the key, an index or an aggregate needs as it is; a default that does not fit; an index
+    that the key, an index or an aggregator needs as it is; a default that does not fit; an index
     on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
     not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
     allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory
@@ -108,8 +108,8 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_table_pb2.CreateTableResponse, _abc.Awaitable[_table_pb2.CreateTableResponse]]:
         """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
-        Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-        SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregate function),
+        Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregators),
+        SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregator),
         INVALID_OPTION (an option that does not exist, a value that is not allowed, an option that the merge engine needs
         or does not have).
         """
@@ -139,7 +139,7 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         used when this call returns. A changed option applies to running work from then on; a columnar base that is no
         longer wanted is not read any more, and is removed in the background.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; a column
-        that the key, an index or an aggregate needs as it is; a default that does not fit; an index
+        that the key, an index or an aggregator needs as it is; a default that does not fit; an index
         on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
         not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
         allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory

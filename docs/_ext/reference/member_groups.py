@@ -35,7 +35,7 @@ GROUPS = {
         "Order": "ordered unordered reverse",
         "Which instant": "if_changed_since isolation read_path",
         "Changes": "start_from stop_at with_row_kind with_consumer_id with_source with_catch_up with_untracked "
-        "with_unmatched with_poll_interval",
+        "with_unmatched",
         "How it is read": "batches stream_sync splits resume resume_from with_chunk explain",
     },
     "ScanStream": {"First calls": "commit resume_token schema aclose close"},

@@ -60,7 +60,7 @@ SCANS = [
         "if_changed_since",
     ),
     *("resume", "resume_from", "with_source", "start_from", "stop_at", "with_catch_up", "with_unmatched"),
-    *("with_consumer_id", "with_poll_interval"),
+    "with_consumer_id",
 ]
 
 

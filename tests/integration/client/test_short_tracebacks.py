@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import ScanKvError, connect, sync
+from aio_client import ScanKvError, SnapshotLost, connect, sync
 from scankv.model.short_tracebacks import VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from aio_client import Client, Table
 
@@ -92,6 +92,31 @@ async def test_a_stream_that_fails_has_a_short_traceback(client: Client, table: 
     with pytest.raises(ScanKvError) as caught:
         sync_scan.to_arrow()
     check(caught.value)
+
+
+def batches_that_fail(schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    yield pa.RecordBatch.from_pylist([{"player": "ann", "score": 1}], schema)
+    raise SnapshotLost("the snapshot of these rows has expired")
+
+
+def rows_that_fail(table: sync.Table) -> pa.RecordBatchReader:
+    return pa.RecordBatchReader.from_batches(table.schema, batches_that_fail(table.schema))
+
+
+def test_the_frames_of_rows_that_a_blocking_program_makes_are_kept(table: sync.Table) -> None:
+    with pytest.raises(SnapshotLost) as caught:
+        table.upsert(rows_that_fail(table))
+    assert "in batches_that_fail" in lines_of(caught.value)[-3]
+
+
+@pytest.mark.asyncio
+async def test_the_frames_of_rows_that_an_asynchronous_program_makes_are_kept(
+    client: Client, table: sync.Table
+) -> None:
+    found = await client.table(table.name)
+    with pytest.raises(SnapshotLost) as caught:
+        await found.upsert(rows_that_fail(table))
+    assert "in batches_that_fail" in lines_of(caught.value)[-3]
 
 
 def test_complete_tracebacks_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,7 +212,7 @@ def test_one_header_precedes_the_first_changes_with_new_columns(client: sync.Cli
 def test_an_idle_stream_says_up_to_when_it_has_everything(client: sync.Client) -> None:
     table = create(client)
     table.upsert(rows(range(KEYS)))
-    with table.changes(StartFrom.LATEST).with_poll_interval(0.1).stream() as stream:
+    with table.changes(StartFrom.LATEST).stream() as stream:
         offsets = dict(stream.log_offsets)
         heard: list[dt.datetime | None] = []
         stream.on_heartbeat(lambda: heard.append(stream.watermark))

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import typer
 
+from scankv.cli.app import app
 from scankv.cli.show import duration
+from scankv.cli.snapshots import parse_duration
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,17 @@ from scankv.cli.show import duration
 )
 def test_a_time_has_its_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_time_without_a_unit_is_in_seconds() -> None:
+    assert parse_duration("7") == 7
+    assert parse_duration("7d", unit_for="--keep-for") == 7 * 86_400
+
+
+@pytest.mark.parametrize("text", ["7", "0", "7 days", ""])
+def test_how_long_published_versions_are_kept_needs_a_unit(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    publish = ["publish", "game.scores", "scores", "--keep-for", text]
+    with pytest.raises(SystemExit):
+        typer.main.get_command(app)(publish)
+    message = f'--keep-for must be a time with a unit, as in 90s, 10m, 2h or 7d, not "{text}"'
+    assert message in capsys.readouterr().err

@@ -8,6 +8,7 @@ import re
 import shlex
 from contextlib import redirect_stdout, suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -27,6 +28,8 @@ def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from commands(subcommand, f"{path} {name}")
 
 
+REPOSITORY = Path(__file__).parents[3]
+PAGES = ("disks", "monitoring")
 ROOT = typer.main.get_command(app)
 ALL = dict(commands(ROOT, "scankv"))
 
@@ -109,3 +112,17 @@ def test_the_usage_of_a_command_names_its_arguments_as_the_documentation_does() 
     assert help_of("scankv load").startswith("Usage: scankv load [OPTIONS] TABLE FILE\n")
     assert help_of("scankv get").startswith("Usage: scankv get [OPTIONS] TABLE KEY...\n")
     assert help_of("scankv delete").startswith("Usage: scankv delete [OPTIONS] TABLE [KEY...]\n")
+
+
+def test_help_names_pages_by_their_titles_and_aggregators_by_their_name() -> None:
+    texts = {path: help_of(path) for path in ALL}
+    assert [path for path, text in texts.items() if ".md" in text] == []
+    assert [path for path, text in texts.items() if "merge function" in " ".join(text.split())] == []
+
+
+@pytest.mark.parametrize("page", ["scankv/model/errors.py", *(f"docs/operations/{page}.md" for page in PAGES)])
+def test_advice_names_a_command_that_lists_and_not_its_group(page: str) -> None:
+    groups = [path for path in ALL if f"{path} list" in ALL and ALL[path].no_args_is_help]
+    assert "scankv snapshots" in groups
+    text = (REPOSITORY / page).read_text()
+    assert [group for group in groups if f"`{group}`" in text] == []

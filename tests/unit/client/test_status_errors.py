@@ -12,6 +12,7 @@ GATEWAY = (
 )
 REFUSED = "UNKNOWN: ipv4:127.0.0.1:7070: Failed to connect to remote host: Connection refused"
 CLOSED = "UNAVAILABLE: ipv4:127.0.0.1:7491: Socket closed"
+RESET = "UNAVAILABLE: ipv4:127.0.0.1:7491: recvmsg:Connection reset by peer (104)"
 OTHER = "UNKNOWN: ipv4:127.0.0.1:7491: No route to host"
 
 
@@ -21,6 +22,7 @@ OTHER = "UNKNOWN: ipv4:127.0.0.1:7491: No route to host"
         (GATEWAY, "it answers HTTP/1.1, as the HTTP gateway and the metrics port of a server do"),
         (REFUSED, "the connection was refused; start a server there with `scankv serve --data DIR`, or connect"),
         (CLOSED, "it may require TLS, or a client certificate: connect to scankvs://localhost:7070"),
+        (RESET, "it may require TLS, or a client certificate: connect to scankvs://localhost:7070"),
         (OTHER, f"failed to connect to all addresses; last error: {OTHER}"),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_mode_that_is_not_known_is_refused() -> None:
         kind_of(write_pb2.UpsertRequest(mode=7))  # type: ignore[arg-type]
 
 
-def test_aggregate_functions_are_a_list_in_the_file_and_names_with_commas_elsewhere(tmp_path: Path) -> None:
+def test_aggregators_are_a_list_in_the_file_and_names_with_commas_elsewhere(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('data = "x"\naggregators = ["a.b", "c.d"]\n')
     assert load_config({}, file).aggregators == ("a.b", "c.d")
@@ -90,3 +90,13 @@ def test_aggregate_functions_are_a_list_in_the_file_and_names_with_commas_elsewh
     file.write_text('data = "x"\naggregators = [5]\n')
     with pytest.raises(UsageError, match="a list of names"):
         load_config({}, file)
+
+
+def test_the_earlier_name_of_aggregators_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('data = "x"\naggregate_functions = ["a.b"]\n')
+    now = 'has the setting "aggregate_functions", which is now "aggregators"'
+    with pytest.raises(UsageError, match=f"the configuration file {now}"):
+        load_config({}, file)
+    with pytest.raises(UsageError, match=f"the environment {now}"):
+        load_config({"data": "x"}, environ={"SCANKV_AGGREGATE_FUNCTIONS": "a.b"})
