@@ -37,6 +37,16 @@ def test_rejected_rows_of_csv_are_corrected_and_loaded_again(scankv: CommandLine
     assert scankv("count", scores, "--where", "player = 'fay, \"jr\"' AND score = 3").text == "1\n"
 
 
+def test_quoted_text_that_means_null_without_quotes_stays_quoted(
+    scankv: CommandLine, table: str, tmp_path: Path
+) -> None:
+    scankv("create", table, "--schema", "id int64 not null, name string", "--key", "id")
+    (tmp_path / "rows.csv").write_text('id,name\nx,"NA"\ny,NA\nz,"none"\n')
+    skip = ["--on-error", "skip", "--null", "none"]
+    scankv("load", table, "rows.csv", *skip, "--null", "NA", code=3)
+    assert (tmp_path / "rows.csv.rejected").read_text() == 'id,name\nx,"NA"\ny,\nz,"none"\n'
+
+
 def test_rejected_lines_of_json_are_kept_as_they_were(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     bad = ['{"player": "eve",  "score": "x"}', "{bad", '{"score":1}']
     text = "\n".join(['{"player":"dan"}', *bad])
