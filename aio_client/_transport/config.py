@@ -101,7 +101,7 @@ class ClientConfig:
             )
         if self.token is not None and not isinstance(self.token, TokenSource):
             raise UsageError("token must be a TokenFile, a TokenEnv or None; connect also takes text", option="token")
-        if self.token is not None and self.tls is None and not _is_loopback(_split_address(self.url)[0]):
+        if self.token is not None and self.tls is None and not is_loopback(_split_address(self.url)[0]):
             raise UsageError(
                 f"the token must not be sent to {self.address} over a connection that is not encrypted, where others "
                 f"could read it: connect to {_ENCRYPTED}{self.address}, or leave the token out",
@@ -161,7 +161,7 @@ def is_encrypted(url: str) -> bool:
     return isinstance(url, str) and url.startswith(_ENCRYPTED)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from aio_client._transport.config import is_loopback
 from scankv.model.errors import (
     DataLoss,
     DeadlineExceeded,
@@ -64,7 +65,7 @@ _CLOSED_BY_SERVER: Final = re.compile(
 )
 
 
-def error_of_status(status: str, said: str, address: str, timeout: float) -> ScanKvError:
+def error_of_status(status: str, said: str, address: str, timeout: float, *, tls: bool) -> ScanKvError:
     """Returns the error for the status of a call.
 
     Args:
@@ -72,11 +73,12 @@ def error_of_status(status: str, said: str, address: str, timeout: float) -> Sca
         said: The text that came with it.
         address: The server.
         timeout: The seconds that the call had.
+        tls: Whether the client uses TLS.
     """
     cls = _ERROR_OF_STATUS.get(status, InternalError)
     if cls is Unavailable and (why := _handshake_failure(said, address)):
         return TlsHandshakeFailed(f"no encrypted connection to the ScanKV server at {address}: {why}", address=address)
-    return cls(_message_of(cls, said, address, timeout), address=address)
+    return cls(_message_of(cls, said, address, timeout, tls=tls), address=address)
 
 
 def _handshake_failure(said: str, address: str) -> str | None:
@@ -87,9 +89,9 @@ def _handshake_failure(said: str, address: str) -> str | None:
     return None
 
 
-def _message_of(cls: type[ScanKvError], said: str, address: str, timeout: float) -> str:
+def _message_of(cls: type[ScanKvError], said: str, address: str, timeout: float, *, tls: bool) -> str:
     if cls is Unavailable:
-        return f"no ScanKV server answers at {address}: {explain_failure(said, address)}"
+        return f"no ScanKV server answers at {address}: {explain_failure(said, address, tls=tls)}"
     if cls is DeadlineExceeded:
         return f"the ScanKV server at {address} did not answer within {readable_seconds(timeout)} s"
     if cls is RequestTooLarge:
@@ -99,15 +101,16 @@ def _message_of(cls: type[ScanKvError], said: str, address: str, timeout: float)
     return f"the ScanKV server at {address} failed: {said}"
 
 
-def explain_failure(said: str, address: str) -> str:
+def explain_failure(said: str, address: str, *, tls: bool) -> str:
     """Returns why a connection failed and what to do, if gRPC's text has a known reason; else gRPC's text.
 
     Args:
         said: The text.
         address: The server.
+        tls: Whether the client uses TLS.
     """
     if _REFUSED.search(said):
-        return f"the connection was refused; {how_to_start(address)}"
+        return f"the connection was refused; {how_to_start(address, tls=tls)}"
     if _ANSWERS_HTTP.search(said):
         return (
             "it answers HTTP/1.1, as the HTTP gateway and the metrics port of a server do; connect to the port of the "
@@ -122,9 +125,11 @@ def explain_failure(said: str, address: str) -> str:
     return said
 
 
-def how_to_start(address: str) -> str:
-    """Returns how to start a server at an address."""
-    port = address.rpartition(":")[2]
+def how_to_start(address: str, *, tls: bool) -> str:
+    """Returns how to start a server at an address: with a command if a server without TLS on this machine will do."""
+    host, _, port = address.rpartition(":")
+    if tls or not is_loopback(host):
+        return "start a server there, or connect to another address"
     option = "" if port == _DEFAULT_PORT else f" --port {port}"
     return f"start a server there with `scankv serve --data DIR{option}`, or connect to another address"
 

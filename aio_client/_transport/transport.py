@@ -471,7 +471,8 @@ class Transport:
         return known
 
     def _status_error(self, error: grpc.aio.AioRpcError, timeout: float) -> ScanKvError:
-        return error_of_status(error.code().name, error.details() or str(error.code()), self.address, timeout)
+        said = error.details() or str(error.code())
+        return error_of_status(error.code().name, said, self.address, timeout, tls=self.config.tls is not None)
 
     async def wait_closed(self) -> None:
         """Waits until the client is closed.
@@ -507,7 +508,7 @@ class Transport:
                         if isinstance(known, Unavailable):
                             # If a host has several addresses, only some failures have the address of the server.
                             if not is_explained:
-                                why = explain_failure(said, self.address)
+                                why = explain_failure(said, self.address, tls=self.config.tls is not None)
                                 last, is_explained = f"it does not answer: {why}", why != said
                         else:
                             last = said

@@ -94,7 +94,7 @@ async def measure(
         report: Is called with what is measured next.
     """
     async with connect(url, profile=PROFILE.get()) as client:
-        check_listening(client.config.address)
+        check_listening(client.config)
         # Fails at once if no server listens, before a table may have been created.
         await client.stats()
         for _ in range(_WARM_UP_CALLS):

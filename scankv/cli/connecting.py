@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from aio_client import sync
+    from aio_client._transport.config import ClientConfig
 
 PROFILE: Final[ContextVar[str | None]] = ContextVar("PROFILE", default=None)
 """The profile that was given before the command. None: that of the environment, if there is one."""
 
-_CONNECT_SECONDS: Final = 1.0
+_CONNECT_SECONDS: Final = 1.5
 
 
 def open_client(url: str | None, *, waits: bool = False) -> sync.Client:
@@ -38,28 +39,31 @@ def open_client(url: str | None, *, waits: bool = False) -> sync.Client:
     client = sync.connect(url, profile=PROFILE.get())
     if not waits:
         try:
-            check_listening(client.config.address)
+            check_listening(client.config)
         except BaseException:
             client.close()
             raise
     return client
 
 
-def check_listening(address: str) -> None:
-    """Raises Unavailable, within about a second, if no server listens at an address."""
+def check_listening(config: ClientConfig) -> None:
+    """Raises Unavailable, within two seconds, if no server listens at the address of a client."""
     from aio_client._transport.status_errors import how_to_start
     from scankv.model.errors import Unavailable
 
+    address = config.address
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        why = f"the name of the host has no address ({error.strerror}); check the address"
+    except (OSError, UnicodeError) as error:
+        # UnicodeError: a part of the name is empty or too long.
+        reason = error.strerror if isinstance(error, OSError) else "it is not a name of a host"
+        why = f"the name of the host has no address ({reason}); check the address"
         raise Unavailable(f"no ScanKV server answers at {address}: {why}", address=address) from None
     deadline = time.monotonic() + _CONNECT_SECONDS
-    for family, kind, protocol, _, at in found:
+    for tried, (family, kind, protocol, _, at) in enumerate(found):
         with socket.socket(family, kind, protocol) as connection:
-            connection.settimeout(max(0.05, deadline - time.monotonic()))
+            connection.settimeout(max(0.05, (deadline - time.monotonic()) / (len(found) - tried)))
             try:
                 connection.connect(at)
                 return
@@ -67,4 +71,5 @@ def check_listening(address: str) -> None:
                 why = f"it does not answer within {_CONNECT_SECONDS:g} s"
             except OSError as error:
                 why = "the connection was refused" if isinstance(error, ConnectionRefusedError) else str(error.strerror)
-    raise Unavailable(f"no ScanKV server answers at {address}: {why}; {how_to_start(address)}", address=address)
+    how = how_to_start(address, tls=config.tls is not None)
+    raise Unavailable(f"no ScanKV server answers at {address}: {why}; {how}", address=address)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -139,8 +139,9 @@ Rejected = Annotated[
     typer.Option(
         "--rejected",
         metavar="PATH",
-        help="With --on-error skip: where to write the rejected rows, to be corrected and loaded again. Default: "
-        "FILE.rejected in the current directory.",
+        help="With --on-error skip: where to write the rejected rows, to be corrected and loaded again; an existing "
+        "file is replaced. Default: FILE.rejected in the current directory, if no such file exists. For standard "
+        "input, there is no default.",
         show_default=False,
     ),
 ]
@@ -240,12 +241,12 @@ def load(
         raise UsageError("--rejected is for --on-error skip: add it")
     if not create and (key or no_key or buckets or set_ or ignore_definition):
         raise UsageError("--key, --no-key, --buckets, --set and --ignore-definition are for a new table: add --create")
+    rejects = RejectedRows(file, rejected) if skip else None
     settings, csv = table_settings_of(set_), CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
     with (
         open_inputs(file, format_, again=create) as sources,
         open_client(url) as client,
         limit_memory_of_inputs(file, sources),
-        RejectedRows(file, rejected) as rejects,
     ):
         check_delimiter(sources[0], delimiter)
         if create:
@@ -258,8 +259,8 @@ def load(
             _create_table(client, table, new)
             if new.restored and new.definition.arguments["primary_key"]:
                 mode = mode or Mode.OVERWRITE
-        _load(client, table, sources, csv, mode or Mode.MERGE, rejects if skip else None, track_changes=track_changes)
-    if rejects.count:
+        _load(client, table, sources, csv, mode or Mode.MERGE, rejects, track_changes=track_changes)
+    if rejects is not None and rejects.count:
         raise typer.Exit(SOME_REJECTED)
 
 
@@ -369,7 +370,7 @@ def _load(
                 check_file_columns(names, table.schema, defaults)
     started = time.monotonic()
     loading = Loading(client, table, mode.value, track_changes=track_changes)
-    with _report_rows_of_a_part(loading, name), _progress(sources) as (report, show):
+    with _report_rows_of_a_part(loading, name, rejects), _progress(sources) as (report, show), rejects or nullcontext():
         for source in sources:
             bad = BadRows(source.name, skip=False)
             if rejects is not None:
@@ -378,26 +379,31 @@ def _load(
             loading.run(blocks, bad, lambda: show(loading.rows, loading.rows / (time.monotonic() - started)))
     seconds = time.monotonic() - started
     typer.echo(f"loaded {counted(loading.rows, 'row')} into {name} in {seconds:.2f} s{rate(loading.rows, seconds)}")
-    if rejects is not None and rejects.count:
-        typer.echo(f"skipped {counted(rejects.count, 'bad row')}: see {printable(str(rejects.path))}", err=True)
+    _name_rejected(rejects)
 
 
 @contextmanager
-def _report_rows_of_a_part(loading: Loading, name: str) -> Iterator[None]:
-    """Reports how many rows are in the table if the load ends early, for whatever reason."""
+def _report_rows_of_a_part(loading: Loading, name: str, rejects: RejectedRows | None) -> Iterator[None]:
+    """Reports how many rows are in the table, and which were rejected, if the load ends early, for whatever reason."""
     try:
         yield
-    except BadFile:
-        # Its message already contains the number.
-        raise
     except (KeyboardInterrupt, SystemExit, ScanKvError) as error:
-        ended = "stopped" if isinstance(error, ScanKvError) else "interrupted"
-        more = f"; up to {loading.unsure:,} more may be" if loading.unsure else ""
-        written = f"{counted(loading.rows, 'row is', 'rows are')} in {name}{more}"
-        if not loading.rows and not loading.unsure:
-            written = f"nothing was written to {name}"
-        typer.echo(f"{ended}: {written}", err=True)
+        # The message of BadFile already contains the number.
+        if not isinstance(error, BadFile):
+            ended = "stopped" if isinstance(error, ScanKvError) else "interrupted"
+            more = f"; up to {loading.unsure:,} more may be" if loading.unsure else ""
+            written = f"{counted(loading.rows, 'row is', 'rows are')} in {name}{more}"
+            if not loading.rows and not loading.unsure:
+                written = f"nothing was written to {name}"
+            typer.echo(f"{ended}: {written}", err=True)
+        _name_rejected(rejects)
         raise
+
+
+def _name_rejected(rejects: RejectedRows | None) -> None:
+    """Reports where the rejected rows are, if there are any."""
+    if rejects is not None and rejects.count and rejects.is_usable:
+        typer.echo(f"skipped {counted(rejects.count, 'bad row')}: see {printable(str(rejects.path))}", err=True)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from scankv.model.errors import UsageError
 _LAST: Final = re.compile(r"last:([0-9]{1,9})")
 _LAKE: Final = "lake:"
 _NUMBER: Final = re.compile("[0-9]{1,18}")
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ]|$)")
 _OFFSETS: Final = re.compile(r"[0-9]+=[0-9]+(,[0-9]+=[0-9]+)*")
 _NAMED: Final = {"full": StartFrom.FULL, "earliest": StartFrom.EARLIEST, "latest": StartFrom.LATEST}
 
@@ -50,12 +51,21 @@ def parse_stop(option: str, text: str) -> StopAt:
 
 
 def parse_version(text: str) -> datetime | int | None:
-    """Parses a version of a published table: its number, or a time. Returns None for any other text."""
+    """Parses a version of a published table: its number, or a time. Returns None for any other text.
+
+    Raises:
+        UsageError: The text looks like a date or a time, and is none.
+    """
     if _NUMBER.fullmatch(text):
         return int(text)
     try:
         return _to_time(text)
     except ValueError:
+        if _DATE.match(text):
+            raise UsageError(
+                "--as-of must be a snapshot, a version as 12, or a time between the years 1 and 9999 as "
+                f'2026-01-31T12:00:00Z, not "{text}"'
+            ) from None
         return None
 
 
@@ -79,4 +89,8 @@ def _time(option: str, text: str, others: str) -> datetime:
 
 def _to_time(text: str) -> datetime:
     """Parses a time. A time without a zone is in the local zone of this machine. Raises ValueError for other text."""
-    return datetime.fromisoformat(text).astimezone(UTC)
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except OverflowError as error:
+        # In UTC, the year is not between 1 and 9999.
+        raise ValueError(text) from error

@@ -108,7 +108,7 @@ def publish(
     async def run() -> None:
         async with connect(url, profile=PROFILE.get()) as client:
             if every is None:
-                check_listening(client.config.address)
+                check_listening(client.config)
                 _show(await publish_once(client, table, lake, options), as_json=json_)
             else:
                 await publish_every(

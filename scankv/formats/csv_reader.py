@@ -18,7 +18,7 @@ from scankv.model.types.default_values import NO_DEFAULTS
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from scankv.formats.blocks import BadRows
     from scankv.formats.csv_dialect import CsvOptions
@@ -54,12 +54,14 @@ class Fields:
         first_number: The number of the first row, whether its number of fields is right or wrong.
         wrong: The rows with a wrong number of fields, with ascending numbers.
         delimiter: The character between two fields.
+        null_texts: Texts that are null unless they are quoted.
     """
 
     rows: pa.RecordBatch
     first_number: int
     wrong: list[WrongRow]
     delimiter: str
+    null_texts: tuple[str, ...]
 
     def number(self, row: int) -> int:
         """Returns the number in the file of one of `rows`."""
@@ -71,10 +73,10 @@ class Fields:
         return number
 
     def line(self, row: int) -> bytes:
-        """Returns one of `rows` as a line. An empty field is null, and a quoted empty field is not."""
+        """Returns one of `rows` as a line. A field that is null is empty, and other texts that mean null are quoted."""
         values = [column[row].as_py() for column in self.rows.columns]
         texts = [None if value is None else value.decode("utf-8", "surrogateescape") for value in values]
-        return csv_line(texts, self.delimiter)
+        return csv_line(texts, self.delimiter, (*NULL_WORDS, *self.null_texts))
 
 
 class CsvFile:
@@ -91,6 +93,7 @@ class CsvFile:
     def __init__(self, stream: io.BufferedReader, options: CsvOptions) -> None:
         self.names: list[str]
         self.names, self._delimiter = read_header(stream, options.delimiter)
+        self._null_texts = options.null_texts
         self._stream = stream
         self._convert_options = pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(self.names, pa.binary()),
@@ -131,7 +134,8 @@ class CsvFile:
                 raise ValueError(f"{unreadable[0]}: convert the file to UTF-8")
         table = self._read(data, on_wrong_length)
         columns = [column.combine_chunks() for column in table.columns]
-        return Fields(pa.RecordBatch.from_arrays(columns, names=self.names), first_number, wrong, self._delimiter)
+        rows = pa.RecordBatch.from_arrays(columns, names=self.names)
+        return Fields(rows, first_number, wrong, self._delimiter, self._null_texts)
 
     def _read(self, data: bytes, on_wrong_length: Callable[[pyarrow.csv.InvalidRow], str]) -> pa.Table:
         return pyarrow.csv.read_csv(
@@ -240,15 +244,23 @@ def shorten(value: bytes) -> str:
     return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
 
 
-def csv_line(texts: Sequence[str | None], delimiter: str) -> bytes:
-    """Returns fields as a line of CSV without its end. None becomes an empty field, an empty text a quoted one."""
-    shown = ["" if text is None else _quoted(text, delimiter) for text in texts]
+def csv_line(texts: Sequence[str | None], delimiter: str, null_texts: Collection[str] = ()) -> bytes:
+    """Returns fields as a line of CSV without its end. None becomes an empty field, an empty text a quoted one.
+
+    Args:
+        texts: The fields.
+        delimiter: The character between two fields.
+        null_texts: Further texts to be quoted, because they mean null without quotes.
+    """
+    shown = ["" if text is None else _quoted(text, delimiter, null_texts) for text in texts]
     return delimiter.join(shown).encode("utf-8", "surrogateescape")
 
 
-def _quoted(text: str, delimiter: str) -> str:
-    is_plain = text and text == text.strip() and not any(mark in text for mark in ('"', "\r", "\n", delimiter))
-    return text if is_plain else '"' + text.replace('"', '""') + '"'
+def _quoted(text: str, delimiter: str, null_texts: Collection[str]) -> str:
+    is_plain = text == text.strip() and not any(mark in text for mark in ('"', "\r", "\n", delimiter))
+    if text and is_plain and text not in null_texts:
+        return text
+    return '"' + text.replace('"', '""') + '"'
 
 
 def _where(number: int) -> str:

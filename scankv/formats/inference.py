@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -33,6 +34,8 @@ _CANDIDATES: Final = (pa.int64(), pa.float64(), pa.bool_(), pa.date32(), pa.time
 _WIDER: Final = {pa.int64(): pa.float64(), pa.date32(): _MICROS, _MICROS: _NANOS, _INSTANT: pa.timestamp("ns", "UTC")}
 # 007 is a code, not a number: an int64 column would return it as 7.
 _LEADING_ZERO: Final = r"^[+-]?0[0-9xX]"
+_CODE: Final = re.compile(_LEADING_ZERO.encode())
+_NUMBERS: Final = (pa.int64(), pa.float64())
 _SAMPLE_ROWS: Final = 100
 
 
@@ -116,7 +119,10 @@ class ColumnGuess:
         return self._type or pa.string()
 
     def add(self, fields: pa.BinaryArray) -> Fallback | None:
-        """Adds further values of the column. Returns which value makes it string; None: none, or it is text anyway."""
+        """Adds further values of the column.
+
+        Returns which value makes it string. None: none does, it is text anyway, or the numbers are codes.
+        """
         before = self._type, self._beyond_double
         self._add(fields)
         if before[0] == pa.string() or self._type != pa.string():
@@ -129,8 +135,10 @@ class ColumnGuess:
                 breaks = middle
             else:
                 fits = middle
-        type_ = self._after(before, fields[:fits])
-        return None if type_ is None else Fallback(fits, shorten(fields[fits].as_py()), type_)
+        type_, value = self._after(before, fields[:fits]), fields[fits].as_py()
+        if type_ is None or (type_ in _NUMBERS and _CODE.match(value)):
+            return None
+        return Fallback(fits, shorten(value), type_)
 
     def _after(self, state: tuple[pa.DataType | None, bool], fields: pa.BinaryArray) -> pa.DataType | None:
         """Returns what the type would be after some values."""
@@ -158,7 +166,7 @@ class ColumnGuess:
 
     def _values(self, texts: pa.StringArray, candidate: pa.DataType) -> pa.Array | None:
         """Returns the texts as values of a type, or None if they do not fit the type."""
-        number = candidate in (pa.int64(), pa.float64())
+        number = candidate in _NUMBERS
         if number and pc.any(pc.match_substring_regex(texts, _LEADING_ZERO)).as_py():
             return None
         try:

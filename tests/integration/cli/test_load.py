@@ -170,11 +170,12 @@ def test_bad_rows_can_be_skipped_and_are_reported(
     scankv: CommandLine, scores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, places: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    finished = scankv("load", scores, "-", "--on-error", "skip", stdin=text, code=3)
+    skip = ["--on-error", "skip", "--rejected", "rejected"]
+    finished = scankv("load", scores, "-", *skip, stdin=text, code=3)
     assert finished.text.startswith("loaded 2 rows")
     *reports, total = finished.stderr.splitlines()
     assert sorted(report.split(": ")[1] for report in reports) == places
-    assert total == "skipped 4 bad rows: see stdin.rejected"
+    assert total == "skipped 4 bad rows: see rejected"
     assert scankv("count", scores).text == "5\n"
 
 
@@ -183,9 +184,10 @@ def test_rows_that_the_server_would_refuse_are_skipped_too(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"player": player}) for player in ("dan", "x" * 20_000, "eve", "y" * 20_000, "fay")]
-    finished = scankv("load", scores, "-", "--on-error", "skip", stdin="\n".join(lines), code=3)
+    skip = ["--on-error", "skip", "--rejected", "rejected"]
+    finished = scankv("load", scores, "-", *skip, stdin="\n".join(lines), code=3)
     assert finished.text.startswith("loaded 3 rows")
-    assert (tmp_path / "stdin.rejected").read_text().splitlines() == [lines[1], lines[3]]
+    assert (tmp_path / "rejected").read_text().splitlines() == [lines[1], lines[3]]
     assert [report.split(": ")[1] for report in finished.stderr.splitlines()[:2]] == ["line 2", "line 4"]
     assert "line 2" in scankv.fails("load", scores, "-", stdin="\n".join(lines))
 

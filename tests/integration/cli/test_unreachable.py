@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
 
+from scankv.cli import connecting
 from scankv.cli.app import app
 from tests.support.certificates import Authority
 from tests.support.command_line import CommandLine
@@ -85,14 +87,29 @@ def test_all_commands_of_a_server_are_tried() -> None:
     assert len(COMMANDS) > 30
 
 
-def test_a_host_that_does_not_answer_is_given_up_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_addresses_of_a_host_that_does_not_answer_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [(socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "127.0.0.2")]
+    found = [(family, socket.SOCK_STREAM, 6, "", (address, 1)) for family, address in addresses]
+    now, limits = [0.0], []
+
     def time_out(self: socket.socket, address: object) -> None:
-        assert self.gettimeout() is not None
-        assert self.gettimeout() <= 1.0  # type: ignore[operator]
+        limit = self.gettimeout()
+        assert limit is not None
+        limits.append(round(limit, 6))
+        now[0] += limit
         raise TimeoutError
 
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     monkeypatch.setattr(socket.socket, "connect", time_out)
-    assert "it does not answer within 1 s; start a server there" in CommandLine("localhost:1").fails("tables")
+    monkeypatch.setattr(connecting, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert "it does not answer within 1.5 s; start a server there" in CommandLine("localhost:1").fails("tables")
+    assert limits == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("host", ["foo..bar", "a" * 70 + ".com"])
+def test_a_text_that_names_no_host_is_refused(host: str) -> None:
+    message = CommandLine(f"{host}:7070").fails("tables")
+    assert message.startswith(f"no ScanKV server answers at {host}:7070: the name of the host has no address")
 
 
 def test_a_host_without_an_address_is_named() -> None:
