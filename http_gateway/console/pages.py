@@ -163,7 +163,7 @@ async def _login(gateway: Gateway, request: Request, values: Values) -> Response
 
 def _login_page(gateway: Gateway, request: Request, *, status: int = 200, problem: str = "") -> Response:
     settings = gateway.settings
-    lasts = {"seconds": settings.session_seconds, "idle_seconds": settings.session_idle_seconds}
+    lasts = {"seconds": settings.session_seconds, "idle": settings.session_idle_seconds}
     return _page(request, "login.html", {}, status=status, problem=problem, **lasts)
 
 

@@ -23,9 +23,11 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 # upper and lower case.
 BY_NAME = re.compile(
     r"(?:\b(?:pip3?|uv|pipx|poetry|pdm|conda|mamba)\b[^`;&|\n]{0,40}?\b(?:install|add|download|wheel|upgrade)\b|\buvx\b"
-    r"|\bpipx run\b)[^`;&|\n]{0,100}?(?<![\w./$-])(?<!of )scankv(?![\w./-]|://)",
+    r"|\bpipx run\b)[^`;&|\n]{0,100}?(?<![\w./$-])(?<!of )scankv(?![\w-]|\.\w|:?/\w|://)",
     re.IGNORECASE,
 )
+# The name with a version, as in requirements.
+WITH_VERSION = re.compile(r"(?<![\w./$-])scankv\s*[=<>~!]=\s*\d", re.IGNORECASE)
 INSTALLER = re.compile(r"\b(?:pip3?|uvx?|pipx|poetry|pdm|conda|mamba)\b")
 # The name with extras, as in requirements. Types of a generic class have capitals.
 WITH_EXTRAS = re.compile(r"(?<![\w./$-])scankv\[[a-z]")
@@ -37,10 +39,10 @@ OF_THE_PROJECT = "pyproject.toml"
 
 def find_installs_by_name(text: str) -> list[str]:
     """Returns the commands of a text that install ScanKV by its name. Notebooks and code escape quotes."""
-    if not INSTALLER.search(text) and not WITH_EXTRAS.search(text):
+    if not any(pattern.search(text) for pattern in (INSTALLER, WITH_EXTRAS, WITH_VERSION)):
         return []
     commands = CODE.sub(lambda found: " ".join(found[0].split()), CONTINUED.sub(" ", text)).replace("\\", "")
-    return [found[0] for pattern in (BY_NAME, WITH_EXTRAS) for found in pattern.finditer(commands)]
+    return [found[0] for pattern in (BY_NAME, WITH_EXTRAS, WITH_VERSION) for found in pattern.finditer(commands)]
 
 
 @cache
@@ -81,6 +83,10 @@ def test_no_text_tells_to_install_scankv_by_its_name() -> None:
         "pip download scankv",
         "RUN pip install scankv",
         "the extra `scankv[otel]`",
+        "Run pip install scankv.",
+        "pip install scankv/",
+        "requirements: scankv>=0.1",
+        "scankv == 0.1.0",
     ],
 )
 def test_an_install_by_name_is_found(text: str) -> None:
@@ -95,6 +101,8 @@ def test_an_install_by_name_is_found(text: str) -> None:
         "/opt/scankv/bin/pip install .",
         "pip install pandas; scankv serve",
         "pip install .\nscankv serve",
+        "pip install ./scankv/dist/it.whl",
+        "`pip install pandas` reads scankv.toml and scankv/model",
         "uv run scankv serve --data ./data",
         "`pip install polars duckdb` and `scankv publish`",
     ],

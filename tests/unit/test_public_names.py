@@ -20,10 +20,12 @@ import typer
 
 from http_gateway.operations import OPERATIONS
 from scankv.cli.app import app
+from scankv.lake.publisher import PublishReport
 from scankv.model.tables.options import TableOptions
 from spark_bridge.options import READ_NAMES, STREAM_NAMES
 from spark_bridge.write_options import WRITE_NAMES
 from streaming_server.config import ServerConfig
+from streaming_server.engine.backups.restore import RestoredTable
 from streaming_server.monitoring.catalog import SERVER_METRICS, STANDARD_METRICS, TABLE_METRICS
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ UNITS: Final = {"millis", "milliseconds", "micros", "microseconds", "nanos", "na
     "hours",
     "days",
 }
+# Short forms of units, which end a name. In front they are words of another meaning, such as `min_silence`.
+SHORT_UNITS: Final = {"s", "sec", "secs", "min", "mins", "hour", "day"}
 # What to say instead of a complete name, and instead of a word in a name.
 NAMES: Final = {
     "at": "as_of, or a name that ends in _at",
@@ -54,21 +58,43 @@ NAMES: Final = {
     "created": "created_at",
     "expires": "expires_at",
     "revoked": "revoked_at",
+    "last_write": "last_write_at",
+    "last_completed": "last_completed_at",
+    "view_time": "taken_at",
+    "sort_by": "order_by",
+    "aggregates": "aggregators",
+    "aggregate_functions": "aggregators",
+    "bucket_statistics": "stats",
+}
+# And instead of a complete name in one kind of place only.
+NAMES_OF_KIND: Final = {
+    ("method", "server_stats"): "stats",
+    ("json", "time"): "the name of the instant, such as taken_at",
+    ("http", "order"): "order_by or descending",
+    ("http", "sort"): "order_by",
 }
 WORDS: Final = {"statistics": "stats", "statistic": "stats", "aggregates": "aggregators"}
 # The ends of the names of settings with fractions that are no durations.
 FRACTIONS: Final = ("_share", "_amplification", "_per_second")
+# Dataclasses that are not public, and whose fields commands print as JSON.
+PRINTED_CLASSES: Final = (PublishReport, RestoredTable)
 ROW_COMMANDS: Final = ("scan", "get", "top", "tail")
 
 # Each with the reason why the rule is not for it.
 EXCEPTIONS: Final = {
     **{f"{each}{name}": "made by `timestamp`" for each in ("StartFrom", "StopAt") for name in (".micros", "(micros)")},
+    **{f"ScanKvDataSource.{name}": "a method of pyspark" for name in ("streamReader", "streamWriter")},
+    **{f"parameters.py: {name}": "a word of OpenAPI" for name in ("maxItems", "maxLength")},
+    **{
+        f"openapi.py: {name}": "a word of OpenAPI"
+        for name in ("additionalProperties", "operationId", "securitySchemes")
+    },
     "ScanStream.watermark": "the word of stream processing",
+    "RestoredTable.micros": "printed as taken_at",
     "ScanSpec.as_of": "has an instant or the number of a version",
     "scankv monitoring": "has no plural",
     "scankv tokens create --expires": "takes a time to live",
 }
-# Names that have yet to change. When this is empty, nothing is left.
 
 
 def is_excepted(place: str) -> bool:
@@ -87,15 +113,21 @@ class PublicName(NamedTuple):
 
 def problem_of(found: PublicName) -> str | None:
     """Which convention a name breaks. None: it keeps them all."""
+    if found.kind != "class" and re.search("[a-z][A-Z]", found.name):
+        return "words are separated by _"
     name = found.name.lower()
     words = re.split(r"[_.-]+", name)
     if unit := UNITS.intersection(words):
         return f"say it in seconds, not in {unit.pop()}"
+    if len(words) > 1 and words[-1] in SHORT_UNITS:
+        return f"say it in seconds, without the unit {words[-1]}"
     for word in words:
         if word in WORDS:
             return f"say {WORDS[word]}, not {word}"
     if found.kind != "metric" and name in NAMES:
         return f"say {NAMES[name]}, not {name}"
+    if (found.kind, name) in NAMES_OF_KIND:
+        return f"say {NAMES_OF_KIND[found.kind, name]}, not {name}"
     if found.kind in {"attribute", "parameter", "json", "http"} and name.endswith("_seconds"):
         return "durations are seconds anyway: leave out _seconds"
     if found.kind == "attribute" and name == "seconds":
@@ -254,8 +286,11 @@ def test_commands_keep_the_conventions() -> None:
 
 
 def keys_of(source: str) -> Iterator[str]:
-    """Yields the keys of all dictionaries that are written down in Python code, of which JSON is made."""
+    """Yields the keys of all dictionaries and of JSON in f-strings that are written down in Python code."""
     for node in ast.walk(ast.parse(source)):
+        for text in node.values if isinstance(node, ast.JoinedStr) else ():
+            if isinstance(text, ast.Constant):
+                yield from re.findall(r'[{,]"(\w+)":', str(text.value).replace(", ", ","))
         for key in node.keys if isinstance(node, ast.Dict) else ():
             if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value.isidentifier():
                 yield key.value
@@ -264,7 +299,7 @@ def keys_of(source: str) -> Iterator[str]:
 def test_json_of_commands_and_http_keeps_the_conventions() -> None:
     stored = {field.name for config in (ServerConfig, TableOptions) for field in dataclasses.fields(config)}
     # The log is not public.
-    files = [*(ROOT / "scankv" / "cli").glob("*.py"), *(ROOT / "http_gateway").glob("*.py")]
+    files = [*(ROOT / "scankv" / "cli").rglob("*.py"), *(ROOT / "http_gateway").rglob("*.py")]
     names = [
         PublicName("json", f"{path.name}: {key}", key)
         for path in files
@@ -272,7 +307,15 @@ def test_json_of_commands_and_http_keeps_the_conventions() -> None:
         for key in keys_of(path.read_text())
         if key not in stored
     ]
+    names += [
+        PublicName("json", f"{class_.__name__}.{field.name}", field.name)
+        for class_ in PRINTED_CLASSES
+        for field in dataclasses.fields(class_)
+    ]
     assert len(names) > 200
+    assert {"top_screen.py: taken_at", "sessions.py", "pages.py"} <= {
+        part for name in names for part in (name.place, name.place.partition(":")[0])
+    }
     assert problems_of(names) == []
 
 
@@ -430,6 +473,19 @@ def test_wrong_commands_are_found() -> None:
         ("json", "at"),
         ("http", "n"),
         ("setting", "aggregates"),
+        ("setting", "aggregate_functions"),
+        ("method", "server_stats"),
+        ("attribute", "view_time"),
+        ("json", "time"),
+        ("json", "last_write"),
+        ("json", "last_completed"),
+        ("http", "order"),
+        ("http", "sort"),
+        ("parameter", "sort_by"),
+        ("json", "takenAt"),
+        ("attribute", "ttl_sec"),
+        ("parameter", "wait_s"),
+        ("option", "keep_min"),
         ("setting", "batch_millis"),
         ("duration", "batch_delay"),
         ("metric", "scankv_scan_millis"),
@@ -445,3 +501,4 @@ def test_keys_of_json_are_found() -> None:
         "at",
         "by",
     ]
+    assert [*keys_of("""f'{{"time":{x},"first": {y}}}'""")] == ["time", "first"]

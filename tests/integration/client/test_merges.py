@@ -128,6 +128,20 @@ async def test_what_is_merged_and_what_is_hidden_survives_kill_and_restart(serve
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("engine", "values"), [("first_row", ["one", "two"]), ("last_row", ["late", "again"])])
+async def test_the_first_row_of_a_key_stays_and_the_last_one_replaces_it(
+    client: Client, name: str, engine: str, values: list[str]
+) -> None:
+    schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
+    table = await client.create_table(name, schema, primary_key=["k"], merge_engine=engine)
+    await table.upsert([{"k": 1, "v": "one"}, {"k": 1, "v": "late"}])
+    await table.upsert([{"k": 2, "v": "two"}])
+    await table.upsert([{"k": 2, "v": "again"}])
+    assert [row["v"] for row in await table.scan().ordered().to_pylist()] == values
+    await assert_replays(table)
+
+
+@pytest.mark.asyncio
 async def test_late_rows_lose_by_version_and_by_sequence(client: Client, name: str) -> None:
     schema = pa.schema([("k", pa.int64()), ("seq", pa.int64()), ("v", pa.string())])
     for number, options in enumerate(

@@ -102,6 +102,16 @@ async def test_columns_come_in_the_order_asked(table: Table) -> None:
     assert (await table.scan("name").to_arrow()).schema.names == ["name"]
 
 
+async def test_columns_that_are_left_out_are_not_sent(table: Table) -> None:
+    async def returned(scan: Scan) -> int:
+        async with scan.stream() as stream:
+            async for batch in stream:
+                assert batch.num_columns == len(stream.schema)
+        return stream.stats().bytes_returned
+
+    assert await returned(table.scan(columns=["k"])) < 0.8 * await returned(table.scan())
+
+
 async def test_rows_without_columns_are_counted(table: Table) -> None:
     counted = await table.scan(columns=[]).to_arrow()
     assert (counted.num_rows, counted.num_columns) == (ROWS, 0)
