@@ -838,13 +838,14 @@ def test_a_stalled_scan_beyond_the_share_ends_for_the_scan_of_another_principal(
         with sync.connect(secured.address, token=issuer.root) as root:
             schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
             table = root.create_table("own.large", schema, primary_key=["k"], buckets=1)
-            table.upsert(pa.table({"k": range(15_000), "v": ["v" * 1000] * 15_000}, schema=schema))
+            # More than gRPC receives of a stream that nobody reads: its window grows to 16 MiB.
+            table.upsert(pa.table({"k": range(40_000), "v": ["v" * 1000] * 40_000}, schema=schema))
         request = request_type(call)(table="own.large")
         streams = [scene.owner.stream(call, request) for _ in range(4)]
         for stream in streams:
             next(stream)
         with sync.connect(secured.address, token=OwnersServer.token_of(scene.others[-1])) as other:
-            assert other.table("own.large").scan().select("k").to_arrow().num_rows == 15_000
+            assert other.table("own.large").scan().select("k").to_arrow().num_rows == 40_000
         failures: list[grpc.RpcError] = []
         for stream in streams:
             try:
