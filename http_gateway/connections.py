@@ -69,10 +69,10 @@ class Connections:
     def admit(self, accepted: socket.socket, host: str) -> bool:
         """Counts a connection, unless there are too many.
 
-        If its network has too many without an authenticated call, the oldest of them ends that awaits a request. If the
-        gateway has too many, the oldest without an authenticated call ends, of whichever network. The oldest of all
-        ends if there is none, or if those without a call have few places. So a flood of strangers ends few known
-        connections, and a caller with a token who keeps idle connections does not keep others away.
+        Only a connection that awaits a request can end. If its network has too many without an authenticated call, the
+        oldest of them ends. If the gateway has too many, the oldest without an authenticated call ends, of any network,
+        or the oldest of all while those without a call have few places. So a flood of strangers ends few known
+        connections, and a caller with a token who keeps idle connections does not keep others out.
         """
         network, number = network_of(host), accepted.fileno()
         unknown = self._unknown.get(network, {})
@@ -104,7 +104,7 @@ class Connections:
     def hand_over(self, number: int, server: Waiting) -> None:
         """Says what serves a connection from now on. `number` is that of its file.
 
-        If the connection was ended before, it ends now: its request may have arrived, and nobody waits for the answer.
+        If its place was taken away before, the connection ends now. Its request may have arrived, but is not answered.
         """
         place = self._open.get(number)
         if place is None:

@@ -38,10 +38,9 @@ class GatewaySettings:
         session_idle_seconds: How long a session lasts without use.
         request_seconds: How long a connection may take until its request is complete, and may stay without one.
         stall_seconds: How long a reader may take nothing of an answer before its connection is broken.
-        max_connections: The most connections at once. For a further one, the oldest ends that has not had an
-            authenticated call and awaits a request. If there is none, or if such ones have at most a tenth of all
-            places, the oldest of all ends that awaits a request. If none does, the further one is closed as soon as it
-            is made.
+        max_connections: The most connections at once. A further one ends an idle connection: the oldest of those
+            without an authenticated call or, while those have at most a tenth of all places, the oldest of all. If no
+            connection is idle, the further one is closed as soon as it is made.
         max_unknown_connections: The most connections of one address that have not had an authenticated call. For a
             further one, the oldest ends that still awaits a request. On a server without tokens, any call counts.
     """

@@ -346,8 +346,8 @@ class ScanBuilder(ChangesBuilder):
                 its row. Matters only for tables whose rows expire.
 
         Raises:
-            UsageError: `when` is none of these, or does not go with what the scan reads; or `changes_follow` is not a
-                bool, or there is no snapshot. With a time or a number and without `read_path("lake", uri)`, the scan
+            UsageError: `when` is of another type, or the scan cannot read as of it; or `changes_follow` is not a bool,
+                or there is no snapshot. With a time or a number and without `read_path("lake", uri)`, the scan
                 raises UsageError when it starts.
         """
         if isinstance(when, datetime | int) or _is_time(when):

@@ -54,7 +54,7 @@ def parse_version(text: str) -> datetime | int | None:
     """Parses a version of a published table: its number, or a time. Returns None for any other text.
 
     Raises:
-        UsageError: The text looks like a date or a time, and is none.
+        UsageError: The text looks like a date or a time, but is not a valid one.
     """
     if _NUMBER.fullmatch(text):
         return int(text)

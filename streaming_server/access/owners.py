@@ -50,11 +50,10 @@ def new_owner() -> str:
 
 
 def check_named_owner(named: str, tables: Iterable[str]) -> str:
-    """Returns whom a call names as the owner of what it makes, once the caller may do that. Empty: nobody.
+    """Returns the principal that a call names as the owner of what it makes, after checking the right to name it.
 
-    Others could use up the share of a principal, and leave it what it has not asked for. Where no tokens are asked for,
-    all may do that, as they may assign owners. Who is no admin and names its own principal names nobody, because that
-    is no proof of anything.
+    Without this right, a caller could use up the share of another principal. On a server without tokens, every caller
+    has it. Empty: the call names no one, or a caller that is not an admin names itself, which proves nothing.
 
     Args:
         named: The principal. Empty: that of the caller.
