@@ -74,6 +74,7 @@ class ConnectionWatch:
         self._by_address: dict[tuple[str, int], list[OpenConnection]] = {}
         self._unwanted = set[tuple[str, int]]()
         self._shall_check = asyncio.Event()
+        self._checked = asyncio.Event()
 
     def record_call(self, peer: str) -> None:
         """Records an authenticated call of a connection, which gRPC names as `ipv4:127.0.0.1:1234`."""
@@ -90,6 +91,10 @@ class ConnectionWatch:
             self._authenticating[peer] -= 1
             if not self._authenticating[peer]:
                 del self._authenticating[peer]
+
+    def is_authenticated(self, peer: str) -> bool:
+        """Whether a connection has had an authenticated call."""
+        return peer in self._authenticated
 
     def end_unauthenticated(self, peer: str) -> None:
         """Ends a connection as `end`, unless it has had an authenticated call."""
@@ -123,6 +128,16 @@ class ConnectionWatch:
         received = [size for each in known if (size := received_bytes(each)) is not None]
         return sum(received) if received else None
 
+    async def wait_until_seen(self, peer: str) -> None:
+        """Waits until a check has seen a connection, or two have ended without seeing it."""
+        address = address_of_peer(peer)
+        for _ in range(2):  # It may have been opened during the first.
+            if address is None or address in self._by_address:
+                return
+            checked = self._checked
+            self._shall_check.set()
+            await checked.wait()
+
     async def run(self) -> None:
         """Looks at the connections again and again."""
         is_flooded, pause = False, _FLOOD_CHECK_SECONDS
@@ -154,6 +169,8 @@ class ConnectionWatch:
         for each in connections:
             by_address[each.address].append(each)
         self._by_address = dict(by_address)
+        self._checked.set()
+        self._checked = asyncio.Event()
         for peer, address in recorded.items():
             if address not in self._by_address:
                 del self._authenticated[peer]

@@ -69,7 +69,7 @@ class GuardedServer:
         connections: ConnectionWatch,
     ) -> None:
         self._intake = intake
-        self._open_intake = OpenIntake(connections.end_unauthenticated)
+        self._open_intake = OpenIntake(connections)
         self._connections = connections
         self._turns = turns
         self._access = access

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streaming_server.current_call import Metadata
+    from streaming_server.services.connection_watch import ConnectionWatch
 
 MAX_MESSAGE_BYTES: Final = MAX_REQUEST_BYTES + 64 * 1024
 """The most bytes of one message: the Arrow data of a request and its other fields."""
@@ -58,6 +59,13 @@ up to the size of the largest message."""
 
 _LATE_OPEN_CALLS: Final = 1
 """How many may take longer at once."""
+
+_STRANGERS_BYTES: Final = 4 * WINDOW_BYTES
+"""The most bytes that a connection may send before its first authenticated call, in a health call and in calls that are
+refused: each of these sends at most a window."""
+
+_STRANGERS_LOOK_SECONDS: Final = 0.002
+"""How often this is looked at while a message arrives."""
 
 _SLOW_CALLS: Final = 4
 """How many messages that are announced as small may take longer than `_PROMPT_SECONDS` at once and claim only what they
@@ -173,7 +181,7 @@ class Intake:
         )
         began = time.perf_counter()
         try:
-            message: Any = await context.read()
+            message: Any = await self._read(context)
             if (call := CURRENT_CALL.get()) is not None:
                 call.waited_seconds += time.perf_counter() - began
         except asyncio.CancelledError:
@@ -190,6 +198,10 @@ class Intake:
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # not in its stub
             return None, NO_CLAIM
         return message, self._claim_arrived(len(message), sender, announced)
+
+    async def _read(self, context: Context[Any, Any]) -> object:
+        """Returns the next message of a call, or that there is none."""
+        return await context.read()
 
     def _claim_arrived(self, size: int, sender: Sender, announced: int | None) -> MemoryClaim:
         """Claims the memory of a message that has arrived. Raises as `receive`."""
@@ -228,29 +240,53 @@ def _unknown(_: str) -> None:
 class OpenIntake(Intake):
     """The intake of health calls, which any program can make, so that they take nothing from other calls.
 
+    gRPC would receive the largest message, and hold the event loop while it copies it. So what a connection may send
+    before its first authenticated call is bounded, as far as the system says how much has arrived.
+
     Args:
-        end_connection: Ends the connection of a peer whose message was refused, since gRPC would receive its rest.
+        connections: The connections of clients. That of a message which was refused ends, unless it has had an
+            authenticated call, since gRPC would receive its rest.
     """
 
-    def __init__(self, end_connection: Callable[[str], object]) -> None:
+    def __init__(self, connections: ConnectionWatch) -> None:
         super().__init__(
             _LATE_OPEN_CALLS * MAX_MESSAGE_BYTES,
             _OPEN_RECEIVE_SECONDS,
             max_message_bytes=_OPEN_MESSAGE_BYTES,
             prompt_calls=_PROMPT_OPEN_CALLS,
         )
-        self._end_connection = end_connection
+        self._connections = connections
 
     async def receive(
         self, context: Context[Any, Any], sender: Sender = _UNKNOWN, announced: int | None = None
     ) -> tuple[bytes | None, MemoryClaim]:
         """As `Intake.receive`. What a call announces only serves to refuse it."""
+        peer = context.peer()
         try:
             self._check_size(announced or 0)
+            if not self._connections.is_authenticated(peer):
+                await self._connections.wait_until_seen(peer)
             return await super().receive(context, sender)
         except ScanKvError:
-            self._end_connection(context.peer())
+            self._connections.end_unauthenticated(peer)
             raise
+
+    async def _read(self, context: Context[Any, Any]) -> object:
+        peer = context.peer()
+        if self._connections.is_authenticated(peer):
+            return await super()._read(context)
+        reading = asyncio.create_task(super()._read(context))
+        try:
+            while not reading.done():
+                if (self._connections.received_bytes(peer) or 0) > _STRANGERS_BYTES:
+                    raise RequestTooLarge(
+                        f"a connection may send {_STRANGERS_BYTES:,} bytes before its first call with a valid token: "
+                        "check the health on a connection of its own"
+                    )
+                await asyncio.wait([reading], timeout=_STRANGERS_LOOK_SECONDS)
+            return reading.result()
+        finally:
+            reading.cancel()
 
 
 class _IncomingMessage:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 import time
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -15,9 +17,13 @@ from scankv.model.errors import InvalidRequest, RequestTooLarge, ServerBusy
 from streaming_server.access.callers import ANYBODY
 from streaming_server.services.arrivals import Arrivals
 from streaming_server.services.claims import NO_CLAIM, Claims, MemoryClaim, Sender
+from streaming_server.services.connection_watch import ConnectionWatch
 from streaming_server.services.guarded_method import _ArrivedCall, _sender
 from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake, OpenIntake, announced_bytes
 from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
 
 pytestmark = pytest.mark.asyncio
 
@@ -28,13 +34,14 @@ NOBODY = Sender()
 class Arrives:
     """A call whose message is there when the test says so."""
 
-    def __init__(self, message: object = None) -> None:
+    def __init__(self, message: object = None, peer: str = "ipv4:127.0.0.1:1") -> None:
         self.message = asyncio.get_running_loop().create_future()
+        self._peer = peer
         if message is not None:
             self.message.set_result(message)
 
     def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
+        return self._peer
 
     async def read(self) -> Any:
         return await self.message
@@ -250,22 +257,64 @@ async def test_what_a_connection_has_received_of_given_up_messages_does_not_coun
     assert not of_server.is_exceeded
 
 
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[ConnectionWatch, Callable[[int], None], socket.socket, str]]:
+    """Yields a running watch, what sends bytes on a connection that it watches, the client's end, and the name."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        accepted, (host, port) = listener.accept()
+        with accepted:
+            watch = ConnectionWatch(3600.0, 100, 1000)
+            watch.ports = {listener.getsockname()[1]}
+            running = asyncio.create_task(watch.run())
+
+            def send(count: int) -> None:
+                for size in (1,) * (count % 1024) + (1024,) * (count // 1024):
+                    client.sendall(b"x" * size)
+                    accepted.recv(size, socket.MSG_WAITALL)
+
+            client.settimeout(30)
+            try:
+                yield watch, send, client, f"ipv4:{host}:{port}"
+            finally:
+                running.cancel()
+
+
 async def test_health_calls_that_are_refused_end_their_connection() -> None:
-    ended = list[str]()
-    door = OpenIntake(ended.append)
-    assert await receive(door, Arrives(b"x" * 4096)) == (b"x" * 4096, NO_CLAIM)
-    assert ended == []
-    slow = receive(door, Arrives(), 1)
-    await until_claimed(door, MAX_MESSAGE_BYTES)
-    with pytest.raises(ServerBusy):
-        await receive(door, Arrives(), 1)
-    with pytest.raises(RequestTooLarge):
-        await receive(door, Arrives(b"x" * 4097))
-    with pytest.raises(RequestTooLarge):
-        await receive(door, Arrives(), 4097)
-    with pytest.raises(InvalidRequest):
-        await slow
-    assert (len(ended), door.claimed_bytes) == (4, 0)
+    async with connected() as (watch, _, _, peer):
+        door = OpenIntake(watch)
+        assert await receive(door, Arrives(b"x" * 4096, peer)) == (b"x" * 4096, NO_CLAIM)
+        assert watch.ended == 0
+        slow = receive(door, Arrives(), 1)
+        await until_claimed(door, MAX_MESSAGE_BYTES)
+        with pytest.raises(ServerBusy):
+            await receive(door, Arrives(), 1)
+        with pytest.raises(InvalidRequest):
+            await slow
+        assert door.claimed_bytes == 0
+    for call, announced in ((b"x" * 4097, None), (None, 4097)):
+        async with connected() as (watch, _, client, peer):
+            with pytest.raises(RequestTooLarge):
+                await receive(OpenIntake(watch), Arrives(call, peer), announced)
+            assert await asyncio.to_thread(client.recv, 1) == b""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a connection has received")
+async def test_a_health_call_is_refused_while_its_message_arrives_once_its_connection_has_sent_too_much() -> None:
+    async with connected() as (watch, send, client, peer):
+        door, call = OpenIntake(watch), Arrives(peer=peer)
+        known = receive(door, call)
+        await watch.wait_until_seen(peer)
+        send(4 * WINDOW_BYTES)
+        assert not (await asyncio.wait([known], timeout=0.01))[0]
+        send(1)
+        with pytest.raises(RequestTooLarge, match="262,144 bytes before its first call with a valid token"):
+            await known
+        assert client.recv(1) == b""
+        assert (door.claimed_bytes, watch.ended) == (0, 1)
+    async with connected() as (watch, send, client, peer):
+        watch.record_call(peer)
+        send(4 * WINDOW_BYTES + 1)
+        assert await receive(OpenIntake(watch), Arrives(b"x", peer)) == (b"x", NO_CLAIM)
 
 
 async def test_what_another_worker_passes_on_counts_for_its_principal() -> None:
