@@ -304,7 +304,7 @@ class Archive:
             Unavailable: The clock of a worker is earlier than the end of the archive.
         """
         archived = self._archived
-        capture = join_captures(list(parts.values()), archived.shares)
+        capture = join_captures(list(parts.values()), archived.commits)
         last = max(archived.since_micros, archived.gap_micros, self._backup_micros)
         if capture.micros <= last:
             raise Unavailable(
@@ -349,7 +349,7 @@ class Archive:
         archived = self._archived
         archived.positions = stored.positions
         archived.consumers |= stored.consumers
-        archived.shares = [each for part in parts.values() for each in part.committed if each.coordinator is not None]
+        archived.add_commits([each for part in parts.values() for each in part.committed], capture.committed)
         self.reached_micros = archived.since_micros = capture.micros
         for number, part in parts.items():
             logs = {place: stored.positions[place].log for place in part.files if place in stored.positions}

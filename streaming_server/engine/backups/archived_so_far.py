@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from scankv.model.tables.schema import incarnation_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.storage.backup.archive_segment import ArchiveGap, ArchiveSegment, TableChange
@@ -26,6 +26,10 @@ class ArchivedUpTo:
     end: int
 
 
+_MOST_INCOMPLETE: Final = 1000
+"""How many commits are kept of which the archive lacks offsets."""
+
+
 @dataclass(slots=True)
 class ArchivedSoFar:
     """What is archived, as far as the process knows that stores segments.
@@ -37,7 +41,7 @@ class ArchivedSoFar:
         positions: Up to where each bucket is archived.
         definitions: The definitions of the tables.
         consumers: When the consumers of tables and tablets were changed last.
-        shares: The shares of transactions in the last capture.
+        commits: The shares of transactions in the last capture, and commits of which it lacks offsets.
         left_out: Why writes to tables are not in the last segment, by incarnation.
         gaps: The writes to tables that the archive will never have, by incarnation.
     """
@@ -48,7 +52,7 @@ class ArchivedSoFar:
     positions: dict[Place, ArchivedUpTo] = field(default_factory=dict)
     definitions: dict[str, TableDefinition] = field(default_factory=dict)
     consumers: dict[str, int] = field(default_factory=dict)
-    shares: list[CommittedTransaction] = field(default_factory=list)
+    commits: list[CommittedTransaction] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     gaps: dict[str, ArchiveGap] = field(default_factory=dict)
 
@@ -61,6 +65,17 @@ class ArchivedSoFar:
             self.definitions.pop(change.incarnation, None)
             if change.definition is not None:
                 self.definitions[change.incarnation] = change.definition
+
+    def add_commits(self, found: Iterable[CommittedTransaction], joined: Iterable[CommittedTransaction]) -> None:
+        """Takes over what the processes have contributed, and what was archived of it.
+
+        The coordinator of a transaction may contribute its commit before others have applied their shares. Once they
+        have, the commit is archived again, with their offsets.
+        """
+        shares = [each for each in found if each.coordinator is not None]
+        commits = {each.token: each for each in (*self.commits, *joined) if each.coordinator is None}
+        incomplete = [each for each in commits.values() if each.tables.keys() - each.log_offsets.keys()]
+        self.commits = [*incomplete[-_MOST_INCOMPLETE:], *shares]
 
     def without_known(self, changes: Sequence[TableChange]) -> list[TableChange]:
         """Returns the changes that are not archived.

@@ -15,7 +15,7 @@ from streaming_server.storage.backup.archive_segment import ArchiveGap, TableCha
 from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from streaming_server.engine.backups.archived_so_far import Place
 
@@ -109,7 +109,7 @@ class SegmentCapture:
         )
 
 
-def join_captures(parts: Sequence[SegmentCapture], shares: Iterable[CommittedTransaction]) -> SegmentCapture:
+def join_captures(parts: Sequence[SegmentCapture], before: Sequence[CommittedTransaction]) -> SegmentCapture:
     """Returns what the segment of all processes will contain.
 
     Its instant is the earliest one: before it, every process has captured every commit. So a transaction of several
@@ -120,13 +120,13 @@ def join_captures(parts: Sequence[SegmentCapture], shares: Iterable[CommittedTra
 
     Args:
         parts: What each process has found out.
-        shares: The shares of transactions in the captures before.
+        before: What the captures before have of commits that may get further offsets: see `ArchivedSoFar.commits`.
     """
     joined = SegmentCapture(
         capture_id="",
         micros=min(part.micros for part in parts),
         times=max((part.times for part in parts), key=lambda times: times.service),
-        committed=_join_commits([each for part in parts for each in part.committed], shares),
+        committed=_join_commits([each for part in parts for each in part.committed], before),
         ended_micros=max(part.ended_micros for part in parts),
     )
     for part in parts:
@@ -140,11 +140,16 @@ def join_captures(parts: Sequence[SegmentCapture], shares: Iterable[CommittedTra
 
 
 def _join_commits(
-    found: Sequence[CommittedTransaction], shares: Iterable[CommittedTransaction]
+    found: Sequence[CommittedTransaction], before: Sequence[CommittedTransaction]
 ) -> list[CommittedTransaction]:
     """Returns the commits as their coordinators remember them, with all offsets that are known."""
     offsets: dict[str, dict[str, Mapping[int, int]]] = {}
-    for each in (*shares, *found):
+    for each in (*before, *found):
         offsets.setdefault(each.token, {}).update(each.log_offsets)
-    joined = {each.token: replace(each, log_offsets=offsets[each.token]) for each in found if each.coordinator is None}
+    new = {each.token for each in found}
+    joined = {
+        each.token: replace(each, log_offsets=offsets[each.token])
+        for each in (*before, *found)
+        if each.coordinator is None and each.token in new
+    }
     return sorted(joined.values(), key=lambda each: each.served_micros)

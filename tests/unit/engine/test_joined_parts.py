@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import StoredTimes
+from streaming_server.engine.backups.archived_so_far import ArchivedSoFar
 from streaming_server.engine.backups.divided_backup import join_parts
 from streaming_server.engine.backups.segment_capture import CapturedLog, SegmentCapture, join_captures
 from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable
@@ -109,3 +110,27 @@ def test_an_archive_has_the_later_log_of_a_tablet_that_was_dropped_while_it_was_
         ]
         for ordered in (parts, parts[::-1]):
             assert join_captures(ordered, ()).files == {("d", 2): later}
+
+
+def captured(*found: CommittedTransaction) -> SegmentCapture:
+    return SegmentCapture(capture_id="", micros=9, times=TIMES, committed=list(found))
+
+
+def test_an_archive_has_a_commit_again_once_a_worker_that_was_late_has_applied_its_share() -> None:
+    archived = ArchivedSoFar()
+    first, share = committed("x", "t.a"), committed("x", "t.b", coordinator=0)
+    offsets = []
+    for parts in ([captured(first), captured()], [captured(), captured()], [captured(), captured(share)], [captured()]):
+        joined = join_captures(parts, archived.commits)
+        archived.add_commits([each for part in parts for each in part.committed], joined.committed)
+        offsets.append([set(each.log_offsets) for each in joined.committed])
+    assert offsets == [[{"t.a"}], [], [{"t.a", "t.b"}], []]
+    assert archived.commits == []
+
+
+def test_an_archive_has_a_share_that_was_applied_before_its_coordinator_knew_the_commit() -> None:
+    archived = ArchivedSoFar()
+    first, share = committed("x", "t.a"), committed("x", "t.b", coordinator=0)
+    archived.add_commits([share], join_captures([captured(share)], ()).committed)
+    (joined,) = join_captures([captured(first)], archived.commits).committed
+    assert joined.log_offsets == {"t.a": {0: 3}, "t.b": {0: 3}}
