@@ -126,7 +126,7 @@ def read_lines(stream: io.BufferedReader) -> Iterator[Lines]:
         ValueError: The file is one JSON array, or a line is too long.
     """
     pending: list[bytes] = []
-    first_line = 1
+    first_line, line_bytes = 1, 0
     # `read` waits for a full block or the end of the file. `read1` could return nothing from a pipe that is slow.
     while data := stream.read(_BLOCK_BYTES):
         if first_line == 1 and not pending and data.lstrip().startswith(b"["):
@@ -138,10 +138,12 @@ def read_lines(stream: io.BufferedReader) -> Iterator[Lines]:
         end = data.rfind(b"\n") + 1
         if not end:
             pending.append(data)
-            check_line_length(sum(map(len, pending)), f"line {first_line:,}")
+            line_bytes += len(data)
+            check_line_length(line_bytes, f"line {first_line:,}")
             continue
         complete = b"".join([*pending, data[:end]])
         pending = [data[end:]] if end < len(data) else []
+        line_bytes = len(data) - end
         yield Lines(complete, first_line)
         first_line += complete.count(b"\n")
     if pending:

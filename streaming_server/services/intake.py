@@ -61,8 +61,8 @@ _LATE_OPEN_CALLS: Final = 1
 """How many may take longer at once."""
 
 _STRANGERS_BYTES: Final = 4 * WINDOW_BYTES
-"""The most bytes that a connection may send before its first authenticated call, in a health call and in calls that are
-refused: each of these sends at most a window."""
+"""The most bytes that a connection without an authenticated call may send while the message of a health call arrives:
+at most a window of each call that is refused."""
 
 _STRANGERS_LOOK_SECONDS: Final = 0.002
 """How often this is looked at while a message arrives."""
@@ -240,8 +240,8 @@ def _unknown(_: str) -> None:
 class OpenIntake(Intake):
     """The intake of health calls, which any program can make, so that they take nothing from other calls.
 
-    gRPC would receive the largest message, and hold the event loop while it copies it. So what a connection may send
-    before its first authenticated call is bounded, as far as the system says how much has arrived.
+    gRPC would receive the largest message, and hold the event loop while it copies it. So what a connection without an
+    authenticated call may send meanwhile is bounded, as far as the system says how much has arrived.
 
     Args:
         connections: The connections of clients. That of a message which was refused ends, unless it has had an
@@ -275,13 +275,14 @@ class OpenIntake(Intake):
         peer = context.peer()
         if self._connections.is_authenticated(peer):
             return await super()._read(context)
+        before = self._connections.received_bytes(peer) or 0
         reading = asyncio.create_task(super()._read(context))
         try:
             while not reading.done():
-                if (self._connections.received_bytes(peer) or 0) > _STRANGERS_BYTES:
+                if (self._connections.received_bytes(peer) or 0) - before > _STRANGERS_BYTES:
                     raise RequestTooLarge(
-                        f"a connection may send {_STRANGERS_BYTES:,} bytes before its first call with a valid token: "
-                        "check the health on a connection of its own"
+                        f"the message, or other calls beside it, have more than {_STRANGERS_BYTES:,} bytes; the limit "
+                        f"of a health call is {_OPEN_MESSAGE_BYTES:,}: send a shorter one"
                     )
                 await asyncio.wait([reading], timeout=_STRANGERS_LOOK_SECONDS)
             return reading.result()

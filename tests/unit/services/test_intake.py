@@ -301,13 +301,15 @@ async def test_health_calls_that_are_refused_end_their_connection() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a connection has received")
 async def test_a_health_call_is_refused_while_its_message_arrives_once_its_connection_has_sent_too_much() -> None:
     async with connected() as (watch, send, client, peer):
+        await watch.wait_until_seen(peer)
+        send(4 * WINDOW_BYTES + 1)  # What it has sent before does not count.
         door, call = OpenIntake(watch), Arrives(peer=peer)
         known = receive(door, call)
-        await watch.wait_until_seen(peer)
+        await asyncio.sleep(0)  # It begins.
         send(4 * WINDOW_BYTES)
         assert not (await asyncio.wait([known], timeout=0.01))[0]
         send(1)
-        with pytest.raises(RequestTooLarge, match="262,144 bytes before its first call with a valid token"):
+        with pytest.raises(RequestTooLarge, match="more than 262,144 bytes; the limit of a health call is 4,096"):
             await known
         assert client.recv(1) == b""
         assert (door.claimed_bytes, watch.ended) == (0, 1)
