@@ -41,6 +41,8 @@ _READER_WORDS: Final = re.compile(r"^JSON parse error: | in row [0-9]+$")
 _TOO_BIG: Final = "Number too big"
 _NOT_AN_OBJECT: Final = re.compile(r"Column\(\) changed from object to (\w+)")
 _LARGEST_EXACT: Final = 2**53 - 1
+_SHOWN_BYTES: Final = 8
+"""How many bytes are shown before and after one that is wrong."""
 _NON_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
@@ -189,9 +191,14 @@ def infer_json_lines(data: bytes) -> pa.Table:
     """Reads lines of JSON objects, with the columns and types that pyarrow infers.
 
     Raises:
-        ValueError: A line is not a JSON object, or no type can hold all values of a field.
+        ValueError: A line is not a JSON object, or not UTF-8, or no type can hold all values of a field.
         BeyondBoundsError: The lines are nested too deeply, or have too many fields.
     """
+    try:
+        data.decode()  # pyarrow accepts names in any encoding, and cannot show them then.
+    except UnicodeDecodeError as error:
+        shown = data[max(0, error.start - _SHOWN_BYTES) : error.end + _SHOWN_BYTES]
+        raise ValueError(f"{shown!r} is not UTF-8: convert the file to UTF-8") from error
     check_json_names(data)
     return _parse(data, unexpected_field_behavior="infer") if data.strip() else pa.schema([]).empty_table()
 

@@ -97,6 +97,14 @@ def test_a_value_that_its_column_cannot_hold_is_shown(jsonl: Path, field: str) -
     assert WRONG_VALUES[field] in raised.value.message
 
 
+@pytest.mark.parametrize("line", [b'{"player": {"x\x98": 1}}', b'{"x\x98": 1}'])
+def test_a_file_that_is_not_utf8_is_refused_with_what_to_do(jsonl: Path, line: bytes) -> None:
+    jsonl.write_bytes(b'{"player": "ann"}\n' + line + b"\n")
+    for attempt in (lambda: read(jsonl, SCORES), lambda: infer(jsonl)):
+        with pytest.raises(BadFile, match="is not UTF-8: convert the file to UTF-8"):
+            attempt()
+
+
 @pytest.mark.parametrize("start", ["[", " \n[\n", "[ "])
 def test_a_json_array_is_refused_with_what_to_do(tmp_path: Path, start: str) -> None:
     for name in ("rows.json", "rows"):
