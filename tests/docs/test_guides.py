@@ -11,7 +11,20 @@ from markdown_it import MarkdownIt
 from tests.support.pages import ROOT
 
 # The main guides. The others may explain more before they come to code.
-GUIDES: Final = ("changes", "connecting", "expiry", "files", "http", "scans", "snapshots", "spark", "writing")
+GUIDES: Final = (
+    "bootstrap",
+    "changes",
+    "columns",
+    "connecting",
+    "deleting",
+    "expiry",
+    "files",
+    "http",
+    "scans",
+    "snapshots",
+    "spark",
+    "writing",
+)
 FOLD: Final = re.compile(r"<details>\n<summary>[^\n]+</summary>\n\n(.*?)\n\n</details>\n", re.DOTALL)
 MOST_WORDS_BEFORE_CODE: Final = 60
 MOST_WORDS_OF_A_SECTION: Final = 140
