@@ -20,9 +20,12 @@ GUIDES: Final = (
     "expiry",
     "files",
     "http",
+    "merging",
+    "partitions",
     "scans",
     "snapshots",
     "spark",
+    "transactions",
     "writing",
 )
 FOLD: Final = re.compile(r"<details>\n<summary>[^\n]+</summary>\n\n(.*?)\n\n</details>\n", re.DOTALL)
