@@ -14,18 +14,22 @@ from tests.support.pages import ROOT
 GUIDES: Final = (
     "bootstrap",
     "changes",
+    "column-locks",
+    "columnar-base",
     "columns",
     "connecting",
     "deleting",
     "expiry",
     "files",
     "http",
+    "log-tables",
     "merging",
     "partitions",
     "scans",
     "snapshots",
     "spark",
     "transactions",
+    "undo",
     "writing",
 )
 FOLD: Final = re.compile(r"<details>\n<summary>[^\n]+</summary>\n\n(.*?)\n\n</details>\n", re.DOTALL)
