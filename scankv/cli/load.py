@@ -245,8 +245,9 @@ def load(
     rejects = RejectedRows(file, rejected) if skip else None
     settings, csv = table_settings_of(set_), CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
     with (
-        open_inputs(file, format_, again=create) as sources,
+        # The client comes first, because standard input is read when it is opened.
         open_client(url) as client,
+        open_inputs(file, format_, again=create) as sources,
         limit_memory_of_inputs(file, sources),
     ):
         check_delimiter(sources[0], delimiter)

@@ -36,8 +36,9 @@ def replace(
     """
     csv = CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
     with (
-        open_inputs(file, format_) as sources,
+        # The client comes first, because standard input is read when it is opened.
         open_client(url) as client,
+        open_inputs(file, format_) as sources,
         limit_memory_of_inputs(file, sources),
     ):
         check_delimiter(sources[0], delimiter)

@@ -83,6 +83,27 @@ def test_a_command_says_within_two_seconds_how_to_start_a_server_that_is_down(
     in_time(attempt, 2.0, tries=5)
 
 
+@pytest.mark.parametrize(
+    "words", [("load", "game.scores", "-", "--create", "--key", "k"), ("replace", "game.scores", "-")]
+)
+def test_a_command_finds_that_the_server_is_down_before_it_reads_standard_input(
+    down: CommandLine, words: tuple[str, ...]
+) -> None:
+    def attempt() -> float:
+        started = time.monotonic()
+        # Standard input is a pipe that stays empty and does not end.
+        with down.start(*words, stdin=subprocess.PIPE) as process:
+            assert process.stderr
+            try:
+                assert process.wait(60) == 1
+                assert b"no ScanKV server answers at" in process.stderr.read()
+            finally:
+                process.kill()
+        return time.monotonic() - started
+
+    in_time(attempt, 2.0, tries=5)
+
+
 def test_all_commands_of_a_server_are_tried() -> None:
     assert len(COMMANDS) > 30
 
