@@ -164,6 +164,24 @@ def test_a_port_of_http_is_recognized_and_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_client_with_tls_is_told_at_once_that_the_metrics_port_has_none(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with ServerProcess(tmp_path / "data", "--metrics-port", port):
+
+        def attempt() -> float:
+            started = time.monotonic()
+            message = CommandLine(f"scankvs://localhost:{port}").fails("tables")
+            assert message == (
+                f"no encrypted connection to the ScanKV server at localhost:{port}: it does not use TLS "
+                f"(WRONG_VERSION_NUMBER); connect to scankv://localhost:{port}, without TLS settings"
+            )
+            return time.monotonic() - started
+
+        in_time(attempt, 2.0, tries=3)
+
+
 def test_a_server_with_tls_is_recognized_by_a_client_without(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path).issue("server", "localhost")
     flags = ["--tls-certificate", str(certificate), "--tls-key", str(key)]
