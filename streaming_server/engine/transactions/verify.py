@@ -175,7 +175,7 @@ async def _check_unchanged(since: _Since, keys: pa.Array, table: LiveTable) -> N
         changed = await live.run(find, await live.open(), since.offset, keys, table.state.codec)
     if len(changed):
         raise TransactionConflict(
-            f"{live.location}: {counted(len(changed), 'key')} that the transaction depends on changed after its read; "
+            f"{live.location}: {counted(len(changed), 'key')} that the transaction depends on changed in the meantime; "
             "nothing was written: begin another transaction, and read again",
             table=live.table,
             bucket=live.number,
