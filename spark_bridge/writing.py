@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from aio_client import JobStep, ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
 from scankv.model import lazy_compute as pc
+from scankv.model.counts import counted
 from scankv.model.errors import UsageError
 from scankv.model.expressions import bind, evaluate, predicate_of
 from scankv.model.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE
@@ -237,7 +238,8 @@ def _check_scope(rows: pa.Table | pa.RecordBatch, table: sync.Table, options: Wr
     outside = sum(batch.num_rows - (pc.sum(evaluate(bound, batch)).as_py() or 0) for batch in batches)
     if outside:
         raise option_error(
-            "replace_where", f"must match every row that is written; {outside:,} rows of a partition do not match"
+            "replace_where",
+            f"must match every row that is written; it matches all but {counted(outside, 'row')} of a partition",
         )
 
 

@@ -56,7 +56,7 @@ from streaming_server.access.callers import TokenStore
 from streaming_server.access.forwarded_peers import ForwardedPeers
 from streaming_server.access.limits import CallerLimiter
 from streaming_server.access.request_principals import RequestPrincipals
-from streaming_server.addresses import address_of, is_loopback
+from streaming_server.addresses import address_of, is_loopback, why_not_listening
 from streaming_server.clock import MachineClocks, SystemClocks
 from streaming_server.config import SHARES_OF_MEMORY
 from streaming_server.engine.tables.tables import Tables
@@ -517,12 +517,11 @@ class Server:
                 bound = self._server.add_insecure_port(address)
             else:
                 bound = self._server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise PortTaken(
-                f"cannot listen on {address}: it is in use; give another --port", address=address
-            ) from error
+        except RuntimeError:
+            bound = 0
         if bound == 0:
-            raise PortTaken(f"cannot listen on {address}: it is in use; give another --port", address=address)
+            reason = why_not_listening(self.config.host, port)
+            raise PortTaken(f"cannot listen on {address}: {reason}; give another --port or --host", address=address)
         return int(bound)
 
     async def __aexit__(self, *_: object) -> None:

@@ -22,6 +22,7 @@ from aio_client._table.shape import TableShape
 from aio_client._transport.lease import ttl_millis
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.write_requests import WritePieces, mode_of
+from scankv.model.counts import counted
 from scankv.model.errors import (
     BootstrapDiffers,
     BootstrapLost,
@@ -182,8 +183,8 @@ class BootstrapPart:
 
     def _differs(self) -> BootstrapDiffers:
         return BootstrapDiffers(
-            f"the source of the interrupted bootstrap of the table {self.shape.name} has changed: its first "
-            f"{sum(each.rows for each in self.staged):,} rows are no longer those that are staged; begin again from "
+            f"the source of the interrupted bootstrap of the table {self.shape.name} has changed: it no longer "
+            f"begins with what is staged, {counted(sum(each.rows for each in self.staged), 'row')}; begin again from "
             "scratch",
             table=self.shape.name,
         )

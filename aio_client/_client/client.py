@@ -611,8 +611,8 @@ class Client:
         Args:
             table: The table, as `database.table`.
             principal: To whom they will belong.
-            current: To whom they belong now. Default: to nobody, since they were made before the server had tokens or
-                owners.
+            current: To whom they belong now. Default: they have no owner, because they were made before the server had
+                tokens or owners.
 
         Raises:
             PermissionDenied: The caller is not an admin of the table.

@@ -11,6 +11,7 @@ import pyarrow as pa
 from aio_client._transport.retry import with_retries
 from scankv.model import lazy_compute as pc
 from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.counts import counted
 from scankv.model.errors import ProtocolViolation, Unavailable
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ class LookupAnswer:
         found = np.frombuffer(response.found, np.bool_)
         if len(found) != keys.num_rows or found.sum() != rows.num_rows:
             raise ProtocolViolation(
-                f"the server answered a lookup of {keys.num_rows:,} keys for {len(found):,} keys, with "
-                f"{rows.num_rows:,} rows where it says {found.sum():,}"
+                f"the server answered a lookup of {counted(keys.num_rows, 'key')} for {counted(len(found), 'key')}, "
+                f"with {counted(rows.num_rows, 'row')} where it says {found.sum():,}"
             )
         offsets = LogOffsets()
         offsets.advance(response.log_offsets, response.table_incarnation)

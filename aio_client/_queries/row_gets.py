@@ -15,6 +15,7 @@ from aio_client._queries.lookup import LookupAnswer
 from aio_client._transport.retry import PASSING_ERRORS
 from aio_client._transport.shared_calls import SharedCalls
 from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.counts import counted
 from scankv.model.errors import ProtocolViolation, ScanKvError
 from scankv.model.names import tablet_name
 from scankv.v1 import lookup_pb2
@@ -106,8 +107,8 @@ class RowGets:
         found, buckets, offsets = response.found, response.buckets, dict(response.log_offsets)
         if len(found) != len(keys) or sum(found) != len(response.encoded_rows) or len(buckets) != len(keys):
             raise ProtocolViolation(
-                f"the server answered a lookup of {len(keys):,} keys for {len(found):,} keys in {len(buckets):,} "
-                f"buckets, with {len(response.encoded_rows):,} rows"
+                f"the server answered a lookup of {counted(len(keys), 'key')} for {counted(len(found), 'key')} in "
+                f"{counted(len(buckets), 'bucket')}, with {counted(len(response.encoded_rows), 'row')}"
             )
         if not offsets.keys() >= set(buckets):
             raise ProtocolViolation("the server answered a lookup without the log offsets of all buckets")

@@ -11,6 +11,7 @@ import google_crc32c
 from aio_client._scan.protocol import EndedWithoutTrailer, violation
 from aio_client._transport.config import MIN_READ_AHEAD_BYTES
 from scankv.model.changes.chunk_checksum import chunk_crc32c
+from scankv.model.counts import counted
 from scankv.model.errors import DeadlineExceeded, ScanKvError, Unavailable
 from scankv.v1 import scan_pb2
 
@@ -192,8 +193,9 @@ class _TabletCall:
                 self.rows_scanned = fields.trailer.rows_scanned
                 if (fields.trailer.rows_returned, fields.trailer.crc32c) != (self._rows, self._crc32c):
                     raise violation(
-                        f"{fields.trailer.rows_returned:,} rows of a part with the CRC32C {fields.trailer.crc32c:08x}",
-                        f"{self._rows:,} with {self._crc32c:08x}",
+                        f"a part of {counted(fields.trailer.rows_returned, 'row')} with the CRC32C "
+                        f"{fields.trailer.crc32c:08x}",
+                        f"one of {self._rows:,} with {self._crc32c:08x}",
                     )
                 continue
             if fields.HasField("heartbeat"):

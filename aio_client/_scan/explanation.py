@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Self
 
+from scankv.model.counts import counted
 from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class ScanExplanation:
             "returned": ", ".join(self.columns_returned) or "no columns",
             "order": self.order,
             "path": f"{self.read_path}: {self.read_path_reason}",
-            "limit": "none" if self.limit is None else f"{self.limit:,} rows",
+            "limit": "none" if self.limit is None else counted(self.limit, "row"),
         }
         width = 10 if self.partitions is not None else 9
         return "\n".join(f"{what:<{width}} {text}" for what, text in lines.items() if text)

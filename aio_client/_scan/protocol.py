@@ -12,6 +12,7 @@ from aio_client._input.isolation import isolation_message
 from scankv.model.changes.change_columns import ChangeColumns
 from scankv.model.changes.chunk_checksum import chunk_crc32c
 from scankv.model.changes.log_positions import CatchUp, PositionKind, Unmatched, Untracked
+from scankv.model.counts import counted
 from scankv.model.errors import ProtocolViolation, UsageError
 from scankv.model.expressions.wire import to_proto
 from scankv.model.tables.columns import CHANGE_COLUMNS
@@ -216,7 +217,8 @@ class ScanLedger:
         if self.trailer is None:
             raise EndedWithoutTrailer(
                 _violation_message(
-                    "a trailer at the end of the stream", f"none after {self.rows:,} rows in {self.chunks:,} chunks"
+                    "a trailer at the end of the stream",
+                    f"none after {counted(self.rows, 'row')} in {counted(self.chunks, 'chunk')}",
                 )
             )
 
@@ -275,7 +277,7 @@ class ScanLedger:
         if self.spec.log is not None:
             rows = self._as_changes(rows, changes, chunk.bucket)
         if self._limit is not None and self.rows + rows.num_rows > self._limit:
-            raise violation(f"at most {self._limit:,} rows", f"{self.rows + rows.num_rows:,}")
+            raise violation(f"at most {counted(self._limit, 'row')}", f"{self.rows + rows.num_rows:,}")
         self._book_position(chunk)
         if self.spec.log is not None:
             self.next_offsets[chunk.bucket] = chunk.next_offset
@@ -293,14 +295,16 @@ class ScanLedger:
         except (pa.ArrowException, OSError, EOFError) as error:
             raise violation("an Arrow record batch of the header's schema", f"{data.size} other bytes") from error
         if rows.num_rows != row_count or not rows.num_rows:
-            raise violation(f"a chunk of {row_count:,} rows, at least 1", f"one of {rows.num_rows:,}")
+            raise violation(f"a chunk of {counted(row_count, 'row')}, at least 1", f"one of {rows.num_rows:,}")
         return rows
 
     def _as_changes(self, rows: pa.RecordBatch, changes: bytes, bucket: int) -> pa.RecordBatch:
         try:
             columns = ChangeColumns.from_bytes(changes, rows.num_rows).arrays(bucket)
         except (DecodeError, ValueError) as error:
-            raise violation(f"the change columns of {rows.num_rows:,} rows", f"{len(changes)} other bytes") from error
+            raise violation(
+                f"the change columns of {counted(rows.num_rows, 'row')}", f"{len(changes)} other bytes"
+            ) from error
         return pa.RecordBatch.from_arrays([*columns, *rows.columns], schema=self.schema)
 
     def _book_position(self, message: ScanChunk | ScanHeartbeat) -> None:

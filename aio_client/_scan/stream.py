@@ -20,6 +20,7 @@ from aio_client._transport.repeatable_calls import commit_position
 from aio_client._transport.retry import with_retries
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import Untracked
+from scankv.model.counts import counted
 from scankv.model.errors import RESUME_HINT, ScanInterrupted, ScanKvError, UsageError
 from scankv.model.scans.scan_spec import Resume
 from scankv.model.short_tracebacks import SHORT_TRACEBACK
@@ -543,7 +544,7 @@ class ScanStream:
         if self.resume_token is not None:
             what_to_do = f"{RESUME_HINT}start the scan again"
         return ScanInterrupted(
-            f"the scan of {spec.table} broke off after {rows:,} rows, which are not all rows: {error.message}; "
+            f"the scan of {spec.table} broke off after {counted(rows, 'row')}, before its end: {error.message}; "
             f"{what_to_do}",
             table=spec.table,
             rows=rows,

@@ -9,6 +9,7 @@ from collections import Counter
 from copy import copy
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from scankv.model.counts import counted
 from scankv.model.errors import DeadlineExceeded, ScanKvError, ServerBusy, ServerDraining, Unavailable
 
 if TYPE_CHECKING:
@@ -90,6 +91,6 @@ def _without_traceback(error: ScanKvError) -> ScanKvError:
 def _add_note_about(error: ScanKvError, earlier: Counter[str]) -> None:
     if not earlier:
         return
-    error.add_note(f"{earlier.total()} attempts before this one failed as well:")
+    error.add_note(f"{counted(earlier.total(), 'attempt')} before this one failed as well:")
     for message, times in earlier.most_common(5):
         error.add_note(f"  {times} x {message}")

@@ -14,6 +14,7 @@ from aio_client._transport.shared_calls import SharedCalls
 from aio_client._write.repeatable_writes import write_attempts
 from aio_client._write.write_requests import WriteResult
 from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.counts import counted
 from scankv.model.errors import (
     ConnectionFailed,
     InvalidRequest,
@@ -260,8 +261,8 @@ def _outcomes(response: write_pb2.WriteResponse, calls: Sequence[EncodedRows]) -
         number in failures or bucket in offsets for number, bucket in enumerate(buckets)
     ):
         raise ProtocolViolation(
-            f"the server answered a write of {count:,} rows for {len(buckets):,} rows, and for buckets "
-            f"{sorted(offsets)}: the rows may have been written"
+            f"the server answered a write of {counted(count, 'row')} for {counted(len(buckets), 'row')}, and for "
+            f"buckets {sorted(offsets)}: the rows may have been written"
         )
     outcomes, start = [], 0
     for call in calls:

@@ -19,6 +19,7 @@ from aio_client._write.divided_writes import write_rows
 from aio_client._write.write_requests import WritePieces, WriteResult, add_offsets, require_same_table
 from aio_client._write.writer_lanes import Lane, LaneChooser
 from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.counts import counted
 from scankv.model.errors import InvalidRequest, ScanKvError, UsageError
 from scankv.model.limits import WRITER_WINDOW
 from scankv.model.names import check_writer_id
@@ -380,8 +381,8 @@ class Writer:
         rows = sum(self._failed.values()) + sum(lane.waiting_rows for lane in self._lanes)
         first, last = min(self._failed, default=0), max(self._failed, default=0)
         lost = type(cause)(
-            f"{cause.message}; the writer {self._id} has ended: {rows:,} rows were not acknowledged, those of requests "
-            f"{first} to {last} may have been written in part, and those not sent yet were not",
+            f"{cause.message}; the writer {self._id} has ended, with {counted(rows, 'row')} not acknowledged: "
+            f"those of requests {first} to {last} may have been written in part, and those not sent yet were not",
             retry_after=cause.retry_after,
         )
         lost.details.update(cause.details, first_sequence=str(first), last_sequence=str(last), rows=str(rows))

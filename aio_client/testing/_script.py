@@ -12,6 +12,7 @@ import google_crc32c
 import pyarrow as pa
 
 from scankv.model.changes.chunk_checksum import chunk_crc32c
+from scankv.model.counts import counted
 from scankv.model.errors import InvalidRequest, ScanKvError, UsageError, did_you_mean
 from scankv.v1 import scan_pb2
 
@@ -57,7 +58,8 @@ def check_script(script: Iterable[object], schema: pa.Schema) -> Script:
         if isinstance(step, pa.RecordBatch):
             if not step.schema.equals(schema) or not step.num_rows:
                 raise UsageError(
-                    f"a batch of a script must have rows of {schema}, not {step.num_rows} rows of {step.schema}"
+                    f"a batch of a script must have rows of {schema}, "
+                    f"not {counted(step.num_rows, 'row')} of {step.schema}"
                 )
         elif not isinstance(step, ScanKvError | Step):
             raise UsageError(f"a script must consist of record batches, ScanKvErrors and Steps, not {step!r}")

@@ -11,6 +11,7 @@ from aio_client._transport.config import ClientConfig
 from aio_client._transport.framing import ScanMessage
 from aio_client._transport.owners import Owners
 from aio_client.testing._script import Script, ScriptedAnswer, Step, check_script
+from scankv.model.counts import counted
 from scankv.model.errors import DeadlineExceeded, TableNotFound, UsageError
 from scankv.v1 import table_pb2
 from scankv.v1.scan_pb2 import ScanKvRequest, ScanKvResponse
@@ -113,7 +114,9 @@ class ScriptedServer:
         self.requests.append(request)
         attempt = len(self.requests)
         if attempt > len(self._scripts):
-            raise UsageError(f"the script has {len(self._scripts)} attempts, and the client makes another one")
+            raise UsageError(
+                f"the script has {counted(len(self._scripts), 'attempt')}, and the client makes another one"
+            )
         self._description_of(request.table)
         answer = ScriptedAnswer(self._scripts[attempt - 1], self._schema, request, attempt)
         for message in answer.play():

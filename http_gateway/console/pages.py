@@ -22,6 +22,7 @@ from http_gateway.console.sessions import (
 )
 from http_gateway.parameters import Choice, Parameter, WholeNumber, read_parameters
 from http_gateway.problems import HttpRefusal, problem_of
+from scankv.model.counts import counted
 from scankv.model.errors import PermissionDenied, ProtocolViolation, ScanKvError, Unauthenticated, UsageError
 from scankv.model.types.types import format_type
 
@@ -102,7 +103,7 @@ async def _run(table: Table, values: Values) -> dict[str, Any] | None:
     where = values["where"].strip() or None
     match values["run"]:
         case "count":
-            return {"text": f"{await table.count(where):,} rows"}
+            return {"text": counted(await table.count(where), "row")}
         case "explain":
             return {"text": str(await _scan(table, where, values["limit"]).explain())}
         case "rows":

@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import Response
 
 from scankv.formats.text import to_text
+from scankv.model.counts import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,11 +38,6 @@ def duration_text(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:,.0f} min"
     return f"{seconds / 3600:,.0f} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
-
-
-def counted(number: int, noun: str) -> str:
-    """Returns a number of things for people."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 _ENVIRONMENT: Final = Environment(

@@ -82,8 +82,6 @@ The list of commands has its own texts, so that it fits on a screen, and appears
 
 _LOCATIONS: Final = {name: where for section in _SECTIONS.values() for name, (where, _) in section.items()}
 
-_SERVERS: Final = frozenset({"serve", "http"})
-
 
 class _LazyCommands(Mapping[str, Any]):
     """The commands by name, each imported on use, so that no command waits for the imports of another."""
@@ -167,9 +165,8 @@ def options(
 def main() -> None:
     """Runs the command line of this process and exits with its code."""
     keep_pandas_out()
-    # The messages of commands say what gRPC's own lines on standard error would say. Servers log these lines. A table
-    # with such a name does no harm.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR" if _SERVERS.intersection(sys.argv[1:]) else "NONE")
+    # The messages of commands say what gRPC's own lines on standard error would say.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # SIGTERM unwinds like Ctrl-C, so that no partial file and no embedded server remain.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     app(prog_name="scankv")

@@ -17,7 +17,8 @@ from aio_client import BackupStatus
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain, require_extra
-from scankv.cli.show import counted, show_json, show_table, stderr_console
+from scankv.cli.show import show_json, show_table, stderr_console
+from scankv.model.counts import counted
 from scankv.model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import typer
 
 from aio_client import BootstrapProgress
 from aio_client._client.bootstrap import can_resume
-from scankv.cli.show import counted, rate, stderr_console
+from scankv.cli.show import rate, stderr_console
 from scankv.formats.printable import printable
+from scankv.model.counts import counted
 from scankv.model.errors import BootstrapDiffers, BootstrapLost, ScanKvError
 from scankv.model.types.types import format_schema
 

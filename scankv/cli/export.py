@@ -15,12 +15,12 @@ from aio_client import sync
 from scankv.cli.connecting import open_client
 from scankv.cli.named_snapshots import find_snapshot
 from scankv.cli.options import Columns, Url, Where, split_names
-from scankv.cli.show import counted
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.origin import Origin
 from scankv.formats.parquet_types import parquet_schema
 from scankv.formats.table_files import table_file_values
 from scankv.formats.writers import atomic_directory, atomic_file, row_writer
+from scankv.model.counts import counted
 from scankv.model.errors import SnapshotLost, UsageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import typer
 from aio_client import IndexStatus
 from scankv.cli.connecting import open_client
 from scankv.cli.options import TableName, Url, split_names
-from scankv.cli.show import counted, stderr_console
+from scankv.cli.show import stderr_console
+from scankv.model.counts import counted
 
 app: typer.Typer = typer.Typer(
     help="Indexes of a table. It stays readable and writable while they are built.", no_args_is_help=True

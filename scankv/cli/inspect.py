@@ -24,9 +24,10 @@ from scankv.cli.connecting import open_client
 from scankv.cli.defaults import default_texts, defaults_of
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import complain
-from scankv.cli.show import counted, duration, show_json, show_pairs, show_table
+from scankv.cli.show import duration, show_json, show_pairs, show_table
 from scankv.cli.stats_watch import watch_stats
 from scankv.formats.table_files import table_file_values, to_toml
+from scankv.model.counts import counted
 from scankv.model.errors import UsageError
 from scankv.model.types.types import format_type
 

@@ -27,7 +27,7 @@ from scankv.cli.options import (
     table_settings_of,
 )
 from scankv.cli.rejects import RejectedRows
-from scankv.cli.show import counted, rate, stderr_console
+from scankv.cli.show import rate, stderr_console
 from scankv.formats.blocks import BadRows
 from scankv.formats.columns import check_file_columns
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
@@ -43,6 +43,7 @@ from scankv.formats.files import (
 from scankv.formats.origin import Origin
 from scankv.formats.printable import printable
 from scankv.formats.reader import infer_schema, read_blocks
+from scankv.model.counts import counted
 from scankv.model.errors import ScanKvError, TableExists, TableNotFound, UsageError
 from scankv.model.tables.log_tables import require_key
 from scankv.model.types.types import format_schema
@@ -244,8 +245,9 @@ def load(
     rejects = RejectedRows(file, rejected) if skip else None
     settings, csv = table_settings_of(set_), CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
     with (
-        open_inputs(file, format_, again=create) as sources,
+        # The client comes first, because standard input is read when it is opened.
         open_client(url) as client,
+        open_inputs(file, format_, again=create) as sources,
         limit_memory_of_inputs(file, sources),
     ):
         check_delimiter(sources[0], delimiter)

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from aio_client._sync.runner import wait_for
-from scankv.cli.show import counted
 from scankv.formats.blocks import good_rows
 from scankv.formats.files import BadFile
+from scankv.model.counts import counted
 from scankv.model.errors import InvalidRequest, PermissionDenied, RequestTooLarge
 
 if TYPE_CHECKING:

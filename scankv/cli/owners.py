@@ -6,7 +6,7 @@ import typer
 
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Url
-from scankv.cli.show import counted
+from scankv.model.counts import counted
 
 app: typer.Typer = typer.Typer(help="Owners: the principals to whom snapshots, consumers, writers and locks belong.")
 

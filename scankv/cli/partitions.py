@@ -11,8 +11,9 @@ from rich.filesize import decimal
 from aio_client import PartitionInfo, sync
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, TableName, Url
-from scankv.cli.show import counted, duration, show_json, show_table
+from scankv.cli.show import duration, show_json, show_table
 from scankv.formats.scalar_text import scalars_from_text, scalars_to_text
+from scankv.model.counts import counted
 from scankv.model.errors import UsageError
 
 app: typer.Typer = typer.Typer(help="Partitions of a table that was created with --partition-by.", no_args_is_help=True)

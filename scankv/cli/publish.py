@@ -14,8 +14,8 @@ from rich.filesize import decimal
 from scankv.cli.connecting import PROFILE, check_listening
 from scankv.cli.options import TableName, Url
 from scankv.cli.outcome import complain, run_async
-from scankv.cli.show import counted
 from scankv.cli.snapshots import parse_duration
+from scankv.model.counts import counted
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from scankv.cli.connecting import open_client
 from scankv.cli.defaults import defaults_of
 from scankv.cli.load import DataFile, Delimiter, FileFormat, NullTexts, check_delimiter
 from scankv.cli.options import TableName, Url, Where
-from scankv.cli.show import counted
 from scankv.formats.blocks import BadRows, good_rows
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
 from scankv.formats.files import Format, Input, limit_memory_of_inputs, open_inputs
 from scankv.formats.reader import read_blocks
+from scankv.model.counts import counted
 from scankv.model.errors import UsageError
 from scankv.model.tables.log_tables import require_key
 
@@ -36,8 +36,9 @@ def replace(
     """
     csv = CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
     with (
-        open_inputs(file, format_) as sources,
+        # The client comes first, because standard input is read when it is opened.
         open_client(url) as client,
+        open_inputs(file, format_) as sources,
         limit_memory_of_inputs(file, sources),
     ):
         check_delimiter(sources[0], delimiter)

@@ -10,10 +10,11 @@ from scankv.cli.arguments import parse_rows
 from scankv.cli.connecting import open_client
 from scankv.cli.keyed_writes import delete_rows, encoded_keys, put_rows
 from scankv.cli.options import Json, RowFormat, Rows, TableName, Url, Where
-from scankv.cli.show import counted, output, show_json, show_rows
+from scankv.cli.show import output, show_json, show_rows
 from scankv.formats.json_text import json_lines
 from scankv.formats.key_text import parse_keys
 from scankv.formats.printable import printable
+from scankv.model.counts import counted
 from scankv.model.errors import UsageError
 from scankv.model.tables.log_tables import require_key
 

@@ -14,11 +14,12 @@ from scankv.cli.connecting import open_client
 from scankv.cli.named_snapshots import snapshot_id
 from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
 from scankv.cli.positions import parse_version
-from scankv.cli.show import counted, is_terminal, show_rows
+from scankv.cli.show import is_terminal, show_rows
 from scankv.cli.show import output as standard_output
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.printable import printable
 from scankv.formats.writers import atomic_file, row_writer
+from scankv.model.counts import counted
 from scankv.model.errors import UsageError
 
 _TERMINAL_ROWS: Final = 100

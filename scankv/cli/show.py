@@ -97,11 +97,6 @@ def no_width_for(hidden: Sequence[str]) -> str:
     return f"not enough width for: {printable(', '.join(hidden))}; choose with --columns"
 
 
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Returns a number with a noun, in the plural unless the number is 1."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"
-
-
 def rate(rows: int, seconds: float) -> str:
     """Returns ` (n rows/s)`; empty if there are so few rows that the rate would only measure the start."""
     return f" ({rows / seconds:,.0f} rows/s)" if rows >= _LEAST_ROWS_OF_RATE else ""

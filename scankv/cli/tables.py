@@ -22,8 +22,8 @@ from scankv.cli.options import (
     split_names,
     table_settings_of,
 )
-from scankv.cli.show import counted
 from scankv.formats.table_files import TableFile, read_table_file, table_file_values
+from scankv.model.counts import counted
 from scankv.model.errors import DataLoss, UsageError
 from scankv.model.types.types import parse_schema
 

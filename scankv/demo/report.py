@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
+from scankv.model.counts import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -126,4 +128,4 @@ def _format_value(value: object) -> str:
         return "yes" if value else "none"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{len(value)} carriers" if isinstance(value, dict) else str(value)
+    return counted(len(value), "carrier") if isinstance(value, dict) else str(value)

@@ -17,6 +17,7 @@ from scankv.demo.flights import KEY, SCHEMA, TABLE, Figures, read_flights
 from scankv.demo.tally import Tally
 from scankv.demo.zeroing import Zeroing
 from scankv.model import lazy_compute as pc
+from scankv.model.counts import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,4 +141,4 @@ async def _report_memory(client: Client, report: Report) -> None:
 
 
 def _speed(rows: int, seconds: float) -> str:
-    return f"{rows:,} rows in {seconds:.2f} s, {rows / seconds:,.0f} rows/s"
+    return f"{counted(rows, 'row')} in {seconds:.2f} s, {rows / seconds:,.0f} rows/s"

@@ -1,7 +1,7 @@
 """How ScanKV is installed: the one place that says so, for errors and advice.
 
-No package index has ScanKV, so no text may tell pip to install it by its name: the package of whoever takes the name
-first would be installed. `tests/docs/test_install.py` looks for such texts in the whole repository.
+No package index has ScanKV, so no text may tell users to install it from one by its name: anyone could publish another
+package under that name. `tests/docs/test_install.py` finds such texts in the whole repository.
 """
 
 from __future__ import annotations

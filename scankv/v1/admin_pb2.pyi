@@ -29,7 +29,7 @@ class AssignOwnerRequest(_message.Message):
     table: _builtins.str
     """`database.table`."""
     current: _builtins.str
-    """To whom they belong now. Empty: to nobody."""
+    """The principal to whom they belong now. Empty: they have no owner."""
     principal: _builtins.str
     """To whom they will belong: 1 to 200 characters."""
     def __init__(

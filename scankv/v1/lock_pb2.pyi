@@ -100,7 +100,7 @@ class LockColumnsRequest(_message.Message):
     principal: _builtins.str
     """The principal to whom a new lock belongs: 1 to 200 characters. A lock that is renewed keeps its owner. Only an admin
     of the table may name another principal than its own: PERMISSION_DENIED otherwise. Empty: the principal of the
-    caller, or nobody if a lock without an owner is taken over.
+    caller; none if a lock without a principal is taken over.
     """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -85,15 +85,14 @@ class LocateTransactionResponse(_message.Message):
     owns_job: _builtins.bool
     """Whether the worker owns the table of the job of an open transaction."""
     principal: _builtins.str
+    """The principal that the transaction belongs to. Empty: it has no owner, or the worker does not know the owner."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_transaction_pb2.TransactionPartSize]:
         """The requests of each part that the worker has, except of a transaction that it has applied."""
 
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The tables of which the worker knows that the transaction writes to them, and the principal that it belongs to.
-        Empty: to nobody.
-        """
+        """The tables of which the worker knows that the transaction writes to them."""
 
     def __init__(
         self,

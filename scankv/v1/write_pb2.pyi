@@ -610,8 +610,8 @@ class OpenWriterResponse(_message.Message):
     again or restored, and when a recovery loses its changes.
     """
     owner: _builtins.str
-    """With `only_looks`: the principal that the writer belongs to. Empty: it belongs to nobody, and stays so. Absent: it
-    belongs to nobody until its holder writes. Not for clients.
+    """With `only_looks`: the principal that the writer belongs to. Empty: it has no owner, and will get none. Absent: it
+    has no owner until its holder writes. Not for clients.
     """
     def __init__(
         self,

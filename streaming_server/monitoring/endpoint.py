@@ -85,7 +85,10 @@ class Endpoint:
                 # A client that breaks the connection, sends too much or takes too long gets no answer.
                 with suppress(OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
                     async with asyncio.timeout(_SECONDS):
-                        head = await reader.readuntil(b"\r\n\r\n")
+                        head = await reader.readexactly(1)
+                        # Not a letter: a client with TLS, which waits for an answer, and takes any as a failure.
+                        if head.isalpha():
+                            head += await reader.readuntil(b"\r\n\r\n")
                         is_trusted = not self._asks_for_certificates or bool(writer.get_extra_info("peercert"))
                         writer.write(await self._answer(head, is_trusted=is_trusted))
                         await writer.drain()

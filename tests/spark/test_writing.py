@@ -150,7 +150,7 @@ def test_overwrite_replaces_only_the_rows_that_match(
     save(rows.filter("k BETWEEN 5 AND 6"), table.name, "overwrite", replace_where="k >= 5 and k < 8")
     expected = {key: value for key, value in old.items() if not 5 <= key < 8} | {5: "new", 6: "new"}
     assert {row["k"]: row["v"] for row in content(table)} == expected
-    with pytest.raises(PySparkException, match=r"replace_where.*1 rows of a partition do not match"):
+    with pytest.raises(PySparkException, match=r"replace_where.*all but 1 row of a partition"):
         save(rows.filter("k = 9"), table.name, "overwrite", replace_where="k < 8")
     with pytest.raises(PySparkException, match="replace_where"):
         save(rows.filter("k = 9"), table.name, "append", replace_where="k < 8")

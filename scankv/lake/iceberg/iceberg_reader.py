@@ -10,6 +10,7 @@ from scankv.lake.iceberg.catalogs import catalog_table, translate_errors
 from scankv.lake.iceberg.checked_avro import checked_avro
 from scankv.lake.location import require_package
 from scankv.lake.source_rows import SourceRows
+from scankv.model.counts import counted
 from scankv.model.errors import LakeDamaged, ScanKvError, UsageError
 
 if TYPE_CHECKING:
@@ -86,9 +87,9 @@ def _complete(rows: pa.RecordBatchReader, count: int, location: LakeLocation) ->
         yield batch
     if found != count:
         raise LakeDamaged(
-            f"the Iceberg table in {location} has {found:,} rows in its files, and {count:,} by its metadata: restore "
-            "its files if they are damaged; otherwise give the rows as a RecordBatchReader of a program that can read "
-            "it"
+            f"the Iceberg table in {location} has {counted(found, 'row')} in its files, and {count:,} by its metadata: "
+            "restore its files if they are damaged; otherwise give the rows as a RecordBatchReader of a program that "
+            "can read it"
         )
 
 

@@ -23,6 +23,7 @@ from scankv.lake.union.fresh_rows import FreshChanges, FreshRows, key_codec
 from scankv.lake.union.published_rows import PublishedRows, UnionColumn
 from scankv.lake.versions import open_version
 from scankv.model.changes.log_offsets import check_incarnation
+from scankv.model.counts import counted
 from scankv.model.errors import LakeError, SchemaMismatch
 from scankv.model.expressions.binding import bind, columns_of
 from scankv.model.expressions.key_planning import plan_keys
@@ -108,8 +109,8 @@ class UnionPlan:
         if self.spec.as_of is not None:
             return f"{version}, at the log offsets {dict(state.log_offsets)}"
         return (
-            f"{version}, without {changed:,} keys that have changed since, and {self.fresh.rows.num_rows:,} rows from "
-            "the server"
+            f"{version}, without {counted(changed, 'key')} changed since, and "
+            f"{counted(self.fresh.rows.num_rows, 'row')} from the server"
         )
 
 

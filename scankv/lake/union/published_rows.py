@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from scankv.lake.data_files import damaged_error, open_data_file
 from scankv.lake.union.fresh_rows import encode_keys
+from scankv.model.counts import counted
 from scankv.model.errors import LakeUnavailable
 from scankv.model.types.default_values import repeat_default
 
@@ -97,7 +98,7 @@ class PublishedRows:
         """Returns the positions of rows of a file that do not belong to the version. Raises the errors of `read`."""
         positions = np.array(self.lake.masked_positions(file) if file.masked_rows else (), np.uint32)
         if len(positions) != file.masked_rows:
-            raise self._damaged(file, f"{len(positions):,} rows are masked instead of {file.masked_rows:,}")
+            raise self._damaged(file, f"it has {counted(len(positions), 'masked row')} instead of {file.masked_rows:,}")
         if len(positions) and positions.max() >= file.rows:
             raise self._damaged(file, f"row {positions.max():,} of {file.rows:,} is masked")
         return positions
@@ -134,7 +135,7 @@ class PublishedRows:
         with self._open(file) as opened:
             found = opened.read(wanted)
         if found.num_rows != file.rows or set(wanted) - set(found.column_names):
-            raise self._damaged(file, f"it has {found.num_rows:,} rows of {file.rows:,}, or lacks columns")
+            raise self._damaged(file, f"it has {counted(found.num_rows, 'row')} of {file.rows:,}, or lacks columns")
         found = found.combine_chunks()
         arrays = []
         for name, column in columns.items():

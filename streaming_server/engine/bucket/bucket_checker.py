@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from scankv.model.counts import counted
 from scankv.model.errors import DataLoss, InvalidKey, RequestTooLarge, ScanKvError
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import ALL_KEY_RANGES
@@ -130,7 +131,9 @@ class BucketChecker:
         finally:
             self.close()
         if self._is_complete and self._rows is not None and self.rows_scanned != self._rows:
-            self._problems.append(f"{self._location} has {self.rows_scanned} rows, but its row count is {self._rows}")
+            self._problems.append(
+                f"{self._location} has {counted(self.rows_scanned, 'row')}, but its row count is {self._rows:,}"
+            )
         if self._unknown_entries:
             self._problems.append(
                 f"{self._location} has {_entries(self._unknown_entries)} of indexes that the table does not have"

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 GROUP: Final = "scankv.aggregators"
 """The group of entry points that is searched."""
 
+_EARLIER_GROUP: Final = "scankv.aggregate_functions"
+
 
 def load_installed(names: Sequence[str]) -> Installed:
     """Loads the functions of these names. Raises UsageError, naming the setting, for one that cannot be loaded."""
@@ -40,6 +42,12 @@ def load_installed(names: Sequence[str]) -> Installed:
     found = {each.name: each for each in entry_points(group=GROUP)}
     functions = {}
     for name in names:
+        if name not in found and entry_points(group=_EARLIER_GROUP, name=name):
+            raise UsageError(
+                f'aggregators = "{name}": its package has this entry point in the group "{_EARLIER_GROUP}", which is '
+                f'now "{GROUP}": rename the group in the package, and install it again',
+                option="aggregators",
+            )
         if "." not in name or name not in found:
             raise UsageError(
                 f'aggregators = "{name}": no installed package has an entry point of this name, with a dot in '

@@ -28,7 +28,7 @@ class Lease:
 
     A `shared` lease belongs to all callers that know its id: its id is never reused. A `name` is unique among the
     leases of a table. A `pending` lease is the first part of a snapshot whose other parts may not be pinned yet. It
-    belongs to `principal`; empty: to nobody.
+    belongs to `principal`; if that is empty, it has no owner.
     """
 
     lease_id: str

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scankv.model.counts import counted
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.expressions import bind
 from scankv.model.keys.key_range import KeyRange
@@ -255,7 +256,7 @@ async def _collect_all(reader: SnapshotReader, ranges: KeyRanges) -> KeySample |
     collector = _Collector(min(max((known or 0) // wanted, 1), _MAX_STEP_ROWS), 2 * wanted)
     rows: dict[int, int] = {}
     left = MAX_KEYS_READ
-    for bucket, counted in reader.rows.items():
+    for bucket, expected in reader.rows.items():
         reader.check()
         cursor = reader.ranges_cursor(bucket, ranges)
         try:
@@ -264,8 +265,10 @@ async def _collect_all(reader: SnapshotReader, ranges: KeyRanges) -> KeySample |
             left -= cursor.rows_scanned
             if not is_all:
                 return None
-            if counted is not None and ranges == ALL_KEY_RANGES and cursor.rows_scanned != counted:
-                raise DataLoss(f"the bucket has {cursor.rows_scanned} rows, but its manifest says {counted}")
+            if expected is not None and ranges == ALL_KEY_RANGES and cursor.rows_scanned != expected:
+                raise DataLoss(
+                    f"the bucket has {counted(cursor.rows_scanned, 'row')}, but its manifest says {expected:,}"
+                )
         except ScanKvError as error:
             raise reader.record_error(bucket, error) from error.__cause__
         finally:
@@ -290,12 +293,12 @@ async def _estimate(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:
     probes = max(1, MAX_PROBES // (len(reader.rows) * len(pieces)))
     sample = KeySample({}, {}, {})
     begun = time.perf_counter()
-    for bucket, counted in reader.rows.items():
+    for bucket, expected in reader.rows.items():
         found: list[KeySpan] = []
         probe = reader.probe(bucket)
         try:
             for piece in pieces:
-                for given in estimate_spans(probe, piece, probes, math.inf if counted is None else max(counted, 1)):
+                for given in estimate_spans(probe, piece, probes, math.inf if expected is None else max(expected, 1)):
                     found += given or ()
                     if time.perf_counter() - begun > _SLICE_SECONDS:
                         await asyncio.sleep(0)
@@ -305,7 +308,7 @@ async def _estimate(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:
             raise reader.record_error(bucket, error) from error.__cause__
         finally:
             probe.close()
-        sample.add(bucket, found, None if ranges != ALL_KEY_RANGES else counted, counted)
+        sample.add(bucket, found, None if ranges != ALL_KEY_RANGES else expected, expected)
     return sample
 
 

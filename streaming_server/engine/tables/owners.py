@@ -30,7 +30,7 @@ async def assign_owner(tables: Tables, table: LiveTable, before: str, principal:
     Args:
         tables: The tables of the server.
         table: The table, or a tablet of it.
-        before: The principal to whom they belong. Empty: nobody.
+        before: The principal to whom they belong. Empty: they have no owner.
         principal: The principal to whom they will belong.
 
     Raises:

@@ -101,7 +101,7 @@ class OpenTransaction:
         observed: The tables with tablets whose tablets all know from which offset on a change is a conflict.
         has_ended: Whether it was committed or aborted, or has expired.
         is_divided: Whether other worker processes may have requests of its parts.
-        principal: The principal that it belongs to. Empty: it belongs to nobody.
+        principal: The principal that it belongs to. Empty: it has no owner.
     """
 
     token: str

@@ -88,7 +88,7 @@ class TransactionPlace:
         remaining: For how many more seconds an open transaction lives there.
         owns_job: Whether the worker owns the table of its job.
         tables: The tables of which the worker knows that it writes to them.
-        principal: The principal that it belongs to. Empty: to nobody, or the worker does not know.
+        principal: The principal that it belongs to. Empty: it has no owner, or the worker does not know the owner.
     """
 
     is_open: bool = False

@@ -212,7 +212,7 @@ class UndoOperation:
             self.result.conflicts += plan.conflicts
             return
         raise UndoConflict(
-            f"{live.location}: other writers changed its keys during each of {_TRIES} attempts: repeat the undo",
+            f"{live.location}: other writers changed its keys during all {_TRIES} attempts: repeat the undo",
             table=live.table,
             bucket=live.number,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from scankv.model.counts import counted
 from scankv.model.errors import InvalidRequest, ScanKvError, TransactionConflict
 from streaming_server.engine.merging.step import restate
 from streaming_server.engine.transactions.net_rows import MergedTransactionRows
@@ -174,8 +175,8 @@ async def _check_unchanged(since: _Since, keys: pa.Array, table: LiveTable) -> N
         changed = await live.run(find, await live.open(), since.offset, keys, table.state.codec)
     if len(changed):
         raise TransactionConflict(
-            f"{live.location}: {len(changed)} keys that the transaction depends on have changed since it read them; "
-            "nothing was written: begin another transaction, and read them again",
+            f"{live.location}: {counted(len(changed), 'key')} that the transaction depends on changed in the meantime; "
+            "nothing was written: begin another transaction, and read again",
             table=live.table,
             bucket=live.number,
             keys=len(changed),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from scankv.model.counts import counted
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, WriteConflict
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.merging.step import restate
@@ -339,8 +340,8 @@ class WriteOperation:
         changed = await live.run(changed_keys, bucket, offset, keys, self._scope.table.codec)
         if len(changed):
             raise WriteConflict(
-                f"{live.location}: {len(changed)} of {len(keys)} keys have changed since offset {offset}; nothing was "
-                "written: read them again",
+                f"{live.location}: {len(changed)} of {counted(len(keys), 'key')} changed after offset {offset}; "
+                "nothing was written: read again",
                 table=live.table,
                 bucket=part.bucket,
                 keys=len(changed),

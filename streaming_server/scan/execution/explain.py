@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.counts import counted
 from scankv.model.expressions import MAX_POINTS
 from scankv.model.keys.key_parts import point_text, range_text
 from scankv.model.keys.key_range import KeyRange
@@ -88,11 +89,13 @@ def plan_text(answer: scan_pb2.ExplainScanResponse) -> str:
     """Returns a short description of a plan for the log, without values of keys and predicates."""
     parts = [
         "reads the columnar base" if answer.read_path == scan_pb2.READ_PATH_COLUMNAR else "reads RocksDB",
-        f"{len(answer.buckets)} buckets",
-        "all keys" if answer.all_keys else f"{answer.range_count} key ranges and {answer.points} keys",
+        counted(len(answer.buckets), "bucket"),
+        "all keys"
+        if answer.all_keys
+        else f"{counted(answer.range_count, 'key range')} and {counted(answer.points, 'key')}",
     ]
     if answer.index:
-        parts.append(f"found by the index on {', '.join(answer.index)} in {answer.index_range_count} ranges")
+        parts.append(f"found by the index on {', '.join(answer.index)} in {counted(answer.index_range_count, 'range')}")
     if answer.residual:
         parts.append("a residual predicate")
     parts.append(f"columns read: {', '.join(answer.columns_read)}")

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from xxhash import xxh3_128_digest
 
 from scankv.model.changes.change_columns import CHANGE_SYMBOLS
+from scankv.model.counts import counted
 from scankv.model.errors import DataLoss, SchemaMismatch
 from streaming_server.storage.changelog.offsets import count_of, make_offset
 from streaming_server.storage.files.formats import newer_format
@@ -332,6 +333,8 @@ def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogR
     except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, SchemaMismatch) as error:
         raise DataLoss("a changelog record is damaged") from error
     if batch.num_rows != count:
-        raise DataLoss(f"the changelog record at offset {offset} has {batch.num_rows:,} changes instead of {count:,}")
+        raise DataLoss(
+            f"the changelog record at offset {offset} has {counted(batch.num_rows, 'change')} instead of {count:,}"
+        )
     rows = batch.select(range(2 if segment else 1, batch.num_columns))
     return LogRecord(offset, epoch, schema_id, times, Changes(kinds, rows, origin))

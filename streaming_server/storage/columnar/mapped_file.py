@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import google_crc32c
 import pyarrow as pa
 
+from scankv.model.counts import counted
 from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class MappedFile:
         except (OSError, pa.ArrowException) as error:
             raise self._damage(f"batch {number:,} cannot be decoded: {error}") from error
         if batch.num_rows != rows:
-            raise self._damage(f"batch {number:,} has {batch.num_rows:,} rows instead of {rows:,}")
+            raise self._damage(f"batch {number:,} has {counted(batch.num_rows, 'row')} instead of {rows:,}")
         return batch
 
     def verified_copy(self) -> pa.Buffer:

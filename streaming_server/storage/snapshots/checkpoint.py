@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scankv.model.counts import counted
 from scankv.model.errors import DataLoss
 from streaming_server.storage.bucket.bucket_state import load_state
 from streaming_server.storage.bucket.partitions import BucketPartitions
@@ -60,8 +61,8 @@ class Checkpoint:
             # The epoch may differ: after an unclean stop, a bucket is in a new epoch before it stores that epoch.
             if (state.count, state.rows) != (count_of(pinned.log_offset), pinned.rows):
                 raise DataLoss(
-                    f"{location} is damaged: it has {state.count:,} changes and {_text(state.rows)} rows, but its "
-                    f"manifest says {count_of(pinned.log_offset):,} and {_text(pinned.rows)}"
+                    f"{location} is damaged: it has {counted(state.count, 'change')} and {_text(state.rows)}, but its "
+                    f"manifest says {counted(count_of(pinned.log_offset), 'change')} and {_text(pinned.rows)}"
                 )
             self.ready_indexes = state.ready_indexes
             self.log: ReadableLog = StoredLog(self._store, lambda: state.log_span)
@@ -108,4 +109,4 @@ class Checkpoint:
 
 
 def _text(rows: int | None) -> str:
-    return "an unknown number of" if rows is None else f"{rows:,}"
+    return "an unknown number of rows" if rows is None else counted(rows, "row")

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import tomllib
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    import subprocess
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -50,13 +52,37 @@ def test_a_locked_directory_is_exit_code_3_and_names_the_process(server: ServerP
     assert b"Traceback" not in second.stderr
 
 
-def test_a_taken_port_is_exit_code_4(server: ServerProcess, tmp_path: Path) -> None:
-    port = server.url.rsplit(":", 1)[1]
-    second = serve("--data", str(tmp_path), "--port", port)
-    assert second.returncode == 4
-    assert second.stdout == b""
-    assert f"127.0.0.1:{port}" in second.stderr.decode()
-    assert b"Traceback" not in second.stderr
+@pytest.fixture
+def taken_port() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield str(listener.getsockname()[1])
+
+
+def test_a_taken_port_is_exit_code_4_and_one_line_on_stderr(taken_port: str, tmp_path: Path) -> None:
+    # Not forked: gRPC decides when it is imported whether it logs.
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    refused = subprocess.run(
+        [sys.executable, "-m", "scankv", "serve", "--data", str(tmp_path), "--port", taken_port],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = f"scankv: error: cannot listen on 127.0.0.1:{taken_port}: it is in use; give another --port or --host\n"
+    assert (refused.returncode, refused.stdout, refused.stderr) == (4, "", said)
+
+
+def test_a_taken_port_of_the_gateway_is_one_line_on_stderr(taken_port: str) -> None:
+    refused = run_forked(sys.executable, "-m", "scankv", "http", "--port", taken_port)
+    assert (refused.returncode, refused.stdout) == (1, b"")
+    (said,) = refused.stderr.decode().splitlines()
+    assert said.startswith(f"scankv: error: cannot listen on 127.0.0.1:{taken_port}: Address already in use")
+
+
+def test_an_address_of_another_machine_is_not_called_in_use(tmp_path: Path) -> None:
+    refused = serve("--data", str(tmp_path), "--host", "192.0.2.1", "--port", "0", "--insecure")
+    assert refused.returncode == 4
+    assert b"192.0.2.1:0: Cannot assign requested address; give another --port or --host" in refused.stderr
 
 
 def test_a_directory_of_something_else_is_exit_code_5_and_stays_as_it_is(tmp_path: Path) -> None:

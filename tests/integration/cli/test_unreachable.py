@@ -83,6 +83,27 @@ def test_a_command_says_within_two_seconds_how_to_start_a_server_that_is_down(
     in_time(attempt, 2.0, tries=5)
 
 
+@pytest.mark.parametrize(
+    "words", [("load", "game.scores", "-", "--create", "--key", "k"), ("replace", "game.scores", "-")]
+)
+def test_a_command_finds_that_the_server_is_down_before_it_reads_standard_input(
+    down: CommandLine, words: tuple[str, ...]
+) -> None:
+    def attempt() -> float:
+        started = time.monotonic()
+        # Standard input is a pipe that stays empty and does not end.
+        with down.start(*words, stdin=subprocess.PIPE) as process:
+            assert process.stderr
+            try:
+                assert process.wait(60) == 1
+                assert b"no ScanKV server answers at" in process.stderr.read()
+            finally:
+                process.kill()
+        return time.monotonic() - started
+
+    in_time(attempt, 2.0, tries=5)
+
+
 def test_all_commands_of_a_server_are_tried() -> None:
     assert len(COMMANDS) > 30
 
@@ -141,6 +162,24 @@ def test_a_port_of_http_is_recognized_and_named(tmp_path: Path) -> None:
         "of a server do; connect to the port of the server itself, which is 7070 unless `scankv serve --port` names "
         "another"
     )
+
+
+def test_a_client_with_tls_is_told_at_once_that_the_metrics_port_has_none(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with ServerProcess(tmp_path / "data", "--metrics-port", port):
+
+        def attempt() -> float:
+            started = time.monotonic()
+            message = CommandLine(f"scankvs://localhost:{port}").fails("tables")
+            assert message == (
+                f"no encrypted connection to the ScanKV server at localhost:{port}: it does not use TLS "
+                f"(WRONG_VERSION_NUMBER); connect to scankv://localhost:{port}, without TLS settings"
+            )
+            return time.monotonic() - started
+
+        in_time(attempt, 2.0, tries=3)
 
 
 def test_a_server_with_tls_is_recognized_by_a_client_without(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ async def test_writers_without_locks_do_not_wait_and_what_they_change_is_still_a
     async with client.transaction() as tx:
         await tx.get_for_update(table, 1)
     await locking.upsert(table, [{"k": 1, "a": 1}])
-    with pytest.raises(TransactionConflict, match="have changed since it read them"):
+    with pytest.raises(TransactionConflict, match="depends on changed in the meantime"):
         await locking.commit()
     await locking.abort()
     assert await table.get(1) == {"k": 1, "a": 100}

@@ -87,7 +87,7 @@ async def test_rows_read_for_update_must_not_change_in_tables_of_any_kind(
         await tx.get_for_update(table, [key])
         await table.upsert([{"k": key, "a": 10 + key}])
         await tx.upsert(table, [{"k": key, "a": 100}])
-        with pytest.raises(TransactionConflict, match="1 keys that the transaction depends on"):
+        with pytest.raises(TransactionConflict, match="1 key that the transaction depends on"):
             await tx.commit()
         await tx.abort()
     assert sorted(await table.scan().to_pylist(), key=lambda row: row["k"]) == [{"k": 1, "a": 11}, {"k": 3, "a": 13}]

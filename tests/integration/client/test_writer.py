@@ -158,7 +158,7 @@ async def test_a_named_writer_fences_the_one_before_and_goes_on_behind_it(client
             async with table.writer(id="job-1") as new, table.writer(id="job-2") as other:
                 assert (new.epoch, new.next_sequence, other.epoch) == (2, old.next_sequence, 1)
                 await old.upsert(rows([1], 2))
-                with pytest.raises(WriterFenced, match="1 rows were not acknowledged") as caught:
+                with pytest.raises(WriterFenced, match="1 row not acknowledged") as caught:
                     await old.flush()
                 assert caught.value.details["rows"] == "1"
                 with pytest.raises(WriterFenced):
@@ -187,7 +187,7 @@ async def test_the_first_failure_ends_a_writer_and_says_what_was_lost(client: Cl
             with pytest.raises(TableNotFound):
                 await writer.upsert(rows(range(20), 3))
 
-    with pytest.raises(TableNotFound, match=r"20 rows were not acknowledged, those of requests \d to \d") as caught:
+    with pytest.raises(TableNotFound, match=r"20 rows not acknowledged: those of requests \d to \d") as caught:
         await write()
     assert caught.value.details["rows"] == "20"
     assert int(caught.value.details["first_sequence"]) >= 3

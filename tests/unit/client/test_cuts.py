@@ -32,6 +32,7 @@ from aio_client import (
     UsageError,
     connect,
 )
+from scankv.model.counts import counted
 from tests.support.waiting import await_until
 from tests.unit.client.messages import LOG_OFFSETS, SCHEMA
 from tests.unit.client.misbehaving import serving
@@ -259,7 +260,7 @@ async def test_a_server_that_stays_full_is_an_error_after_the_operation_timeout(
             await client.scan(LIVE).to_arrow()
         assert (asked := len(server.requests)) > 1
         assert caught.value.__notes__[0] in [
-            f"{attempts} attempts before this one failed as well:" for attempts in (asked - 1, asked)
+            f"{counted(attempts, 'attempt')} before this one failed as well:" for attempts in (asked - 1, asked)
         ]
 
 

@@ -89,7 +89,7 @@ async def test_an_error_of_another_kind_has_a_note_of_the_others_too() -> None:
     clock = Clock()
     with pytest.raises(DataLoss) as caught:
         await run(clock, FailsThenSucceeds(clock, Unavailable("away"), DataLoss("damaged")))
-    assert caught.value.__notes__ == ["1 attempts before this one failed as well:", "  1 x Unavailable: away"]
+    assert caught.value.__notes__ == ["1 attempt before this one failed as well:", "  1 x Unavailable: away"]
 
 
 async def test_a_server_that_says_when_is_not_asked_before() -> None:
@@ -119,7 +119,7 @@ async def test_a_pause_that_takes_too_long_ends_it_with_what_was_wrong_before() 
         await with_retries(attempt, timeout=60, retries=lambda _: True, pause=long, clock=clock)
     assert caught.value.__cause__ is cause
     assert len(clock.pauses) == 2
-    assert caught.value.__notes__ == ["1 attempts before this one failed as well:", "  1 x TooManyScans: too many"]
+    assert caught.value.__notes__ == ["1 attempt before this one failed as well:", "  1 x TooManyScans: too many"]
 
 
 async def test_what_a_pause_raises_ends_it() -> None:

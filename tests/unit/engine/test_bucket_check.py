@@ -105,7 +105,7 @@ async def test_a_row_that_is_missing_is_told_of_the_rows_and_of_each_index(tmp_p
         keys, _ = offline.keys.encode(offline.rows().to_batches()[0])
         batch.delete_rows([keys[0].as_py()])
 
-    text = "bucket 0 of game.players has 2999 rows, but its row count is 3000"
+    text = "bucket 0 of game.players has 2,999 rows, but its row count is 3,000"
     assert problems(await found_after(tmp_path, remove)) == [text] + ["1 entry more than rows"] * 2
 
 

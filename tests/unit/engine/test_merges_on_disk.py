@@ -12,6 +12,7 @@ from scankv.model.tables.merge_functions import aggregate_of
 from scankv.model.tables.merge_spec import MergeSpec
 from scankv.v1 import write_pb2
 from streaming_server.config import load_config
+from streaming_server.engine.functions.installed import load_installed
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.services.write import kind_of
 from tests.support.snapshots import tables_in
@@ -90,6 +91,22 @@ def test_aggregators_are_a_list_in_the_file_and_names_with_commas_elsewhere(tmp_
     file.write_text('data = "x"\naggregators = [5]\n')
     with pytest.raises(UsageError, match="a list of names"):
         load_config({}, file)
+
+
+def test_a_package_with_the_earlier_group_of_entry_points_is_refused_with_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / "mypkg-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mypkg\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[scankv.aggregate_functions]\nmypkg.longest = mypkg:Longest\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError) as caught:
+        load_installed(["mypkg.longest"])
+    assert caught.value.message == (
+        'aggregators = "mypkg.longest": its package has this entry point in the group "scankv.aggregate_functions", '
+        'which is now "scankv.aggregators": rename the group in the package, and install it again'
+    )
 
 
 def test_the_earlier_name_of_aggregators_is_refused_with_the_new_one(tmp_path: Path) -> None:
