@@ -31,6 +31,7 @@ extensions = [
     "sphinx_copybutton",
     "repository_links",
     "reference",
+    "sidebar_tree",
 ]
 exclude_patterns = ["_ext", "_incoming", "Thumbs.db"]
 source_suffix = {".md": "markdown"}

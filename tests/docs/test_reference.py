@@ -175,3 +175,11 @@ def test_the_help_of_create_and_of_create_table_lead_to_types_and_options() -> N
         said = " ".join((client.create_table.__doc__ or "").split())
         assert '"Column types"' in said
         assert '"Table options"' in said
+
+
+def test_pages_of_classes_and_commands_are_in_the_sidebar(generators: Any) -> None:
+    tables = generators.python_api.describe_names("scankv", "Table", "connect")
+    assert "```{toctree}\n:hidden:\n\nTable <scankv.Table>\n```" in tables
+    commands = generators.command_line.describe_commands()
+    for name in generators.command_line.list_commands():
+        assert f"\nscankv {name} <command-line/{name}>\n" in commands

@@ -76,8 +76,7 @@ def write_pages(app: Sphinx) -> None:
 
 
 def _page(title: str, generator: str, above: str) -> str:
-    """Returns the file of a page that only its topic links to: the sidebar would have 120 more lines on every page."""
-    return f"---\norphan: true\n---\n\n{above}\n\n# `{title}`\n\n<!-- generated: {generator} -->\n"
+    return f"{above}\n\n# `{title}`\n\n<!-- generated: {generator} -->\n"
 
 
 def _title_of(topic: Path) -> str:

@@ -12,6 +12,7 @@ from typer.cli import get_docs_for_click
 from scankv.cli.app import app
 
 from .sentences import first_sentence
+from .sidebar import list_in_sidebar
 
 CUT = re.compile(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.MULTILINE)
 CODE = re.compile(r"(^```console\n.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -32,7 +33,8 @@ def describe_commands() -> str:
         lines += [f"| [`scankv {name}`](command-line/{name}.md) | {_first(commands[name].help)} |" for name in names]
         lines.append("")
     usage = _sections()[""].replace("**Usage**", "## All commands\n\n**Usage**", 1)
-    return "\n".join(lines) + f"\n{usage}"
+    pages = list_in_sidebar([f"scankv {name} <command-line/{name}>" for names in groups.values() for name in names])
+    return "\n".join(lines) + f"\n{usage}\n{pages}"
 
 
 def list_commands() -> list[str]:

@@ -15,6 +15,7 @@ from sphinx.pycode import ModuleAnalyzer
 from .docstrings import convert_spans
 from .member_groups import FIRST_CALLS, GROUPS
 from .sentences import first_sentence
+from .sidebar import list_in_sidebar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,7 +25,7 @@ ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 def describe_names(module: str, *names: str) -> str:
-    """Returns a summary of the named members of a public module, links to the pages of classes, and all functions."""
+    """Returns a summary of the named members of a public module, all functions, and the pages of classes."""
     found = {name: getattr(import_module(module), name) for name in names}
     rows = [
         (f"[`{name}`]({module}.{name}.md)" if has_page(member) else f"[`{name}`](#{name.lower()})", _first(member))
@@ -34,6 +35,7 @@ def describe_names(module: str, *names: str) -> str:
     for name, member in found.items():
         if not has_page(member):
             blocks.append(f"## `{name}`\n\n{_describe_alone(module, name, member)}")
+    blocks.append(list_in_sidebar([f"{name} <{module}.{name}>" for name, member in found.items() if has_page(member)]))
     return "\n".join(blocks)
 
 
