@@ -9,19 +9,18 @@ from importlib import import_module
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 import scankv
+from aio_client._integrations.pandas_frames import frame_of
 from scankv.cli.app import app
 from scankv.model import errors
 from scankv.model.tables.options import TableOptions
 from tests.support.type_samples import NOT_STORABLE, OTHER_LAYOUTS, type_id_names
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference" / "python"
 LISTED = re.compile(r"<!-- generated: python (\S+)\s(.*?)-->", re.DOTALL)
@@ -183,3 +182,9 @@ def test_pages_of_classes_and_commands_are_in_the_sidebar(generators: Any) -> No
     commands = generators.command_line.describe_commands()
     for name in generators.command_line.list_commands():
         assert f"\nscankv {name} <command-line/{name}>\n" in commands
+
+
+def test_pandas_has_the_types_of_arrow_as_the_page_of_types_says(generators: Any) -> None:
+    for type_ in generators.column_types.TYPES:
+        rows = pa.table({"c": pa.nulls(1, type_)})
+        assert str(frame_of(rows, "pyarrow").dtypes["c"]) == f"{type_}[pyarrow]"

@@ -16,6 +16,7 @@ from .docstrings import convert_spans
 from .member_groups import FIRST_CALLS, GROUPS
 from .sentences import first_sentence
 from .sidebar import list_in_sidebar
+from .summary_tables import summary_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,7 +32,7 @@ def describe_names(module: str, *names: str) -> str:
         (f"[`{name}`]({module}.{name}.md)" if has_page(member) else f"[`{name}`](#{name.lower()})", _first(member))
         for name, member in found.items()
     ]
-    blocks = [_table("name", rows)]
+    blocks = [summary_table("name", "what it does", rows)]
     for name, member in found.items():
         if not has_page(member):
             blocks.append(f"## `{name}`\n\n{_describe_alone(module, name, member)}")
@@ -56,11 +57,11 @@ def describe_class(module: str, name: str) -> str:
     if attributes:
         rows = [(f":py:attr:`~{module}.{name}.{each}`", first_sentence(text)) for each, text in attributes.items()]
         summary.insert(0, _rst_table("Attributes", rows))
-    init = "" if _is_made_elsewhere(cls) else "   :members: __init__\n"
+    init = "exclude-members: __init__, __new__" if _is_made_elsewhere(cls) else "members: __init__"
     blocks = [
         f"{_first(cls)}\n",
         _rst(f".. currentmodule:: {module}\n\n" + "\n".join(summary)),
-        "## Description\n\n" + _rst(f".. autoclass:: {module}.{name}\n{init}"),
+        "## Description\n\n" + _rst(f".. autoclass:: {module}.{name}\n   :{init}\n"),
     ]
     for group, each_of in groups:
         directives = "\n".join(f".. {_directive(cls, each)}:: {module}.{name}.{each}" for each in each_of)
@@ -168,11 +169,6 @@ def _first(owner: Any, member: str = "") -> str:  # noqa: ANN401  # a function, 
             lines = ModuleAnalyzer.for_module(base.__module__).find_attr_docs()[base.__name__, member]
             return first_sentence("\n".join(lines))
     return ""
-
-
-def _table(head: str, rows: Iterable[tuple[str, str]]) -> str:
-    lines = "".join(f"| {name} | {text.replace('|', chr(92) + '|')} |\n" for name, text in rows)
-    return f"| {head} | what it does |\n|---|---|\n{lines}"
 
 
 def _rst_table(group: str, rows: Iterable[tuple[str, str]]) -> str:
