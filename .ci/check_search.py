@@ -29,6 +29,7 @@ EXPECTED = {
     "backup": "operations/backups.html",
     "upsert": "reference/python/scankv.Table.html",
     "top_n": "reference/python/scankv.Table.html",
+    "__arrow_c_stream__": "reference/python/scankv.Table.html",
     "scankv load": "reference/command-line/load.html",
     "TableNotFound": "reference/errors.html",
     "max_live_scans": "reference/settings.html",

@@ -60,6 +60,7 @@ html_logo = "_static/logo.svg"
 html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["scankv.css"]
+html_js_files = ["folds.js"]
 # The default for dark pages underlines imported names, as if they were links.
 pygments_dark_style = "github-dark"
 html_search_scorer = str(Path(__file__).parent / "_static" / "search-scores.js")

@@ -19,6 +19,7 @@ from . import (
     cross_references,
     docstrings,
     errors,
+    folds,
     metrics,
     permissions,
     python_api,
@@ -102,4 +103,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     # Before napoleon, which has 500.
     app.connect("autodoc-process-docstring", docstrings.convert_to_rst, priority=400)
     app.add_post_transform(cross_references.ExactReferences)
+    app.add_post_transform(folds.Folds)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

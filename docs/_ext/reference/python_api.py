@@ -126,7 +126,7 @@ def _group(name: str, members: dict[str, object]) -> Iterator[tuple[str, list[st
     methods = [each for each, value in left.items() if _is_method(value)]
     others = [each for each in left if each not in methods]
     if methods:
-        yield "Other methods" if name in GROUPS else "Methods", methods
+        yield "Methods", methods
     if others:
         yield "Properties", others
 
