@@ -31,7 +31,7 @@ def describe_commands() -> str:
     lines = []
     for group, names in groups.items():
         rows = [(f"[`scankv {name}`](command-line/{name}.md)", _first(commands[name].help)) for name in names]
-        lines += [f"## {group}\n", summary_table("command", "what it does", rows)]
+        lines += [f"## {group}\n", summary_table("command | what it does", rows)]
     usage = _sections()[""].replace("**Usage**", "## All commands\n\n**Usage**", 1)
     pages = list_in_sidebar([f"scankv {name} <command-line/{name}>" for names in groups.values() for name in names])
     return "\n".join(lines) + f"\n{usage}\n{pages}"
@@ -53,7 +53,7 @@ def describe_command(name: str) -> str:
     if not rows:
         return text
     about, _, details = text.partition("**Usage**")
-    return f"{about}{summary_table('command', 'what it does', rows)}\n**Usage**{details}"
+    return f"{about}{summary_table('command | what it does', rows)}\n**Usage**{details}"
 
 
 @cache

@@ -21,7 +21,7 @@ def describe_errors() -> str:
     """Returns a table of all classes, and a section for each: its reason and status, what it means, what to do."""
     classes = list(_iterate(errors.ScanKvError))
     rows = [(_link([cls.__name__]), first_sentence(inspect.getdoc(cls) or "")) for cls in classes]
-    return "\n".join([summary_table("error", "what has happened", rows), *map(_describe, classes)])
+    return "\n".join([summary_table("error | what has happened", rows), *map(_describe, classes)])
 
 
 def _iterate(cls: type[errors.ScanKvError]) -> Iterator[type[errors.ScanKvError]]:

@@ -32,7 +32,7 @@ def describe_names(module: str, *names: str) -> str:
         (f"[`{name}`]({module}.{name}.md)" if has_page(member) else f"[`{name}`](#{name.lower()})", _first(member))
         for name, member in found.items()
     ]
-    blocks = [summary_table("name", "what it does", rows)]
+    blocks = [summary_table("name | what it does", rows)]
     for name, member in found.items():
         if not has_page(member):
             blocks.append(f"## `{name}`\n\n{_describe_alone(module, name, member)}")

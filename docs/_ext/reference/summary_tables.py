@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def summary_table(name: str, text: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Returns a table, in Markdown, of links or names with a sentence about each, below the two heads."""
-    lines = "".join(f"| {link} | {about.replace('|', chr(92) + '|')} |\n" for link, about in rows)
-    return f"```{{table}}\n:class: summary\n\n| {name} | {text} |\n|---|---|\n{lines}```\n"
+def summary_table(heads: str, rows: Iterable[tuple[str, ...]], css: str = "") -> str:
+    """Returns a table, in Markdown, of links or names with what is said of each, below heads that ` | ` separates."""
+    lines = "".join(f"| {' | '.join(each.replace('|', chr(92) + '|') for each in row)} |\n" for row in rows)
+    ruler = "|".join("---" for _ in heads.split(" | "))
+    return f"```{{table}}\n:class: summary{css and f' {css}'}\n\n| {heads} |\n|{ruler}|\n{lines}```\n"

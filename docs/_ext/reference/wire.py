@@ -86,7 +86,7 @@ class _FilePage:
         ]
         if calls:
             rows = [(f"[{name}](#{name.lower()})", first_sentence(text)) for name, text in calls]
-            yield summary_table("call", "what it does", rows)
+            yield summary_table("call | what it does", rows)
 
     def _describe_service(self, service: ServiceDescriptorProto, path: CommentPath) -> Iterator[str]:
         yield f"## service {service.name}\n\n{self._comment(path)}\n"
