@@ -31,6 +31,7 @@ extensions = [
     "sphinx_copybutton",
     "repository_links",
     "reference",
+    "sidebar_tree",
 ]
 exclude_patterns = ["_ext", "_incoming", "Thumbs.db"]
 source_suffix = {".md": "markdown"}
@@ -59,6 +60,9 @@ html_logo = "_static/logo.svg"
 html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["scankv.css"]
+html_js_files = ["folds.js"]
+# The default for dark pages underlines imported names, as if they were links.
+pygments_dark_style = "github-dark"
 html_search_scorer = str(Path(__file__).parent / "_static" / "search-scores.js")
 # A page of the site links to files of the repository where this is set, as when a release builds the site.
 repository_url = ""

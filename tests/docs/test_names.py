@@ -5,12 +5,18 @@ Snippets run, so a wrong name in a snippet fails by itself. A renamed setting in
 
 from __future__ import annotations
 
+import inspect
 import re
+from dataclasses import fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
+
+from scankv.model.tables.options import TableOptions
+from streaming_server.config import ServerConfig
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ("aio_client", "scankv", "spark_bridge", "streaming_server", "protos", "benchmarks", "examples")
@@ -23,12 +29,50 @@ PAGES = sorted(
     for path in (ROOT / "docs" / folder).glob("*.md")
     if not path.name.startswith("from-") and path.name != "spark.md"
 )
+PUBLIC_MODULES = ("scankv", "scankv.sync", "scankv.mirror", "scankv.spark", "scankv.testing")
+DEFINITION = re.compile(r"^ *(?:async def|def|class) (\w+)", re.MULTILINE)
+NOT_FOR_CALLERS = {
+    "RowKind",  # Flink's class, whose values ours have
+    "ServerClock",  # with its file, for whoever wants to read how the server measures time
+}
 
 
 @cache
 def list_words() -> frozenset[str]:
     files = [file for folder in SHIPPED for suffix in ("*.py", "*.proto") for file in (ROOT / folder).rglob(suffix)]
     return frozenset(word for file in files for word in re.findall(r"\w+", file.read_text()))
+
+
+@cache
+def list_names_in(path: str) -> frozenset[str]:
+    tokens = MarkdownIt().enable("table").parse((ROOT / path).read_text())
+    inline = (part.content for token in tokens for part in token.children or () if part.type == "code_inline")
+    return frozenset(name for text in inline if ".py" not in text for name in NAME.findall(text))
+
+
+def list_public_names() -> set[str]:
+    names = {field.name for cls in (ServerConfig, TableOptions) for field in fields(cls)}
+    for module in map(import_module, PUBLIC_MODULES):
+        for name in module.__all__:
+            names |= {name, *dir(getattr(module, name))}
+            members = [getattr(module, name), *vars(getattr(module, name)).values()]
+            functions = [inspect.unwrap(each) for each in members if inspect.isroutine(each)]
+            names.update(*(inspect.signature(each).parameters for each in functions if inspect.isfunction(each)))
+    return names
+
+
+def test_users_are_told_of_no_function_or_class_that_they_cannot_reach() -> None:
+    code = [file.read_text() for folder in SHIPPED for file in (ROOT / folder).rglob("*.py")]
+    ours = {name for text in code for name in DEFINITION.findall(text)} - list_public_names() - NOT_FOR_CALLERS
+    pages = [
+        page.relative_to(ROOT).as_posix()
+        for page in (ROOT / "docs").rglob("*.md")
+        if {"internals", "decisions", "command-line"}.isdisjoint(page.parts) and not page.match("scankv.*.md")
+    ]
+    unreachable = {(page, name) for page in pages for name in list_names_in(page) & ours}
+    # In quotes are values, options of Spark, keys of JSON and of metadata.
+    quoted = {name for _, name in unreachable if any(f'"{name}"' in text for text in code)}
+    assert sorted(each for each in unreachable if each[1] not in quoted) == []
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -9,19 +9,21 @@ from importlib import import_module
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from docutils import nodes
+from docutils.utils import new_document
+from sphinx import addnodes
 from typer.testing import CliRunner
 
 import scankv
+from aio_client._integrations.pandas_frames import frame_of
 from scankv.cli.app import app
 from scankv.model import errors
 from scankv.model.tables.options import TableOptions
 from tests.support.type_samples import NOT_STORABLE, OTHER_LAYOUTS, type_id_names
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference" / "python"
 LISTED = re.compile(r"<!-- generated: python (\S+)\s(.*?)-->", re.DOTALL)
@@ -175,3 +177,49 @@ def test_the_help_of_create_and_of_create_table_lead_to_types_and_options() -> N
         said = " ".join((client.create_table.__doc__ or "").split())
         assert '"Column types"' in said
         assert '"Table options"' in said
+
+
+def test_every_method_of_a_class_with_groups_stands_in_one(generators: Any) -> None:
+    for module in ("scankv", "scankv.sync"):
+        for name in generators.python_api.GROUPS:
+            assert "## Methods" not in generators.python_api.describe_class(module, name), f"{module}.{name}"
+
+
+def test_pages_of_classes_and_commands_are_in_the_sidebar(generators: Any) -> None:
+    tables = generators.python_api.describe_names("scankv", "Table", "connect")
+    assert "```{toctree}\n:hidden:\n\nTable <scankv.Table>\n```" in tables
+    commands = generators.command_line.describe_commands()
+    for name in generators.command_line.list_commands():
+        assert f"\nscankv {name} <command-line/{name}>\n" in commands
+
+
+def _long_method() -> addnodes.desc:
+    arguments = nodes.field("", nodes.field_name("", "Raises"), nodes.field_body("", nodes.paragraph("", "E. " * 200)))
+    content = addnodes.desc_content(
+        "",
+        *(nodes.paragraph("", "Does it."), nodes.literal_block("", "do()"), nodes.paragraph("", "In detail.")),
+        nodes.field_list("", arguments),
+    )
+    return addnodes.desc("", addnodes.desc_signature("", "do()"), content, objtype="method")
+
+
+def test_long_descriptions_are_folded_after_the_example_where_a_class_has_many_methods(generators: Any) -> None:
+    few, many = new_document("few"), new_document("many")
+    few += [_long_method() for _ in range(3)]
+    many += [_long_method() for _ in range(12)]
+    for page in (few, many):
+        generators.folds.fold_methods(page)
+    assert list(few.findall(nodes.raw)) == []
+    content = next(many.findall(addnodes.desc_content))
+    assert [type(each).__name__ for each in content.children] == [
+        *("paragraph", "literal_block", "raw", "paragraph", "field_list", "raw"),
+    ]
+    assert content[2].astext() == '<details class="member"><summary>Details, errors</summary>'
+    text = "".join(each.astext() for each in content.children)
+    assert text.count("<details") == text.count("</details>") == 1
+
+
+def test_pandas_has_the_types_of_arrow_as_the_page_of_types_says(generators: Any) -> None:
+    for type_ in generators.column_types.TYPES:
+        rows = pa.table({"c": pa.nulls(1, type_)})
+        assert str(frame_of(rows, "pyarrow").dtypes["c"]) == f"{type_}[pyarrow]"

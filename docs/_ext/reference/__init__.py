@@ -19,6 +19,7 @@ from . import (
     cross_references,
     docstrings,
     errors,
+    folds,
     metrics,
     permissions,
     python_api,
@@ -76,8 +77,7 @@ def write_pages(app: Sphinx) -> None:
 
 
 def _page(title: str, generator: str, above: str) -> str:
-    """Returns the file of a page that only its topic links to: the sidebar would have 120 more lines on every page."""
-    return f"---\norphan: true\n---\n\n{above}\n\n# `{title}`\n\n<!-- generated: {generator} -->\n"
+    return f"{above}\n\n# `{title}`\n\n<!-- generated: {generator} -->\n"
 
 
 def _title_of(topic: Path) -> str:
@@ -103,4 +103,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     # Before napoleon, which has 500.
     app.connect("autodoc-process-docstring", docstrings.convert_to_rst, priority=400)
     app.add_post_transform(cross_references.ExactReferences)
+    app.add_post_transform(folds.Folds)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

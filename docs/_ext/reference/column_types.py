@@ -58,10 +58,10 @@ def describe_types() -> str:
     for type_ in TYPES:
         also = ", ".join(f"`{name}`" for name in names.get(type_, ()) if name != format_type(type_))
         lines.append(f"| {_name(type_)} | {also} | {_limits(type_)} | {'yes' if is_key_type(type_) else 'no'} |")
-    lines += ["", "## In other systems", "", "| type | pandas | pandas with NumPy dtypes | Polars | Spark | JSON |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines += ["", "## In other systems", "", "```{table}", ":class: conversions", ""]
+    lines += ["| type | pandas with NumPy dtypes | Polars | Spark | JSON |", "|---|---|---|---|---|"]
     lines += [f"| {_name(type_)} | {' | '.join(map(_ask, _converters(type_)))} |" for type_ in TYPES]
-    lines += ["", "## Other types of Arrow", "", "| type | stored as |", "|---|---|"]
+    lines += ["```", "", "## Other types of Arrow", "", "| type | stored as |", "|---|---|"]
     lines += [f"| {_plain(type_)} | {_stored_as(type_)} |" for type_ in OTHERS]
     return "\n".join(lines) + "\n"
 
@@ -94,7 +94,6 @@ def _example(type_: pa.DataType) -> pa.Array:
 def _converters(type_: pa.DataType) -> list[Callable[[], object]]:
     schema, rows = pa.schema([("c", type_)]), pa.table({"c": _example(type_)})
     return [
-        lambda: frame_of(rows, "pyarrow").dtypes["c"],
         lambda: frame_of(rows, "numpy").dtypes["c"],
         lambda: polars_schema(schema)["c"],
         lambda: spark_schema(schema)[0].dataType.simpleString(),

@@ -12,6 +12,8 @@ from typer.cli import get_docs_for_click
 from scankv.cli.app import app
 
 from .sentences import first_sentence
+from .sidebar import list_in_sidebar
+from .summary_tables import summary_table
 
 CUT = re.compile(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.MULTILINE)
 CODE = re.compile(r"(^```console\n.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -28,11 +30,11 @@ def describe_commands() -> str:
         groups.setdefault(panel if isinstance(panel, str) else "Commands", []).append(name)
     lines = []
     for group, names in groups.items():
-        lines += [f"## {group}\n", "| command | what it does |", "|---|---|"]
-        lines += [f"| [`scankv {name}`](command-line/{name}.md) | {_first(commands[name].help)} |" for name in names]
-        lines.append("")
+        rows = [(f"[`scankv {name}`](command-line/{name}.md)", _first(commands[name].help)) for name in names]
+        lines += [f"## {group}\n", summary_table("command | what it does", rows)]
     usage = _sections()[""].replace("**Usage**", "## All commands\n\n**Usage**", 1)
-    return "\n".join(lines) + f"\n{usage}"
+    pages = list_in_sidebar([f"scankv {name} <command-line/{name}>" for names in groups.values() for name in names])
+    return "\n".join(lines) + f"\n{usage}\n{pages}"
 
 
 def list_commands() -> list[str]:
@@ -45,14 +47,13 @@ def describe_command(name: str) -> str:
     text = _sections()[name]
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     rows = [
-        f"| [`scankv {name} {each}`](#scankv-{name}-{each}) | {_first(sub.help)} |"
+        (f"[`scankv {name} {each}`](#scankv-{name}-{each})", _first(sub.help))
         for each, sub in getattr(command, "commands", {}).items()
     ]
     if not rows:
         return text
-    table = "\n".join(["| command | what it does |", "|---|---|", *rows])
     about, _, details = text.partition("**Usage**")
-    return f"{about}{table}\n\n**Usage**{details}"
+    return f"{about}{summary_table('command | what it does', rows)}\n**Usage**{details}"
 
 
 @cache
@@ -68,7 +69,7 @@ def _sections() -> dict[str, str]:
 
 
 def _first(text: str | None) -> str:
-    return _escape(first_sentence(text or "")).replace("|", "\\|")
+    return _escape(first_sentence(text or ""))
 
 
 def _escape(part: str) -> str:

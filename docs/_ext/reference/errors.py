@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from scankv.model import errors
 
 from .sentences import first_sentence
+from .summary_tables import summary_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,8 +20,8 @@ ADVICE = re.compile(r"^What to do:\n((?: {4}.*\n?)+)", re.MULTILINE)
 def describe_errors() -> str:
     """Returns a table of all classes, and a section for each: its reason and status, what it means, what to do."""
     classes = list(_iterate(errors.ScanKvError))
-    rows = [f"| {_link([cls.__name__])} | {first_sentence(inspect.getdoc(cls) or '')} |" for cls in classes]
-    return "\n".join(["| error | what has happened |", "|---|---|", *rows, "", *map(_describe, classes)])
+    rows = [(_link([cls.__name__]), first_sentence(inspect.getdoc(cls) or "")) for cls in classes]
+    return "\n".join([summary_table("error | what has happened", rows), *map(_describe, classes)])
 
 
 def _iterate(cls: type[errors.ScanKvError]) -> Iterator[type[errors.ScanKvError]]:

@@ -15,6 +15,8 @@ from sphinx.pycode import ModuleAnalyzer
 from .docstrings import convert_spans
 from .member_groups import FIRST_CALLS, GROUPS
 from .sentences import first_sentence
+from .sidebar import list_in_sidebar
+from .summary_tables import summary_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,16 +26,17 @@ ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 def describe_names(module: str, *names: str) -> str:
-    """Returns a summary of the named members of a public module, links to the pages of classes, and all functions."""
+    """Returns a summary of the named members of a public module, all functions, and the pages of classes."""
     found = {name: getattr(import_module(module), name) for name in names}
     rows = [
         (f"[`{name}`]({module}.{name}.md)" if has_page(member) else f"[`{name}`](#{name.lower()})", _first(member))
         for name, member in found.items()
     ]
-    blocks = [_table("name", rows)]
+    blocks = [summary_table("name | what it does", rows)]
     for name, member in found.items():
         if not has_page(member):
             blocks.append(f"## `{name}`\n\n{_describe_alone(module, name, member)}")
+    blocks.append(list_in_sidebar([f"{name} <{module}.{name}>" for name, member in found.items() if has_page(member)]))
     return "\n".join(blocks)
 
 
@@ -54,11 +57,11 @@ def describe_class(module: str, name: str) -> str:
     if attributes:
         rows = [(f":py:attr:`~{module}.{name}.{each}`", first_sentence(text)) for each, text in attributes.items()]
         summary.insert(0, _rst_table("Attributes", rows))
-    init = "" if _is_made_elsewhere(cls) else "   :members: __init__\n"
+    init = "exclude-members: __init__, __new__" if _is_made_elsewhere(cls) else "members: __init__"
     blocks = [
         f"{_first(cls)}\n",
         _rst(f".. currentmodule:: {module}\n\n" + "\n".join(summary)),
-        "## Description\n\n" + _rst(f".. autoclass:: {module}.{name}\n{init}"),
+        "## Description\n\n" + _rst(f".. autoclass:: {module}.{name}\n   :{init}\n"),
     ]
     for group, each_of in groups:
         directives = "\n".join(f".. {_directive(cls, each)}:: {module}.{name}.{each}" for each in each_of)
@@ -123,7 +126,7 @@ def _group(name: str, members: dict[str, object]) -> Iterator[tuple[str, list[st
     methods = [each for each, value in left.items() if _is_method(value)]
     others = [each for each in left if each not in methods]
     if methods:
-        yield "Other methods" if name in GROUPS else "Methods", methods
+        yield "Methods", methods
     if others:
         yield "Properties", others
 
@@ -166,11 +169,6 @@ def _first(owner: Any, member: str = "") -> str:  # noqa: ANN401  # a function, 
             lines = ModuleAnalyzer.for_module(base.__module__).find_attr_docs()[base.__name__, member]
             return first_sentence("\n".join(lines))
     return ""
-
-
-def _table(head: str, rows: Iterable[tuple[str, str]]) -> str:
-    lines = "".join(f"| {name} | {text.replace('|', chr(92) + '|')} |\n" for name, text in rows)
-    return f"| {head} | what it does |\n|---|---|\n{lines}"
 
 
 def _rst_table(group: str, rows: Iterable[tuple[str, str]]) -> str:

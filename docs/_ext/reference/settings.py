@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from streaming_server.config import NOT_FROM_ENVIRONMENT, RANGES, ServerConfig
 
 from .sentences import first_sentence
+from .summary_tables import summary_table
 
 UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_bytes_in_flight": "bytes"}
 KINDS = {int: "integer", float: "number", bool: "`true` or `false`", tuple[str, ...]: "names, separated by commas"}
@@ -48,10 +49,10 @@ def describe_settings() -> str:
 
 def _table(settings: list[Field[Any]], meanings: dict[str, str]) -> str:
     rows = [
-        f"| [`{field.name}`](#{field.name}) | {_default(field)} | {first_sentence(meanings[field.name])} |"
+        (f"[`{field.name}`](#{field.name})", _default(field), first_sentence(meanings[field.name]))
         for field in settings
     ]
-    return "\n".join(["| setting | default | meaning |", "|---|---|---|", *rows, ""])
+    return summary_table("setting | default | meaning", rows, "settings")
 
 
 def _default(field: Field[Any]) -> str:

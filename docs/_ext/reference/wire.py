@@ -21,6 +21,7 @@ from google.protobuf.descriptor_pb2 import (
 from grpc_tools import protoc
 
 from .sentences import first_sentence
+from .summary_tables import summary_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,9 +85,8 @@ class _FilePage:
             for each, method in enumerate(service.method)
         ]
         if calls:
-            yield "| call | what it does |\n|---|---|"
-            yield from (f"| [{name}](#{name.lower()}) | {first_sentence(text)} |" for name, text in calls)
-            yield ""
+            rows = [(f"[{name}](#{name.lower()})", first_sentence(text)) for name, text in calls]
+            yield summary_table("call | what it does", rows)
 
     def _describe_service(self, service: ServiceDescriptorProto, path: CommentPath) -> Iterator[str]:
         yield f"## service {service.name}\n\n{self._comment(path)}\n"
