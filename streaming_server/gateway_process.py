@@ -71,6 +71,9 @@ class GatewaySupervisor:
     async def run(self) -> None:
         """Runs one child after another. If cancelled, it ends the child."""
         pause = _FIRST_PAUSE_SECONDS
+        scheme = "https" if self._settings["tls_certificate"] else "http"
+        port = self._listener.getsockname()[1]
+        _log.info("serving HTTP and the console on %s://%s", scheme, address_of(self._settings["host"], port))
         try:
             while True:
                 started = time.monotonic()

@@ -23,6 +23,7 @@ from scankv.model.counts import counted
 from scankv.model.errors import UsageError
 
 _TERMINAL_ROWS: Final = 100
+_NOT_WRITTEN: Final = (".gz", ".zip", ".xlsx", ".xls", ".ods")
 
 
 class OutputFormat(StrEnum):
@@ -133,6 +134,9 @@ def _choose_format(asked: OutputFormat | None, output: Path | None) -> OutputFor
     if output is not None:
         if asked is OutputFormat.TABLE:
             raise UsageError("--format must be csv or jsonl or parquet or arrow to write a file, not table")
+        if asked is None and output.suffix.lower() in _NOT_WRITTEN:
+            other = f"{output.name.partition('.')[0]}.csv"
+            raise UsageError(f"{output}: compressed files and workbooks cannot be written: name a file such as {other}")
         return asked or OutputFormat(format_of_name(output.name) or Format.CSV)
     if not is_terminal():
         return asked or OutputFormat.CSV

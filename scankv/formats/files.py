@@ -299,6 +299,8 @@ def _standard_input(stack: ExitStack, again: bool) -> tuple[Callable[[], IO[byte
 def _only_member(stream: IO[bytes]) -> IO[bytes]:
     archive = zipfile.ZipFile(stream)
     names = [name for name in archive.namelist() if not name.endswith("/")]
+    if "[Content_Types].xml" in names:
+        raise ValueError("this is a workbook or document of an office program: save the sheet as CSV, and load that")
     if len(names) != 1:
         raise ValueError(f"the archive must have one file, not {len(names)}: load one file at a time")
     return archive.open(names[0])

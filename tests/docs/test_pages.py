@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import codeop
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
 
 PAGES = [page for page in list_pages() if not page.is_for_spark]
+# Their blocks need a line more or less.
+NOT_YET_PASTED = {"docs/guides/bootstrap.md", "docs/guides/deleting.md", "docs/guides/lake.md"}
+# Its functions are for a file.
+FOR_A_FILE = {"docs/operations/old-rows.md"}
 
 
 @pytest.mark.timeout(180)  # a page runs several programs
@@ -22,3 +28,29 @@ def test_the_code_of_the_page_runs_and_prints_the_documented_output(
     page: Page, shared_server: ServerProcess, tmp_path: Path
 ) -> None:
     run_page(page, tmp_path, shared_server.url)
+
+
+def test_blocks_of_python_can_be_pasted_into_a_prompt() -> None:
+    """The prompt of Python before 3.13 ends a function or loop at an empty line, and only there."""
+    broken = [
+        f"{page.path}:{block.line + line}"
+        for page in list_pages()
+        if page.path not in NOT_YET_PASTED | FOR_A_FILE
+        for block in page.blocks
+        if block.language == "python" and (line := _line_that_a_prompt_refuses(block.code)) is not None
+    ]
+    assert broken == []
+
+
+def _line_that_a_prompt_refuses(code: str) -> int | None:
+    compile_command = codeop.CommandCompiler()
+    compile_command.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    statement: list[str] = []
+    for number, line in enumerate([*code.splitlines(), ""]):
+        statement.append(line)
+        try:
+            if compile_command("\n".join(statement), symbol="single"):
+                statement = []
+        except SyntaxError:
+            return number
+    return None

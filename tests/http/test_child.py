@@ -53,6 +53,16 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def test_the_log_names_the_address_of_the_console(tmp_path: Path) -> None:
+    port = free_port()
+    with ServerProcess(tmp_path / "plain", "--http-port", str(port)) as server:
+        assert HttpCaller(port).get("/healthz").status == 200
+        assert f"serving HTTP and the console on http://127.0.0.1:{port}" in server.log
+    with TlsServer(tmp_path, "--http-port", str(port), "--http-host", "0.0.0.0") as secured:
+        the_child(secured.process.process.pid)
+        assert f"serving HTTP and the console on https://0.0.0.0:{port}" in secured.process.log
+
+
 def test_a_killed_gateway_is_started_again_and_ends_with_a_killed_server(tmp_path: Path) -> None:
     port = free_port()
     with ServerProcess(tmp_path / "data", "--http-port", str(port)) as server:

@@ -11,6 +11,7 @@ from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import InvalidRequest, UsageError
 from scankv.model.limits import MAX_BUCKETS, MAX_LAG_THRESHOLD, MAX_LAST_CHANGES
 from scankv.model.names import check_consumer_id
+from scankv.model.set_fields import show_set_fields
 from scankv.model.shown_uris import show_location
 
 if TYPE_CHECKING:
@@ -223,6 +224,9 @@ class LogSpec:
     unmatched: Unmatched = Unmatched.REFUSE
     untracked: Untracked = Untracked.FAIL
     rows_elsewhere: bool = False
+
+    def __repr__(self) -> str:
+        return show_set_fields(self)
 
     def __post_init__(self) -> None:
         """Raises UsageError if a value is not allowed."""

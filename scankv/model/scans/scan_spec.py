@@ -22,6 +22,7 @@ from scankv.model.limits import (
 from scankv.model.names import TableName, is_column_name
 from scankv.model.scans.consistency import Consistency, check_consistency
 from scankv.model.scans.isolation import Isolation, check_isolation
+from scankv.model.set_fields import show_set_fields
 from scankv.model.types.types import find_duplicate
 
 _MAX_LIMIT = 2**63 - 1
@@ -108,6 +109,9 @@ class ScanSpec:
     resume_token: bytes | None = field(default=None, repr=False)
     if_changed_since: bytes | None = None
     part: int | None = None
+
+    def __repr__(self) -> str:
+        return show_set_fields(self)
 
     def __post_init__(self) -> None:
         """Raises UsageError if a value is not valid, with the field and the allowed values in the message."""

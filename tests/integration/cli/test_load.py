@@ -204,6 +204,12 @@ def test_a_file_that_does_not_fit_is_refused(scankv: CommandLine, scores: str, t
     assert message in scankv.fails("load", scores, "-", stdin=text)
 
 
+def test_a_load_into_a_missing_table_says_how_to_create_it(scankv: CommandLine, scores: str) -> None:
+    message = scankv.fails("load", f"{scores}_2", "-", stdin="player,score\nann,1\n")
+    assert "does not exist" in message
+    assert message.endswith("; to create it from the file, add --create and --key COLUMN")
+
+
 def test_a_line_nested_beyond_any_column_is_refused_in_time(scankv: CommandLine, scores: str) -> None:
     for depth in (10_000, 100_000):
         text = f'{{"player": "ann", "score": {"[" * depth}{"]" * depth}}}\n'

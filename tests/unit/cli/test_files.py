@@ -128,11 +128,21 @@ def test_the_ending_of_a_name_says_its_format() -> None:
         (b"\x1f\x8b" + b"x" * 50, "Unknown compression method"),
         (CONTENTS["zip"][0][:-10], "not a zip file"),
         (zip_bytes("a.csv", "b.csv"), "must have one file, not 2"),
+        (zip_bytes("[Content_Types].xml", "xl/workbook.xml"), "save the sheet as CSV, and load that"),
         (changed_zip(6, 84), "zip file version"),
         (changed_zip(8, 1), "encrypted"),
         (changed_zip(10, 99), "compression method"),
     ],
-    ids=["gzip cut short", "no gzip", "zip cut short", "two files", "later version", "encrypted", "unknown method"],
+    ids=[
+        "gzip cut short",
+        "no gzip",
+        "zip cut short",
+        "two files",
+        "workbook",
+        "later version",
+        "encrypted",
+        "unknown method",
+    ],
 )
 def test_a_damaged_archive_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
     from tests.unit.cli.reading import infer

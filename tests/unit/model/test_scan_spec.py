@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scankv.model.changes.log_positions import LogSpec
+from scankv.model.changes.log_positions import LogSpec, StartFrom
 from scankv.model.errors import UsageError
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.scans.scan_spec import Resume, ScanSpec
@@ -91,6 +91,13 @@ def test_spec_survives_pickling_and_hashing(spec: ScanSpec) -> None:
 def test_value_out_of_range_is_refused_with_its_range(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ScanSpec(**{"table": "a.b", **fields})
+
+
+def test_the_text_of_a_scan_has_what_was_set_and_nothing_else() -> None:
+    assert repr(ScanSpec("a.b", limit=0, log=LogSpec(start=StartFrom.FULL))) == (
+        "ScanSpec(table='a.b', limit=0, log=LogSpec(start=StartFrom.FULL))"
+    )
+    assert repr(LogSpec()) == "LogSpec(start=StartFrom.LATEST)"
 
 
 def test_the_bytes_of_a_token_are_in_no_text() -> None:
