@@ -74,9 +74,8 @@ class Loading:
                 on_progress()
             except BadFile as error:
                 self._finish_underway(pool, bad)
-                raise BadFile(
-                    f"{error.message}; {counted(self.rows, 'row before it was', 'rows before it were')} loaded"
-                ) from error
+                before = counted(self.rows, "row before it was", "rows before it were") if self.rows else "nothing was"
+                raise BadFile(f"{error.message}; {before} loaded") from error
 
     def _write(self, rows: pa.RecordBatch) -> None:
         self.unsure = rows.num_rows

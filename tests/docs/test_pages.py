@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
 
 PAGES = [page for page in list_pages() if not page.is_for_spark]
-# Their blocks need a line more or less.
-NOT_YET_PASTED = {"docs/guides/bootstrap.md", "docs/guides/deleting.md", "docs/guides/lake.md"}
 # Its functions are for a file.
 FOR_A_FILE = {"docs/operations/old-rows.md"}
 
@@ -35,7 +33,7 @@ def test_blocks_of_python_can_be_pasted_into_a_prompt() -> None:
     broken = [
         f"{page.path}:{block.line + line}"
         for page in list_pages()
-        if page.path not in NOT_YET_PASTED | FOR_A_FILE
+        if page.path not in FOR_A_FILE
         for block in page.blocks
         if block.language == "python" and (line := _line_that_a_prompt_refuses(block.code)) is not None
     ]

@@ -152,6 +152,8 @@ def test_a_bad_row_stops_with_its_place_and_the_rows_before_it_are_loaded(
     message = scankv.fails("load", scores, str(path))
     assert message == f'{path}: row 3: column "score": "x" is not int64; 1 row before it was loaded'
     assert scankv("count", scores).text == "4\n"
+    path.write_text("player,score\neve,x\n")
+    assert scankv.fails("load", scores, str(path)).endswith('"x" is not int64; nothing was loaded')
 
 
 @pytest.mark.parametrize(
