@@ -351,7 +351,7 @@ async def test_conditions_count_only_keys_that_were_written(client: Client, name
         await tx.commit()
     await other.commit()
     for key in (1, 3):
-        with pytest.raises(WriteConflict, match="have changed"):
+        with pytest.raises(WriteConflict, match="1 key changed after offset"):
             await table.upsert(rows([key], 9), if_version=version)
     await table.upsert(rows([5], 9), if_version=version)
     assert (await content(table))[5] == 9
