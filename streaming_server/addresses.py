@@ -14,17 +14,21 @@ def address_of(host: str, port: int) -> str:
 
 def why_not_listening(host: str, port: int) -> str:
     """Returns why a program cannot listen at an address, which gRPC only logs: as the system says it, where it does."""
-    reason = "it is in use"
+    errors: list[OSError] = []
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in found:
+    except OSError as error:
+        return error.strerror or str(error)
+    for family, kind, protocol, _, address in found:
+        try:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE and error.strerror:
-            reason = error.strerror
-    return reason
+        except OSError as error:
+            errors.append(error)
+    if any(each.errno == errno.EADDRINUSE for each in errors):
+        return "it is in use"
+    return (errors[0].strerror or str(errors[0])) if errors else "gRPC does not say why"
 
 
 def is_loopback(host: str) -> bool:

@@ -363,8 +363,7 @@ def _load(
     try:
         table = client.table(name)
     except TableNotFound as error:
-        message = f"{error.message}; to create it from the file, add --create and --key COLUMN"
-        raise TableNotFound(message, table=name) from None
+        raise error.with_advice("to create it from the file, add --create and --key COLUMN") from None
     if mode is Mode.OVERWRITE or not track_changes:
         require_key(name, table.primary_key, "rows are appended: leave out --mode overwrite and --no-track-changes")
     defaults = defaults_of(table)

@@ -23,7 +23,7 @@ from scankv.model.counts import counted
 from scankv.model.errors import UsageError
 
 _TERMINAL_ROWS: Final = 100
-_NOT_WRITTEN: Final = (".gz", ".zip", ".xlsx", ".xls", ".ods")
+_NOT_WRITTEN: Final = (".gz", ".bz2", ".xz", ".zst", ".zip", ".xlsx", ".xlsm", ".xls", ".ods")
 
 
 class OutputFormat(StrEnum):
@@ -135,7 +135,8 @@ def _choose_format(asked: OutputFormat | None, output: Path | None) -> OutputFor
         if asked is OutputFormat.TABLE:
             raise UsageError("--format must be csv or jsonl or parquet or arrow to write a file, not table")
         if asked is None and output.suffix.lower() in _NOT_WRITTEN:
-            other = f"{output.name.partition('.')[0]}.csv"
+            rest = output.stem or "rows"
+            other = rest if format_of_name(rest) else f"{rest}.csv"
             raise UsageError(f"{output}: compressed files and workbooks cannot be written: name a file such as {other}")
         return asked or OutputFormat(format_of_name(output.name) or Format.CSV)
     if not is_terminal():

@@ -34,6 +34,8 @@ _OF_TABLES: Final = frozenset({"_delta_log", "_scankv"})
 """What the directories of Delta tables and of tables that were published as Parquet have."""
 _GZIP: Final = b"\x1f\x8b"
 _ZIP: Final = b"PK\x03\x04"
+_OLD_WORKBOOK: Final = b"\xd0\xcf\x11\xe0"
+_WORKBOOK: Final = "this is a workbook or document of an office program: save the sheet as CSV, and load that"
 
 
 class Format(StrEnum):
@@ -116,6 +118,8 @@ class Input:
         start = stream.peek(4)
         if start.startswith(_GZIP):
             return reader(cast("io.RawIOBase", gzip.GzipFile(fileobj=stream)), _BUFFER_BYTES)
+        if start.startswith(_OLD_WORKBOOK):
+            raise ValueError(_WORKBOOK)
         if start.startswith(_ZIP):
             return reader(cast("io.RawIOBase", _only_member(stream)), _BUFFER_BYTES)
         return stream
@@ -299,8 +303,8 @@ def _standard_input(stack: ExitStack, again: bool) -> tuple[Callable[[], IO[byte
 def _only_member(stream: IO[bytes]) -> IO[bytes]:
     archive = zipfile.ZipFile(stream)
     names = [name for name in archive.namelist() if not name.endswith("/")]
-    if "[Content_Types].xml" in names:
-        raise ValueError("this is a workbook or document of an office program: save the sheet as CSV, and load that")
+    if "[Content_Types].xml" in names or names[:1] == ["mimetype"]:
+        raise ValueError(_WORKBOOK)
     if len(names) != 1:
         raise ValueError(f"the archive must have one file, not {len(names)}: load one file at a time")
     return archive.open(names[0])

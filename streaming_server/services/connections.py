@@ -69,6 +69,10 @@ def find_connections(
     return found
 
 
+COUNTS_BYTES: Final = sys.platform == "linux"
+"""Whether the system says how many bytes a connection has received."""
+
+
 def close_all(connections: Iterable[OpenConnection]) -> int:
     """Closes connections. Returns how many of them were still open."""
     closed = 0
@@ -84,7 +88,7 @@ def received_bytes(connection: OpenConnection) -> int | None:
     Takes some microseconds.
     """
     with suppress(OSError), _opened(connection.descriptor) as opened:
-        if sys.platform == "linux" and _client_of(opened) == connection.address:
+        if COUNTS_BYTES and _client_of(opened) == connection.address:
             info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_BYTES.size)
             if len(info) == _RECEIVED_BYTES.size:
                 received: int = _RECEIVED_BYTES.unpack(info)[0]

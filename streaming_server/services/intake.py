@@ -278,14 +278,14 @@ class OpenIntake(Intake):
         before = self._connections.received_bytes(peer) or 0
         reading = asyncio.create_task(super()._read(context))
         try:
-            while not reading.done():
+            while not reading.done() and not self._connections.is_authenticated(peer):
                 if (self._connections.received_bytes(peer) or 0) - before > _STRANGERS_BYTES:
                     raise RequestTooLarge(
                         f"the message, or other calls beside it, have more than {_STRANGERS_BYTES:,} bytes; the limit "
                         f"of a health call is {_OPEN_MESSAGE_BYTES:,}: send a shorter one"
                     )
                 await asyncio.wait([reading], timeout=_STRANGERS_LOOK_SECONDS)
-            return reading.result()
+            return await reading
         finally:
             reading.cancel()
 

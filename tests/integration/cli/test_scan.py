@@ -123,8 +123,8 @@ def test_a_column_that_is_not_there_is_named_with_the_near_one(
 def test_a_file_that_cannot_be_written_is_named(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     path = tmp_path / "missing" / "out.csv"
     assert f"{path}: No such file or directory" in scankv.fails("scan", scores, "-o", str(path))
-    for name in ("out.xlsx", "out.csv.gz"):
-        assert "name a file such as out.csv" in scankv.fails("scan", scores, "-o", str(tmp_path / name))
+    for name, other in (("out.xlsx", "out.csv"), ("out.v2.parquet.gz", "out.v2.parquet")):
+        assert scankv.fails("scan", scores, "-o", str(tmp_path / name)).endswith(f"name a file such as {other}")
         assert not (tmp_path / name).exists()
     assert "to write a file, not table" in scankv.fails("scan", scores, "-o", str(path), "--format", "table")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
+import struct
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -130,3 +132,36 @@ async def test_connections_from_one_port_to_two_addresses_count_and_end_together
         watch.end(peer)
         assert watch.ended == 2
         assert [client.recv(1) for client in clients] == [b"", b""]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a connection has received")
+@pytest.mark.asyncio
+async def test_another_connection_from_the_port_of_an_earlier_one_is_not_taken_for_it() -> None:
+    watch = ConnectionWatch(30.0, 100, 1000)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        watch.ports = {listener.getsockname()[1]}
+
+        def connect(port: int) -> tuple[socket.socket, socket.socket]:
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.bind(("127.0.0.1", port))
+            client.connect(listener.getsockname())
+            return client, listener.accept()[0]
+
+        client, accepted = connect(0)
+        port = client.getsockname()[1]
+        await watch._check()
+        client.close()
+        with socket.socket() as takes_the_descriptor:
+            accepted.close()
+            client, accepted = connect(port)
+            assert takes_the_descriptor.fileno() != -1
+            running = asyncio.create_task(watch.run())
+            await watch.wait_until_seen(f"ipv4:127.0.0.1:{port}")
+            client.sendall(b"x")
+            assert accepted.recv(1) == b"x"
+            assert watch.received_bytes(f"ipv4:127.0.0.1:{port}") == 1
+            running.cancel()
+            client.close()
+            accepted.close()

@@ -280,22 +280,33 @@ async def connected() -> AsyncIterator[tuple[ConnectionWatch, Callable[[int], No
 
 
 async def test_health_calls_that_are_refused_end_their_connection() -> None:
-    async with connected() as (watch, _, _, peer):
+    async with connected() as (watch, _, client, peer):
         door = OpenIntake(watch)
         assert await receive(door, Arrives(b"x" * 4096, peer)) == (b"x" * 4096, NO_CLAIM)
         assert watch.ended == 0
-        slow = receive(door, Arrives(), 1)
+        slow = receive(door, Arrives(peer=peer), 1)
         await until_claimed(door, MAX_MESSAGE_BYTES)
-        with pytest.raises(ServerBusy):
-            await receive(door, Arrives(), 1)
+        async with connected() as (others, _, other, their_peer):
+            door._connections = others
+            with pytest.raises(ServerBusy):
+                await receive(door, Arrives(peer=their_peer), 1)
+            assert await asyncio.to_thread(other.recv, 1) == b""
+        door._connections = watch
         with pytest.raises(InvalidRequest):
             await slow
+        assert await asyncio.to_thread(client.recv, 1) == b""
         assert door.claimed_bytes == 0
     for call, announced in ((b"x" * 4097, None), (None, 4097)):
         async with connected() as (watch, _, client, peer):
             with pytest.raises(RequestTooLarge):
                 await receive(OpenIntake(watch), Arrives(call, peer), announced)
             assert await asyncio.to_thread(client.recv, 1) == b""
+
+
+async def test_a_health_call_whose_connection_is_not_seen_is_answered_soon() -> None:
+    never_runs = ConnectionWatch(3600.0, 100, 1000)
+    async with asyncio.timeout(30):
+        assert await receive(OpenIntake(never_runs), Arrives(b"x")) == (b"x", NO_CLAIM)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a connection has received")
@@ -317,6 +328,16 @@ async def test_a_health_call_is_refused_while_its_message_arrives_once_its_conne
         watch.record_call(peer)
         send(4 * WINDOW_BYTES + 1)
         assert await receive(OpenIntake(watch), Arrives(b"x", peer)) == (b"x", NO_CLAIM)
+    async with connected() as (watch, send, _, peer):
+        await watch.wait_until_seen(peer)
+        call = Arrives(peer=peer)
+        known = receive(OpenIntake(watch), call)
+        await asyncio.sleep(0)  # It begins.
+        watch.record_call(peer)  # The bytes may be those of this call.
+        send(4 * WINDOW_BYTES + 1)
+        await asyncio.wait([known], timeout=0.01)
+        call.message.set_result(b"x")
+        assert await known == (b"x", NO_CLAIM)
 
 
 async def test_what_another_worker_passes_on_counts_for_its_principal() -> None:
