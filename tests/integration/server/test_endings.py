@@ -256,9 +256,10 @@ def test_scans_that_outlast_the_drain_are_told_that_the_server_shuts_down(settin
 
 def test_a_second_signal_ends_the_server_at_once_and_loses_nothing(settings: Any) -> None:
     here = settings("drain_seconds=600")
-    here.scan()
+    held = here.scan()
     here.server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "draining" in here.server.log, "draining")
+    assert held.is_active()
     here.server.process.send_signal(signal.SIGTERM)
     assert here.server.process.wait(60) == 128 + signal.SIGTERM
     here.server.restart()
