@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
 # The open files of this process, on Linux and on macOS.
+COUNTS_BYTES: Final = sys.platform == "linux"
+"""Whether the system says how many bytes a connection has received."""
+
 _OPEN_FILES: Final = ("/proc/self/fd", "/dev/fd")
 
 # `tcpi_bytes_received` in `struct tcp_info` of Linux 4.1 and newer.
@@ -67,10 +70,6 @@ def find_connections(
                 address = _client_of(connection) if _port_of(connection) in ports else None
                 found[status.st_ino] = None if address is None else OpenConnection(number, address, now)
     return found
-
-
-COUNTS_BYTES: Final = sys.platform == "linux"
-"""Whether the system says how many bytes a connection has received."""
 
 
 def close_all(connections: Iterable[OpenConnection]) -> int:

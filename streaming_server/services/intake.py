@@ -200,7 +200,7 @@ class Intake:
         return message, self._claim_arrived(len(message), sender, announced)
 
     async def _read(self, context: Context[Any, Any]) -> object:
-        """Returns the next message of a call, or that there is none."""
+        """Returns the next message of a call, or gRPC's `EOF`."""
         return await context.read()
 
     def _claim_arrived(self, size: int, sender: Sender, announced: int | None) -> MemoryClaim:
@@ -240,8 +240,8 @@ def _unknown(_: str) -> None:
 class OpenIntake(Intake):
     """The intake of health calls, which any program can make, so that they take nothing from other calls.
 
-    gRPC would receive the largest message, and hold the event loop while it copies it. So what a connection without an
-    authenticated call may send meanwhile is bounded, as far as the system says how much has arrived.
+    gRPC would receive the largest message, and hold the event loop while it copies it. So on Linux, a connection that
+    has had no authenticated call ends if it sends too much while the message of a health call arrives.
 
     Args:
         connections: The connections of clients. That of a message which was refused ends, unless it has had an

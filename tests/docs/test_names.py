@@ -33,7 +33,7 @@ PUBLIC_MODULES = ("scankv", "scankv.sync", "scankv.mirror", "scankv.spark", "sca
 DEFINITION = re.compile(r"^ *(?:async def|def|class) (\w+)", re.MULTILINE)
 NOT_FOR_CALLERS = {
     "RowKind",  # Flink's class, whose values ours have
-    "ServerClock",  # with its file, for whoever wants to read how the server measures time
+    "ServerClock",  # named with its file, where readers find how the server measures time
 }
 
 

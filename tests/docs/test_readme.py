@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import fields
 
 import pytest
@@ -37,6 +38,12 @@ def test_the_options_that_can_change_are_listed() -> None:
 
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_ci_finds_the_command_that_runs_the_tests() -> None:
+    (script,) = re.findall(r"sed -n '(.+?)' README\.md", (ROOT / ".ci" / "run").read_text())
+    found = subprocess.run(["sed", "-n", script, "README.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout == "make test\n"
 
 
 @pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md", "docs/benchmarks.md", "docs/quickstart.md"])

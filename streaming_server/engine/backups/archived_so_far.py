@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Place: TypeAlias = "tuple[str, int]"
 """A bucket: the incarnation of its table, also if it is in a tablet, and its number."""
 
+_MOST_INCOMPLETE: Final = 1000
+"""The most commits that are kept because the archive lacks some of their offsets."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArchivedUpTo:
@@ -24,10 +27,6 @@ class ArchivedUpTo:
 
     log: int
     end: int
-
-
-_MOST_INCOMPLETE: Final = 1000
-"""How many commits are kept of which the archive lacks offsets."""
 
 
 @dataclass(slots=True)

@@ -239,7 +239,7 @@ def test_work_holds_the_loop_for_at_most_two_milliseconds_at_a_time(tables: Slic
 
     While the processor runs at half its speed, as shared ones do for minutes, a turn may take twice as long. While the
     host of a virtual machine takes memory away and gives it back at the next access, a turn may take eight times as
-    long: nobody's processor time shows that it waited for the host.
+    long, because the wait for the host counts as processor time.
     """
     memory = _Memory()
     tried: list[tuple[int, list[int]]] = []
