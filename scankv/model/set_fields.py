@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from _typeshed import DataclassInstance
 
 
-def show_set_fields(value: DataclassInstance) -> str:
-    """Returns the text of a dataclass without the fields that have their default."""
+def show_set_fields(value: DataclassInstance, **show: Callable[[Any], object]) -> str:
+    """Returns the text of a dataclass without the fields that have their default.
+
+    Args:
+        value: The dataclass.
+        show: For fields that may contain secrets, what to show of their values.
+    """
     shown = [
-        f"{each.name}={found!r}"
+        f"{each.name}={show.get(each.name, _all)(found)!r}"
         for each in fields(value)
         if each.repr and (found := getattr(value, each.name)) != each.default
     ]
     return f"{type(value).__name__}({', '.join(shown)})"
+
+
+def _all(value: object) -> object:
+    return value

@@ -23,6 +23,7 @@ from scankv.model.names import TableName, is_column_name
 from scankv.model.scans.consistency import Consistency, check_consistency
 from scankv.model.scans.isolation import Isolation, check_isolation
 from scankv.model.set_fields import show_set_fields
+from scankv.model.shown_uris import show_location
 from scankv.model.types.types import find_duplicate
 
 _MAX_LIMIT = 2**63 - 1
@@ -111,7 +112,7 @@ class ScanSpec:
     part: int | None = None
 
     def __repr__(self) -> str:
-        return show_set_fields(self)
+        return show_set_fields(self, lake=show_location)
 
     def __post_init__(self) -> None:
         """Raises UsageError if a value is not valid, with the field and the allowed values in the message."""

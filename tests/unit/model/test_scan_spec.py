@@ -100,5 +100,10 @@ def test_the_text_of_a_scan_has_what_was_set_and_nothing_else() -> None:
     assert repr(LogSpec()) == "LogSpec(start=StartFrom.LATEST)"
 
 
+def test_the_text_of_a_scan_of_the_lake_has_no_secrets() -> None:
+    spec = ScanSpec("a.b", lake="s3://key:secret@bucket/b?token=secret", read_path="lake")
+    assert repr(spec) == "ScanSpec(table='a.b', read_path='lake', lake='s3://***@bucket/b?***')"
+
+
 def test_the_bytes_of_a_token_are_in_no_text() -> None:
     assert "secret" not in repr(ScanSpec("a.b", resume_token=b"secret"))
