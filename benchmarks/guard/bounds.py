@@ -48,16 +48,24 @@ class GuardedRatio:
 
 @dataclass(frozen=True, slots=True)
 class RatioCheck:
-    """A measured ratio beside the committed value."""
+    """A measured ratio beside the committed value.
+
+    Attributes:
+        ratio: The ratio.
+        measured: Its measured value.
+        committed: Its committed value.
+        slowdown: By how much the machine may have slowed down the work more than its reference.
+    """
 
     ratio: GuardedRatio
     measured: float
     committed: float
+    slowdown: float = 1
 
     @property
     def at_most(self) -> float:
         """The greatest ratio that is allowed."""
-        return self.committed * self.ratio.tolerance
+        return self.committed * self.ratio.tolerance * self.slowdown
 
     @property
     def is_regression(self) -> bool:

@@ -37,6 +37,11 @@ def test_a_slowdown_within_the_tolerance_is_accepted() -> None:
     assert RatioCheck(GET, 1.61, 1.0).is_regression
 
 
+def test_a_machine_that_slows_the_work_down_more_than_its_reference_allows_more() -> None:
+    assert not RatioCheck(GET, 9.5, 1.0, slowdown=6).is_regression
+    assert RatioCheck(GET, 9.7, 1.0, slowdown=6).is_regression
+
+
 def test_an_improvement_is_accepted_and_one_to_less_than_half_asks_for_a_new_value() -> None:
     assert advice([RatioCheck(GET, 0.51, 1.0)]) == []
     much_better = RatioCheck(GET, 0.49, 1.0)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 from aio_client import StartFrom, StopAt, sync
+from benchmarks.memory import UnusedMemory
 from tests.integration.server import measured_server
 from tests.support.bases import SOON, WHATEVER_IT_WRITES
 from tests.support.waiting import wait_until
@@ -49,11 +50,6 @@ SHARE_OF_LONG: Final = 1 / 3
 """Of the turns of 1 ms or longer. A quiet machine has next to none of these; a busy one counts every turn as longer."""
 CLASSES_LATER_WITHOUT_MEMORY: Final = 3
 """By so many classes, turns may be longer while memory is taken away: twice as long for each class."""
-MEMORY_BYTES: Final = 1 << 20
-"""Too little for huge pages, which hosts leave alone."""
-MEMORY_SECONDS: Final = 0.002
-"""An access to all memory takes a tenth of this, and 10 ms and more after the memory was taken away."""
-UNUSED_SECONDS: Final = 1
 FEW: Final = 3
 """So many turns may be long in any case: work that happens once in a call, and the call's beginning."""
 
@@ -241,7 +237,7 @@ def test_work_holds_the_loop_for_at_most_two_milliseconds_at_a_time(tables: Slic
     host of a virtual machine takes memory away and gives it back at the next access, a turn may take eight times as
     long, because the wait for the host counts as processor time.
     """
-    memory = _Memory()
+    memory = UnusedMemory()
     tried: list[tuple[int, list[int]]] = []
     end = time.monotonic() + TRY_SECONDS
     while time.monotonic() < end:
@@ -260,28 +256,6 @@ def test_work_holds_the_loop_for_at_most_two_milliseconds_at_a_time(tables: Slic
 def _is_sliced(classes_later: int, turns: list[int]) -> bool:
     busy, long, very_long = (sum(turns[each + classes_later :]) for each in (BUSY_CLASS, LONG_CLASS, VERY_LONG_CLASS))
     return long <= max(FEW, SHARE_OF_LONG * busy) and very_long <= 1
-
-
-class _Memory:
-    """Memory that nothing uses between two checks."""
-
-    def __init__(self) -> None:
-        self._bytes = np.ones(MEMORY_BYTES, np.uint8)
-        self._checked = time.monotonic()
-        self._was_taken_away = False
-
-    def is_taken_away(self) -> bool:
-        """Returns whether an access after some time takes long, as of the last time when there was such an access."""
-        if time.monotonic() - self._checked > UNUSED_SECONDS:
-            first, second = self._access(), self._access()
-            self._was_taken_away = first - second > MEMORY_SECONDS
-            self._checked = time.monotonic()
-        return self._was_taken_away
-
-    def _access(self) -> float:
-        began = time.thread_time()
-        self._bytes += 1
-        return time.thread_time() - began
 
 
 def _time_reference() -> float:
