@@ -81,8 +81,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "base_changed_share": (0, 10),
     "base_max_age_seconds": (0.01, 10 * 365 * 86_400),
     "base_max_write_amplification": (1, 10**12),
-    "base_delta_bytes": (1024, 2**31 - 1),
-    "base_total_delta_bytes": (1024, 2**50),
+    "base_total_delta_bytes": (1024, 2**31 - 1),
     "base_cpu_share": (0.01, 1),
     "sweep_seconds": (0.01, 3600),
     "sweep_cpu_share": (0.001, 1),
@@ -270,10 +269,9 @@ class ServerConfig:
         base_max_write_amplification: The most bytes that rebuilding a columnar base may write, as a multiple of the
             bytes of the rows written since it was built. Whatever share of the rows has changed, the base is not
             rebuilt before enough rows were written.
-        base_delta_bytes: The memory for the delta of one bucket, which is what was written to it since its columnar
-            base was built. If the delta needs more, scans stop using the base until it is rebuilt.
-        base_total_delta_bytes: The memory for the deltas of all buckets, including older states that scans still read.
-            When the deltas exceed it, the buckets with the largest deltas lose their columnar bases.
+        base_total_delta_bytes: The memory for the deltas of all buckets: what was written to each since its columnar
+            base was built, and older states that scans still read. When the deltas exceed it, the buckets with the
+            largest deltas lose their columnar bases until these are built again.
         base_cpu_share: The most CPU time for building the columnar bases of all tables, as a share of one core.
         sweep_seconds: How often the server checks in which tables expired rows are due to be removed.
         sweep_cpu_share: The most CPU time for removing the expired rows of all tables, as a share of one core.
@@ -389,7 +387,6 @@ class ServerConfig:
     base_changed_share: float = 0.1
     base_max_age_seconds: float = 86_400.0
     base_max_write_amplification: float = 32.0
-    base_delta_bytes: int = 128 * _MEBIBYTE
     base_total_delta_bytes: int = 512 * _MEBIBYTE
     base_cpu_share: float = 0.25
     sweep_seconds: float = 1.0

@@ -171,6 +171,7 @@ TABLE_METRICS: Final = (
     Metric("scankv_base_oldest_age_seconds", "gauge", "The age of the oldest columnar base.", _TABLE, "max"),
     Metric("scankv_base_builds_total", "counter", "The builds of columnar bases.", _TABLE),
     Metric("scankv_base_build_cpu_seconds_total", "counter", "The CPU time of these builds.", _TABLE),
+    Metric("scankv_base_drops_total", "counter", "The bases dropped for lack of memory or disk space.", _TABLE),
     Metric("scankv_base_written_bytes_total", "counter", "The bytes that these builds have written.", _TABLE),
     Metric("scankv_expired_rows_removed_total", "counter", "The expired rows that the sweep has removed.", _TABLE),
     Metric(

@@ -217,6 +217,7 @@ class MetricsReader:
         found["scankv_base_oldest_age_seconds"] = max(base.age_millis for base in bases) / 1000
         found["scankv_base_builds_total"] = sum(base.record.builds for base in bases)
         found["scankv_base_build_cpu_seconds_total"] = sum(base.record.cpu_seconds for base in bases)
+        found["scankv_base_drops_total"] = sum(base.record.drops for base in bases)
         found["scankv_base_written_bytes_total"] = sum(base.record.written_bytes for base in bases)
         sweep, now = table.state.sweep, table.state.clock.monotonic()
         found["scankv_expired_rows_removed_total"] = sweep.removed

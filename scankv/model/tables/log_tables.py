@@ -20,8 +20,9 @@ OFFSET_KEY: Final = pa.schema([pa.field("\0offset", pa.uint64(), nullable=False)
 
 No column can have this name."""
 
-UNLIMITED: Final = "0"
-"""The default of `log_retention_seconds` here: a retention would delete rows, not only changes."""
+DEFAULTS: Final = {"log_retention_seconds": "0", "columnar_base": "off"}
+"""The defaults that differ from those of other tables: a retention would delete rows, not only changes, and rows are
+stored as Arrow record batches anyway."""
 
 _ALLOWED: Final[dict[str, tuple[str | int, str]]] = {
     "merge_engine": ("last_row", "rows are never merged"),
@@ -60,7 +61,7 @@ def require_no_key(table: str, primary_key: Sequence[str]) -> None:
 
 def with_defaults(options: Mapping[str, str]) -> dict[str, str]:
     """Returns the options of a new table without a key, with the defaults that differ from those of other tables."""
-    return {"log_retention_seconds": UNLIMITED, **options}
+    return {**DEFAULTS, **options}
 
 
 def check_options(options: TableOptions) -> None:

@@ -99,7 +99,7 @@ class TableOptions:
     compression: str = "lz4"
     log_retention_seconds: int = 7 * 86_400
     log_retention_bytes: int = 0
-    columnar_base: str = "off"
+    columnar_base: str = "auto"
     ttl_seconds: int = 0
     ttl_column: str = ""
     ttl_changes: str = "delete"

@@ -531,9 +531,10 @@ class TableDefinition:
             InvalidOption: As `TableOptions.alter` and `partition_rule`; or the changelog has changed too often, the row
                 TTL does not fit the columns, or the table has no key and does not allow the value.
         """
-        if not self.primary_key and "log_retention_seconds" in {*reset} - {*changed}:
-            changed = log_tables.with_defaults(changed)
-            reset = [name for name in reset if name != "log_retention_seconds"]
+        if not self.primary_key:
+            defaults = {name: text for name, text in log_tables.DEFAULTS.items() if name in {*reset} - {*changed}}
+            changed = {**changed, **defaults}
+            reset = [name for name in reset if name not in defaults]
         options = self.options.alter(changed, reset)
         if not self.primary_key:
             log_tables.check_options(options)
@@ -575,7 +576,8 @@ class TableDefinition:
             "primary_key": list(self.primary_key),
             "bucket_key": list(self.bucket_key),
             "buckets": self.buckets,
-            "options": self.options.to_strings(),
+            # Its default has changed, so the catalog always has the value.
+            "options": {"columnar_base": self.options.columnar_base, **self.options.to_strings()},
             "created_millis": self.created_millis,
             "indexes": [{"id": index.id, "columns": list(index.columns)} for index in self.indexes],
             "last_index_id": self.last_index_id,
@@ -611,7 +613,8 @@ class TableDefinition:
             primary_key=tuple(values["primary_key"]),
             bucket_key=tuple(values["bucket_key"]),
             buckets=values["buckets"],
-            options=TableOptions.from_strings(values["options"]),
+            # Earlier versions left out "off", which was the default.
+            options=TableOptions.from_strings({"columnar_base": "off", **values["options"]}),
             created_millis=values["created_millis"],
             # Tables created by versions without indexes have neither field.
             indexes=tuple(Index(index["id"], tuple(index["columns"])) for index in values.get("indexes", ())),

@@ -15,6 +15,7 @@ class BaseRecord:
         base_bytes: The bytes of the files of the last base. 0: no base has existed.
         cut_millis: When the build of that base began, in milliseconds since 1970 UTC.
         builds: The number of builds.
+        drops: How often a base was dropped for lack of memory or disk space.
         cpu_seconds: The processor time of all builds, including failed ones.
         written_bytes: The bytes of all bases that were built.
         last_cpu_seconds: The processor time of the last build.
@@ -30,6 +31,7 @@ class BaseRecord:
     base_bytes: int = 0
     cut_millis: int = 0
     builds: int = 0
+    drops: int = 0
     cpu_seconds: float = 0.0
     written_bytes: int = 0
     last_cpu_seconds: float = 0.0

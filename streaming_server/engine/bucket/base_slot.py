@@ -22,6 +22,13 @@ MAX_VIEWS_BYTES: Final = 64 << 20
 """The most memory for older states of the delta that running scans still read. Each state has its own sorted rows. If
 they take more, new scans read RocksDB."""
 
+UNMERGED_SHARE: Final = 0.1
+"""The most rows that a scan sorts and merges before it reads a base, as a share of the rows of the base. If more were
+written since the last merge, reading RocksDB takes less time."""
+
+_FEW_ROWS: Final = 4096
+"""So many rows are merged in a few milliseconds."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -34,6 +41,7 @@ class BaseSlot:
         is_adopted: Whether the server has looked for a base on disk that an earlier server built. `base` is that base,
             if it exists and could be completed.
         has_many_changes: Whether the base on disk has so many changes since that reads do not wait for its adoption.
+        was_scanned: Whether a scan has asked for the base since maintenance has last looked.
         adoption: Held while the server looks for that base. Acquire it before the mutex.
         record: What bases have cost, and why none exists.
     """
@@ -47,36 +55,50 @@ class BaseSlot:
         self.base: ColumnarBase | None = None
         self.delta: Delta | None = None
         self.is_adopted = False
-        self.has_many_changes = False
+        self.has_many_changes = self.was_scanned = False
         self.adoption = asyncio.Lock()
         self.record = BaseRecord()
         self._location = location
         self._views: WeakSet[DeltaView] = WeakSet()
 
-    def view(self) -> BaseView | None:
+    def view(self, *, however_long: bool = False) -> BaseView | None:
         """Returns a view of the bucket as of now, to be read from its base.
 
-        Records that a scan wants a base, which is a reason to build one.
+        Records that a scan wants a base, which is a reason to build one, and to merge its delta.
+
+        Args:
+            however_long: Whether to return the view also if reading RocksDB takes less time, because much of the delta
+                has to be merged first.
 
         Returns:
-            The view. None: the bucket has no usable base, or older states that scans still read take too much memory.
+            The view. None: `unusable_reason` has the reason.
         """
-        self.record.wanted = True
-        if self.base is None or self.delta is None or self.delta.is_full:
+        self.record.wanted = self.was_scanned = True
+        if self.unusable_reason(however_long=however_long):
             return None
+        assert self.base is not None
+        assert self.delta is not None
         view = self.delta.view()
-        if self._bytes_of_views_except(view) > MAX_VIEWS_BYTES:
-            return None
         self._views.add(view)
         return BaseView(base=self.base, delta=view, location=self._location)
 
+    def unusable_reason(self, *, however_long: bool = False) -> str:
+        """Returns the human-readable reason why `view` would return None. Empty: it would not. Needs no mutex."""
+        # Read once: a damaged base may be dropped at any time.
+        base, delta = self.base, self.delta
+        if base is None or delta is None:
+            return self.record.unused_reason or "it is not open"
+        if self._bytes_of_views_except(delta.latest_view) > MAX_VIEWS_BYTES:
+            return "running scans keep too many earlier states of its delta"
+        if not however_long and delta.unmerged_rows > self.most_unmerged_rows:
+            return "much was written in the last seconds, and is being merged"
+        return ""
+
     @property
-    def is_usable(self) -> bool:
-        """Whether `view` would return a view. Does not need the mutex."""
-        delta = self.delta
-        if self.base is None or delta is None or delta.is_full:
-            return False
-        return self._bytes_of_views_except(delta.latest_view) <= MAX_VIEWS_BYTES
+    def most_unmerged_rows(self) -> int:
+        """The most rows of the delta that scans merge before they read the base."""
+        rows = 0 if self.base is None else self.base.info.rows
+        return max(_FEW_ROWS, int(UNMERGED_SHARE * rows))
 
     def _bytes_of_views_except(self, view: DeltaView | None) -> int:
         return sum(each.nbytes for each in self._views if each is not view)

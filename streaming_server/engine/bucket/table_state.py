@@ -35,7 +35,7 @@ class TableState:
         executor: Runs blocking work.
         clock: The server's clock.
         reserve: The disk space that writes leave free.
-        base_delta_bytes: The memory for the delta of the columnar base of one bucket.
+        total_delta_bytes: The memory for the deltas of all columnar bases of the process.
         sweep: What the sweep of expired rows has done.
     """
 
@@ -48,7 +48,7 @@ class TableState:
         executor: StorageExecutor,
         clock: ServerClock,
         reserve: DiskReserve,
-        base_delta_bytes: int,
+        total_delta_bytes: int,
     ) -> None:
         """Opens nothing.
 
@@ -59,14 +59,14 @@ class TableState:
             executor: Runs blocking work.
             clock: The server's clock.
             reserve: The disk space that writes leave free.
-            base_delta_bytes: The memory for the delta of the columnar base of one bucket.
+            total_delta_bytes: The memory for the deltas of all columnar bases of the process.
         """
         self.codec = TableCodec.of(definition)
         self.path = path
         self.executor = executor
         self.clock = clock
         self.reserve = reserve
-        self.base_delta_bytes = base_delta_bytes
+        self.total_delta_bytes = total_delta_bytes
         self.sweep = SweepRecord()
         self.buckets = OwnBuckets(definition, lambda number: make_bucket(number, self))
         self._sources: WeakSet[Abortable] = WeakSet()

@@ -124,7 +124,7 @@ async def _adopt(table: TableState, live: LiveBucket, state: BucketState, howeve
         if live.columnar.has_many_changes and not however_long:
             record.waits = "the many changes since the base on disk are being read from the changelog"
             return False
-        replay = BaseReplay(table, live, base, Delta(info.log_offset, table.base_delta_bytes))
+        replay = BaseReplay(table, live, base, Delta(info.log_offset))
         if await replay.run():
             return True
         record.lost = "the base on disk could not be completed from the changelog"

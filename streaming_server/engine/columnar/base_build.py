@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.bucket.table_state import TableState
-    from streaming_server.engine.columnar.base_due import BaseLimits
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.storage.bucket.bucket import Bucket
@@ -94,17 +93,13 @@ class BaseBuild:
         live: The bucket.
         directory: The directory of the bucket's bases.
         share: Runs the work within a share of a core.
-        limits: What the build may cost.
     """
 
-    def __init__(
-        self, table: TableState, live: LiveBucket, directory: Path, share: CpuShare, limits: BaseLimits
-    ) -> None:
+    def __init__(self, table: TableState, live: LiveBucket, directory: Path, share: CpuShare) -> None:
         self._table = table
         self._live = live
         self._directory = directory
         self._share = share
-        self._limits = limits
         self._spent_before = share.spent
 
     async def run(self) -> None:
@@ -113,7 +108,7 @@ class BaseBuild:
         If the build fails, scans continue to read the previous base, unless that base is damaged.
 
         Raises:
-            BaseNotBuiltError: Too much was written during the build.
+            BaseNotBuiltError: The bucket lost its delta during the build, for lack of memory or disk space.
             DataLoss: The bucket is damaged.
             DiskFull: The disk is full, or almost full.
             OSError: The files cannot be written for another reason.
@@ -146,7 +141,7 @@ class BaseBuild:
                     # The base may have times that were set without a change, and so without an offset.
                     await live.wait_written()
                 with translate_disk_errors(self._directory):
-                    base = await self._write_base(codec, source, state, lambda: live.columnar.delta is current, delta)
+                    base = await self._write_base(codec, source, state, lambda: live.columnar.delta is current)
         except BaseException as error:
             if live.columnar.delta is delta or isinstance(error, DataLoss):
                 live.columnar.drop("the last build failed")
@@ -160,8 +155,12 @@ class BaseBuild:
             raise
         self._record_cost(base.info.disk_bytes)
         async with live.mutex:
+            written_since = delta.view()
+        # Scans read the new base at once, so little may be left for them to merge.
+        await self._share.run(written_since.merge)
+        async with live.mutex:
             # Not if a write could not be added to the delta, or the previous base was found damaged.
-            if live.columnar.delta is current and not delta.is_full:
+            if live.columnar.delta is current:
                 live.columnar.record.adopt(base.info.disk_bytes, base.info.cut_millis)
                 live.columnar.record.changed_bytes -= changed
                 await self._share.run(live.columnar.install, base, delta)
@@ -171,18 +170,18 @@ class BaseBuild:
     def _begin_cursor(self, bucket: Bucket, codec: RowCodec, offset: int) -> tuple[Cursor, Delta]:
         """Returns a cursor over all rows as of now, and the new base's delta, which gets all writes from now on."""
         live, columns = self._live, codec.timed_columns
-        if live.columnar.base is not None and live.columnar.delta is not None and not live.columnar.delta.is_full:
+        if live.columnar.base is not None and live.columnar.delta is not None:
             net = live.columnar.delta.view().merge
             old = BaseCursor(
                 live.columnar.base, net, codec, columns, None, KeyRange(), reverse=False, location=live.location
             )
             return old, live.columnar.delta.fork(offset)
         cursor = bucket.cursor(codec, codec.decoder(columns), self._table.codec.key_codec, KeyRange())
-        live.columnar.base, live.columnar.delta = None, Delta(offset, self._limits.delta_bytes)
+        live.columnar.base, live.columnar.delta = None, Delta(offset)
         return cursor, live.columnar.delta
 
     async def _write_base(
-        self, codec: RowCodec, source: KvSource, state: BucketState, is_wanted: Callable[[], bool], delta: Delta
+        self, codec: RowCodec, source: KvSource, state: BucketState, is_wanted: Callable[[], bool]
     ) -> ColumnarBase:
         share, live = self._share, self._live
         writer = await share.run(
@@ -192,8 +191,8 @@ class BaseBuild:
             while (chunk := share.here(source.next_chunk, _STEP_ROWS, _STEP_BYTES)) is not None:
                 await share.run(_write, writer, chunk.batch, self._table, self._table.reserve.bytes)
                 await share.rest()
-                if delta.is_full or not is_wanted():
-                    raise BaseNotBuiltError("the writes during its build exceed their memory limit (base_delta_bytes)")
+                if not is_wanted():
+                    raise BaseNotBuiltError("it was dropped during the build")
             path = await share.run(writer.finish, state.log_offset, state.time_restarts)
         except BaseException:
             await share.run(writer.discard)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import DataLoss
 from streaming_server.scan.columnar import base_view
 from streaming_server.scan.columnar.base_view import bases_for
+from streaming_server.scan.read_plan import ReadPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.scan.columnar.base_view import BaseView
-    from streaming_server.scan.read_plan import ReadPath, ReadPlan
+    from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import RowReader
     from streaming_server.storage.bucket.bucket import Bucket
 
 _WHY_NONE: Final = (
-    "it has none yet, too much was written since it was built, or running scans keep too many of its states; leave "
-    "`read_path` out, or create the table with columnar_base"
+    "it has none yet, or running scans keep too many of its states; leave `read_path` out, or set the table option "
+    "columnar_base"
 )
 _log: Final = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ def choose_bases(
     filled = {live.number: live for live, bucket in opened if bucket.state.rows != 0}
 
     def view_of(number: int) -> BaseView | None:
-        return filled[number].columnar.view()
+        return filled[number].columnar.view(however_long=plan.read_path is ReadPath.COLUMNAR)
 
     return bases_for(plan, reader, filled, view_of, _WHY_NONE)
 
@@ -47,9 +48,12 @@ def choose_live_read_path(
 ) -> tuple[ReadPath, str]:
     """Returns what `choose_bases` would choose now, with a human-readable reason. Takes no mutex."""
     filled = [live for live in chosen if live.state is None or live.state.rows != 0]
-    based = [live.number for live in filled if live.columnar.is_usable]
+    is_demanded = plan.read_path is ReadPath.COLUMNAR
+    unusable = {
+        live.number: reason for live in filled if (reason := live.columnar.unusable_reason(however_long=is_demanded))
+    }
     return base_view.choose_read_path(
-        plan, reader, [live.number for live in filled], based, through_index=through_index
+        plan, reader, [live.number for live in filled], unusable, through_index=through_index
     )
 
 

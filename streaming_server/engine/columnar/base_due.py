@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from streaming_server.engine.bucket.base_record import BaseRecord
+
+
+NOT_SCANNED: Final = "no scan has asked for a base since the last one was built"
+_DELTAS_IN_MEMORY: Final = 8
+"""A base is rebuilt when its delta takes more than this part of the memory for all deltas, so many fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +20,10 @@ class BaseLimits:
 
     Attributes:
         min_rows: With `columnar_base=auto`, the fewest rows of a bucket that gets a base.
-        changed_share: A base is rebuilt when its changes exceed this share of its rows.
+        changed_share: A base is rebuilt when its delta exceeds this share of its rows.
         max_age_seconds: A base that is older is rebuilt, however few changes it has.
         max_write_amplification: A rebuild may write at most this multiple of the bytes that have changed, unless the
             base is older than `max_age_seconds`.
-        delta_bytes: Memory for the delta of one bucket.
         total_delta_bytes: Memory for the deltas of all buckets together.
         cpu_share: The share of one core that all builds together may take.
     """
@@ -28,7 +32,6 @@ class BaseLimits:
     changed_share: float
     max_age_seconds: float
     max_write_amplification: float
-    delta_bytes: int
     total_delta_bytes: int
     cpu_share: float
 
@@ -41,9 +44,11 @@ class BucketNow:
         eager: Whether every bucket gets a base, of any size and without a scan that asks for it.
         rows: An upper bound of its rows.
         base_rows: The rows of its base. None: it has no base.
-        changes: The number of changes since the base, with the rows of deleted ranges.
+        changes: The rows that have changed since the base, with those of deleted ranges. Each counts once, but again
+            for each write that was not merged yet.
         delta_bytes: The memory of the delta.
         age_seconds: The time since the build of the base, or of the lost one, began.
+        free_bytes: The disk space that a build can take.
     """
 
     eager: bool
@@ -52,6 +57,7 @@ class BucketNow:
     changes: int
     delta_bytes: int
     age_seconds: float
+    free_bytes: int
 
 
 def why_not_due(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
@@ -64,15 +70,19 @@ def why_not_due(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
     if now.base_rows is None and now.rows < (1 if now.eager else limits.min_rows):
         return "it has no rows" if now.eager else f"it has fewer than {limits.min_rows:,} rows (base_min_rows)"
     if not now.eager and not record.wanted:
-        return "no scan has asked for a base since the last one was built"
+        return NOT_SCANNED
     if now.base_rows is not None:
         old = now.age_seconds > limits.max_age_seconds
-        many = now.changes > limits.changed_share * now.base_rows or now.delta_bytes > limits.delta_bytes // 2
-        # Rows that are written again with equal values are not changes, but they are in the delta.
-        if not now.changes and not many:
+        if not now.changes:
             return "nothing has changed since the last base was built"
+        many = (
+            now.changes > limits.changed_share * now.base_rows
+            or now.delta_bytes > limits.total_delta_bytes // _DELTAS_IN_MEMORY
+        )
         if not many and not old:
             return "too little has changed since the last base was built"
+    if record.base_bytes > now.free_bytes:
+        return "the disk has too little space for another base"
     if now.age_seconds > limits.max_age_seconds:
         return ""
     if record.base_bytes > limits.max_write_amplification * record.changed_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -9,10 +10,9 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from scankv.model.errors import ScanKvError
 from streaming_server.engine.columnar.base_adoption import adopt_base, bases_directory, remove_all_bases
-from streaming_server.engine.columnar.base_build import BaseBuild, BaseNotBuiltError, CpuShare
-from streaming_server.engine.columnar.base_due import BucketNow, why_not_due
+from streaming_server.engine.columnar.base_build import SPARED_BYTES, BaseBuild, BaseNotBuiltError, CpuShare
+from streaming_server.engine.columnar.base_due import NOT_SCANNED, BucketNow, why_not_due
 from streaming_server.engine.tasks.background import Background, repeat
-from streaming_server.storage.changelog.offsets import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from streaming_server.engine.columnar.base_due import BaseLimits
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.files.disk_reserve import DiskReserve
 
 _log: Final = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 60.0
-"""The pause before another build of a base that could not be built, or that was dropped for lack of memory."""
-_PAUSES: Final = 10
-"""The pause after a build that writes have overtaken, in multiples of the duration of that build."""
+"""The pause before another build of a base that could not be built, or that was dropped for lack of memory or space."""
+_SCANNED_SECONDS: Final = 60.0
+"""For so long after a scan, the delta is kept merged for the next scan."""
+_BUCKETS_AT_ONCE: Final = 64
+"""So many buckets are looked at in one turn of the event loop."""
 
 
 class BaseMaintenance(Background):
@@ -46,6 +49,7 @@ class BaseMaintenance(Background):
         limits: When bases are built, and what they may cost.
         seconds: The pause between two rounds over all tables.
         clock: The server's clock.
+        reserve: The disk space that writes leave free.
     """
 
     def __init__(
@@ -56,15 +60,18 @@ class BaseMaintenance(Background):
         *,
         seconds: float,
         clock: ServerClock,
+        reserve: DiskReserve,
     ) -> None:
         self._clock = clock
+        self._reserve = reserve
         self._tables = tables
         self._executor = executor
         self._limits = limits
         self._share = CpuShare(executor, limits.cpu_share)
-        super().__init__(partial(repeat, seconds, self._look), partial(repeat, seconds, self._bound_memory))
+        super().__init__(partial(repeat, seconds, self._look), partial(repeat, seconds, self.keep_to_limits))
         self._building: LiveBucket | None = None
         self._not_before: WeakKeyDictionary[LiveBucket, float] = WeakKeyDictionary()
+        self._scanned_until: WeakKeyDictionary[LiveBucket, float] = WeakKeyDictionary()
         # The tables with the option `columnar_base=off` that are known to have no base, not even on disk.
         self._without_bases: WeakSet[TableState] = WeakSet()
 
@@ -75,9 +82,13 @@ class BaseMaintenance(Background):
                     await self._remove_bases(table)
                 continue
             self._without_bases.discard(table)
-            for live in table.buckets:
+            for number, live in enumerate(table.buckets):
+                if number % _BUCKETS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if not _wants_bases(table):
                     break
+                if _is_at_rest(table, live):
+                    continue
                 if self._not_before.get(live, 0.0) > self._clock.monotonic():
                     continue
                 try:
@@ -117,26 +128,24 @@ class BaseMaintenance(Background):
             return
         if not live.columnar.is_adopted:
             await adopt_base(table, live)
-        if live.columnar.delta is not None and live.columnar.delta.is_full:
-            live.columnar.drop(
-                "the writes since it was built exceed their memory limit (base_delta_bytes)", at_once=False
-            )
         if live.columnar.record.is_on_disk:
-            await self._executor.run(remove_all_bases, bases_directory(table, live))
-            live.columnar.record.is_on_disk = False
+            await self._remove_files(table, live)
         live.columnar.record.waits = why_not_due(
             self._bucket_now(table, live, bucket), live.columnar.record, self._limits
         )
         if live.columnar.record.waits:
             return
         live.columnar.record.waits, self._building = "it is being built", live
-        began = self._clock.monotonic()
         try:
-            await BaseBuild(table, live, bases_directory(table, live), self._share, self._limits).run()
-        except BaseNotBuiltError as error:
-            self._pause(live, str(error), _PAUSES * (self._clock.monotonic() - began))
+            await BaseBuild(table, live, bases_directory(table, live), self._share).run()
+        except BaseNotBuiltError:
+            _log.info("%s: a build of its columnar base ended, because the bucket lost its delta", live.location)
         finally:
             self._building = None
+
+    async def _remove_files(self, table: TableState, live: LiveBucket) -> None:
+        await self._executor.run(remove_all_bases, bases_directory(table, live))
+        live.columnar.record.is_on_disk = False
 
     def _bucket_now(self, table: TableState, live: LiveBucket, bucket: Bucket) -> BucketNow:
         rows, base, delta = bucket.state.rows, live.columnar.base, live.columnar.delta
@@ -146,32 +155,64 @@ class BaseMaintenance(Background):
             # If the number of rows is not known, the number of changes is an upper bound.
             rows=bucket.state.count if rows is None else rows,
             base_rows=base.info.rows if base is not None and has_base else None,
-            changes=0
-            if base is None
-            else bucket.state.count - count_of(base.info.log_offset) + base.file_rows - base.info.rows,
+            changes=0 if base is None or delta is None else delta.rows + base.file_rows - base.info.rows,
             delta_bytes=delta.nbytes if delta is not None else 0,
             age_seconds=self._clock.commit_micros() / 1e6 - live.columnar.record.cut_millis / 1000,
+            free_bytes=self._reserve.free - self._reserve.bytes - SPARED_BYTES,
         )
 
-    async def _bound_memory(self) -> None:
-        self.bound_delta_memory()
+    async def keep_to_limits(self) -> None:
+        """Merges deltas for the scans that follow, and drops bases for which memory or disk space is missing."""
+        found = [(table, live) for table in self._tables() for live in table.buckets if live.columnar.delta is not None]
+        for _, live in found:
+            await self._merge_delta(live, self._limits.total_delta_bytes // len(found) // 2)
+        # The base that is being built goes last, because its delta is about to become small.
+        found.sort(key=lambda each: (each[1] is self._building, -each[1].columnar.delta_bytes))
+        taken = sum(live.columnar.delta_bytes for _, live in found)
+        for table, live in found:
+            if taken <= self._limits.total_delta_bytes:
+                break
+            taken -= live.columnar.delta_bytes
+            await self._drop(
+                table,
+                live,
+                "the writes since the bases of all buckets were built exceed their memory limit "
+                f"(base_total_delta_bytes is {self._limits.total_delta_bytes:,})",
+            )
+        for table, live in sorted(found, key=lambda each: -each[1].columnar.record.base_bytes):
+            if self._reserve.free >= self._reserve.bytes + SPARED_BYTES:
+                break
+            if live.columnar.base is not None:
+                await self._drop(table, live, "the disk is almost full, and writes need the space")
 
-    def bound_delta_memory(self) -> None:
-        """Drops the largest deltas, with their bases, until all deltas together fit their memory limit.
+    async def _merge_delta(self, live: LiveBucket, most_bytes: int) -> None:
+        """Merges the writes to a bucket that scans would have to merge, or that take much memory until they are."""
+        slot, delta, now = live.columnar, live.columnar.delta, self._clock.monotonic()
+        if slot.was_scanned:
+            slot.was_scanned, self._scanned_until[live] = False, now + _SCANNED_SECONDS
+        for each in (delta, None if delta is None else delta.forked):
+            if each is None:
+                continue
+            many = now < self._scanned_until.get(live, 0.0) and 2 * each.unmerged_rows > slot.most_unmerged_rows
+            if many or (2 * each.unmerged_rows > each.rows and each.nbytes > most_bytes):
+                async with live.mutex:
+                    view = each.view()
+                await self._executor.run(view.merge)
 
-        The delta of the base that is being built goes last, because it is about to become small.
-        """
-        found = [live for table in self._tables() for live in table.buckets if live.columnar.delta is not None]
-        taken = {live: live.columnar.delta_bytes for live in found}
-        total = sum(taken.values())
-        for live in sorted(found, key=lambda live: (live is self._building, -taken[live])):
-            if total <= self._limits.total_delta_bytes:
-                return
-            total -= taken[live]
-            why = "the writes since the bases of all buckets exceed their memory limit (base_total_delta_bytes)"
-            live.columnar.drop(why, at_once=False)
-            self._pause(live, "it was dropped a short time ago")
-            _log.warning("columnar base of bucket %s of %s is dropped: %s", live.number, live.table, why)
+    async def _drop(self, table: TableState, live: LiveBucket, why: str) -> None:
+        """Drops the base of a bucket, and removes its files at once."""
+        live.columnar.drop(why, at_once=False)
+        live.columnar.record.drops += 1
+        self._pause(live, "it was dropped a short time ago")
+        _log.warning("columnar base of bucket %s of %s is dropped: %s", live.number, live.table, why)
+        if live is not self._building:
+            await self._remove_files(table, live)
+
+
+def _is_at_rest(table: TableState, live: LiveBucket) -> bool:
+    """Whether nothing is due before the next scan, which takes less time to find out than `why_not_due`."""
+    record = live.columnar.record
+    return record.waits == NOT_SCANNED and not record.wanted and table.definition.options.columnar_base == "auto"
 
 
 def _wants_bases(table: TableState) -> bool:

@@ -59,7 +59,7 @@ class BaseReplay:
             return False
 
     async def _run(self) -> bool:
-        while not self._delta.is_full:
+        while self._delta.nbytes <= self._table.total_delta_bytes:
             async with self._live.mutex:
                 bucket = await self._live.open()
                 if not self._is_there(bucket):
@@ -79,6 +79,9 @@ class BaseReplay:
                     continue  # The bucket was closed in the meantime.
                 try:
                     await self._live.run(self._step, end)
+                    # Scans read the base at once, so little may be left for them to merge.
+                    if self._at == end or 2 * self._delta.unmerged_rows > self._delta.rows:
+                        await self._live.run(self._delta.view().merge)
                 except PositionExpired:
                     return False
         return False

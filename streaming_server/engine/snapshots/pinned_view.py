@@ -344,8 +344,8 @@ class SnapshotReader:
         reader, choices = plan_reads(plan, self._view.codec)
         choice = choose_index(choices, self.locked_view().indexes)
         filled = self._nonempty_buckets()
-        based = [number for number in filled if self._view.has_base(number)]
-        read_path = choose_read_path(plan, reader, filled, based, through_index=choice is not None)
+        unusable = {number: "it was pinned without one" for number in filled if not self._view.has_base(number)}
+        read_path = choose_read_path(plan, reader, filled, unusable, through_index=choice is not None)
         partitions = {name for number in filled for name in self._view.checkpoint(number).partitions()}
         return explain(plan, self.definition, reader, self.log_offsets, choice, read_path, partitions)
 

@@ -71,7 +71,7 @@ class LiveTable:
         locks: TableColumnLocks,
         writer_limits: WriterLimits,
         reserve: DiskReserve,
-        base_delta_bytes: int,
+        total_delta_bytes: int,
         installed: Installed = MappingProxyType({}),
     ) -> None:
         """Opens nothing yet.
@@ -87,7 +87,7 @@ class LiveTable:
             locks: The locks on the table's columns.
             writer_limits: The limits on the writers of each bucket.
             reserve: The disk space that writes leave free.
-            base_delta_bytes: The memory for the delta of the columnar base of one bucket.
+            total_delta_bytes: The memory for the deltas of all columnar bases of the process.
             installed: The aggregators that the server has from other packages.
         """
 
@@ -119,7 +119,7 @@ class LiveTable:
             executor=executor,
             clock=clock,
             reserve=reserve,
-            base_delta_bytes=base_delta_bytes,
+            total_delta_bytes=total_delta_bytes,
         )
         self.reads = TableReads(self.state)
         self.writes = TableWrites(self.state, locks, installed)

@@ -47,7 +47,6 @@ def base_limits(config: ServerConfig) -> BaseLimits:
         changed_share=config.base_changed_share,
         max_age_seconds=config.base_max_age_seconds,
         max_write_amplification=config.base_max_write_amplification,
-        delta_bytes=config.base_delta_bytes,
         total_delta_bytes=config.base_total_delta_bytes,
         cpu_share=config.base_cpu_share,
     )

@@ -240,7 +240,7 @@ class Tables:
         self._clock_keeper = ClockKeeper(self.clock, clock_file, self._executor)
         self._catch_up = catch_up_limits(config)
         self._writer_limits = writer_limits(config)
-        self._base_delta_bytes = config.base_delta_bytes
+        self._total_delta_bytes = config.base_total_delta_bytes
         self._reserve = DiskReserve(config.data, config.min_free_bytes)
 
     def _make_borrowed(self, lender: Lender) -> BorrowedViews:
@@ -273,6 +273,7 @@ class Tables:
             base_limits(config),
             seconds=config.base_maintenance_seconds,
             clock=self.clock,
+            reserve=self._reserve,
         )
         self._sweep = ExpirySweep(
             self._expiring, seconds=config.sweep_seconds, cpu_share=config.sweep_cpu_share, clock=self.clock
@@ -396,7 +397,7 @@ class Tables:
                 locks=self.locks.of(name),
                 writer_limits=self._writer_limits,
                 reserve=self._reserve,
-                base_delta_bytes=self._base_delta_bytes,
+                total_delta_bytes=self._total_delta_bytes,
                 installed=self._installed,
             )
             self._live[name] = live

@@ -130,7 +130,7 @@ def bases_for(
 
 
 def choose_read_path(
-    plan: ReadPlan, reader: RowReader, filled: Collection[int], based: Collection[int], *, through_index: bool
+    plan: ReadPlan, reader: RowReader, filled: Collection[int], unusable: Mapping[int, str], *, through_index: bool
 ) -> tuple[ReadPath, str]:
     """Returns what `bases_for` would choose, with a human-readable reason.
 
@@ -138,7 +138,7 @@ def choose_read_path(
         plan: What is requested.
         reader: How it is read, apart from an index.
         filled: The buckets that may have rows.
-        based: The buckets among them that have a base.
+        unusable: For each bucket among them of which no base can be read, the human-readable reason.
         through_index: Whether an index finds the keys.
     """
     if through_index:
@@ -146,12 +146,15 @@ def choose_read_path(
     choice = consider_bases(plan, reader)
     if not choice.base:
         return ReadPath.ROCKSDB, choice.reason
-    if not based:
-        return ReadPath.ROCKSDB, "no bucket has a columnar base"
-    missing = len(filled) - len(based)
-    if missing and plan.ordered:
-        return ReadPath.ROCKSDB, f"{missing} of {len(filled)} buckets have no base, and all are merged in one order"
-    return ReadPath.COLUMNAR, choice.reason + (f"; {missing} of {len(filled)} buckets have no base" if missing else "")
+    if not unusable:
+        return ReadPath.COLUMNAR if filled else ReadPath.ROCKSDB, choice.reason if filled else "the table has no rows"
+    why = next(iter(unusable.values()))
+    if len(unusable) == len(filled):
+        return ReadPath.ROCKSDB, f"no bucket has a columnar base ready: {why}"
+    some = f"{len(unusable)} of {len(filled)} buckets have no base ready: {why}"
+    if plan.ordered:
+        return ReadPath.ROCKSDB, f"all buckets are merged in one order, and {some}"
+    return ReadPath.COLUMNAR, f"{choice.reason}; {some}"
 
 
 def cursor_of(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Part: TypeAlias = "tuple[pa.BinaryArray, pa.BinaryArray]"
 
+_MOST_BYTES: Final = 2**31 - 1
+"""The most bytes of one Arrow array of keys or rows."""
 _JOIN_PARTS: Final = 64
 _JOIN_BYTES: Final = 256 << 10
 _PART_BYTES: Final = 1600
@@ -86,35 +88,40 @@ class Delta:
 
     Args:
         offset: The log offset of the base.
-        max_bytes: The most that the delta may hold. Must be below 2 GiB, the limit of one Arrow array.
 
     Attributes:
         offset: The log offset of the base: the first change in the delta.
         end: The log offset after the last change in the delta.
-        is_full: Whether the writes exceeded `max_bytes`. A full delta holds nothing, and its base can no longer be
-            used.
         deleted_ranges: The ranges whose rows were deleted at once since the base. The delta has no rows for that: it
             belongs to the base without these ranges.
     """
 
-    def __init__(self, offset: int, max_bytes: int) -> None:
+    def __init__(self, offset: int) -> None:
         self.offset = self.end = offset
-        self.is_full = False
         self.deleted_ranges: tuple[KeyRange, ...] = ()
-        self._max_bytes = max_bytes
         self._view = DeltaView.of(EMPTY_DELTA)
         self._new = _PendingWrites()
         self._fork: Delta | None = None
 
     @property
     def nbytes(self) -> int:
-        """Approximate bytes held, including Arrow's overhead."""
-        return self._view.nbytes + self._new.nbytes
+        """Approximate bytes held, including Arrow's overhead and the fork."""
+        return self._view.nbytes + self._new.nbytes + (0 if self._fork is None else self._fork.nbytes)
 
     @property
     def rows(self) -> int:
         """Rows and deletions held. A key that was overwritten counts once per write until a view is merged."""
-        return self._view.rows + sum(len(keys) for keys, _ in self._new.arrays)
+        return self._view.rows + self._new.rows
+
+    @property
+    def unmerged_rows(self) -> int:
+        """Rows and deletions that the next scan would have to sort and merge."""
+        return self._view.unmerged_rows + self._new.rows
+
+    @property
+    def forked(self) -> Delta | None:
+        """The fork to which writes are added, too."""
+        return self._fork
 
     def add(self, keys: pa.Array, values: pa.Array | None, offset: int) -> None:
         """Adds one write step in microseconds. Keeps the arrays, or copies of small slices of large arrays.
@@ -123,19 +130,21 @@ class Delta:
             keys: The encoded keys, distinct, in any order.
             values: The stored rows, null for a deleted row. None: all rows were deleted.
             offset: The log offset of the bucket after the step.
+
+        Raises:
+            OverflowError: The delta would no longer fit an Arrow array, or its fork would not.
         """
         fork = self._fork
         if fork is not None:
             fork.add(keys, values, offset)
         self.end = offset
-        if self.is_full or not len(keys):
+        if not len(keys):
             return
+        if self._view.nbytes + self._new.nbytes + keys.nbytes + (0 if values is None else values.nbytes) > _MOST_BYTES:
+            raise OverflowError(f"the delta has {self.nbytes:,} bytes, and at most {_MOST_BYTES:,} fit")
         self._new.add(
             _compact_copy(keys), pa.nulls(len(keys), pa.binary()) if values is None else _compact_copy(values)
         )
-        if self.nbytes > self._max_bytes:
-            self.is_full = True
-            self._view, self._new = DeltaView.of(EMPTY_DELTA), _PendingWrites()
 
     def delete_ranges(self, ranges: Sequence[KeyRange], offset: int) -> None:
         """Removes all rows in some ranges in microseconds, because the bucket has deleted its rows there.
@@ -148,17 +157,16 @@ class Delta:
             self._fork.delete_ranges(ranges, offset)
         self.end = offset
         self.deleted_ranges = (*self.deleted_ranges, *ranges)
-        if not self.is_full:
-            self._view = DeltaView(self.view(), (), self.nbytes, without=ranges)
+        view = self.view()
+        self._view = DeltaView(view, (), view.nbytes, without=ranges)
 
     def view(self) -> DeltaView:
-        """Returns a view of the current delta, which must not be full. Takes microseconds.
+        """Returns a view of the current delta. Takes microseconds.
 
         Returns the same object until something is written.
         """
-        assert not self.is_full
         if self._new.arrays:
-            self._view = DeltaView(self._view, tuple(self._new.arrays), self.nbytes)
+            self._view = DeltaView(self._view, tuple(self._new.arrays), self._view.nbytes + self._new.nbytes)
             self._new = _PendingWrites()
         return self._view
 
@@ -175,7 +183,7 @@ class Delta:
         If the build fails, call `end_fork`. The two deltas share large arrays, but each counts them.
         """
         assert offset >= self.end
-        self._fork = Delta(offset, self._max_bytes)
+        self._fork = Delta(offset)
         return self._fork
 
     def end_fork(self) -> None:
@@ -217,11 +225,19 @@ class DeltaView:
     @property
     def rows(self) -> int:
         """Rows and deletions held. A key that was overwritten counts once per write until `merge` is called."""
+        view = self
+        while (pending := view._pending) is not None:
+            view = pending[0]
+        return self.unmerged_rows + len(view._merged)
+
+    @property
+    def unmerged_rows(self) -> int:
+        """Rows and deletions that `merge` has to sort and merge."""
         count, view = 0, self
         while (pending := view._pending) is not None:
             view, parts = pending
             count += sum(len(keys) for keys, _ in parts)
-        return count + len(view._merged)
+        return count
 
     @property
     def is_merged(self) -> bool:
@@ -261,12 +277,13 @@ class _PendingWrites:
 
     Attributes:
         arrays: Keys and rows of each part.
+        rows: Rows and deletions of all parts.
         nbytes: Bytes of all parts.
     """
 
     def __init__(self) -> None:
         self.arrays: list[Part] = []
-        self.nbytes = 0
+        self.rows = self.nbytes = 0
         self._joined = self._rest_bytes = 0
 
     def add(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
@@ -278,6 +295,7 @@ class _PendingWrites:
         else:
             self._rest_bytes += size
         self.arrays.append((keys, values))
+        self.rows += len(keys)
         self.nbytes += size
         if len(self.arrays) - self._joined == _JOIN_PARTS or self._rest_bytes >= _JOIN_BYTES:
             self._join()

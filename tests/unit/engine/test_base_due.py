@@ -14,11 +14,12 @@ LIMITS = BaseLimits(
     changed_share=0.1,
     max_age_seconds=60.0,
     max_write_amplification=20.0,
-    delta_bytes=1 << 20,
-    total_delta_bytes=1 << 30,
+    total_delta_bytes=8 << 20,
     cpu_share=1.0,
 )
-BASED = BucketNow(eager=False, rows=5000, base_rows=5000, changes=501, delta_bytes=100, age_seconds=1.0)
+BASED = BucketNow(
+    eager=False, rows=5000, base_rows=5000, changes=501, delta_bytes=100, age_seconds=1.0, free_bytes=1 << 40
+)
 
 
 def record(changed_bytes: int = 10_000, base_bytes: int = 100_000) -> BaseRecord:
@@ -26,7 +27,9 @@ def record(changed_bytes: int = 10_000, base_bytes: int = 100_000) -> BaseRecord
 
 
 def test_a_bucket_without_a_base_gets_one_when_it_has_the_rows_and_a_scan_has_asked() -> None:
-    none = BucketNow(eager=False, rows=1000, base_rows=None, changes=0, delta_bytes=0, age_seconds=1e9)
+    none = BucketNow(
+        eager=False, rows=1000, base_rows=None, changes=0, delta_bytes=0, age_seconds=1e9, free_bytes=1 << 40
+    )
     assert why_not_due(none, BaseRecord(wanted=True), LIMITS) == ""
     assert "no scan has asked" in why_not_due(none, BaseRecord(), LIMITS)
     assert "base_min_rows" in why_not_due(replace(none, rows=999), BaseRecord(wanted=True), LIMITS)
@@ -39,7 +42,7 @@ def test_a_base_is_built_anew_for_many_changes_much_memory_or_age_and_else_not()
     few = replace(BASED, changes=500)
     assert why_not_due(BASED, record(), LIMITS) == ""
     assert why_not_due(few, record(), LIMITS) == "too little has changed since the last base was built"
-    assert why_not_due(replace(few, delta_bytes=(1 << 19) + 1), record(), LIMITS) == ""
+    assert why_not_due(replace(few, delta_bytes=(1 << 20) + 1), record(), LIMITS) == ""
     assert why_not_due(replace(few, age_seconds=61), record(), LIMITS) == ""
     assert why_not_due(replace(BASED, rows=10), record(), LIMITS) == "", "a base that is there is kept near"
 
@@ -68,3 +71,9 @@ def test_a_damaged_base_is_built_again_at_once_and_one_let_go_is_not() -> None:
     assert why_not_due(now, known, LIMITS) != ""
     known.base_bytes = 0  # as `LiveBucket.drop_base` does for damage
     assert why_not_due(now, known, LIMITS) == ""
+
+
+def test_no_base_is_built_that_the_disk_has_no_space_for_beside_the_last_one() -> None:
+    enough = replace(BASED, free_bytes=100_000)
+    assert why_not_due(enough, record(), LIMITS) == ""
+    assert "the disk has too little space" in why_not_due(replace(enough, free_bytes=99_999), record(), LIMITS)

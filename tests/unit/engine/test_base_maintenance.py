@@ -19,7 +19,7 @@ from scankv.model.keys.key_range import KeyRange
 from scankv.model.tables.evolution import ColumnChanges
 from scankv.v1 import scan_pb2
 from streaming_server.engine.bucket import base_slot
-from streaming_server.engine.columnar import base_build, base_replay
+from streaming_server.engine.columnar import base_build, base_maintenance, base_replay
 from streaming_server.engine.columnar.base_stats import base_stats_of
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.writes.bucket_steps import apply_rows
@@ -54,6 +54,7 @@ PLAN = ReadPlan(
     resume_token=b"",
     read_path=ReadPath.COLUMNAR,
 )
+AUTO = replace(PLAN, read_path=ReadPath.AUTO)
 
 
 async def scores_table(tables: Tables, rows: int = 100, **options: str) -> LiveTable:
@@ -210,7 +211,7 @@ async def test_a_write_that_cannot_be_noted_is_acknowledged_and_ends_the_use_of_
         table = await scores_table(tables)
         await look(tables, table)
         live = table.buckets[0]
-        live.columnar.delta = NotesNothing(0, 1 << 20)
+        live.columnar.delta = NotesNothing(0)
         await put(table, [1000])
         assert live.columnar.view() is None
         await look(tables, table)
@@ -255,13 +256,43 @@ async def test_readers_that_keep_what_was_written_since_the_base_are_few_and_the
         assert live.columnar.view() is not None
 
 
-async def test_explain_names_no_base_where_too_much_was_written_since(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM, base_delta_bytes=4096) as tables:
+async def test_scans_read_rocksdb_until_what_was_written_since_the_last_one_is_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_slot, "_FEW_ROWS", 20)
+    async with tables_in(tmp_path, **SELDOM) as tables:
         table = await scores_table(tables)
         await look(tables, table)
-        assert (await table.reads.explain(PLAN)).read_path_reason == "asked for"
-        await put(table, range(1000, 2000))
-        assert (await table.reads.explain(PLAN)).read_path_reason == "no bucket has a columnar base"
+        await put(table, range(1000, 1020))
+        assert (await table.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_COLUMNAR
+        await put(table, range(1020, 1021))
+        explanation = await table.reads.explain(AUTO)
+        assert explanation.read_path == scan_pb2.READ_PATH_ROCKSDB
+        assert "much was written in the last seconds, and is being merged" in explanation.read_path_reason
+        assert table.buckets[0].columnar.view() is None
+        assert len(await rows_of(table)) == 121, "a scan that demands a base waits for the merge"
+        await put(table, range(2000, 2100))
+        await ask(table)
+        await tables._bases.keep_to_limits()
+        assert (await table.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_COLUMNAR
+        assert len(await rows_of(table)) == 221
+
+
+async def test_a_delta_that_nobody_scans_is_not_merged_while_it_takes_little_memory(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM, base_total_delta_bytes=1_000_000) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        delta = table.buckets[0].columnar.delta
+        assert delta is not None
+        for _ in range(2):
+            for number in range(20):
+                await put(table, range(1000 * number, 1000 * number + 300))
+            await tables._bases.keep_to_limits()
+        assert delta.unmerged_rows == delta.rows == 20 * 300 - 100
+        await put(table, range(100_000, 115_000))
+        assert delta.nbytes > 500_000
+        await tables._bases.keep_to_limits()
+        assert delta.unmerged_rows == 0
 
 
 def record_of(table: LiveTable, bucket: int = 0) -> BaseRecord:
@@ -290,7 +321,7 @@ async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another
 
 async def ask(table: LiveTable) -> None:
     """Begins a scan that would read a base if one existed."""
-    (await table.reads.open_view(replace(PLAN, read_path=ReadPath.AUTO))).source.close()
+    (await table.reads.open_view(AUTO)).source.close()
 
 
 async def test_a_base_is_built_anew_for_its_age_even_where_little_was_written(tmp_path: Path) -> None:
@@ -325,39 +356,61 @@ async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_m
         sizes = [live.columnar.delta_bytes for live in found]
         assert sizes == sorted(sizes)
         assert sum(sizes) > 300_000 > sum(sizes[:2])
-        tables._bases.bound_delta_memory()
-        assert [live.columnar.is_usable for live in found] == [True, True, False]
+        await tables._bases.keep_to_limits()
+        assert [not live.columnar.unusable_reason() for live in found] == [True, True, False]
         assert "base_total_delta_bytes" in found[2].columnar.record.unused_reason
-        tables._bases.bound_delta_memory()
-        assert [live.columnar.is_usable for live in found] == [True, True, False]
+        await tables._bases.keep_to_limits()
+        assert [not live.columnar.unusable_reason() for live in found] == [True, True, False]
         rows = await rows_of(tables.table("game.t1"))
         assert len(rows) == 3000 + 100
         await look(tables, tables.table("game.t2"))
         assert len(await rows_of(tables.table("game.t2"))) == 4500 + 100
 
 
-async def test_a_build_ends_when_more_is_written_meanwhile_than_there_is_memory_for(
+async def test_a_build_ends_when_its_delta_is_dropped_and_the_next_one_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with tables_in(tmp_path, **SELDOM, base_delta_bytes=4096) as tables:
+    async with tables_in(tmp_path, **SELDOM, base_total_delta_bytes=4096) as tables:
         table = await scores_table(tables)
         rest = base_build.CpuShare.rest
 
         async def writes(self: base_build.CpuShare) -> None:
             await put(table, range(5000, 6000))
+            await tables._bases.keep_to_limits()
             await rest(self)
 
         with monkeypatch.context() as patch:
             patch.setattr(base_build.CpuShare, "rest", writes)
             await look(tables, table)
         assert list((table.state.path / "bases" / "0000").iterdir()) == []
-        assert "the writes during its build exceed their memory limit" in record_of(table).unused_reason
-        assert record_of(table).builds == 0
+        assert "base_total_delta_bytes is 4,096" in record_of(table).unused_reason
+        assert (record_of(table).builds, record_of(table).drops) == (0, 1)
         assert record_of(table).cpu_seconds > 0
         await look(tables, table)
         assert record_of(table).builds == 1
         assert record_of(table).unused_reason == ""
         assert len(await rows_of(table)) == 1100
+
+
+async def test_bases_give_their_space_to_writes_before_these_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        await tables._bases.keep_to_limits()
+        assert bases_of(table)
+        monkeypatch.setattr(base_maintenance, "SPARED_BYTES", 1 << 62)
+        await tables._bases.keep_to_limits()
+        assert bases_of(table) == []
+        assert "dropped: the disk is almost full, and writes need the space" in caplog.text
+        assert record_of(table).drops == 1
+        await put(table, [1000])
+        await look(tables, table)
+        assert "the disk has too little space for another base" in record_of(table).unused_reason
+        monkeypatch.undo()
+        await look(tables, table)
+        assert len(await rows_of(table)) == 101
 
 
 async def test_building_keeps_to_its_share_of_a_core_over_all_tables_and_parts_of_a_build(tmp_path: Path) -> None:
@@ -413,7 +466,7 @@ async def test_the_first_scan_after_a_reopening_has_all_writes_whenever_the_base
                 expected |= {f"player {score:07}": score for score in scores}
             adopted = bool(bases_of(table))
             if expected:
-                explanation = await table.reads.explain(replace(PLAN, read_path=ReadPath.AUTO))
+                explanation = await table.reads.explain(AUTO)
                 assert (explanation.read_path == scan_pb2.READ_PATH_COLUMNAR) == adopted
                 if adopted:
                     assert {row["player"]: row["score"] for row in await rows_of(table)} == expected
@@ -467,12 +520,11 @@ async def test_explain_names_no_base_while_scans_keep_too_many_of_its_states(
         await look(tables, table)
         await put(table, range(1000, 1200))
         scan = await opened(table)
-        auto = replace(PLAN, read_path=ReadPath.AUTO)
         monkeypatch.setattr(base_slot, "MAX_VIEWS_BYTES", 1000)
-        assert (await table.reads.explain(auto)).read_path == scan_pb2.READ_PATH_COLUMNAR
+        assert (await table.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_COLUMNAR
         await put(table, [2000])
         assert table.buckets[0].columnar.view() is None
-        assert (await table.reads.explain(auto)).read_path == scan_pb2.READ_PATH_ROCKSDB
+        assert (await table.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_ROCKSDB
         scan.source.close()
 
 

@@ -62,10 +62,10 @@ async def test_a_refused_row_leaves_its_bucket_and_its_base_as_they_were(tmp_pat
         table = await means(tables, columnar_base="eager", delete_behavior="allow")
         before = await write(table, {"k": 1, "total": 2**63 - 1}, {"k": 2, "total": 1})
         await tables._bases.maintain_bucket(table.state, table.buckets[0])
-        assert table.buckets[0].columnar.is_usable
+        assert not table.buckets[0].columnar.unusable_reason()
         with pytest.raises(InvalidRequest, match=r'column "total", key \(1\)'):
             await write(table, {"k": 2, "total": 1}, {"k": 1, "total": 1})
-        assert table.buckets[0].columnar.is_usable
+        assert not table.buckets[0].columnar.unusable_reason()
         assert await write(table, {"k": 3}) == {0: before[0] + 1}
         keys = ipc_stream(
             table.definition.key_schema, pa.record_batch({"k": pa.array([1, 3])}).cast(table.definition.key_schema)

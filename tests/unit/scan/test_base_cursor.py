@@ -97,7 +97,7 @@ class FollowedBucket(OfflineBucket):
                 writer.write(batch, self.keys.encode(batch)[0])
             offset = self.bucket.state.log_offset
             path = writer.finish(offset)
-        self.delta = Delta(offset, 1 << 30)
+        self.delta = Delta(offset)
         return ColumnarBase.open(path, "bucket 0")
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.keys.key_range import KeyRange
+from streaming_server.scan.columnar import delta as delta_module
 from streaming_server.scan.columnar.delta import EMPTY_DELTA, Delta, MergedDelta
 from tests.support.examples import examples
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from streaming_server.scan.columnar.delta import DeltaView
-
-MUCH = 1 << 30
 
 
 def binary(values: Sequence[bytes | None]) -> pa.BinaryArray:
@@ -72,7 +71,7 @@ def write(pool: Sequence[bytes], rng: random.Random, delta: Delta, *models: dict
 def test_every_view_is_the_last_write_of_each_key_at_its_moment(
     pool: list[bytes], rng: random.Random, steps: int
 ) -> None:
-    delta, model = Delta(7, MUCH), dict[bytes, bytes | None]()
+    delta, model = Delta(7), dict[bytes, bytes | None]()
     forked, since_fork = None, dict[bytes, bytes | None]()
     views: list[tuple[DeltaView, Mapping[bytes, bytes | None]]] = []
     for _ in range(steps):
@@ -116,7 +115,7 @@ def test_a_part_is_no_copy() -> None:
 
 
 def test_a_thousand_deleted_ranges_are_merged_without_recursion() -> None:
-    delta = Delta(5, MUCH)
+    delta = Delta(5)
     for number in range(1000):
         delta.add(binary([b"a%03d" % number, b"b%03d" % number]), binary([b"1", b"2"]), number)
         delta.delete_ranges([KeyRange.under(b"a")], number)
@@ -124,7 +123,7 @@ def test_a_thousand_deleted_ranges_are_merged_without_recursion() -> None:
 
 
 def test_a_delta_of_nothing_has_no_rows() -> None:
-    delta = Delta(5, MUCH)
+    delta = Delta(5)
     delta.add(binary([]), None, 5)
     assert delta.view() is delta.view()
     assert as_dict(delta.view().merge()) == {}
@@ -133,7 +132,7 @@ def test_a_delta_of_nothing_has_no_rows() -> None:
 
 
 def test_scans_of_the_same_state_share_its_rows() -> None:
-    delta = Delta(0, MUCH)
+    delta = Delta(0)
     delta.add(binary([b"b", b"a"]), binary([b"1", b"2"]), 2)
     view = delta.view()
     assert delta.view() is view
@@ -145,7 +144,7 @@ def test_scans_of_the_same_state_share_its_rows() -> None:
 
 def test_a_later_view_builds_on_the_rows_of_an_earlier_one() -> None:
     """Sorted rows are not sorted again: the later view reads the rows of the earlier one, whose writes are freed."""
-    delta = Delta(0, MUCH)
+    delta = Delta(0)
     for number in range(1000):
         delta.add(binary([b"%05d" % (number % 10)]), binary([b"%d" % number]), number + 1)
     written = delta.nbytes
@@ -160,7 +159,7 @@ def test_a_later_view_builds_on_the_rows_of_an_earlier_one() -> None:
 
 
 def test_many_threads_get_the_rows_of_one_view() -> None:
-    delta = Delta(0, MUCH)
+    delta = Delta(0)
     with ThreadPoolExecutor(8) as threads:
         for number in range(50):
             keys = binary([b"%06d" % (place * 7919 % 20_000) for place in range(number, number + 2000)])
@@ -174,7 +173,7 @@ def test_many_threads_get_the_rows_of_one_view() -> None:
 
 def test_a_small_slice_does_not_keep_what_it_was_cut_from() -> None:
     keys, values = binary([b"%08d" % number for number in range(10_000)]), binary([b"v" * 1000] * 10_000)
-    delta = Delta(0, MUCH)
+    delta = Delta(0)
     address = values.buffers()[2].address
     delta.add(keys[:3], values[:3], 3)
     delta.add(keys, values, 10_003)
@@ -185,7 +184,7 @@ def test_a_small_slice_does_not_keep_what_it_was_cut_from() -> None:
 
 
 def test_single_rows_are_counted_with_what_holds_them_until_they_are_joined() -> None:
-    delta = Delta(0, MUCH)
+    delta = Delta(0)
     for number in range(60):
         delta.add(binary([b"%d" % number]), binary([b"v"]), number)
     assert delta.nbytes > 60 * 1500
@@ -194,29 +193,32 @@ def test_single_rows_are_counted_with_what_holds_them_until_they_are_joined() ->
     assert delta.nbytes < 60 * 1500
 
 
-@pytest.mark.parametrize("size", [1, 1000])
-def test_a_full_delta_keeps_nothing_and_feeds_its_fork(size: int) -> None:
-    delta = Delta(0, 100_000)
-    view, added, fork = delta.view(), 0, None
-    while not delta.is_full:
-        assert delta.nbytes <= 100_000
-        view = delta.view()
-        delta.add(binary([b"%d" % added]), binary([b"v" * size]), added + 1)
-        added += 1
-        if fork is None and delta.nbytes > 90_000:
-            fork = delta.fork(delta.end)
-    assert delta.nbytes == EMPTY_DELTA.nbytes
-    assert len(view.merge()) == added - 1
-    delta.add(binary([b"later"]), None, added + 1)
-    assert delta.nbytes == EMPTY_DELTA.nbytes
-    assert fork is not None
-    assert not fork.is_full
-    assert fork.end == delta.end == added + 1
-    assert as_dict(fork.view().merge())[b"later"] is None
+def test_a_delta_that_no_array_can_hold_is_refused_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_module, "_MOST_BYTES", 10_000)
+    delta = Delta(0)
+    delta.add(binary([b"a"]), binary([b"1"]), 1)
+    with pytest.raises(OverflowError, match="at most 10,000 fit"):
+        delta.add(binary([b"b"]), binary([b"v" * 10_000]), 2)
+    assert as_dict(delta.view().merge()) == {b"a": b"1"}
+
+
+def test_a_delta_counts_each_changed_key_once_when_it_is_merged_and_the_memory_of_its_fork() -> None:
+    delta = Delta(0)
+    for number in range(10):
+        delta.add(binary([b"a", b"b"]), binary([b"%d" % number] * 2), number + 1)
+    assert (delta.rows, delta.unmerged_rows) == (20, 20)
+    delta.view().merge()
+    assert (delta.rows, delta.unmerged_rows) == (2, 0)
+    merged = delta.nbytes
+    fork = delta.fork(10)
+    delta.add(binary([b"c"]), binary([b"v" * 1000]), 11)
+    assert delta.forked is fork
+    assert (delta.rows, fork.rows, delta.unmerged_rows) == (3, 1, 1)
+    assert delta.nbytes - merged >= 2 * 1000
 
 
 def test_a_second_fork_takes_the_place_of_the_first() -> None:
-    delta = Delta(0, MUCH)
+    delta = Delta(0)
     delta.add(binary([b"a"]), None, 1)
     given_up = delta.fork(1)
     delta.add(binary([b"b"]), None, 2)
