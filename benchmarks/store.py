@@ -41,7 +41,9 @@ class Store:
         self.data = directory / "data"
         progress(f"loading {rows:,} rows of T4 through the client")
         with BenchmarkServer(self.data) as server, connect(server.url) as client:
-            table = client.create_table(t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS)
+            table = client.create_table(
+                t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS, columnar_base="off"
+            )
             for batch in t4.batches(rows, _LOAD_ROWS):
                 table.upsert(batch)
         run_alone(_settle, self.data)

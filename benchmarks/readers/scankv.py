@@ -46,12 +46,13 @@ class ClientReader:
         self._runner.close()
 
     def read(self, chunk_rows: int | None = None, chunk_bytes: int | None = None) -> Timing:
-        """Reads all rows once, in chunks of the given size or of the server's default size."""
-        return self._runner.run(self._time_scan(self._table.scan().with_chunk(rows=chunk_rows, bytes=chunk_bytes)))
+        """Reads all rows once from RocksDB, in chunks of the given size or of the server's default size."""
+        scan = self._table.scan().read_path("rocksdb").with_chunk(rows=chunk_rows, bytes=chunk_bytes)
+        return self._runner.run(self._time_scan(scan))
 
     def read_some(self, columns: Sequence[str] | None, where: str | None) -> Timing:
-        """Reads some columns of the rows that match a predicate."""
-        return self._runner.run(self._time_scan(self._table.scan(columns, where=where)))
+        """Reads some columns of the rows that match a predicate, from RocksDB."""
+        return self._runner.run(self._time_scan(self._table.scan(columns, where=where).read_path("rocksdb")))
 
     async def _time_scan(self, scan: Scan) -> Timing:
         started, rows = time.perf_counter(), 0

@@ -86,7 +86,7 @@ class Crowd:
         async with connect(self._url) as client:
             table = await client.table(t4.TABLE)
             while time.monotonic() < until:
-                async with table.scan().stream() as stream:
+                async with table.scan().read_path("rocksdb").stream() as stream:
                     async for batch in stream:
                         rows += batch.num_rows
                         if time.monotonic() >= until:

@@ -34,7 +34,7 @@ class Caller(ClientReader):
             await self._client.wait_ready()
             nothing += time.perf_counter() - started
             started = time.perf_counter()
-            async with self._table.scan().stream() as stream:
+            async with self._table.scan().read_path("rocksdb").stream() as stream:
                 await anext(stream)
                 rows += time.perf_counter() - started
         return nothing / _CALLS, rows / _CALLS

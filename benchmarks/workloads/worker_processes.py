@@ -180,7 +180,7 @@ class TableUser:
 
     def scan(self, unordered: bool = False) -> None:
         """Reads all rows several times, in the order of buckets or in any order."""
-        scan = self._table.scan()
+        scan = self._table.scan().read_path("rocksdb")
         self._runner.run(self._scan(scan.unordered() if unordered else scan))
 
     async def _scan(self, scan: Scan) -> None:
@@ -197,7 +197,7 @@ class TableUser:
 
     async def _pin(self) -> list[ScanSpec]:
         snapshot = await self._table.snapshot()
-        return [part.spec for part in await self._table.scan().as_of(snapshot).splits(_PARTS)]
+        return [part.spec for part in await self._table.scan().read_path("rocksdb").as_of(snapshot).splits(_PARTS)]
 
     def read(self, parts: Sequence[ScanSpec]) -> None:
         """Reads parts of a snapshot, one after another, twelve times."""

@@ -32,6 +32,9 @@ _SCHEMA: Final = pa.schema(
 _LOAD_ROWS: Final = 100_000
 _FIRST_TS: Final = 1_700_000_000_000_000
 _DROP_SECONDS: Final = 10.0
+_BASE_SECONDS: Final = 60.0
+"""For so long, a round waits for columnar bases, which are built within seconds on a server that is not busy."""
+_POLL_SECONDS: Final = 0.05
 _WARM_UP_CALLS: Final = 50
 
 
@@ -83,9 +86,22 @@ class Measurement:
         return statistics.median(rate / no_op for rate, no_op in zip(self.rates, self.no_op_rates, strict=True))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseBuilds:
+    """How soon scans of a table that is new read its columnar bases.
+
+    Attributes:
+        seconds: From the first scan until `explain` names the bases, by round. None: not within a minute, or never.
+        unused_reason: The human-readable reason why the last round had none. Empty: it had some.
+    """
+
+    seconds: Sequence[float | None]
+    unused_reason: str
+
+
 async def measure(
     url: str | None, scale: BenchScale, report: Callable[[str], object] = lambda _: None
-) -> list[Measurement]:
+) -> tuple[list[Measurement], BaseBuilds]:
     """Measures a server with a new table, and drops the table.
 
     Args:
@@ -100,41 +116,55 @@ async def measure(
         for _ in range(_WARM_UP_CALLS):
             await client.wait_ready()
         rates: dict[str, list[float]] = {}
+        waited: list[float | None] = []
+        unused_reason = ""
         for number in range(scale.rounds):
             # A new table in each round, so that each load inserts rows, and so that rounds are alike.
             async with _new_table(client, scale.buckets) as table:
-                for name, measured in _Round(client, table, scale, number).steps().items():
+                current = _Round(client, table, scale, number)
+                for name, measured in current.steps().items():
                     report(f"round {number + 1} of {scale.rounds}: {name}")
                     rates.setdefault(name, []).append(await measured())
-    return [
+                waited.append(current.base_seconds)
+                unused_reason = current.unused_reason
+    found = [
         Measurement(
             name=name,
             unit="rows" if name in _BULK else "calls",
-            rates=found,
+            rates=by_round,
             no_op_rates=rates[_NO_OP],
             is_sequential=name in _SEQUENTIAL,
         )
-        for name, found in rates.items()
+        for name, by_round in rates.items()
     ]
+    return found, BaseBuilds(seconds=waited, unused_reason=unused_reason)
 
 
 _NO_OP: Final = "no-op call"
 _LOAD: Final = "load"
-_SCAN: Final = "scan"
+FIRST_SCAN: Final = "first scan"
+THIRD_SCAN: Final = "third scan"
 _GET: Final = "get"
 _UPSERT: Final = "durable one-row upsert"
-_BULK: Final = (_LOAD, _SCAN)
+_BULK: Final = (_LOAD, FIRST_SCAN, THIRD_SCAN)
 _SEQUENTIAL: Final = (_NO_OP, _GET, _UPSERT)
 
 
 class _Round:
-    """Measures everything once."""
+    """Measures everything once.
+
+    Attributes:
+        base_seconds: From the first scan until `explain` named columnar bases. None: it did not.
+        unused_reason: The human-readable reason why it did not. Empty: it did.
+    """
 
     def __init__(self, client: Client, table: Table, scale: BenchScale, number: int) -> None:
         self._client = client
         self._table = table
         self._scale = scale
         self._random = np.random.default_rng(number)
+        self.base_seconds: float | None = None
+        self.unused_reason = ""
 
     def steps(self) -> dict[str, Callable[[], Awaitable[float]]]:
         """Returns the functions that measure, by name and in order. Each returns calls or rows per second."""
@@ -142,7 +172,8 @@ class _Round:
         return {
             _NO_OP: lambda: self._run(1, range(self._scale.calls), lambda _: self._client.wait_ready()),
             _LOAD: self._load,
-            _SCAN: self._scan,
+            FIRST_SCAN: self._scan,
+            THIRD_SCAN: self._scan_with_bases,
             _GET: lambda: self._run(1, self._ids(), self._get),
             f"{_GET}, {concurrent}": lambda: self._run(self._scale.in_flight, self._ids(), self._get),
             _UPSERT: lambda: self._run(1, self._updates(1), self._table.upsert),
@@ -182,6 +213,23 @@ class _Round:
         seconds = time.perf_counter() - started
         self._check(rows == self._scale.rows, f"the scan returned {rows:,} of {self._scale.rows:,} rows")
         return rows / seconds
+
+    async def _scan_with_bases(self) -> float:
+        """Scans twice as soon as `explain` names columnar bases, and measures the second time."""
+        began = time.perf_counter()
+        while True:
+            explanation = await self._table.scan().explain()
+            seconds = time.perf_counter() - began
+            if explanation.read_path == "columnar":
+                self.base_seconds, self.unused_reason = seconds, ""
+                break
+            self.unused_reason = explanation.read_path_reason
+            # A bucket with too few rows never has a base, and one that the server has not looked at has another reason.
+            if "base_min_rows" in self.unused_reason or seconds > _BASE_SECONDS:
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+        await self._scan()
+        return await self._scan()
 
     async def _get(self, key: int) -> None:
         self._check(await self._table.get(key) is not None, f"the row with the id {key} was not found")

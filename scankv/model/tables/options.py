@@ -78,7 +78,8 @@ class TableOptions:
         log_retention_bytes: The maximum size of the changelog of each bucket, in bytes as written. 0: no limit.
         columnar_base: Whether the server also keeps the rows of each bucket as Arrow files, with later changes in
             memory, which makes scans several times faster. `auto`: for buckets with many rows that are scanned.
-            `eager`: for all buckets with rows. `off`: for no bucket.
+            `eager`: for all buckets with rows. `off`: for no bucket, which is the only value of tables without a
+            primary key. Tables that were created before `auto` became the default keep `off`.
         ttl_seconds: How long rows live, in seconds, up to 100 years: expired rows are invisible at once, and removed in
             the background. 0: rows do not expire.
         ttl_column: The date or timestamp column from which `ttl_seconds` counts; a row with a null there never

@@ -112,6 +112,7 @@ class BaseMaintenance(Background):
                     live.columnar.drop_unwanted()
                     await self._executor.run(remove_all_bases, bases_directory(table, live))
                     live.columnar.record.is_on_disk = False
+                    live.columnar.record.waits = "the table has columnar_base=off"
         except OSError as error:
             _log.warning("columnar bases of %s cannot be removed yet: %s", table.definition.name, error)
         else:

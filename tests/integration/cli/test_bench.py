@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from typing import TYPE_CHECKING
@@ -7,17 +8,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aio_client import sync
+from tests.support.bases import SOON
 from tests.support.command_line import CommandLine
+from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from tests.support.server_process import ServerProcess
+    from pathlib import Path
 
 SMALL = ("--rows", "500", "--calls", "4", "--in-flight", "2", "--rounds", "1")
 NAMES = [
     "no-op call",
     "load",
-    "scan",
+    "first scan",
+    "third scan",
     "get",
     "get, 2 in flight",
     "durable one-row upsert",
@@ -47,20 +51,34 @@ def test_a_server_is_measured_with_a_table_that_is_dropped(own_server: CommandLi
     }
     measurements = {each["name"]: each for each in found["measurements"]}
     assert list(measurements) == NAMES
-    assert {name for name, each in measurements.items() if each["unit"] == "rows"} == {"load", "scan"}
+    assert {name for name, each in measurements.items() if each["unit"] == "rows"} == {
+        "load",
+        "first scan",
+        "third scan",
+    }
     for each in measurements.values():
         assert 0 < each["least"] <= each["per_second"] <= each["greatest"]
     no_op = measurements["no-op call"]
     assert no_op["per_no_op_call"] == 1
     assert measurements["get"]["per_no_op_call"] == measurements["get"]["per_second"] / no_op["per_second"]
+    assert found["bases"]["seconds"] == [None]
+    assert "base_min_rows" in found["bases"]["unused_reason"]
     assert table_names(own_server) == []
 
 
 def test_the_table_shows_ratios_to_a_no_op_call(own_server: CommandLine) -> None:
-    header, _, *lines = own_server("bench", *SMALL).text.splitlines()
+    header, _, *lines, bases = own_server("bench", *SMALL).text.splitlines()
     assert header.split("  ")[0] == "measured"
     assert header.endswith("in the time of a no-op call")
     assert [line.partition("  ")[0].rpartition(", ")[0] for line in lines] == NAMES
+    assert "The third scan read no columnar base: no bucket has a columnar base ready: it has fewer than" in bases
+
+
+def test_the_third_scan_reads_the_bases_that_the_first_one_asked_for(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", *SOON, "--set=base_min_rows=100") as server:
+        scankv = CommandLine(server.url)
+        *_, bases = scankv("bench", *SMALL, "--buckets=1").text.splitlines()
+        assert re.match(r"Columnar bases were there after [\d.e+-]+ \(.+\) s, and the third scan was [\d.]+ ", bases)
 
 
 @pytest.mark.parametrize(("ended_by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
