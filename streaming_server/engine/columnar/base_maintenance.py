@@ -89,10 +89,11 @@ class BaseMaintenance(Background):
                     break
                 if _is_at_rest(table, live):
                     continue
-                if self._not_before.get(live, 0.0) > self._clock.monotonic():
-                    continue
                 try:
-                    await self.maintain_bucket(table, live)
+                    if self._not_before.get(live, 0.0) <= self._clock.monotonic():
+                        await self.maintain_bucket(table, live)
+                    else:
+                        await self._remove_unread(table, live)
                 except (ScanKvError, OSError) as error:
                     if live.open_bucket is None:
                         continue  # The bucket was closed in the meantime.
@@ -129,8 +130,7 @@ class BaseMaintenance(Background):
             return
         if not live.columnar.is_adopted:
             await adopt_base(table, live)
-        if live.columnar.record.is_on_disk:
-            await self._remove_files(table, live)
+        await self._remove_unread(table, live)
         live.columnar.record.waits = why_not_due(
             self._bucket_now(table, live, bucket), live.columnar.record, self._limits
         )
@@ -144,9 +144,11 @@ class BaseMaintenance(Background):
         finally:
             self._building = None
 
-    async def _remove_files(self, table: TableState, live: LiveBucket) -> None:
-        await self._executor.run(remove_all_bases, bases_directory(table, live))
-        live.columnar.record.is_on_disk = False
+    async def _remove_unread(self, table: TableState, live: LiveBucket) -> None:
+        """Removes the files of a base that is no longer read."""
+        if live.columnar.record.is_on_disk:
+            await self._executor.run(remove_all_bases, bases_directory(table, live))
+            live.columnar.record.is_on_disk = False
 
     def _bucket_now(self, table: TableState, live: LiveBucket, bucket: Bucket) -> BucketNow:
         rows, base, delta = bucket.state.rows, live.columnar.base, live.columnar.delta
@@ -183,8 +185,7 @@ class BaseMaintenance(Background):
         for table, live in sorted(found, key=lambda each: -each[1].columnar.record.base_bytes):
             if self._reserve.free >= self._reserve.bytes + SPARED_BYTES:
                 break
-            if live.columnar.base is not None:
-                await self._drop(table, live, "the disk is almost full, and writes need the space")
+            await self._drop(table, live, "the disk is almost full, and writes need the space")
 
     async def _merge_delta(self, live: LiveBucket, most_bytes: int) -> None:
         """Merges the writes to a bucket that scans would have to merge, or that take much memory until they are."""
@@ -202,18 +203,22 @@ class BaseMaintenance(Background):
 
     async def _drop(self, table: TableState, live: LiveBucket, why: str) -> None:
         """Drops the base of a bucket, and removes its files at once."""
+        if live.columnar.delta is None:
+            return  # It was dropped in the meantime.
         live.columnar.drop(why, at_once=False)
         live.columnar.record.drops += 1
         self._pause(live, "it was dropped a short time ago")
         _log.warning("columnar base of bucket %s of %s is dropped: %s", live.number, live.table, why)
         if live is not self._building:
-            await self._remove_files(table, live)
+            await self._remove_unread(table, live)
 
 
 def _is_at_rest(table: TableState, live: LiveBucket) -> bool:
     """Whether nothing is due before the next scan, which takes less time to find out than `why_not_due`."""
     record = live.columnar.record
-    return record.waits == NOT_SCANNED and not record.wanted and table.definition.options.columnar_base == "auto"
+    if record.wanted or record.is_on_disk or record.waits != NOT_SCANNED:
+        return False
+    return table.definition.options.columnar_base == "auto"
 
 
 def _wants_bases(table: TableState) -> bool:

@@ -15,7 +15,6 @@ from tests.support.bases import (
     SOON,
     WHATEVER_IT_WRITES,
     await_bases,
-    base_path,
     bases_on_disk,
     built_at,
     is_of_bases,
@@ -230,13 +229,18 @@ async def test_a_base_that_cannot_answer_is_refused_when_asked_for(table: Table)
 
 @pytest.mark.asyncio
 async def test_what_has_no_base_is_refused_when_a_base_is_asked_for(client: Client, table: Table) -> None:
-    other = await client.create_table("test.baseless", SCHEMA, primary_key=KEY, buckets=1)
+    other = await client.create_table("test.baseless", SCHEMA, primary_key=KEY, buckets=1, columnar_base="off")
     # Nothing is left to read.
     assert (await other.scan().read_path("columnar").to_arrow()).num_rows == 0
     await other.upsert(rows_of(range(10)))
     with pytest.raises(InvalidRequest, match='bucket 0 cannot be read with read_path "columnar": it has none yet'):
         await other.scan().read_path("columnar").to_arrow()
-    assert (await other.scan().explain()).read_path_reason == "no bucket has a columnar base"
+
+    async def says_why() -> bool:
+        reason = (await other.scan().explain()).read_path_reason
+        return reason == "no bucket has a columnar base ready: the table has columnar_base=off"
+
+    await await_until(says_why, "the reason in explain")
     with pytest.raises(UsageError, match="read_path must be 'auto' or 'rocksdb' or 'columnar' or 'lake', not 'x'"):
         table.scan().read_path("x")  # type: ignore[arg-type]  # that is the point
 
@@ -324,28 +328,31 @@ async def test_bases_are_taken_up_after_a_start_with_the_changes_since(tmp_path:
 
 
 @pytest.mark.asyncio
-async def test_a_bucket_whose_changes_take_too_much_memory_is_read_by_the_iterator_until_built_anew(
-    tmp_path: Path,
-) -> None:
-    settings = (*NEVER_ANEW, "--set", "base_delta_bytes=1000000")
+async def test_a_bucket_whose_changes_take_too_much_memory_is_read_by_the_iterator_and_says_so(tmp_path: Path) -> None:
+    settings = (*NEVER_ANEW, "--set", "base_total_delta_bytes=1000000")
     with ServerProcess(tmp_path / "data", *settings) as server:
         async with connect(server.url) as client:
             table = await client.create_table(TABLE, SCHEMA, primary_key=KEY, buckets=1, columnar_base="eager")
             await table.upsert(rows_of(range(20_000)))
             await await_bases(table)
-            before = base_path(server.data_dir, TABLE)
             await table.upsert(rows_of(range(0, 60_000, 2), version=1))
             seen = await table.scan().to_arrow()
             assert seen.equals(await table.scan().read_path("rocksdb").to_arrow())
 
-            async def is_anew() -> bool:
-                # For a moment, no base exists.
-                return max(bases_on_disk(server.data_dir, TABLE)[0], default="") > before.name
+            async def is_dropped() -> bool:
+                explanation = await table.scan().explain()
+                return "exceed their memory limit (base_total_delta_bytes is 1,000,000)" in explanation.read_path_reason
 
-            await await_until(is_anew, "a new base")
-            await await_bases(table)
-            assert (await table.scan().read_path("columnar").to_arrow()).equals(seen)
-            await await_until(lambda: _only_one(server.data_dir), "the old base gone")
+            await await_until(is_dropped, "a reason that names the setting")
+
+            async def is_gone() -> bool:
+                return bases_on_disk(server.data_dir, TABLE)[0] == []
+
+            await await_until(is_gone, "no files of a base")
+            assert (await table.scan().to_arrow()).equals(seen)
+            (bucket,) = await table.stats()
+            assert bucket.base is not None
+            assert "base_total_delta_bytes" in str(bucket.base.unused_reason)
 
 
 async def _only_one(data_dir: Path) -> bool:
@@ -354,15 +361,15 @@ async def _only_one(data_dir: Path) -> bool:
 
 @pytest.mark.asyncio
 async def test_a_base_is_built_anew_once_the_changes_pass_the_share_and_the_old_one_goes(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data", *SOON, *WHATEVER_IT_WRITES, "--set", "base_changed_share=0.5") as server:
+    with ServerProcess(tmp_path / "data", *SOON, *WHATEVER_IT_WRITES, "--set", "base_changed_share=0.25") as server:
         async with connect(server.url) as client:
             table = await client.create_table(TABLE, SCHEMA, primary_key=KEY, buckets=1, columnar_base="eager")
             await table.upsert(rows_of(range(1000)))
             await await_bases(table)
             (name,) = bases_on_disk(server.data_dir, TABLE)[0]
             for number in range(1, 11):
-                # An update is two changes in the changelog: with every third of these writes, a new base is due.
-                await table.upsert(rows_of(range(100), version=number))
+                # An updated row counts once: with every third of these writes, a new base is due.
+                await table.upsert(rows_of(range(100 * number - 100, 100 * number), version=number))
 
                 async def is_due(name: str = name, anew: bool = number % 3 == 0) -> bool:
                     found = bases_on_disk(server.data_dir, TABLE)[0]

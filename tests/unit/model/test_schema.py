@@ -189,7 +189,7 @@ def test_definition_is_read_from_the_catalog_as_it_was_written(columns: pa.Schem
 def test_catalog_form_can_be_read_by_people() -> None:
     form = create().to_json()
     assert form["schemas"][0]["columns"][3] == {"id": 4, "name": "tags", "type": "list<item: string>", "nullable": True}
-    assert form["options"] == {}
+    assert form["options"] == {"columnar_base": "auto"}
 
 
 def test_damaged_catalog_form_is_an_error_and_never_a_table() -> None:
@@ -257,3 +257,25 @@ def test_write_times_of_a_definition_that_an_earlier_version_has_stored_count_as
     assert again.expiry is not None
     assert again.expiry.bound_at(3_059_000_000) == 0
     assert again.expiry.bound_at(3_060_000_000) == 3_000_000_000
+
+
+def test_new_tables_with_a_key_have_columnar_bases_by_default_and_stored_ones_keep_what_they_have() -> None:
+    new = create()
+    assert (new.options.columnar_base, new.options.to_strings()) == ("auto", {})
+    stored = new.to_json()
+    assert stored["options"] == {"columnar_base": "auto"}, "so that a later default does not change the table"
+    assert TableDefinition.from_json(stored) == new
+    del stored["options"]["columnar_base"]
+    earlier = TableDefinition.from_json(stored)
+    assert earlier.options.to_strings() == {"columnar_base": "off"}, "the default of the version that left it out"
+    assert TableDefinition.from_json(earlier.to_json()) == earlier
+    assert earlier.alter_options({}, ["columnar_base"]).options.columnar_base == "auto"
+
+
+def test_a_table_without_a_key_has_no_bases_and_keeps_none_when_the_option_is_reset() -> None:
+    table = create(primary_key=[])
+    assert table.options.columnar_base == "off"
+    assert TableDefinition.from_json(table.to_json()) == table
+    assert table.alter_options({}, ["columnar_base"]) == table
+    with pytest.raises(InvalidOption, match='must be "off" in a table without a primary key, not "auto"'):
+        table.alter_options({"columnar_base": "auto"})
