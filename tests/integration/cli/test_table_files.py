@@ -27,7 +27,7 @@ indexes = ["flights", ["worst", "day"]]
 
 [options]
 merge_engine = "aggregate"
-columnar_base = "auto"
+columnar_base = "eager"
 row_deduplicate = true
 
 [aggregators]
@@ -60,7 +60,7 @@ def test_a_table_of_a_file_is_described_as_it_was_written(scankv: CommandLine, t
         "airports": {"function": "collect", "distinct": "true"},
         "note": {"function": "listagg", "delimiter": "; "},
     }
-    assert described["options"] == {"merge_engine": "aggregate", "columnar_base": "auto"}
+    assert described["options"] == {"merge_engine": "aggregate", "columnar_base": "eager"}
     assert (described["primary_key"], described["bucket_key"]) == (["carrier", "day"], ["carrier"])
     assert described["indexes"] == [["flights"], ["worst", "day"]]
     shown = scankv("describe", table).text

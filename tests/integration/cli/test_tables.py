@@ -106,12 +106,12 @@ def test_a_server_without_tables_says_so(server: ServerProcess) -> None:
 
 def test_options_are_altered_and_columns_added(scankv: CommandLine, scores: str) -> None:
     altered = scankv(
-        *("alter", scores, "--set", "log_retention_seconds=3600", "--set", "columnar_base=auto"),
+        *("alter", scores, "--set", "log_retention_seconds=3600", "--set", "columnar_base=off"),
         *("--add-columns", "team string, since date"),
     )
     assert altered.text == f"altered {scores}\n"
     described = scankv("describe", scores, "--json").json
-    assert described["options"] == {"columnar_base": "auto", "log_retention_seconds": "3600"}
+    assert described["options"] == {"columnar_base": "off", "log_retention_seconds": "3600"}
     assert [column["name"] for column in described["columns"]][-2:] == ["team", "since"]
     scankv("alter", scores, "--reset", "columnar_base")
     assert scankv("describe", scores, "--json").json["options"] == {"log_retention_seconds": "3600"}
