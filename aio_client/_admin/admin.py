@@ -66,8 +66,8 @@ class ServerStats:
             for its end. Empty if the server runs in an event loop that does not count its turns.
         longest_loop_turn: The longest of these turns, in seconds.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
-        bases: The columnar bases of each table whose option `columnar_base` is not "off" and that was used since the
-            start, in order of table names.
+        bases: The columnar bases of each table that has some, or had some since the start, or whose option
+            `columnar_base` is "eager", in order of table names.
     """
 
     version: str

@@ -556,7 +556,7 @@ class StatsResponse(_message.Message):
 
     @_builtins.property
     def bases(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableBases]:
-        """One message for each table in use that has columnar bases."""
+        """One message for each table in use that has columnar bases, had some since the start, or has columnar_base=eager."""
 
     @_builtins.property
     def disk(self) -> _table_pb2.DiskUse:

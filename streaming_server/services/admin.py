@@ -13,7 +13,7 @@ from scankv.v1 import admin_pb2, admin_pb2_grpc
 from streaming_server.engine.snapshots.part_ids import shown_id
 from streaming_server.engine.tables.owners import assign_owner
 from streaming_server.scan.admission.live_scans import RegisteredScan
-from streaming_server.services.bases import table_bases
+from streaming_server.services.bases import has_bases, table_bases
 from streaming_server.services.errors import map_errors
 from streaming_server.services.merged_answers import merge_bases, merge_scans
 from streaming_server.services.table import disk_use_to_proto
@@ -120,11 +120,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 clock_jumps=clock.jumps,
                 resident_bytes=memory.get("VmRSS", 0),
                 peak_resident_bytes=memory.get("VmHWM", 0),
-                bases=merge_bases(
-                    table_bases(table)
-                    for table in tables
-                    if len(table.buckets) and table.definition.options.columnar_base != "off"
-                ),
+                bases=merge_bases(table_bases(table) for table in tables if has_bases(table)),
                 loop_turns=() if turns is None else turns.counts,
                 longest_loop_turn_micros=0 if turns is None else int(turns.longest * 1_000_000),
                 damaged_buckets=[

@@ -33,6 +33,13 @@ def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatisti
     )
 
 
+def has_bases(table: LiveTable) -> bool:
+    """Whether some bucket has a base or had one since the start, or each is to have one whatever its size."""
+    if table.definition.options.columnar_base == "eager":
+        return len(table.buckets) > 0
+    return any(live.columnar.base is not None or live.columnar.record.builds for live in table.buckets)
+
+
 def table_bases(table: LiveTable) -> admin_pb2.TableBases:
     """Returns the statistics of the bases of one table. Opens nothing."""
     now_micros = table.state.clock.commit_micros()

@@ -51,14 +51,15 @@ def test_the_figures_of_a_base_are_shown_by_bucket_and_by_table(scankv: CommandL
 
 
 def test_a_table_says_why_it_has_no_base(scankv: CommandLine, table: str, scores: str) -> None:
-    assert bases_of(scankv, scores) == [None, None]
-    assert "columnar base" not in scankv("describe", scores).text
-    assert scores not in [each["table"] for each in scankv("stats", "--json").json["bases"]]
+    without = scores + "_off"
+    scankv("create", without, "--schema", "k int64", "--key", "k", "--buckets", "2", "--set", "columnar_base=off")
+    assert bases_of(scankv, without) == [None, None]
+    assert "columnar base" not in scankv("describe", without).text
     small = scores + "_small"
-    scankv("create", small, "--schema", "k int64", "--key", "k", "--buckets", "1", "--set", "columnar_base=auto")
+    scankv("create", small, "--schema", "k int64", "--key", "k", "--buckets", "1")
     scankv("put", small, "k=1")
     why = "it has fewer than 100,000 rows (base_min_rows)"
     wait_until(lambda: bases_of(scankv, small)[0]["unused_reason"] == why, "a look at the bucket", timeout=30)
     assert why in scankv("describe", small).text
-    assert all_bases(scankv, small)["unused_reasons"] == [why]
-    assert why in scankv("stats").text
+    # The statistics of the server leave out tables that never had a base, which most small ones are.
+    assert not {small, without} & {each["table"] for each in scankv("stats", "--json").json["bases"]}

@@ -26,7 +26,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 DEFAULTS = {
     "log_retention_seconds": str(7 * 86_400),
     "log_retention_bytes": "0",
-    "columnar_base": "off",
+    "columnar_base": "auto",
     "row_deduplicate": "true",
 }
 FIXED = {
@@ -151,7 +151,7 @@ async def test_options_that_cannot_change_are_refused_and_nothing_else_of_the_re
 ) -> None:
     await client.create_table(name, SCHEMA, primary_key=["k"])
     for option, (_, other) in FIXED.items():
-        options: dict[str, Any] = {"columnar_base": "auto", option: other}
+        options: dict[str, Any] = {"columnar_base": "off", option: other}
         with pytest.raises(InvalidOption, match=f'"{option}" cannot change .* copy the rows') as caught:
             await client.alter_table(name, add_columns=pa.schema([("w", pa.int8())]), **options)
         assert caught.value.details == {"option": option}
