@@ -54,6 +54,11 @@ class Worker(Generic[Subject]):
         self.wait_ready()
         self._connection.send((method.__name__, arguments))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the method that `begin` started still runs."""
+        return not self._connection.poll()
+
     def finish(self) -> Any:  # noqa: ANN401  # the result of any method
         """Waits for the method that `begin` started, and returns its result."""
         return self._receive()

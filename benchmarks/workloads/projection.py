@@ -16,12 +16,13 @@ from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
+    from aio_client.sync import Client, Table
     from benchmarks.bench import Bench
 
 _TABLE: Final = "bench.ten"
 _MOST_ROWS: Final = 500_000
 _BATCH_ROWS: Final = 50_000
-_PROJECTED: Final = ("player", "score")
+PROJECTED: Final = ("player", "score")
 _SCHEMA: Final = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
@@ -42,19 +43,16 @@ _SPREAD, _PRIME = 2_654_435_761, 1_000_003
 def run(bench: Bench) -> Result:
     """Reads ten columns and two of them, in turn."""
     rows, data = min(bench.rows, _MOST_ROWS), bench.directory / "ten"
-    progress(f"loading {rows:,} rows of ten columns")
     with BenchmarkServer(data) as server, connect(server.url) as client:
-        table = client.create_table(_TABLE, _SCHEMA, primary_key=["id"], buckets=1)
-        for start in range(0, rows, _BATCH_ROWS):
-            table.upsert(_rows(start, min(_BATCH_ROWS, rows - start)))
-    two, ten = " and ".join(_PROJECTED), "all ten columns"
+        create_table_of_ten(client, _TABLE, rows)
+    two, ten = " and ".join(PROJECTED), "all ten columns"
     # A new server has no rows in write buffers, so all rows are read from table files, as with T4.
     with BenchmarkServer(data) as server, Worker(ClientReader, server.url, _TABLE) as reader:
         rates = run_interleaved(
             bench.runs,
             {
                 ten: lambda: reader.call(ClientReader.read).check_rows(rows),
-                two: lambda: reader.call(ClientReader.read_some, _PROJECTED, None).check_rows(rows),
+                two: lambda: reader.call(ClientReader.read_some, PROJECTED, None).check_rows(rows),
             },
         )
     return Result(
@@ -74,6 +72,15 @@ def run(bench: Bench) -> Result:
             "decimal; the two are a string and a float64. Storage is row by row, so the server reads complete rows.",
         ],
     )
+
+
+def create_table_of_ten(client: Client, name: str, rows: int, buckets: int = 1) -> Table:
+    """Creates a table of ten columns with so many rows."""
+    progress(f"loading {rows:,} rows of ten columns")
+    table = client.create_table(name, _SCHEMA, primary_key=["id"], buckets=buckets)
+    for start in range(0, rows, _BATCH_ROWS):
+        table.upsert(_rows(start, min(_BATCH_ROWS, rows - start)))
+    return table
 
 
 def _rows(start: int, count: int) -> pa.RecordBatch:
