@@ -81,7 +81,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "base_changed_share": (0, 10),
     "base_max_age_seconds": (0.01, 10 * 365 * 86_400),
     "base_max_write_amplification": (1, 10**12),
-    "base_total_delta_bytes": (1024, 2**31 - 1),
+    "base_total_delta_bytes": (1024, 2**50),
     "base_cpu_share": (0.01, 1),
     "sweep_seconds": (0.01, 3600),
     "sweep_cpu_share": (0.001, 1),

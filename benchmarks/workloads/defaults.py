@@ -106,7 +106,7 @@ def _measure_first_and_third(bench: Bench, client: Client) -> tuple[list[Figure]
         ),
         Figure(
             name="default_base_wait",
-            work=f"from the first scan of {bench.rows:,} rows until `explain` names the bases",
+            work=f"from the first scan of {bench.rows:,} rows until every bucket has a base",
             against="wall clock",
             unit="ms",
             spread=Spread.of(1000 * seconds for seconds in waits),

@@ -67,13 +67,13 @@ def _speedup(bases: BaseBuilds, found: Mapping[str, Measurement]) -> str:
         return f"The third scan read no columnar base: {bases.unused_reason}."
     ratios = [third / first for first, third in zip(found[FIRST_SCAN].rates, found[THIRD_SCAN].rates, strict=True)]
     return (
-        f"Columnar bases were there after {_spread(waited)} s, and the third scan was {_spread(ratios)} times as fast "
-        "as the first."
+        f"Columnar bases were there {_spread(waited)} s after the first scan, and the third scan was "
+        f"{_spread(ratios)} times as fast as the first."
     )
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f"{median(values):.2g} ({min(values):.2g} to {max(values):.2g})"
+    return f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def _to_dict(measurement: Measurement) -> dict[str, object]:

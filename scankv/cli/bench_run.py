@@ -91,7 +91,7 @@ class BaseBuilds:
     """How soon scans of a table that is new read its columnar bases.
 
     Attributes:
-        seconds: From the first scan until `explain` names the bases, by round. None: not within a minute, or never.
+        seconds: From the first scan until every bucket has a base, by round. None: not within a minute, or never.
         unused_reason: The human-readable reason why the last round had none. Empty: it had some.
     """
 
@@ -126,7 +126,7 @@ async def measure(
                     report(f"round {number + 1} of {scale.rounds}: {name}")
                     rates.setdefault(name, []).append(await measured())
                 waited.append(current.base_seconds)
-                unused_reason = current.unused_reason
+                unused_reason = current.unused_reason or unused_reason
     found = [
         Measurement(
             name=name,
@@ -154,8 +154,8 @@ class _Round:
     """Measures everything once.
 
     Attributes:
-        base_seconds: From the first scan until `explain` named columnar bases. None: it did not.
-        unused_reason: The human-readable reason why it did not. Empty: it did.
+        base_seconds: From the first scan until every bucket had a columnar base. None: not all had one.
+        unused_reason: The human-readable reason why one had none. Empty: all had one.
     """
 
     def __init__(self, client: Client, table: Table, scale: BenchScale, number: int) -> None:
@@ -215,17 +215,18 @@ class _Round:
         return rows / seconds
 
     async def _scan_with_bases(self) -> float:
-        """Scans twice as soon as `explain` names columnar bases, and measures the second time."""
+        """Scans twice as soon as every bucket has a columnar base, and measures the second time."""
         began = time.perf_counter()
         while True:
-            explanation = await self._table.scan().explain()
+            bases = [bucket.base for bucket in await self._table.stats()]
+            reasons = ["the table has columnar_base=off" if base is None else base.unused_reason for base in bases]
             seconds = time.perf_counter() - began
-            if explanation.read_path == "columnar":
-                self.base_seconds, self.unused_reason = seconds, ""
+            self.unused_reason = next(filter(None, reasons), "")
+            if not self.unused_reason:
+                self.base_seconds = seconds
                 break
-            self.unused_reason = explanation.read_path_reason
             # A bucket with too few rows never has a base, and one that the server has not looked at has another reason.
-            if "base_min_rows" in self.unused_reason or seconds > _BASE_SECONDS:
+            if None in bases or "base_min_rows" in self.unused_reason or seconds > _BASE_SECONDS:
                 break
             await asyncio.sleep(_POLL_SECONDS)
         await self._scan()

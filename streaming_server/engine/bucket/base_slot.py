@@ -23,8 +23,8 @@ MAX_VIEWS_BYTES: Final = 64 << 20
 they take more, new scans read RocksDB."""
 
 UNMERGED_SHARE: Final = 0.1
-"""The most rows that a scan sorts and merges before it reads a base, as a share of the rows of the base. If more were
-written since the last merge, reading RocksDB takes less time."""
+"""The most rows that a scan sorts and merges before it reads a base, as a share of the rows of the base, or of the
+delta if that has more. If more were written since the last merge, reading RocksDB takes less time."""
 
 _FEW_ROWS: Final = 4096
 """So many rows are merged in a few milliseconds."""
@@ -41,7 +41,7 @@ class BaseSlot:
         is_adopted: Whether the server has looked for a base on disk that an earlier server built. `base` is that base,
             if it exists and could be completed.
         has_many_changes: Whether the base on disk has so many changes since that reads do not wait for its adoption.
-        was_scanned: Whether a scan has asked for the base since maintenance has last looked.
+        was_scanned: Whether a scan has asked for the base since maintenance last looked.
         adoption: Held while the server looks for that base. Acquire it before the mutex.
         record: What bases have cost, and why none exists.
     """
@@ -74,13 +74,12 @@ class BaseSlot:
             The view. None: `unusable_reason` has the reason.
         """
         self.record.wanted = self.was_scanned = True
-        if self.unusable_reason(however_long=however_long):
+        base, delta = self.base, self.delta
+        if base is None or delta is None or self.unusable_reason(however_long=however_long):
             return None
-        assert self.base is not None
-        assert self.delta is not None
-        view = self.delta.view()
+        view = delta.view()
         self._views.add(view)
-        return BaseView(base=self.base, delta=view, location=self._location)
+        return BaseView(base=base, delta=view, location=self._location)
 
     def unusable_reason(self, *, however_long: bool = False) -> str:
         """Returns the human-readable reason why `view` would return None. Empty: it would not. Needs no mutex."""
@@ -90,14 +89,15 @@ class BaseSlot:
             return self.record.unused_reason or "it is not open"
         if self._bytes_of_views_except(delta.latest_view) > MAX_VIEWS_BYTES:
             return "running scans keep too many earlier states of its delta"
-        if not however_long and delta.unmerged_rows > self.most_unmerged_rows:
-            return "much was written in the last seconds, and is being merged"
+        if not however_long and delta.unmerged_rows > self.most_unmerged_rows(delta):
+            return "much was written since its delta was last merged, which the server does once a scan has begun"
         return ""
 
-    @property
-    def most_unmerged_rows(self) -> int:
-        """The most rows of the delta that scans merge before they read the base."""
-        rows = 0 if self.base is None else self.base.info.rows
+    def most_unmerged_rows(self, delta: Delta) -> int:
+        """Returns the most rows of a delta that scans merge before they read it with the base."""
+        base = self.base
+        # A merge also copies what was merged before.
+        rows = max(0 if base is None else base.info.rows, delta.rows - delta.unmerged_rows)
         return max(_FEW_ROWS, int(UNMERGED_SHARE * rows))
 
     def _bytes_of_views_except(self, view: DeltaView | None) -> int:
@@ -117,18 +117,20 @@ class BaseSlot:
             ranges: The ranges.
             offset: The log offset of the bucket after the deletion.
         """
-        if self.delta is None or not ranges:
+        base, delta = self.base, self.delta
+        if delta is None or not ranges:
             return
-        self.delta.delete_ranges(ranges, offset)
-        if self.base is not None:
-            self.install(self.base, self.delta)
+        delta.delete_ranges(ranges, offset)
+        if base is not None:
+            self.install(base, delta, delta)
 
-    def install(self, base: ColumnarBase, delta: Delta) -> None:
+    def install(self, base: ColumnarBase, delta: Delta, instead_of: Delta | None = None) -> None:
         """Makes scans read a base, without the ranges whose rows were deleted since. Reads few keys of it.
 
         Args:
             base: The base.
             delta: All writes since.
+            instead_of: The delta whose place it takes. If that was dropped in the meantime, nothing happens.
         """
         try:
             rest = base.without(delta.deleted_ranges)
@@ -142,7 +144,8 @@ class BaseSlot:
         # Their rows take space until the next base, so they count as changes, which make it due.
         deleted = base.info.rows - rest.info.rows
         self.record.changed_bytes += base.info.disk_bytes * deleted // max(base.file_rows, 1)
-        self.base, self.delta = rest, delta
+        if self.delta is instead_of:
+            self.base, self.delta = rest, delta
 
     def drop_unwanted(self) -> None:
         """Stops reading the base, if one exists, because the table has the option `columnar_base=off`."""

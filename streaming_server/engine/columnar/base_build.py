@@ -142,6 +142,16 @@ class BaseBuild:
                     await live.wait_written()
                 with translate_disk_errors(self._directory):
                     base = await self._write_base(codec, source, state, lambda: live.columnar.delta is current)
+                async with live.mutex:
+                    written_since = delta.view()
+                # Scans read the new base at once, so little may be left for them to merge.
+                await self._share.run(written_since.merge)
+                async with live.mutex:
+                    # Not if a write could not be added to the delta, or the previous base was found damaged.
+                    if live.columnar.delta is current:
+                        live.columnar.record.adopt(base.info.disk_bytes, base.info.cut_millis)
+                        live.columnar.record.changed_bytes -= changed
+                        await self._share.run(live.columnar.install, base, delta, current)
         except BaseException as error:
             if live.columnar.delta is delta or isinstance(error, DataLoss):
                 live.columnar.drop("the last build failed")
@@ -154,16 +164,6 @@ class BaseBuild:
                 return
             raise
         self._record_cost(base.info.disk_bytes)
-        async with live.mutex:
-            written_since = delta.view()
-        # Scans read the new base at once, so little may be left for them to merge.
-        await self._share.run(written_since.merge)
-        async with live.mutex:
-            # Not if a write could not be added to the delta, or the previous base was found damaged.
-            if live.columnar.delta is current:
-                live.columnar.record.adopt(base.info.disk_bytes, base.info.cut_millis)
-                live.columnar.record.changed_bytes -= changed
-                await self._share.run(live.columnar.install, base, delta)
         await self._share.run(_remove, self._directory, base.info.name)
         await self._share.rest()
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket import Bucket
 
 _WHY_NONE: Final = (
-    "it has none yet, or running scans keep too many of its states; leave `read_path` out, or set the table option "
-    "columnar_base"
+    "it has none yet, or running scans keep too many of its states; leave `read_path` out, or set columnar_base=eager"
 )
 _log: Final = logging.getLogger(__name__)
 

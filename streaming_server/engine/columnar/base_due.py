@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.base_record import BaseRecord
 
 
+NEVER_SCANNED: Final = "no scan has asked for one yet"
 NOT_SCANNED: Final = "no scan has asked for a base since the last one was built"
 _DELTAS_IN_MEMORY: Final = 8
 """A base is rebuilt when its delta takes more than this part of the memory for all deltas, so many fit."""
@@ -48,6 +49,7 @@ class BucketNow:
             for each write that was not merged yet.
         delta_bytes: The memory of the delta.
         age_seconds: The time since the build of the base, or of the lost one, began.
+        build_bytes: About the bytes of a base: those of the last one, or of the files with the rows.
         free_bytes: The disk space that a build can take.
     """
 
@@ -57,6 +59,7 @@ class BucketNow:
     changes: int
     delta_bytes: int
     age_seconds: float
+    build_bytes: int
     free_bytes: int
 
 
@@ -70,7 +73,7 @@ def why_not_due(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
     if now.base_rows is None and now.rows < (1 if now.eager else limits.min_rows):
         return "it has no rows" if now.eager else f"it has fewer than {limits.min_rows:,} rows (base_min_rows)"
     if not now.eager and not record.wanted:
-        return NOT_SCANNED
+        return NOT_SCANNED if record.base_bytes else NEVER_SCANNED
     if now.base_rows is not None:
         old = now.age_seconds > limits.max_age_seconds
         if not now.changes:
@@ -81,7 +84,7 @@ def why_not_due(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
         )
         if not many and not old:
             return "too little has changed since the last base was built"
-    if record.base_bytes > now.free_bytes:
+    if now.build_bytes > now.free_bytes:
         return "the disk has too little space for another base"
     if now.age_seconds > limits.max_age_seconds:
         return ""

@@ -11,17 +11,18 @@ from weakref import WeakKeyDictionary, WeakSet
 from scankv.model.errors import ScanKvError
 from streaming_server.engine.columnar.base_adoption import adopt_base, bases_directory, remove_all_bases
 from streaming_server.engine.columnar.base_build import SPARED_BYTES, BaseBuild, BaseNotBuiltError, CpuShare
-from streaming_server.engine.columnar.base_due import NOT_SCANNED, BucketNow, why_not_due
+from streaming_server.engine.columnar.base_due import NEVER_SCANNED, NOT_SCANNED, BucketNow, why_not_due
 from streaming_server.engine.tasks.background import Background, repeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.columnar.base_due import BaseLimits
     from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.scan.columnar.delta import Delta
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.files.disk_reserve import DiskReserve
 
@@ -29,8 +30,12 @@ _log: Final = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 60.0
 """The pause before another build of a base that could not be built, or that was dropped for lack of memory or space."""
+_PAUSES: Final = 10
+"""The pause after a build during which the base was dropped, in multiples of the duration of that build."""
 _SCANNED_SECONDS: Final = 60.0
 """For so long after a scan, the delta is kept merged for the next scan."""
+_MUTEX_SECONDS: Final = 1.0
+"""How long a merge waits for a bucket whose writers hold it. The other buckets wait meanwhile."""
 _BUCKETS_AT_ONCE: Final = 64
 """So many buckets are looked at in one turn of the event loop."""
 
@@ -68,7 +73,11 @@ class BaseMaintenance(Background):
         self._executor = executor
         self._limits = limits
         self._share = CpuShare(executor, limits.cpu_share)
-        super().__init__(partial(repeat, seconds, self._look), partial(repeat, seconds, self.keep_to_limits))
+        super().__init__(
+            partial(repeat, seconds, self._look),
+            partial(repeat, seconds, self.keep_to_limits),
+            partial(repeat, seconds, self.merge_deltas),
+        )
         self._building: LiveBucket | None = None
         self._not_before: WeakKeyDictionary[LiveBucket, float] = WeakKeyDictionary()
         self._scanned_until: WeakKeyDictionary[LiveBucket, float] = WeakKeyDictionary()
@@ -112,8 +121,8 @@ class BaseMaintenance(Background):
                 async with live.columnar.adoption:
                     live.columnar.drop_unwanted()
                     await self._executor.run(remove_all_bases, bases_directory(table, live))
-                    live.columnar.record.is_on_disk = False
-                    live.columnar.record.waits = "the table has columnar_base=off"
+                    record = live.columnar.record
+                    record.is_on_disk, record.lost, record.waits = False, "", "the table has columnar_base=off"
         except OSError as error:
             _log.warning("columnar bases of %s cannot be removed yet: %s", table.definition.name, error)
         else:
@@ -131,16 +140,20 @@ class BaseMaintenance(Background):
         if not live.columnar.is_adopted:
             await adopt_base(table, live)
         await self._remove_unread(table, live)
-        live.columnar.record.waits = why_not_due(
-            self._bucket_now(table, live, bucket), live.columnar.record, self._limits
-        )
-        if live.columnar.record.waits:
+        delta, record = live.columnar.delta, live.columnar.record
+        record.waits = why_not_due(self._bucket_now(table, live, bucket), record, self._limits)
+        if not record.waits and delta is not None and delta.unmerged_rows:
+            # So that a row that was updated several times counts once. A build merges the delta first, anyway.
+            await self._merge(live, delta)
+            record.waits = why_not_due(self._bucket_now(table, live, bucket), record, self._limits)
+        if record.waits:
             return
-        live.columnar.record.waits, self._building = "it is being built", live
+        record.waits, self._building = "it is being built", live
+        began = self._clock.monotonic()
         try:
             await BaseBuild(table, live, bases_directory(table, live), self._share).run()
-        except BaseNotBuiltError:
-            _log.info("%s: a build of its columnar base ended, because the bucket lost its delta", live.location)
+        except BaseNotBuiltError as error:
+            self._pause(live, str(error), max(_PAUSE_SECONDS, _PAUSES * (self._clock.monotonic() - began)))
         finally:
             self._building = None
 
@@ -152,7 +165,7 @@ class BaseMaintenance(Background):
 
     def _bucket_now(self, table: TableState, live: LiveBucket, bucket: Bucket) -> BucketNow:
         rows, base, delta = bucket.state.rows, live.columnar.base, live.columnar.delta
-        has_base = base is not None and delta is not None
+        has_base, size = base is not None and delta is not None, live.family_bytes
         return BucketNow(
             eager=table.definition.options.columnar_base == "eager",
             # If the number of rows is not known, the number of changes is an upper bound.
@@ -161,62 +174,87 @@ class BaseMaintenance(Background):
             changes=0 if base is None or delta is None else delta.rows + base.file_rows - base.info.rows,
             delta_bytes=delta.nbytes if delta is not None else 0,
             age_seconds=self._clock.commit_micros() / 1e6 - live.columnar.record.cut_millis / 1000,
+            build_bytes=live.columnar.record.base_bytes or (0 if size is None else size.rows),
             free_bytes=self._reserve.free - self._reserve.bytes - SPARED_BYTES,
         )
 
     async def keep_to_limits(self) -> None:
-        """Merges deltas for the scans that follow, and drops bases for which memory or disk space is missing."""
-        found = [(table, live) for table in self._tables() for live in table.buckets if live.columnar.delta is not None]
-        for _, live in found:
-            await self._merge_delta(live, self._limits.total_delta_bytes // len(found) // 2)
+        """Drops the largest bases, as many as memory or disk space is missing for. Waits for no bucket."""
+        found = [each async for each in self._with_deltas()]
         # The base that is being built goes last, because its delta is about to become small.
         found.sort(key=lambda each: (each[1] is self._building, -each[1].columnar.delta_bytes))
-        taken = sum(live.columnar.delta_bytes for _, live in found)
+        missing = sum(live.columnar.delta_bytes for _, live in found) - self._limits.total_delta_bytes
+        why = (
+            "the writes since the bases of all buckets were built exceed their memory limit "
+            f"(base_total_delta_bytes is {self._limits.total_delta_bytes:,})"
+        )
+        dropped = []
         for table, live in found:
-            if taken <= self._limits.total_delta_bytes:
+            if missing <= 0:
                 break
-            taken -= live.columnar.delta_bytes
-            await self._drop(
-                table,
-                live,
-                "the writes since the bases of all buckets were built exceed their memory limit "
-                f"(base_total_delta_bytes is {self._limits.total_delta_bytes:,})",
-            )
+            missing -= live.columnar.delta_bytes
+            self._drop(live, why)
+            dropped.append((table, live))
+        missing = self._reserve.bytes + SPARED_BYTES - self._reserve.free
         for table, live in sorted(found, key=lambda each: -each[1].columnar.record.base_bytes):
-            if self._reserve.free >= self._reserve.bytes + SPARED_BYTES:
+            if missing <= 0:
                 break
-            await self._drop(table, live, "the disk is almost full, and writes need the space")
+            if live.columnar.base is not None:
+                missing -= live.columnar.record.base_bytes
+                # Another one is built once there is space, whatever it costs: nothing else was wrong with it.
+                self._drop(live, "the disk is almost full, and writes need the space", at_once=True)
+                dropped.append((table, live))
+        for table, live in dropped:
+            if live is not self._building:
+                await self._remove_unread(table, live)
+
+    async def merge_deltas(self) -> None:
+        """Merges deltas for the scans that follow, and those that take much memory until they are merged."""
+        found = [live async for _, live in self._with_deltas()]
+        for live in found:
+            try:
+                await self._merge_delta(live, self._limits.total_delta_bytes // len(found) // 2)
+            except (ScanKvError, TimeoutError) as error:
+                # Its writers wait for it, too, or it was closed.
+                _log.debug("the delta of %s is merged later: %s", live.location, error)
+
+    async def _with_deltas(self) -> AsyncIterator[tuple[TableState, LiveBucket]]:
+        for table in list(self._tables()):
+            for number, live in enumerate(table.buckets):
+                if number % _BUCKETS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                if live.columnar.delta is not None:
+                    yield table, live
 
     async def _merge_delta(self, live: LiveBucket, most_bytes: int) -> None:
-        """Merges the writes to a bucket that scans would have to merge, or that take much memory until they are."""
         slot, delta, now = live.columnar, live.columnar.delta, self._clock.monotonic()
         if slot.was_scanned:
             slot.was_scanned, self._scanned_until[live] = False, now + _SCANNED_SECONDS
+        is_scanned = slot.base is not None and now < self._scanned_until.get(live, 0.0)
         for each in (delta, None if delta is None else delta.forked):
             if each is None:
                 continue
-            many = now < self._scanned_until.get(live, 0.0) and 2 * each.unmerged_rows > slot.most_unmerged_rows
+            many = is_scanned and 2 * each.unmerged_rows > slot.most_unmerged_rows(each)
             if many or (2 * each.unmerged_rows > each.rows and each.nbytes > most_bytes):
-                async with live.mutex:
-                    view = each.view()
-                await self._executor.run(view.merge)
+                await self._merge(live, each)
 
-    async def _drop(self, table: TableState, live: LiveBucket, why: str) -> None:
-        """Drops the base of a bucket, and removes its files at once."""
-        if live.columnar.delta is None:
-            return  # It was dropped in the meantime.
-        live.columnar.drop(why, at_once=False)
+    async def _merge(self, live: LiveBucket, delta: Delta) -> None:
+        async with asyncio.timeout(_MUTEX_SECONDS), live.mutex:
+            view = delta.view()
+        await self._executor.run(view.merge)
+
+    def _drop(self, live: LiveBucket, why: str, *, at_once: bool = False) -> None:
+        """Drops the base of a bucket, or the one that is being built."""
+        live.columnar.drop(why, at_once=at_once)
         live.columnar.record.drops += 1
         self._pause(live, "it was dropped a short time ago")
-        _log.warning("columnar base of bucket %s of %s is dropped: %s", live.number, live.table, why)
-        if live is not self._building:
-            await self._remove_unread(table, live)
+        _log.warning("the columnar base of %s is dropped: %s", live.location, why)
 
 
 def _is_at_rest(table: TableState, live: LiveBucket) -> bool:
     """Whether nothing is due before the next scan, which takes less time to find out than `why_not_due`."""
     record = live.columnar.record
-    if record.wanted or record.is_on_disk or record.waits != NOT_SCANNED:
+    if record.wanted or record.is_on_disk or record.waits not in (NEVER_SCANNED, NOT_SCANNED):
         return False
     return table.definition.options.columnar_base == "auto"
 

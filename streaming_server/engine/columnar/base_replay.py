@@ -71,7 +71,7 @@ class BaseReplay:
                         return False
                     slot, info = self._live.columnar, self._base.info
                     slot.record.adopt(info.disk_bytes, info.cut_millis)
-                    await self._live.run(slot.install, self._base, self._delta)
+                    await self._live.run(slot.install, self._base, self._delta, slot.delta)
                     slot.record.changed_bytes += self._changed_bytes
                     return True
             async with self._live.maintenance:

@@ -43,11 +43,11 @@ def base_stats_of(live: LiveBucket, now_micros: int) -> LiveBaseStats:
     """Returns the statistics as of a commit time, from memory. Opens nothing and takes no mutex."""
     # Read once, because a write in a thread may change them.
     base, delta, state, record = live.columnar.base, live.columnar.delta, live.state, live.columnar.record
-    taken, reason = live.columnar.delta_bytes, live.columnar.unusable_reason()
+    taken = live.columnar.delta_bytes
     if base is None or delta is None or state is None:
-        return LiveBaseStats(unused_reason=reason or "it is not open", delta_bytes=taken, record=record)
+        return LiveBaseStats(unused_reason=record.unused_reason or "it is not open", delta_bytes=taken, record=record)
     return LiveBaseStats(
-        unused_reason=reason,
+        unused_reason="",
         log_offset=base.info.log_offset,
         rows=base.info.rows,
         disk_bytes=base.info.disk_bytes,

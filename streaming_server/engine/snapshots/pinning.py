@@ -181,7 +181,7 @@ class ViewPinner:
 
     def _bases(self) -> dict[int, BaseView]:
         """Returns the current bases of the buckets, if their files have no other rows and the delta can be copied."""
-        views = {live.number: live.columnar.view() for live in self._buckets}
+        views = {live.number: live.columnar.view(however_long=True) for live in self._buckets}
         return {
             number: view
             for number, view in views.items()

@@ -142,6 +142,10 @@ def _add_to_base(live: LiveBucket, bucket: Bucket, change: BucketChange) -> None
         return
     try:
         delta.add(*_delta_rows(change), bucket.state.log_offset)
+    except OverflowError as error:
+        live.columnar.record.drops += 1
+        live.columnar.drop(f"its delta has grown too large: {error}", at_once=False)
+        _log.warning("the columnar base of %s is dropped: %s", live.location, error)
     except Exception:
         # The write itself has succeeded.
         _log.exception("%s: a write cannot be added to the delta of the columnar base, which is dropped", live.location)

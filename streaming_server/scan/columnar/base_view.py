@@ -147,7 +147,7 @@ def choose_read_path(
     if not choice.base:
         return ReadPath.ROCKSDB, choice.reason
     if not unusable:
-        return ReadPath.COLUMNAR if filled else ReadPath.ROCKSDB, choice.reason if filled else "the table has no rows"
+        return ReadPath.COLUMNAR if filled else ReadPath.ROCKSDB, choice.reason if filled else "no bucket has rows"
     why = next(iter(unusable.values()))
     if len(unusable) == len(filled):
         return ReadPath.ROCKSDB, f"no bucket has a columnar base ready: {why}"

@@ -71,14 +71,16 @@ def test_the_table_shows_ratios_to_a_no_op_call(own_server: CommandLine) -> None
     assert header.split("  ")[0] == "measured"
     assert header.endswith("in the time of a no-op call")
     assert [line.partition("  ")[0].rpartition(", ")[0] for line in lines] == NAMES
-    assert "The third scan read no columnar base: no bucket has a columnar base ready: it has fewer than" in bases
+    assert "The third scan read no columnar base: it has fewer than" in bases
 
 
 def test_the_third_scan_reads_the_bases_that_the_first_one_asked_for(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", *SOON, "--set=base_min_rows=100") as server:
         scankv = CommandLine(server.url)
-        *_, bases = scankv("bench", *SMALL, "--buckets=1").text.splitlines()
-        assert re.match(r"Columnar bases were there after [\d.e+-]+ \(.+\) s, and the third scan was [\d.]+ ", bases)
+        *_, bases = scankv("bench", *SMALL, "--buckets=2").text.splitlines()
+        assert re.match(
+            r"Columnar bases were there [\d.]+ \(.+\) s after the first scan, and the third scan was [\d.]+ ", bases
+        )
 
 
 @pytest.mark.parametrize(("ended_by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

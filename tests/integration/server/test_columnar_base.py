@@ -329,7 +329,8 @@ async def test_bases_are_taken_up_after_a_start_with_the_changes_since(tmp_path:
 
 @pytest.mark.asyncio
 async def test_a_bucket_whose_changes_take_too_much_memory_is_read_by_the_iterator_and_says_so(tmp_path: Path) -> None:
-    settings = (*NEVER_ANEW, "--set", "base_total_delta_bytes=1000000")
+    # Builds are slow, so that none makes the delta small before it is too large.
+    settings = (*NEVER_ANEW, "--set", "base_total_delta_bytes=1000000", "--set", "base_cpu_share=0.02")
     with ServerProcess(tmp_path / "data", *settings) as server:
         async with connect(server.url) as client:
             table = await client.create_table(TABLE, SCHEMA, primary_key=KEY, buckets=1, columnar_base="eager")

@@ -18,7 +18,14 @@ LIMITS = BaseLimits(
     cpu_share=1.0,
 )
 BASED = BucketNow(
-    eager=False, rows=5000, base_rows=5000, changes=501, delta_bytes=100, age_seconds=1.0, free_bytes=1 << 40
+    eager=False,
+    rows=5000,
+    base_rows=5000,
+    changes=501,
+    delta_bytes=100,
+    age_seconds=1.0,
+    build_bytes=100_000,
+    free_bytes=1 << 40,
 )
 
 
@@ -27,9 +34,7 @@ def record(changed_bytes: int = 10_000, base_bytes: int = 100_000) -> BaseRecord
 
 
 def test_a_bucket_without_a_base_gets_one_when_it_has_the_rows_and_a_scan_has_asked() -> None:
-    none = BucketNow(
-        eager=False, rows=1000, base_rows=None, changes=0, delta_bytes=0, age_seconds=1e9, free_bytes=1 << 40
-    )
+    none = replace(BASED, rows=1000, base_rows=None, changes=0, delta_bytes=0, age_seconds=1e9)
     assert why_not_due(none, BaseRecord(wanted=True), LIMITS) == ""
     assert "no scan has asked" in why_not_due(none, BaseRecord(), LIMITS)
     assert "base_min_rows" in why_not_due(replace(none, rows=999), BaseRecord(wanted=True), LIMITS)
@@ -69,11 +74,12 @@ def test_a_damaged_base_is_built_again_at_once_and_one_let_go_is_not() -> None:
     now = replace(BASED, base_rows=None)
     known = record(changed_bytes=0)
     assert why_not_due(now, known, LIMITS) != ""
-    known.base_bytes = 0  # as `LiveBucket.drop_base` does for damage
+    known.base_bytes = 0  # as `BaseSlot.drop` does for damage
     assert why_not_due(now, known, LIMITS) == ""
 
 
-def test_no_base_is_built_that_the_disk_has_no_space_for_beside_the_last_one() -> None:
-    enough = replace(BASED, free_bytes=100_000)
+@pytest.mark.parametrize("base_rows", [5000, None], ids=["another", "first"])
+def test_no_base_is_built_that_the_disk_has_no_space_for_however_old_the_last_one_is(base_rows: int | None) -> None:
+    enough = replace(BASED, base_rows=base_rows, age_seconds=1e9, build_bytes=100_000, free_bytes=100_000)
     assert why_not_due(enough, record(), LIMITS) == ""
     assert "the disk has too little space" in why_not_due(replace(enough, free_bytes=99_999), record(), LIMITS)
