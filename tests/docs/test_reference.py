@@ -89,7 +89,7 @@ def test_every_table_option_has_its_values_and_says_whether_it_can_change(genera
     names = [field.name for field in fields(TableOptions)]
     assert [name for name in names if f"### `{name}`" not in text] == []
     assert "| [`compression`](#compression) | `none`, `lz4`, `zstd` | `lz4` | no |" in text
-    assert "| [`columnar_base`](#columnar_base) | `off`, `auto`, `eager` | `off` | yes |" in text
+    assert "| [`columnar_base`](#columnar_base) | `off`, `auto`, `eager` | `auto` | yes |" in text
 
 
 def test_the_summary_of_a_class_comes_first_with_what_people_use_first(generators: Any) -> None:
