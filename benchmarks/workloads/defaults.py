@@ -77,7 +77,7 @@ def run(bench: Bench) -> Result:
         tables=[rates_table("Default settings", {name: Spread.of(values) for name, values in rates.items()})],
         notes=[
             "Default settings: tables of four buckets. The third scan begins when every bucket has the base that the "
-            "first scan has asked for. Tables that nobody scans have no bases; those that are scanned every second "
+            "first scan has asked for. Tables that are never scanned have no bases; those scanned every second "
             "have one in each bucket. Writers: one process updates all rows in random order, and a tenth of them "
             "again, in requests of 10,000 rows, while the table is scanned by both read paths in turn.",
         ],
@@ -85,7 +85,7 @@ def run(bench: Bench) -> Result:
 
 
 def _measure_first_and_third(bench: Bench, client: Client) -> tuple[list[Figure], dict[str, list[float]]]:
-    """Loads T4 anew in each round. The last table stays."""
+    """Loads T4 into a new table in each round, and keeps the last one."""
     firsts, thirds, waits = [], [], []
     for number in range(bench.runs):
         if number:
@@ -176,7 +176,7 @@ def _measure_writes(bench: Bench, client: Client) -> list[Figure]:
             return Timing(_LOADED // 2, time.perf_counter() - started)
 
     pairs = {
-        ("unscanned_upserts", f"bulk upserts of {_LOADED:,} new rows into a table that nobody scans", 0.95): loads,
+        ("unscanned_upserts", f"bulk upserts of {_LOADED:,} new rows into a table that is never scanned", 0.95): loads,
         ("scanned_upserts", "bulk updates of a table with bases that is scanned every second", 0.8): run_interleaved(
             bench.runs, {base: partial(update, table) for base, table in tables.items()}
         ),

@@ -92,7 +92,7 @@ class BaseBuilds:
 
     Attributes:
         seconds: From the first scan until every bucket has a base, by round. None: not within a minute, or never.
-        unused_reason: The human-readable reason why the last round had none. Empty: it had some.
+        unused_reason: The human-readable reason why a round had too few. Empty: all rounds had all.
     """
 
     seconds: Sequence[float | None]

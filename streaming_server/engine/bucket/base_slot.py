@@ -90,7 +90,7 @@ class BaseSlot:
         if self._bytes_of_views_except(delta.latest_view) > MAX_VIEWS_BYTES:
             return "running scans keep too many earlier states of its delta"
         if not however_long and delta.unmerged_rows > self.most_unmerged_rows(delta):
-            return "much was written since its delta was last merged, which the server does once a scan has begun"
+            return "much was written since its delta was last merged; a scan makes the server merge it for later scans"
         return ""
 
     def most_unmerged_rows(self, delta: Delta) -> int:

@@ -100,7 +100,7 @@ async def adopt_base(table: TableState, live: LiveBucket, *, however_long: bool 
     async with slot.adoption:
         if slot.is_adopted:
             return
-        if live.number not in await table.executor.run(_buckets_with_bases, table):
+        if not await table.executor.run(bases_directory(table, live).is_dir):
             # There is no reason to open the bucket, or to count it as used.
             slot.is_adopted = True
             return

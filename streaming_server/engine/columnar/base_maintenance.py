@@ -35,7 +35,7 @@ _PAUSES: Final = 10
 _SCANNED_SECONDS: Final = 60.0
 """For so long after a scan, the delta is kept merged for the next scan."""
 _MUTEX_SECONDS: Final = 1.0
-"""How long a merge waits for a bucket whose writers hold it. The other buckets wait meanwhile."""
+"""How long a merge for later scans waits for the mutex of a bucket. The merges of other buckets wait for it."""
 _BUCKETS_AT_ONCE: Final = 64
 """So many buckets are looked at in one turn of the event loop."""
 
@@ -236,10 +236,11 @@ class BaseMaintenance(Background):
                 continue
             many = is_scanned and 2 * each.unmerged_rows > slot.most_unmerged_rows(each)
             if many or (2 * each.unmerged_rows > each.rows and each.nbytes > most_bytes):
-                await self._merge(live, each)
+                await self._merge(live, each, _MUTEX_SECONDS)
 
-    async def _merge(self, live: LiveBucket, delta: Delta) -> None:
-        async with asyncio.timeout(_MUTEX_SECONDS), live.mutex:
+    async def _merge(self, live: LiveBucket, delta: Delta, wait_seconds: float | None = None) -> None:
+        """Merges a delta. Raises TimeoutError if the mutex of the bucket is not free within some seconds."""
+        async with asyncio.timeout(wait_seconds), live.mutex:
             view = delta.view()
         await self._executor.run(view.merge)
 

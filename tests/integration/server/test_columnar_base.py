@@ -354,6 +354,7 @@ async def test_a_bucket_whose_changes_take_too_much_memory_is_read_by_the_iterat
             (bucket,) = await table.stats()
             assert bucket.base is not None
             assert "base_total_delta_bytes" in str(bucket.base.unused_reason)
+            assert f'scankv_base_drops_total{{table="{TABLE}"}} 1.0' in (await client.metrics()).splitlines()
 
 
 async def _only_one(data_dir: Path) -> bool:

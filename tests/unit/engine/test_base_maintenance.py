@@ -24,6 +24,7 @@ from streaming_server.engine.columnar import base_build, base_maintenance, base_
 from streaming_server.engine.columnar.base_stats import base_stats_of
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.writes.bucket_steps import apply_rows
+from streaming_server.scan.columnar import delta as delta_module
 from streaming_server.scan.columnar.delta import Delta
 from streaming_server.scan.read_plan import ReadPath, ReadPlan
 from streaming_server.storage.changelog.offsets import make_offset
@@ -443,6 +444,38 @@ async def test_memory_is_bounded_while_a_bucket_is_held_and_others_are_merged(
             await tables._bases.keep_to_limits()
         assert record_of(held).drops == 1
         assert record_of(other).drops == 0
+
+
+async def test_a_base_that_is_due_waits_for_a_bucket_that_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_maintenance, "_MUTEX_SECONDS", 0.01)
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        await put(table, range(1000, 1100))
+        async with table.buckets[0].mutex:
+            looking = asyncio.create_task(look(tables, table))
+            done, _ = await asyncio.wait([looking], timeout=0.1)
+            assert not done
+        await looking
+        assert record_of(table).builds == 2
+
+
+async def test_a_write_for_which_its_delta_has_no_room_is_acknowledged_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        monkeypatch.setattr(delta_module, "_MOST_BYTES", 1000)
+        await put(table, range(1000, 1200))
+        assert record_of(table).drops == 1
+        assert "its delta has grown too large" in record_of(table).unused_reason
+        assert "at most 1,000 fit" in caplog.text
+        monkeypatch.undo()
+        await look(tables, table)
+        assert len(await rows_of(table)) == 300
 
 
 def unmerged(table: LiveTable) -> int:
