@@ -16,7 +16,8 @@ from http_gateway.access_log import REQUEST_ID
 from http_gateway.answers import ABORT, KNOWN, NEEDS_TOKEN
 from http_gateway.console import pages
 from http_gateway.console.sessions import SESSION_PATH, expire_former_cookies
-from http_gateway.operations import OPERATIONS, Call
+from http_gateway.operation import Call
+from http_gateway.operations import OPERATIONS
 from http_gateway.parameters import read_parameters
 from http_gateway.problems import HttpRefusal, problem_response
 from http_gateway.security import add_headers, check_request, preflight_headers, token_of
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from http_gateway.gateway import Gateway
-    from http_gateway.operations import Operation
+    from http_gateway.operation import Operation
 
 _log = logging.getLogger(__name__)
 

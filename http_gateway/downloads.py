@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from aio_client import ScanStream
     from http_gateway.gateway import Gateway
-    from http_gateway.operations import Call
+    from http_gateway.operation import Call
 
 MEDIA_TYPES: Final = {
     "arrow": "application/vnd.apache.arrow.stream",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from aio_client import Table, TopNWatch
     from http_gateway.gateway import Gateway
-    from http_gateway.operations import Call
+    from http_gateway.operation import Call
     from scankv.model.expressions import Predicate
 
 MEDIA_TYPE: Final = "text/event-stream"

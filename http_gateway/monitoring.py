@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from http_gateway.gateway import Gateway
-    from http_gateway.operations import Call
+    from http_gateway.operation import Call
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _READY_SECONDS: Final = 2.0

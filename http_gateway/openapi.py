@@ -10,7 +10,7 @@ from http_gateway.parameters import Repeated
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from http_gateway.operations import Operation
+    from http_gateway.operation import Operation
     from http_gateway.parameters import Parameter
 
 _PROBLEM: Final = {

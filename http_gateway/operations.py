@@ -2,61 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from http_gateway import downloads, events, monitoring, queries
 from http_gateway.answers import BodyResponse, fields_text
 from http_gateway.openapi import describe_operations
+from http_gateway.operation import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from starlette.requests import Request
     from starlette.responses import Response
 
     from http_gateway.gateway import Gateway
-    from http_gateway.parameters import Parameter, Values
-
-JSON: Final = "application/json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One request, read and checked.
-
-    Attributes:
-        table: The table in the path. Empty: the path has none.
-        values: The values of the parameters.
-        request: The request itself.
-    """
-
-    table: str
-    values: Values
-    request: Request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """What `GET` of one path does.
-
-    Attributes:
-        name: A unique name.
-        path: The path; `{table}` stands for the name of a table.
-        summary: What it does, in a sentence.
-        handler: Answers a call.
-        parameters: The parameters of the query.
-        media_types: What it answers with.
-        is_open: Whether it needs no token.
-    """
-
-    name: str
-    path: str
-    summary: str
-    handler: Callable[[Gateway, Call], Awaitable[Response]]
-    parameters: tuple[Parameter, ...] = ()
-    media_types: tuple[str, ...] = (JSON,)
-    is_open: bool = False
+    from http_gateway.operation import Call
 
 
 async def _describe(gateway: Gateway, call: Call) -> Response:

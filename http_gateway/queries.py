@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from aio_client import Table
     from http_gateway.gateway import Gateway
-    from http_gateway.operations import Call
+    from http_gateway.operation import Call
     from http_gateway.parameters import Values
 
 _FUNCTIONS: Final = ("count", "sum", "min", "max", "mean")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -256,6 +257,32 @@ def _layer(name: str, module: str) -> str | None:
 
 def test_every_import_keeps_the_rules() -> None:
     assert violations(ROOT) == []
+
+
+def test_no_modules_of_the_gateway_know_each_other_in_circles_for_their_types_neither() -> None:
+    assert circle_in(ROOT, "http_gateway") == []
+
+
+def test_a_circle_is_found_even_if_it_is_for_types_only(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "low.py").write_text("if TYPE_CHECKING:\n    from package.high import Call")
+    (package / "high.py").write_text("from package import low")
+    assert set(circle_in(tmp_path, "package")) == {"package.low", "package.high"}
+
+
+def circle_in(root: Path, package: str) -> list[str]:
+    """Returns modules of a package of which each imports the next one and the last one the first; none if none do."""
+    files = {".".join(path.relative_to(root).with_suffix("").parts): path for path in (root / package).rglob("*.py")}
+    known: dict[str, set[str]] = {}
+    for name, path in files.items():
+        names = {imported.module for imported in imports_of(path.read_text(), name.rpartition(".")[0])}
+        known[name] = {module for each in names for module in (each, each.rpartition(".")[0]) if module in files}
+    try:
+        TopologicalSorter(known).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def test_the_rules_name_every_package_that_ships() -> None:
