@@ -1,0 +1,81 @@
+"""What a page of the console is, and how each is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from http_gateway.console.rendering import page
+from http_gateway.console.sessions import SESSION_PATH
+from http_gateway.parameters import Choice
+from http_gateway.problems import problem_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from http_gateway.console.sessions import Session
+    from http_gateway.gateway import Gateway
+    from http_gateway.parameters import Parameter, Values
+
+# A refresh loads the page again, which clears forms and takes the focus away. So pages refresh only if asked to, and
+# have no form while they do.
+REFRESH: Final = Choice(name="refresh", meaning="Seconds between refreshes.", words=("2", "5", "30", ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolePage:
+    """One page.
+
+    Attributes:
+        path: Its path.
+        handler: Makes it.
+        parameters: The parameters of its query.
+        in_sessions: Whether each session has it, too.
+    """
+
+    path: str
+    handler: Callable[[Gateway, Request, Values], Awaitable[Response]]
+    parameters: tuple[Parameter, ...] = (REFRESH,)
+    in_sessions: bool = True
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its paths: the one outside sessions, and the one in a session."""
+        return (self.path, f"{SESSION_PATH}{self.path}") if self.in_sessions else (self.path,)
+
+
+def show_error(request: Request, error: Exception) -> Response:
+    """Returns the page that says what is wrong."""
+    problem = problem_of(error)
+    return show(request, "error.html", {}, status=problem["status"], problem=problem)
+
+
+def show(request: Request, template: str, values: Values, *, status: int = 200, **more: Any) -> Response:  # noqa: ANN401
+    """Returns a page from a template.
+
+    Args:
+        request: Asks for it.
+        template: The name of the template.
+        values: The values of the parameters of its query.
+        status: The status of the answer.
+        more: What the template needs besides.
+    """
+    session: Session = request.state.session
+    response = page(
+        template,
+        status,
+        path=request.url.path,
+        base=session.base,
+        values=values,
+        form_key=session.form_key,
+        **more,
+    )
+    # The paths of a session are secret, so no request may name them as its referrer. Without a session, `no-referrer`
+    # would keep browsers from saying that a form comes from this site.
+    response.headers["Referrer-Policy"] = "no-referrer" if session.base else "same-origin"
+    if seconds := values.get("refresh"):
+        response.headers["Refresh"] = seconds
+    return response
