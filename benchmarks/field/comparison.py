@@ -103,6 +103,9 @@ def compare(
                 _build_indexes(running)
             found.measured[operation.method] = _measure(running, operation, scale, seeds)
             if operation.method == "load":
+                for name, each in running.items():
+                    progress(f"waiting for {name}")
+                    each.client.call(FieldClient.settle)
                 loaded = {name: (each.memory_mebibytes(), each.disk_mebibytes()) for name, each in running.items()}
             if operation.method in POINT_OPERATIONS:
                 found.by_callers[operation.method] = {

@@ -80,6 +80,12 @@ OPERATIONS: Final = (
         run=lambda client, scale, seed: client.call(FieldClient.select),
     ),
     FieldOperation(
+        method="count",
+        title="Count with a predicate, for which no index exists; rows considered",
+        unit="rows/s",
+        run=lambda client, scale, seed: client.call(FieldClient.count, seed),
+    ),
+    FieldOperation(
         method="call_nothing",
         title="A call that does nothing, sequential",
         unit="calls/s",

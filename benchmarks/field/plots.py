@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from benchmarks.field.comparison import FieldComparison, Measured
 
-_BULK: Final = ("load", "scan", "project", "select")
+_BULK: Final = ("load", "scan", "project", "select", "count")
 _POINT: Final = ("get", "get_concurrently", "write", "write_concurrently", "top_n", "change")
 _BY_ROWS: Final = ("load", "scan", "get", "get_concurrently")
 _BY_BUCKETS: Final = ("load", "scan", "get_concurrently", "write_concurrently")

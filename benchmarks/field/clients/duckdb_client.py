@@ -64,6 +64,10 @@ class DuckDbClient(FieldClient):
         found = self._read("*", f"WHERE amount < {BELOW}").check_rows(self.expected_selected())
         return Timing(self.rows, found.seconds)
 
+    def count(self, seed: int) -> Timing:
+        query = f"SELECT count(*) FROM '{self.file}' WHERE amount < ?"
+        return self.time_count(seed, lambda below: self.duckdb.execute(query, [below]).fetchone()[0])
+
     def get(self, calls: int, seed: int) -> Timing:
         query = f"SELECT * FROM '{self.file}' WHERE id = ?"
         return time_calls(

@@ -66,6 +66,9 @@ class FieldClient:
         """Creates the table, dropping an existing one, and writes all rows. Only writing is timed."""
         raise NotImplementedError
 
+    def settle(self) -> None:
+        """Waits until the system has done what it does by itself with rows that were loaded. Not timed."""
+
     def scan(self) -> Timing:
         """Reads all rows."""
         raise NotImplementedError
@@ -76,6 +79,14 @@ class FieldClient:
 
     def select(self) -> Timing:
         """Reads the rows that match the predicate. Counts all rows, since each must be considered."""
+        raise NotImplementedError
+
+    def count(self, seed: int) -> Timing:
+        """Counts the rows that match a predicate. Counts all rows as considered, as `select` does.
+
+        Args:
+            seed: A number that no other call has, so that no system can answer with the result of an earlier call.
+        """
         raise NotImplementedError
 
     def call_nothing(self, calls: int) -> Timing:
@@ -134,10 +145,18 @@ class FieldClient:
         rows = [t4.rows(each, 1).to_pylist()[0] for each in self.ids(count, seed)]
         return [row | {"amount": -(seed + number / count)} for number, row in enumerate(rows)]
 
-    def expected_selected(self) -> int:
+    def time_count(self, seed: int, count: Callable[[float], int]) -> Timing:
+        """Times one count of the rows with an amount below a bound, which `count` takes. Checks what it returns."""
+        below = BELOW + seed / 1000
+        started = time.perf_counter()
+        counted = count(below)
+        timing = Timing(counted, time.perf_counter() - started).check_rows(self.expected_selected(below))
+        return Timing(self.rows, timing.seconds)
+
+    def expected_selected(self, below: float = BELOW) -> int:
         """Returns how many of the loaded rows match the predicate."""
         return sum(
-            int(np.count_nonzero(batch.column("amount").to_numpy() < BELOW))
+            int(np.count_nonzero(batch.column("amount").to_numpy() < below))
             for batch in t4.batches(self.rows, LOAD_ROWS)
         )
 

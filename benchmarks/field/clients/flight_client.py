@@ -79,7 +79,7 @@ class ArrowFlightClient(FieldClient):
     """Opens every batch."""
 
     CANNOT: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("get", "get_concurrently", "write", "write_concurrently", "top_n", "change"), _NO_TABLE
+        ("count", "get", "get_concurrently", "write", "write_concurrently", "top_n", "change"), _NO_TABLE
     )
 
     def open(self) -> None:

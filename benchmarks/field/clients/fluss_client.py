@@ -40,6 +40,7 @@ class FlussClient(FieldClient):
         "scan": _NO_SCAN,
         "project": _NO_SCAN,
         "select": _NO_SCAN,
+        "count": _NO_SCAN,
         "call_nothing": "has no such call",
         "top_n": "has no order by",
     }

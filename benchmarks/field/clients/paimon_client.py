@@ -35,6 +35,7 @@ class PaimonClient(FieldClient):
     """Counts the work of the process that it starts as its own."""
 
     CANNOT: ClassVar[Mapping[str, str]] = {
+        "count": "has no count",
         "call_nothing": "has no server",
         "get_concurrently": "has no asynchronous client",
         "write": _COMMITS,

@@ -75,6 +75,10 @@ class PsycopgClient(FieldClient):
         found = self._read(_select(where=f"WHERE amount < {BELOW}")).check_rows(self.expected_selected())
         return Timing(self.rows, found.seconds)
 
+    def count(self, seed: int) -> Timing:
+        query = "SELECT count(*) FROM t4 WHERE amount < %s"
+        return self.time_count(seed, lambda below: self.cursor.execute(query, [below]).fetchone()[0])
+
     def call_nothing(self, calls: int) -> Timing:
         return time_calls(range(calls), lambda _: self.cursor.execute("SELECT").fetchall())
 
@@ -165,7 +169,7 @@ class AdbcClient(FieldClient):
     """Reads and writes Arrow data."""
 
     CANNOT: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("call_nothing", "get", "get_concurrently", "write", "write_concurrently", "top_n", "change"),
+        ("count", "call_nothing", "get", "get_concurrently", "write", "write_concurrently", "top_n", "change"),
         "as PostgreSQL, psycopg",
     )
 

@@ -8,7 +8,7 @@ from benchmarks.field.competitors.files import ArrowFlight, DuckDb, Paimon
 from benchmarks.field.competitors.fluss import Fluss
 from benchmarks.field.competitors.postgresql import PostgreSql, PostgreSqlAdbc
 from benchmarks.field.competitors.redis import Redis
-from benchmarks.field.competitors.scankv import ScanKv, ScanKvColumnar
+from benchmarks.field.competitors.scankv import ScanKv, ScanKvFirst
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COMPETITORS: Final[Mapping[str, type[Competitor]]] = {
     "scankv": ScanKv,
-    "scankv-columnar": ScanKvColumnar,
+    "scankv-first": ScanKvFirst,
     "redis": Redis,
     "postgresql": PostgreSql,
     "postgresql-adbc": PostgreSqlAdbc,

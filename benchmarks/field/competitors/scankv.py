@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar
 
-from benchmarks.field.clients.scankv_client import ColumnarBaseClient, ScanKvClient
+from benchmarks.field.clients.scankv_client import FirstScanClient, ScanKvClient
 from benchmarks.field.competitors.competitor import Competitor
 from benchmarks.server import BenchmarkServer
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class ScanKv(Competitor):
-    """ScanKV, reading from RocksDB."""
+    """ScanKV with default settings and options. Scans are those after the first ones, which have columnar bases."""
 
     NAME = "ScanKV"
     CLIENT: ClassVar[type[FieldClient]] = ScanKvClient
     DURABILITY = "every write is synced before it is acknowledged; concurrent ones share a sync (group commit)"
-    SETUP = "default settings"
+    SETUP = "default settings; buckets of more than 100,000 rows have columnar bases after their first scan"
     HAS_BUCKETS = True
 
     @classmethod
@@ -29,20 +29,13 @@ class ScanKv(Competitor):
         return f"scankv {metadata.version('scankv')}, rocksdict {metadata.version('rocksdict')}"
 
     def start(self) -> tuple[str, Sequence[int]]:
-        server = self.stack.enter_context(BenchmarkServer(self.directory / "data", **self.settings()))
+        server = self.stack.enter_context(BenchmarkServer(self.directory / "data"))
         return server.url, (server.pid,)
 
-    def settings(self) -> dict[str, float]:
-        """Returns the settings that differ from their defaults."""
-        return {}
 
+class ScanKvFirst(ScanKv):
+    """ScanKV, as it reads tables that have no columnar bases."""
 
-class ScanKvColumnar(ScanKv):
-    """ScanKV, reading from columnar bases."""
-
-    NAME = "ScanKV, columnar base"
-    CLIENT = ColumnarBaseClient
-    SETUP = "default settings, but bases are built for small buckets, too, and at once"
-
-    def settings(self) -> dict[str, float]:
-        return {"base_min_rows": 1, "base_changed_share": 10, "base_cpu_share": 1}
+    NAME = "ScanKV, first scan"
+    CLIENT = FirstScanClient
+    SETUP = "columnar_base=off, so that every scan reads RocksDB, as the first scan of a table does"
