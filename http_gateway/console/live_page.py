@@ -65,6 +65,7 @@ async def show_live(gateway: Gateway, request: Request, values: Values) -> Respo
         "live.html",
         values,
         status=status,
+        loaded_status=status,
         policy=LIVE_POLICY,
         table=name,
         result=rows,

@@ -408,6 +408,9 @@ def test_a_query_that_cannot_succeed_is_shown_and_not_repeated(
     assert message in text(browser, "problem")
     browser.execute_script("dispatchEvent(new Event('online'))")
     assert browser.execute_script("return connection === null")
+    # The page itself has asked, so its script has not.
+    loaded = browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
+    assert [each for each in loaded if "/top/events" in each] == []
 
 
 def test_a_dropped_table_is_shown_and_its_successor_after_a_slow_retry(

@@ -108,7 +108,7 @@ function settle(problem) {
   const { status = 0, reason, detail = "", retry_after: least = 0 } = problem ?? {};
   const hasEnded = reason === "SESSION_ENDED";
   isSlow = status in SLOW;
-  isOver = hasEnded || (status >= 400 && status < 500 && !isSlow && status !== 401 && status !== 429);
+  isOver = hasEnded || (status >= 400 && status < 500 && !isSlow && ![401, 429].includes(status));
   const pause = isSlow ? SLOW[status] : Math.min(LONGEST_PAUSE, 2 ** failures) * (0.5 + Math.random() / 2);
   due = performance.now() + 1000 * Math.max(pause, least);
   if (isOver) doing = hasEnded ? "" : "Change the query, or load the page again.";
@@ -176,5 +176,7 @@ window.addEventListener("online", () => {
   if (connection) close(); // it is older than the network
   hurry();
 });
+// A query that has failed while the page was made is not repeated at once.
+if (live.dataset.status !== "200") settle({ status: Number(live.dataset.status), detail: byId("problem").textContent });
 setInterval(tick, 1000);
 tick();
