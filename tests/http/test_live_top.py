@@ -517,6 +517,11 @@ def test_the_page_of_a_table_leads_to_the_live_page_of_its_query_and_back(
     assert browser.find_element(By.ID, "where").get_attribute("value") == "score > 30"
 
 
+def test_a_server_without_tokens_needs_no_session(gateway: GatewayProcess, scores: Table, browser: Chrome) -> None:
+    browser.get(f"http://127.0.0.1:{gateway.port}/tables/{scores.name}/top?order_by=score&limit=2")
+    await_rows(browser, [["p99", "99"], ["p98", "98"]])
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_fits_its_screen(wall: Wall, own: GatewayProcess, table: Table, browser: Chrome, width: int) -> None:
     set_size(browser, width, 900)
