@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -139,8 +140,12 @@ def test_the_rows_follow_writes_and_new_ones_are_marked(
         wait_until(lambda: browser.execute_script(marked) == [], "the end of the mark")
         table.delete([{"player": "ann"}])
         await_rows(browser, [["cem", "29", "y"], FIRST[1]])
+        table.delete([{"player": "bob"}, {"player": "cem"}])
+        await_rows(browser, [])
+        table.upsert([{"player": "dan", "score": 5, "note": "z"}])
+        wait_until(lambda: browser.execute_script(marked) == ["dan"], "the mark of the first row")
     numbers = 'return [...document.querySelectorAll("tr > .number")].map(cell => cell.textContent)'
-    assert browser.execute_script(numbers) == ["score", "29", "27"]
+    assert browser.execute_script(numbers) == ["score", "5"]
     assert len(browser.find_elements(By.CSS_SELECTOR, "tbody .null")) == 0
 
 
@@ -488,6 +493,15 @@ def test_a_page_without_a_script_shows_the_rows_and_that_it_does_not_update(
     assert "UTC" in main
     assert "This page does not update itself" in main
     assert "Not current" not in main
+
+
+def test_rows_that_are_not_of_today_have_their_date(
+    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
+) -> None:
+    open_link(browser, own.port, wall.issuer.root)
+    await_rows(browser, FIRST)
+    browser.execute_script("asOf = confirmed = Date.UTC(2020, 1, 3, 12); close(); isOver = true; show()")
+    assert re.fullmatch(r"As of 0[34]/02/2020, \d\d:\d\d:\d\d, not confirmed for \d+ h\..*", text(browser, "age"))
 
 
 def test_a_screen_reader_hears_of_updates_at_most_once_a_minute(

@@ -21,7 +21,8 @@ let isSlow = false; // the server has refused the query: only time helps, not a 
 let isOver = false; // nothing helps but the user
 let isCurrent = false; // the server has confirmed the rows over the open connection
 let doing = "Connecting.";
-let asOf = body.rows.length ? performance.timeOrigin : null; // when the rows came; this and the next three by the wall
+let known = null; // the rows of the last event
+let asOf = body.rows.length ? performance.timeOrigin : null; // when the rows came; this and the next ones by the wall
 let confirmed = asOf;
 let marked = 0;
 let spoken = 0;
@@ -44,16 +45,15 @@ function cell(tag, text, isNumber) {
 }
 
 function replaceRows({ columns, rows }) {
-  const before = new Set([...body.rows].map((row) => row.dataset.cells));
-  const isFirst = !body.rows.length || !body.rows[0].dataset.cells;
+  const texts = rows.map((cells) => JSON.stringify(cells));
   head.replaceChildren(...columns.map((column) => cell("th", column.name, column.number)));
-  body.replaceChildren(...rows.map((cells) => {
+  body.replaceChildren(...rows.map((cells, rank) => {
     const row = document.createElement("tr");
-    row.dataset.cells = JSON.stringify(cells);
-    if (!isFirst && !before.has(row.dataset.cells)) row.className = "new";
+    if (known && !known.has(texts[rank])) row.className = "new";
     row.append(...cells.map((text, index) => cell("td", text, columns[index].number)));
     return row;
   }));
+  known = new Set(texts);
   asOf = marked = Date.now();
 }
 
@@ -127,12 +127,18 @@ function close() {
 
 function ago(instant) {
   const seconds = Math.max(0, Math.round((Date.now() - instant) / 1000));
-  return seconds < 120 ? `${seconds} s` : `${Math.floor(seconds / 60)} min`;
+  if (seconds < 120) return `${seconds} s`;
+  return seconds < 7200 ? `${Math.floor(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h`;
+}
+
+function clock(instant) {
+  const [then, now] = [new Date(instant), new Date()];
+  return then.toDateString() === now.toDateString() ? then.toLocaleTimeString("en-GB") : then.toLocaleString("en-GB");
 }
 
 function show() {
   const isStale = !isCurrent || performance.now() - heard > SILENCE;
-  const time = asOf === null ? "" : new Date(asOf).toLocaleTimeString("en-GB");
+  const time = clock(asOf);
   const wait = connection ? 0 : Math.ceil((due - performance.now()) / 1000);
   const next = isOver || wait <= 0 ? doing : `Trying again in ${wait} s.`;
   live.classList.toggle("stale", isStale);
