@@ -14,7 +14,8 @@ from starlette.routing import Match, Route
 
 from http_gateway.access_log import REQUEST_ID
 from http_gateway.answers import ABORT, KNOWN, NEEDS_TOKEN
-from http_gateway.console import pages
+from http_gateway.console import live_page, pages
+from http_gateway.console.rendering import FILES
 from http_gateway.console.sessions import SESSION_PATH, expire_former_cookies
 from http_gateway.operation import Call
 from http_gateway.operations import OPERATIONS
@@ -47,7 +48,11 @@ class Application:
                 for each in pages.PAGES
                 for path in each.paths
             ),
-            Route("/console.css", partial(pages.answer_style, gateway), methods=["GET"]),
+            *(Route(f"/{name}", partial(pages.answer_file, name), methods=["GET"]) for name in FILES),
+            *(
+                Route(path, partial(live_page.answer_events, gateway), methods=["GET"])
+                for path in (live_page.EVENTS_PATH, f"{SESSION_PATH}{live_page.EVENTS_PATH}")
+            ),
             Route("/favicon.ico", partial(pages.answer_icon, gateway), methods=["GET"]),
             Route("/login", partial(pages.answer_login, gateway), methods=["POST"]),
             Route(f"{SESSION_PATH}/logout", partial(pages.answer_logout, gateway), methods=["POST"]),

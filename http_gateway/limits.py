@@ -22,11 +22,7 @@ MAX_TOP: Final = 10_000
 MAX_SCAN_ROWS: Final = 10_000_000
 DEFAULT_SCAN_ROWS: Final = 100_000
 
-MAX_EVENT_STREAMS: Final = 512
 MAX_DOWNLOADS: Final = 32
-
-HEARTBEAT_SECONDS: Final = 15.0
-"""The longest silence of a stream of events."""
 
 PIECE_BYTES: Final = 64 * 1024
 """The most bytes that are handed to a connection at once."""

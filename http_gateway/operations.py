@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from http_gateway import downloads, events, monitoring, queries
+from http_gateway import downloads, event_streams, events, monitoring, queries
 from http_gateway.answers import BodyResponse, fields_text
 from http_gateway.openapi import describe_operations
 from http_gateway.operation import Operation
@@ -75,7 +75,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         summary="Sends the first rows in the order of a column as an event, now and whenever they differ.",
         handler=events.watch_top,
         parameters=(*queries.TOP, events.EVERY),
-        media_types=(events.MEDIA_TYPE,),
+        media_types=(event_streams.MEDIA_TYPE,),
     ),
     Operation(
         name="watchRows",
@@ -83,7 +83,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         summary="Sends the rows that some keys have as an event, now and whenever they differ.",
         handler=events.watch_rows,
         parameters=(events.KEYS, events.EVERY),
-        media_types=(events.MEDIA_TYPE,),
+        media_types=(event_streams.MEDIA_TYPE,),
     ),
     Operation(
         name="watchCount",
@@ -91,7 +91,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         summary="Sends a number of rows as an event, now and whenever it differs.",
         handler=events.watch_count,
         parameters=(queries.WHERE, events.EVERY),
-        media_types=(events.MEDIA_TYPE,),
+        media_types=(event_streams.MEDIA_TYPE,),
     ),
     Operation(
         name="metrics",

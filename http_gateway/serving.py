@@ -17,7 +17,7 @@ from http_gateway.app import Application
 from http_gateway.connections import Connections, CountingListener
 from http_gateway.console.session_files import SessionFiles
 from http_gateway.gateway import Bound, Gateway
-from http_gateway.limits import MAX_DOWNLOADS, MAX_EVENT_STREAMS
+from http_gateway.limits import MAX_DOWNLOADS
 from http_gateway.protocol import GuardedProtocol
 from http_gateway.tls import https_context, name_in_certificate
 
@@ -59,7 +59,7 @@ async def serve(
             tokens=tokens,
             settings=settings,
             sessions=sessions,
-            event_streams=Bound("streams of events", MAX_EVENT_STREAMS),
+            event_streams=Bound("streams of events", settings.max_event_streams),
             downloads=Bound("downloads", MAX_DOWNLOADS),
         )
         server = _Server(Application(gateway), settings)

@@ -38,6 +38,8 @@ class GatewaySettings:
         session_idle_seconds: How long a session lasts without use.
         request_seconds: How long a connection may take until its request is complete, and may stay without one.
         stall_seconds: How long a reader may take nothing of an answer before its connection is broken.
+        heartbeat_seconds: The time between two heartbeats of a stream of events. At each, the token is checked again.
+        max_event_streams: The most streams of events at once.
         max_connections: The most connections at once. A further one ends an idle connection: the oldest of those
             without an authenticated call or, while those have at most a tenth of all places, the oldest of all. If no
             connection is idle, the further one is closed as soon as it is made.
@@ -62,6 +64,8 @@ class GatewaySettings:
     session_idle_seconds: float = 3600.0
     request_seconds: float = 10.0
     stall_seconds: float = 30.0
+    heartbeat_seconds: float = 15.0
+    max_event_streams: int = 512
     max_connections: int = 1000
     max_unknown_connections: int = 100
 

@@ -1,1 +1,1 @@
-"""The console: what operators see of a server in a browser. Pages are made here; browsers run no script."""
+"""The console: what operators see of a server in a browser. Pages are made here; only the live page has a script."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from http_gateway.console.rendering import page
-from http_gateway.console.sessions import SESSION_PATH
+from http_gateway.console.rendering import POLICY, page
+from http_gateway.console.sessions import SESSION_PATH, find_session
 from http_gateway.parameters import Choice
 from http_gateway.problems import problem_of
 
@@ -34,17 +34,28 @@ class ConsolePage:
         handler: Makes it.
         parameters: The parameters of its query.
         in_sessions: Whether each session has it, too.
+        deep_link: Returns the address of the page outside sessions, to which a login leads back. None: logins do not.
     """
 
     path: str
     handler: Callable[[Gateway, Request, Values], Awaitable[Response]]
     parameters: tuple[Parameter, ...] = (REFRESH,)
     in_sessions: bool = True
+    deep_link: Callable[[Request], str] | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Its paths: the one outside sessions, and the one in a session."""
         return (self.path, f"{SESSION_PATH}{self.path}") if self.in_sessions else (self.path,)
+
+
+def enter(gateway: Gateway, request: Request) -> Session | None:
+    """Returns the session of a request, and has the calls send its token. None: the session has ended."""
+    session = find_session(gateway.sessions, request)
+    if session is not None:
+        request.state.session = session
+        gateway.tokens.set(session.token or None)
+    return session
 
 
 def show_error(request: Request, error: Exception) -> Response:
@@ -53,7 +64,15 @@ def show_error(request: Request, error: Exception) -> Response:
     return show(request, "error.html", {}, status=problem["status"], problem=problem)
 
 
-def show(request: Request, template: str, values: Values, *, status: int = 200, **more: Any) -> Response:  # noqa: ANN401
+def show(
+    request: Request,
+    template: str,
+    values: Values,
+    *,
+    status: int = 200,
+    policy: str = POLICY,
+    **more: Any,  # noqa: ANN401
+) -> Response:
     """Returns a page from a template.
 
     Args:
@@ -61,12 +80,14 @@ def show(request: Request, template: str, values: Values, *, status: int = 200, 
         template: The name of the template.
         values: The values of the parameters of its query.
         status: The status of the answer.
+        policy: What the browser may load and run.
         more: What the template needs besides.
     """
     session: Session = request.state.session
     response = page(
         template,
         status,
+        policy,
         path=request.url.path,
         base=session.base,
         values=values,

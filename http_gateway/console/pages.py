@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import RedirectResponse, Response
 
 from http_gateway.answers import NEEDS_TOKEN
-from http_gateway.console.console_page import ConsolePage, show, show_error
-from http_gateway.console.rendering import no_icon, style
+from http_gateway.console.console_page import ConsolePage, enter, show, show_error
+from http_gateway.console.live_links import is_deep_link, login_address
+from http_gateway.console.live_page import LIVE_PARAMETERS, deep_link_of, show_live
+from http_gateway.console.rendering import no_icon, static_file
 from http_gateway.console.server_pages import show_scans, show_server
 from http_gateway.console.sessions import (
     Session,
     begin_session,
     end_session,
-    find_session,
     give_cookie,
     has_ended_token,
     read_form,
 )
 from http_gateway.console.table_pages import TABLE_PARAMETERS, show_table, show_tables
-from http_gateway.parameters import read_parameters
+from http_gateway.parameters import Parameter, read_parameters
 from http_gateway.problems import HttpRefusal, problem_of
 from scankv.model.errors import ScanKvError, Unauthenticated, UsageError
 
@@ -33,43 +34,56 @@ if TYPE_CHECKING:
 
 
 async def _login(gateway: Gateway, request: Request, values: Values) -> Response:
-    return _login_page(gateway, request)
+    return _login_page(gateway, request, values["next"])
 
 
-def _login_page(gateway: Gateway, request: Request, *, status: int = 200, problem: str = "") -> Response:
-    settings = gateway.settings
-    lasts = {"seconds": settings.session_seconds, "idle": settings.session_idle_seconds}
-    return show(request, "login.html", {}, status=status, problem=problem, **lasts)
+def _login_page(gateway: Gateway, request: Request, next_: str, *, status: int = 200, problem: str = "") -> Response:
+    # Anyone can make a link to the login, so only addresses of our own are followed.
+    target = next_ if is_deep_link(next_) else ""
+    return show(
+        request,
+        "login.html",
+        {},
+        status=status,
+        problem=problem,
+        next=target,
+        seconds=gateway.settings.session_seconds,
+        idle=gateway.settings.session_idle_seconds,
+    )
 
+
+_NEXT: Final = Parameter(name="next", meaning="The page to show after the login.", default="")
 
 PAGES: Final = (
     ConsolePage(path="/", handler=show_tables),
     ConsolePage(path="/tables/{table}", handler=show_table, parameters=TABLE_PARAMETERS),
+    ConsolePage(path="/tables/{table}/top", handler=show_live, parameters=LIVE_PARAMETERS, deep_link=deep_link_of),
     ConsolePage(path="/scans", handler=show_scans),
     ConsolePage(path="/server", handler=show_server),
-    ConsolePage(path="/login", handler=_login, parameters=(), in_sessions=False),
+    ConsolePage(path="/login", handler=_login, parameters=(_NEXT,), in_sessions=False),
 )
 
 
 async def answer_page(gateway: Gateway, found: ConsolePage, request: Request) -> Response:
     """Returns a page, an error page, or the login if the server needs a token and has not got one."""
-    session = _enter(gateway, request)
+    link = "" if found.deep_link is None else found.deep_link(request)
+    session = enter(gateway, request)
     if session is None:
-        return _ask_for_login()
+        return _ask_for_login(link)
     try:
         values = read_parameters(found.parameters, request.query_params.multi_items())
         response = await found.handler(gateway, request, values)
     except Unauthenticated:
-        return _leave(gateway, request, session) if has_ended_token(session) else _ask_for_login()
+        return _leave(gateway, request, session, link) if has_ended_token(session) else _ask_for_login(link)
     except (HttpRefusal, ScanKvError) as error:
         return show_error(request, error)
     request.scope[NEEDS_TOKEN] = found.handler is not _login
     return response
 
 
-async def answer_style(_gateway: Gateway, _request: Request) -> Response:
-    """Answers with the style of all pages."""
-    return style()
+async def answer_file(name: str, _request: Request) -> Response:
+    """Answers with a file that pages load."""
+    return static_file(name)
 
 
 async def answer_icon(_gateway: Gateway, _request: Request) -> Response:
@@ -81,20 +95,22 @@ async def answer_login(gateway: Gateway, request: Request) -> Response:
     """Logs in: checks the token of the form with the server, and begins a session with it."""
     request.state.session = Session()
     try:
-        token = (await read_form(request, request.state.session)).get("token", "").strip()
+        fields = await read_form(request, request.state.session)
     except HttpRefusal as error:
         return show_error(request, error)
+    token, link = fields.get("token", "").strip(), fields.get("next", "")
+    target = link if is_deep_link(link) else "/"
     try:
         gateway.tokens.set(token or None)
         until = await gateway.client._caller_expires_at()
         if await _is_open(gateway):
-            return RedirectResponse("/", 303)
+            return RedirectResponse(target, 303)
         session = await asyncio.to_thread(begin_session, gateway.sessions, token, until)
     except (ScanKvError, HttpRefusal) as error:
         if isinstance(error, Unauthenticated | UsageError):
-            return _login_page(gateway, request, status=401, problem="The server does not accept this token.")
-        return _login_page(gateway, request, status=problem_of(error)["status"], problem=error.message)
-    response = RedirectResponse(f"{session.base}/", 303)
+            return _login_page(gateway, request, link, status=401, problem="The server does not accept this token.")
+        return _login_page(gateway, request, link, status=problem_of(error)["status"], problem=error.message)
+    response = RedirectResponse(f"{session.base}{target}", 303)
     give_cookie(request, response, session)
     return response
 
@@ -111,7 +127,7 @@ async def _is_open(gateway: Gateway) -> bool:
 
 async def answer_logout(gateway: Gateway, request: Request) -> Response:
     """Logs out."""
-    session = _enter(gateway, request)
+    session = enter(gateway, request)
     if session is None:
         return _ask_for_login()
     try:
@@ -123,7 +139,7 @@ async def answer_logout(gateway: Gateway, request: Request) -> Response:
 
 async def answer_stop(gateway: Gateway, request: Request) -> Response:
     """Stops a scan, if the server lets the caller."""
-    session = _enter(gateway, request)
+    session = enter(gateway, request)
     if session is None:
         return _ask_for_login()
     try:
@@ -136,21 +152,12 @@ async def answer_stop(gateway: Gateway, request: Request) -> Response:
     return RedirectResponse(f"{session.base}/scans", 303)
 
 
-def _enter(gateway: Gateway, request: Request) -> Session | None:
-    """Returns the session of a request, and has the calls send its token. None: the session has ended."""
-    session = find_session(gateway.sessions, request)
-    if session is not None:
-        request.state.session = session
-        gateway.tokens.set(session.token or None)
-    return session
+def _ask_for_login(link: str = "") -> Response:
+    return RedirectResponse(login_address(link), 303)
 
 
-def _ask_for_login() -> Response:
-    return RedirectResponse("/login", 303)
-
-
-def _leave(gateway: Gateway, request: Request, session: Session) -> Response:
+def _leave(gateway: Gateway, request: Request, session: Session, link: str = "") -> Response:
     """Ends a session whose user logs out, or whose token is no longer accepted."""
-    response = _ask_for_login()
+    response = _ask_for_login(link)
     end_session(gateway.sessions, request, response, session)
     return response

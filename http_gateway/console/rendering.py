@@ -15,9 +15,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # No script at all; the style is the only file that a page loads.
-_POLICY: Final = (
+POLICY: Final = (
     "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'; img-src 'self'"
 )
+# The live page has one script of our own, which reads events of its own site, and makes text only.
+LIVE_POLICY: Final = (
+    f"{POLICY}; script-src 'self'; connect-src 'self'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+FILES: Final = {"console.css": "text/css", "live.css": "text/css", "live.js": "text/javascript"}
+"""The files that pages load, with their media types."""
+
 _LONGEST_TEXT: Final = 300
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -51,16 +58,23 @@ _ENVIRONMENT.filters |= {
 }
 
 
-def page(name: str, status: int = 200, **values: Any) -> Response:  # noqa: ANN401  # what the template needs
-    """Returns a page."""
+def page(name: str, status: int = 200, policy: str = POLICY, **values: Any) -> Response:  # noqa: ANN401
+    """Returns a page.
+
+    Args:
+        name: The name of the template.
+        status: The status of the answer.
+        policy: What the browser may load and run.
+        values: What the template needs.
+    """
     text = _ENVIRONMENT.get_template(name).render(**values)
-    return Response(text, status, {"Content-Security-Policy": _POLICY}, "text/html")
+    return Response(text, status, {"Content-Security-Policy": policy}, "text/html")
 
 
-def style() -> Response:
-    """Returns the style of all pages."""
-    text = (files("http_gateway.console") / "static" / "console.css").read_text()
-    return Response(text, headers={"Cache-Control": "max-age=3600"}, media_type="text/css")
+def static_file(name: str) -> Response:
+    """Returns one of `FILES`."""
+    text = (files("http_gateway.console") / "static" / name).read_text()
+    return Response(text, headers={"Cache-Control": "max-age=3600"}, media_type=FILES[name])
 
 
 def no_icon() -> Response:

@@ -27,6 +27,8 @@ PAGES = {
     "count": "/tables/game.scores?run=count",
     "plan": "/tables/game.scores?run=explain",
     "problem": "/tables/game.scores?where=score+%3C&run=rows",
+    "live": "/tables/game.scores/top?order_by=score&limit=20",
+    "refused live": "/tables/game.scores/top?order_by=score&where=score+%3C",
     "scans": "/scans",
     "refreshed scans": "/scans?refresh=30",
     "server": "/server",

@@ -65,6 +65,14 @@ def test_the_cookie_is_sent_over_https_to_the_paths_of_its_session_only(console:
     assert console.get(f"{base}scans", headers={"Cookie": cookie}).status == 303
 
 
+def test_a_live_page_reads_its_events_over_https(console: HttpsConsole) -> None:
+    with open_browser(any_certificate=True) as browser, console.connect():
+        browser.get(f"https://localhost:{console.port}/tables/{WIDE}/top?order_by=k&limit=2&columns=k")
+        browser.find_element(By.ID, "token").send_keys(console.server.root, Keys.ENTER)
+        shown = "return document.querySelector('#live:not(.stale) tbody')?.textContent"
+        wait_until(lambda: browser.execute_script(shown) == "3999939998", "the rows as current")
+
+
 def test_an_operator_logs_in_stops_a_scan_and_logs_out(console: HttpsConsole) -> None:
     base = f"https://localhost:{console.port}"
     with open_browser(any_certificate=True) as browser, console.connect() as client:

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 PAGES = (
     "/",
     "/tables/game.scores?limit=3&run=rows",
+    "/tables/game.scores/top?order_by=score",
     "/scans",
     "/scans?refresh=30",
     "/server",
     "/login",
     "/tables/missing",
 )
-FOCUSABLE = "a[href], button, input:not([type=hidden]), select, [tabindex='0']"
+FOCUSABLE = "a[href]:not([hidden] *), button, input:not([type=hidden]), select, [tabindex='0']"
 MOST_STOPS = 100
 
 # The number of the focused element among all that can be focused, or -1, how it is outlined, and on which background.

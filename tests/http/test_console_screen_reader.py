@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 HEADINGS = {
     "/": ["Tables", "Damaged"],
     "/tables/game.scores": ["game.scores", "Query", "Columns", "Sizes on disk", "Buckets", "Consumers"],
+    "/tables/game.scores/top?order_by=score": ["game.scores by score"],
     "/scans": ["Live scans"],
     "/server": [
         "Server",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aio_client.sync import Client, Table
+    from tests.http.conftest import TokenGateway
 
 SCORES = pa.schema([pa.field("player", pa.string(), nullable=False), pa.field("score", pa.int64())])
 
@@ -31,6 +33,12 @@ class EventReader:
         self._response = response
 
     def next(self) -> dict[str, str]:
+        """Returns the fields of the next event that is no heartbeat. Comments are skipped."""
+        while (fields := self.next_of_any_kind()).get("event") == "alive":
+            pass
+        return fields
+
+    def next_of_any_kind(self) -> dict[str, str]:
         """Returns the fields of the next event. Comments are skipped."""
         fields: dict[str, str] = {}
         while True:
@@ -170,3 +178,62 @@ def test_a_dropped_table_ends_its_events_with_a_problem(gateway: GatewayProcess,
         event = reader.next()
         assert event["event"] == "problem"
         assert json.loads(event["data"])["reason"] == "TABLE_NOT_FOUND"
+
+
+@pytest.fixture(scope="module")
+def quick(secured: TokenGateway) -> Iterator[GatewayProcess]:
+    """A gateway whose streams have a heartbeat each second."""
+    with GatewayProcess(secured.url, heartbeat_seconds=1.0) as gateway:
+        yield gateway
+
+
+STREAMS: dict[str, dict[str, Any]] = {"top": {"order_by": "score"}, "rows": {"key": "ann"}, "count": {}}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_heartbeat_confirms_the_last_answer(secured: TokenGateway, quick: GatewayProcess, kind: str) -> None:
+    headers = {"Authorization": f"Bearer {secured.issuer.create('read:*')}"}
+    with events(quick, f"/v1/tables/game.scores/watch/{kind}", headers, every=60, **STREAMS[kind]) as reader:
+        assert "event" not in reader.next_of_any_kind()
+        for _ in range(2):
+            beat = reader.next_of_any_kind()
+            assert (beat["event"], beat["data"]) == ("alive", "{}")
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("end", ["revoked", "expired", "without the grant"])
+def test_a_stream_ends_with_its_token_while_no_row_changes(
+    secured: TokenGateway, quick: GatewayProcess, kind: str, end: str
+) -> None:
+    expires = datetime.now(UTC) + timedelta(seconds=3) if end == "expired" else None
+    token = secured.issuer.create("read:*", expires=expires)
+    headers = {"Authorization": f"Bearer {token}"}
+    # Nothing asks the server for rows in this time.
+    with events(quick, f"/v1/tables/game.scores/watch/{kind}", headers, every=60, **STREAMS[kind]) as reader:
+        reader.next()
+        if end == "revoked":
+            secured.issuer.revoke(token)
+        if end == "without the grant":
+            secured.issuer.regrant(token, "read:other.*")
+        event = reader.next()
+        assert event["event"] == "problem"
+        reason = "PERMISSION_DENIED" if end == "without the grant" else "UNAUTHENTICATED"
+        assert json.loads(event["data"])["reason"] == reason
+
+
+def test_a_stream_says_that_the_server_does_not_answer(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "data") as server,
+        GatewayProcess(server.url, heartbeat_seconds=1.0) as gateway,
+        sync.connect(server.url) as client,
+    ):
+        client.create_table("game.scores", SCORES, primary_key=["player"])
+        with events(gateway, "/v1/tables/game.scores/watch/top", order_by="score") as reader:
+            reader.next()
+            server.kill()
+            event = reader.next()
+            assert (event["event"], json.loads(event["data"])["status"]) == ("away", 503)
+            server.restart()
+            while event["event"] == "away":
+                event = reader.next_of_any_kind()
+            assert event["event"] == "alive"
