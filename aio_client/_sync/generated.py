@@ -1249,6 +1249,41 @@ class Table(Blocking):
             )
         )
 
+    def explain_top_n(
+        self,
+        limit: int,
+        order_by: str,
+        where: Where | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        descending: bool = True,
+        ties: Ties = "key",
+        as_of: Pinned | str | None = None,
+    ) -> ScanExplanation:
+        """Returns how the server would answer `top_n` with these arguments. The server reads no rows.
+
+        Args:
+            limit: As for `top_n`.
+            order_by: As for `top_n`.
+            where: As for `top_n`.
+            columns: As for `top_n`.
+            descending: As for `top_n`.
+            ties: As for `top_n`.
+            as_of: As for `top_n`.
+
+        Returns:
+            What would be read: an index in its order, if `index_order` is true, or the rows as a scan reads them.
+
+        Raises:
+            UsageError, SchemaMismatch, SnapshotLost: As for `top_n`.
+            ProtocolViolation: The server is older than this call.
+        """
+        return self._runner.call(
+            lambda: self._aio.explain_top_n(
+                limit, order_by, where, columns=columns, descending=descending, ties=ties, as_of=as_of
+            )
+        )
+
     def top_n_if_changed(
         self,
         since: bytes | None,

@@ -243,6 +243,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "Count": _needs(READ, _TABLE, _PINNED),
         "Aggregate": _needs(READ, _TABLE, _PINNED),
         "TopN": _needs(READ, _TABLE, _PINNED),
+        "ExplainTopN": _needs(READ, _TABLE, _PINNED),
     },
     "WriteService": {
         "Upsert": _needs(WRITE, _TABLE, _STAGED, owned=_OWN_WRITE),

@@ -47,6 +47,7 @@ READING = {
     "LockService/ListColumnLocks",
     "LookupService/Aggregate",
     "LookupService/Count",
+    "LookupService/ExplainTopN",
     "LookupService/Lookup",
     "LookupService/TopN",
     "PartitionService/ListPartitions",
