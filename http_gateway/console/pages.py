@@ -20,7 +20,8 @@ from http_gateway.console.sessions import (
     has_ended_token,
     read_form,
 )
-from http_gateway.console.table_pages import TABLE_PARAMETERS, show_table, show_tables
+from http_gateway.console.table_pages import TABLE_PARAMETERS, show_table
+from http_gateway.console.tables_page import show_tables
 from http_gateway.parameters import read_parameters
 from http_gateway.problems import HttpRefusal, problem_of
 from scankv.model.errors import ScanKvError, Unauthenticated, UsageError

@@ -25,7 +25,7 @@ PAGES = {
     "table": "/tables/game.scores",
     "rows": "/tables/game.scores?where=score+%3C+20&limit=20&run=rows",
     "count": "/tables/game.scores?run=count",
-    "plan": "/tables/game.scores?run=explain",
+    "plan": "/tables/game.scores?run=explain&order_by=score",
     "problem": "/tables/game.scores?where=score+%3C&run=rows",
     "scans": "/scans",
     "refreshed scans": "/scans?refresh=30",
