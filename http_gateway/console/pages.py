@@ -21,7 +21,7 @@ from http_gateway.console.sessions import (
     read_form,
 )
 from http_gateway.console.table_pages import TABLE_PARAMETERS, show_table
-from http_gateway.console.tables_page import show_tables
+from http_gateway.console.tables_page import TABLES_PARAMETERS, show_tables
 from http_gateway.parameters import read_parameters
 from http_gateway.problems import HttpRefusal, problem_of
 from scankv.model.errors import ScanKvError, Unauthenticated, UsageError
@@ -44,7 +44,7 @@ def _login_page(gateway: Gateway, request: Request, *, status: int = 200, proble
 
 
 PAGES: Final = (
-    ConsolePage(path="/", handler=show_tables),
+    ConsolePage(path="/", handler=show_tables, parameters=TABLES_PARAMETERS),
     ConsolePage(path="/tables/{table}", handler=show_table, parameters=TABLE_PARAMETERS),
     ConsolePage(path="/scans", handler=show_scans),
     ConsolePage(path="/server", handler=show_server),

@@ -50,7 +50,7 @@ async def read_section(call: Awaitable[_Value], what: str, seconds: float | None
         return Section(problem=f"{what} did not come within {seconds:g} seconds.", timed_out=True)
     except Unauthenticated:
         raise
-    except ProtocolViolation as error:
-        return Section(problem=f"The server may be older than this console: {error.message}")
+    except ProtocolViolation:
+        return Section(problem=f"{what} are not shown, because the server is older than this console: upgrade it.")
     except ScanKvError as error:
         return Section(problem=error.message, timed_out=isinstance(error, DeadlineExceeded))

@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 
 TABLE_PARAMETERS: Final = (*QUERY_PARAMETERS, REFRESH)
 
+_RESULTS: Final = {
+    None: "The rows",
+    "rows": "The rows",
+    "count": "The numbers of rows",
+    "explain": "Explanations of rows in the order of a column",
+}
+"""What a run shows, in the plural, as a message begins."""
+
 MOST_ITEMS: Final = 100
 """The most partitions, and the most buckets, that the page of a table lists."""
 
@@ -44,7 +52,7 @@ async def show_table(gateway: Gateway, request: Request, values: Values) -> Resp
     # The page of a slow table comes soon. Who presses a button waits as long as the client does.
     seconds = SECTION_SECONDS if values["run"] is None else None
     result, buckets, disk, indexes, partitions, consumers = await asyncio.gather(
-        read_section(_run(table, query, values["run"] or "rows"), "The rows", seconds),
+        read_section(_run(table, query, values["run"] or "rows"), _RESULTS[values["run"]], seconds),
         read_section(table.stats(), "The buckets"),
         read_section(table.disk_use(), "The sizes"),
         read_section(table.index_status(), "The indexes"),

@@ -227,6 +227,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "AlterTable": _needs(ADMIN, _NAME),
         "GetTable": _needs(READ, _NAME),
         "ListTables": _lists("tables", "name", SomeTable(), VisibleItems("damaged", "name")),
+        "ListTableSizes": _lists("sizes", "name", SomeTable()),
     },
     "ScanService": {
         "ScanKv": _needs(

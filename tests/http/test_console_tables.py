@@ -88,7 +88,7 @@ def test_explain_of_a_table_whose_rows_expire_has_the_time_and_the_predicate(
     schema = pa.schema([id_, at, ("v", pa.int64())])
     table = create(client, schema, "id", ttl_seconds=3600, ttl_column="at")
     now = dt.datetime.now(dt.UTC)
-    table.upsert([{"id": n, "at": now - dt.timedelta(hours=n), "v": n} for n in range(5)])
+    table.upsert([{"id": n, "at": now - dt.timedelta(hours=2 * n), "v": n} for n in range(5)])
     for order in ({}, {"order_by": "v"}):
         told = explanation(gateway, table, where="v < 3", **order)
         assert 'col("v") < 3' in told["filter"]

@@ -55,3 +55,21 @@ def test_a_server_of_this_version_knows_all_calls(gateway: GatewayProcess) -> No
     text = gateway.get("/server").body.decode()
     assert "does not know" not in text
     assert "Slow calls" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/", "The rows and sizes are not shown, because the server is older than this console"),
+        (
+            "/tables/a.scores?run=explain&order_by=score",
+            "column are not shown, because the server is older",
+        ),
+    ],
+)
+def test_what_an_earlier_server_cannot_tell_is_named(earlier: GatewayProcess, path: str, text: str) -> None:
+    connection = earlier.connection()
+    connection.request("GET", path)
+    with connection.getresponse() as response:
+        assert text in response.read().decode()
+    connection.close()

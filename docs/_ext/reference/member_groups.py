@@ -27,7 +27,7 @@ GROUPS = {
     },
     "Client": {
         "First calls": "table create_table tables transaction aclose close",
-        "Tables": "alter_table drop_table bootstrap check_table damaged_tables wait_ready",
+        "Tables": "alter_table drop_table bootstrap check_table damaged_tables table_sizes wait_ready",
         "Reading": "scan read_ahead",
         "Transactions": "transaction_part transactions abort_transaction give_up_transaction",
         "Snapshots": "snapshots adopt_snapshot",
