@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import Response
 
 from scankv.formats.amounts import duration, size
-from scankv.formats.table_sheets import BASE_HEADERS
+from scankv.formats.table_sheets import BASE_HEADERS, disk_text
 from scankv.formats.text import to_text
 from scankv.model.counts import counted
 
@@ -38,6 +38,7 @@ _ENVIRONMENT: Final = Environment(
 _ENVIRONMENT.filters |= {
     "size": size,
     "duration": duration,
+    "disk": disk_text,
     "label": label,
     "number": "{:,}".format,
     "counted": counted,

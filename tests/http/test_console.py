@@ -189,7 +189,7 @@ def test_an_admin_sees_slow_calls_without_values(tmp_path: Path) -> None:
         assert "the-secret" not in text
         # Readers of all tables see the other statistics.
         assert "Slow calls" not in page("read:*")
-        assert "Longest turn" in page("read:*")
+        assert "Longest loop turn" in page("read:*")
 
 
 def test_a_page_loads_no_script_and_nothing_from_elsewhere(gateway: GatewayProcess, scores: Table) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -46,7 +46,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
         yield gateway
 
 
-def rows_of(gateway: GatewayProcess, **query: str) -> dict[str, list[str]]:
+def rows_of(gateway: GatewayProcess, **query: Any) -> dict[str, list[str]]:
     """Returns the texts of the cells of each row, by the name of the table."""
     answer = gateway.get("/", **query)
     assert answer.status == 200, answer.body
@@ -67,18 +67,18 @@ def test_the_list_has_rows_and_sizes(tmp_path: Path) -> None:
         other.upsert([{"player": "ann", "score": 1}])
         shown = rows_of(gateway)
         on_disk = size(client.table("a.counted").disk_use().total)
-        assert shown["a.counted"] == ["player", "2", "4", "1,234", on_disk, "score", "last_row"]
-        assert shown["a.uncounted"][3] == "not counted"
+        assert shown["a.counted"] == ["1,234", on_disk, "player", "2", "4", "score", "last_row"]
+        assert shown["a.uncounted"][0] == "not counted"
         text = gateway.get("/").body.decode()
         assert "per second" not in text
         assert "…" not in text
         assert server.stop() == 0
         server.restart()
-        assert rows_of(gateway)["a.counted"][3] == "…"
+        assert rows_of(gateway)["a.counted"][0] == "…"
         assert "was not used since the server started" in gateway.get("/").body.decode()
         # The page of a table counts its rows.
         assert gateway.get("/tables/a.counted").status == 200
-        assert rows_of(gateway)["a.counted"][3] == "1,234"
+        assert rows_of(gateway)["a.counted"][0] == "1,234"
 
 
 def test_many_tables_come_by_the_hundred(many: GatewayProcess, browser: Chrome) -> None:
@@ -153,9 +153,9 @@ def test_the_list_comes_without_the_tables_of_a_worker_that_is_away(tmp_path: Pa
             try:
                 began = time.monotonic()
                 shown = rows_of(gateway)
-                assert time.monotonic() - began < 4
+                assert time.monotonic() - began < 8
                 assert list(shown) == [first]
-                assert shown[first][3] == "1"
+                assert shown[first][0] == "1"
                 assert "1 worker process of the server does not answer" in gateway.get("/").body.decode()
             finally:
                 os.kill(frozen, signal.SIGCONT)

@@ -36,7 +36,7 @@ def test_the_page_of_the_server_shows_what_the_server_knows_and_names_the_rest(e
     assert answer.status == 200
     assert "does not know the calls: slow calls. Upgrade" in text
     assert "Slow calls" not in text
-    for shown in ("Longest turn", "<td>a.scores</td>", "Open transactions", "Column locks"):
+    for shown in ("Longest loop turn", "<td>a.scores</td>", "Open transactions", "Column locks"):
         assert shown in text
 
 
