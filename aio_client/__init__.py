@@ -19,6 +19,7 @@ from aio_client._admin.disk_use import DiskUse
 from aio_client._admin.indexes import IndexStatus
 from aio_client._admin.owners import AssignedOwner
 from aio_client._admin.partitions import PartitionInfo
+from aio_client._admin.table_sizes import TableSize
 from aio_client._admin.table_stats import BucketStats
 from aio_client._client.bootstrap import BootstrapProgress
 from aio_client._client.client import Client
@@ -215,6 +216,7 @@ __all__ = [
     "TableExists",
     "TableNotFound",
     "TableRecreated",
+    "TableSize",
     "Tls",
     "TlsHandshakeFailed",
     "TokenEnv",

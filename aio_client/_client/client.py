@@ -13,6 +13,7 @@ from aio_client._admin.check import check_table
 from aio_client._admin.damaged_table import DamagedTable
 from aio_client._admin.indexes import index_messages, wait_until_built
 from aio_client._admin.owners import assign_owner
+from aio_client._admin.table_sizes import TableSize
 from aio_client._client.bootstrap import bootstrap_table, open_source
 from aio_client._client.table import Table
 from aio_client._client.table_definition import definition_message, option_texts, schema_bytes
@@ -31,7 +32,7 @@ from aio_client._transport.owners import Owners
 from aio_client._transport.transport import Transport
 from aio_client._write.column_locks import list_locks, release_lock
 from aio_client._write.merging import column_aggregators
-from scankv.model.errors import UsageError
+from scankv.model.errors import UnknownField, UsageError
 from scankv.model.scans.scan_spec import ScanSpec
 from scankv.model.tables.merge_wire import aggregates_to_proto
 from scankv.v1 import admin_pb2, table_pb2
@@ -469,20 +470,46 @@ class Client:
 
         The server knows the damage of buckets that it has opened or read. `check_table` reads everything.
         """
-        response = await self._list_tables()
-        usable = {table.name for table in response.tables}
-        return [
-            DamagedTable(name=each.name, reason=each.reason, partial=each.name in usable) for each in response.damaged
-        ]
+        return _damaged(await self._list_tables())
+
+    async def table_sizes(self, names: Sequence[str]) -> dict[str, TableSize]:
+        """Returns how large some tables are, by name. The server opens no bucket for that.
+
+        Args:
+            names: The tables, as `database.table`; at most 100.
+
+        Returns:
+            The sizes. Without tables that do not exist or that the caller may not read, and without those of a worker
+            process that does not answer within a second.
+
+        Raises:
+            InvalidRequest: There are more than 100 names.
+            ProtocolViolation: The server is older than this call.
+        """
+        request = table_pb2.ListTableSizesRequest(names=names_of(names, "names"))
+        response = await self._transport.call(lambda: self._transport.services.tables.ListTableSizes, request)
+        return {each.name: TableSize.of(each) for each in response.sizes}
+
+    async def _available_tables(self) -> tuple[list[Table], list[DamagedTable], int]:
+        """Returns the usable and the damaged tables, and how many worker processes do not answer within a second.
+
+        The tables of those are missing. A server of an earlier version lists all tables, or none.
+        """
+        try:
+            response = await self._list_tables(partial=True)
+        except UnknownField:
+            response = await self._list_tables()
+        tables = [await self._open(description) for description in response.tables]
+        return tables, _damaged(response), response.absent_workers
 
     async def _caller_expires_at(self) -> float | None:
         """Checks the token, and returns when it expires, in seconds since 1970 UTC. None: never, or unknown."""
         response = await self._list_tables()
         return response.caller_expires_at if response.HasField("caller_expires_at") else None
 
-    async def _list_tables(self) -> table_pb2.ListTablesResponse:
+    async def _list_tables(self, *, partial: bool = False) -> table_pb2.ListTablesResponse:
         return await self._transport.call(
-            lambda: self._transport.services.tables.ListTables, table_pb2.ListTablesRequest()
+            lambda: self._transport.services.tables.ListTables, table_pb2.ListTablesRequest(partial=partial)
         )
 
     def scan(self, spec: ScanSpec) -> Scan:
@@ -770,3 +797,8 @@ class Client:
             DeadlineExceeded: The server was not ready within the timeout; the message has the last problem.
         """
         await self._transport.wait_ready(timeout_of(timeout))
+
+
+def _damaged(response: table_pb2.ListTablesResponse) -> list[DamagedTable]:
+    usable = {table.name for table in response.tables}
+    return [DamagedTable(name=each.name, reason=each.reason, partial=each.name in usable) for each in response.damaged]

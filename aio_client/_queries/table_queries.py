@@ -16,6 +16,7 @@ from aio_client._queries.aggregate import (
 )
 from aio_client._queries.versioned import Versioned, require_change
 from aio_client._queries.watch import TopNPolls, TopNWatch
+from aio_client._scan.explanation import explain_top_n
 from aio_client._scan.scan_builder import snapshot_id_of
 from aio_client._table.handle import TableMethods
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from aio_client._queries.aggregate import Ties
+    from aio_client._scan.explanation import ScanExplanation
     from aio_client._scan.scan_builder import Pinned
     from scankv.model.expressions import Where
     from scankv.model.scans.isolation import Isolation
@@ -207,6 +209,39 @@ class QueryMethods(TableMethods):
             self._handle.name, limit, order_by, predicate, columns, descending, ties, snapshot_id, isolation
         )
         return decode_rows((await top_n(self._handle.transport, request)).rows)
+
+    async def explain_top_n(
+        self,
+        limit: int,
+        order_by: str,
+        where: Where | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        descending: bool = True,
+        ties: Ties = "key",
+        as_of: Pinned | str | None = None,
+    ) -> ScanExplanation:
+        """Returns how the server would answer `top_n` with these arguments. The server reads no rows.
+
+        Args:
+            limit: As for `top_n`.
+            order_by: As for `top_n`.
+            where: As for `top_n`.
+            columns: As for `top_n`.
+            descending: As for `top_n`.
+            ties: As for `top_n`.
+            as_of: As for `top_n`.
+
+        Returns:
+            What would be read: an index in its order, if `index_order` is true, or the rows as a scan reads them.
+
+        Raises:
+            UsageError, SchemaMismatch, SnapshotLost: As for `top_n`.
+            ProtocolViolation: The server is older than this call.
+        """
+        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(as_of)
+        request = top_n_request(self._handle.name, limit, order_by, predicate, columns, descending, ties, snapshot_id)
+        return await explain_top_n(self._handle.transport, request)
 
     async def top_n_if_changed(
         self,

@@ -1,4 +1,4 @@
-"""How the server would answer a scan, as values and as text."""
+"""How the server would answer a scan or a top-N, as values and as text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
     from aio_client._transport.transport import Transport
+    from scankv.v1.lookup_pb2 import TopNRequest
     from scankv.v1.scan_pb2 import ExplainScanResponse, ScanKvRequest
 
 _SOURCES: Final = {"live": "live", "pinned": "pinned snapshot", "lake": "published version"}
@@ -17,7 +18,7 @@ _SOURCES: Final = {"live": "live", "pinned": "pinned snapshot", "lake": "publish
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanExplanation:
-    """What a scan would read and decode; `print` shows it. Texts are for people, and may change.
+    """What a scan or a top-N would read and decode; `print` shows it. Texts are for people, and may change.
 
     Attributes:
         source: "live" for the table, "pinned" for a snapshot, "lake" for a published version alone.
@@ -50,6 +51,10 @@ class ScanExplanation:
         by_offset: Whether the rows of a bucket are in the order of their log offsets, because the table has no primary
             key.
         instants: Of how many instants the rows are: more than one only with the consistency `owner`.
+        order_by: Of a top-N: the column that orders the rows, nulls last in both directions. None: a scan is explained.
+        index_order: Whether the entries of the index are read in their order until there are enough rows. `index_keys`
+            is then the most entries that are read before `ranges` are read instead; 0: as many as it takes.
+        with_ties: Whether a top-N also returns the rows after the last one that equal it in `order_by`.
     """
 
     source: Literal["live", "pinned", "lake"]
@@ -76,6 +81,9 @@ class ScanExplanation:
     partitions: int | None
     by_offset: bool
     instants: int
+    order_by: str | None = None
+    index_order: bool = False
+    with_ties: bool = False
 
     @classmethod
     def of(cls, table: str, message: ExplainScanResponse) -> Self:
@@ -105,12 +113,18 @@ class ScanExplanation:
             partitions=message.partitions if message.HasField("partitions") else None,
             by_offset=message.by_offset,
             instants=message.instants or 1,
+            order_by=message.order_by or None,
+            index_order=message.index_order,
+            with_ties=message.with_ties,
         )
 
     @property
     def order(self) -> str:
         """The order of the rows in words."""
         by = "log offset" if self.by_offset else "key"
+        if self.order_by is not None:
+            ties = "in any order" if self.by_offset else "ascending by key"
+            return f"{'descending' if self.reverse else 'ascending'} by {self.order_by}, nulls last; equal rows {ties}"
         return f"{'descending' if self.reverse else 'ascending'} by {by} " + (
             "over all buckets" if self.ordered else "within each bucket, one bucket after another"
         )
@@ -128,12 +142,17 @@ class ScanExplanation:
             "returned": ", ".join(self.columns_returned) or "no columns",
             "order": self.order,
             "path": f"{self.read_path}: {self.read_path_reason}",
-            "limit": "none" if self.limit is None else counted(self.limit, "row"),
+            "limit": "none" if self.limit is None else counted(self.limit, "row") + self.with_ties * " and all ties",
         }
         width = 10 if self.partitions is not None else 9
         return "\n".join(f"{what:<{width}} {text}" for what, text in lines.items() if text)
 
     def _keys(self) -> str:
+        if self.index_order:
+            read = _ranges_text(self.index_ranges, self.index_range_count) or "none"
+            text = f"in the order of the index on ({', '.join(self.index)}), until there are enough: {read}"
+            more = f"; if over {self.index_keys:,} entries: {_ranges_text(self.ranges, self.range_count)}"
+            return text + more * bool(self.index_keys)
         if self.index:
             return (
                 f"from the index on ({', '.join(self.index)}): "
@@ -160,4 +179,11 @@ async def explain(transport: Transport, request: ScanKvRequest) -> ScanExplanati
     """Asks the server how it would answer a scan. Reads no rows. Raises what the start of the scan would raise."""
     return ScanExplanation.of(
         request.table, await transport.call(lambda: transport.services.scans.ExplainScan, request)
+    )
+
+
+async def explain_top_n(transport: Transport, request: TopNRequest) -> ScanExplanation:
+    """Asks the server how it would answer a top-N. Reads no rows. Raises what the start of the query would raise."""
+    return ScanExplanation.of(
+        request.table, await transport.call(lambda: transport.services.lookups.ExplainTopN, request)
     )

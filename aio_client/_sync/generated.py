@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from aio_client._admin.indexes import Indexes, IndexStatus
     from aio_client._admin.owners import AssignedOwner
     from aio_client._admin.partitions import PartitionInfo
+    from aio_client._admin.table_sizes import TableSize
     from aio_client._admin.table_stats import BucketStats
     from aio_client._client.bootstrap import BootstrapProgress, Duplicates
     from aio_client._client.transaction import ConflictMode, LockMode
@@ -433,6 +434,22 @@ class Client(BlockingClient):
         The server knows the damage of buckets that it has opened or read. `check_table` reads everything.
         """
         return self._runner.call(self._aio.damaged_tables)
+
+    def table_sizes(self, names: Sequence[str]) -> dict[str, TableSize]:
+        """Returns how large some tables are, by name. The server opens no bucket for that.
+
+        Args:
+            names: The tables, as `database.table`; at most 100.
+
+        Returns:
+            The sizes. Without tables that do not exist or that the caller may not read, and without those of a worker
+            process that does not answer within a second.
+
+        Raises:
+            InvalidRequest: There are more than 100 names.
+            ProtocolViolation: The server is older than this call.
+        """
+        return self._runner.call(lambda: self._aio.table_sizes(names))
 
     def scan(self, spec: ScanSpec) -> Scan:
         """Makes a scan of a `Scan.spec`, which may come from another process.
@@ -1246,6 +1263,41 @@ class Table(Blocking):
                 ties=ties,
                 as_of=as_of,
                 isolation=isolation,
+            )
+        )
+
+    def explain_top_n(
+        self,
+        limit: int,
+        order_by: str,
+        where: Where | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        descending: bool = True,
+        ties: Ties = "key",
+        as_of: Pinned | str | None = None,
+    ) -> ScanExplanation:
+        """Returns how the server would answer `top_n` with these arguments. The server reads no rows.
+
+        Args:
+            limit: As for `top_n`.
+            order_by: As for `top_n`.
+            where: As for `top_n`.
+            columns: As for `top_n`.
+            descending: As for `top_n`.
+            ties: As for `top_n`.
+            as_of: As for `top_n`.
+
+        Returns:
+            What would be read: an index in its order, if `index_order` is true, or the rows as a scan reads them.
+
+        Raises:
+            UsageError, SchemaMismatch, SnapshotLost: As for `top_n`.
+            ProtocolViolation: The server is older than this call.
+        """
+        return self._runner.call(
+            lambda: self._aio.explain_top_n(
+                limit, order_by, where, columns=columns, descending=descending, ties=ties, as_of=as_of
             )
         )
 

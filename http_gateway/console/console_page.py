@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
 
 from http_gateway.console.rendering import POLICY, page
 from http_gateway.console.sessions import SESSION_PATH, find_session
@@ -84,6 +85,7 @@ def show(
         more: What the template needs besides.
     """
     session: Session = request.state.session
+    kept = [(name, text) for name, text in request.query_params.multi_items() if name != REFRESH.name]
     response = page(
         template,
         status,
@@ -91,6 +93,8 @@ def show(
         path=request.url.path,
         base=session.base,
         values=values,
+        refreshing=f"{request.url.path}?{urlencode([*kept, (REFRESH.name, '5')])}",
+        resting=f"{request.url.path}?{urlencode(kept)}".rstrip("?"),
         form_key=session.form_key,
         **more,
     )

@@ -21,7 +21,8 @@ from http_gateway.console.sessions import (
     has_ended_token,
     read_form,
 )
-from http_gateway.console.table_pages import TABLE_PARAMETERS, show_table, show_tables
+from http_gateway.console.table_pages import TABLE_PARAMETERS, show_table
+from http_gateway.console.tables_page import TABLES_PARAMETERS, show_tables
 from http_gateway.parameters import Parameter, read_parameters
 from http_gateway.problems import HttpRefusal, problem_of
 from scankv.model.errors import ScanKvError, Unauthenticated, UsageError
@@ -55,7 +56,7 @@ def _login_page(gateway: Gateway, request: Request, next_: str, *, status: int =
 _NEXT: Final = Parameter(name="next", meaning="The page to show after the login.", default="")
 
 PAGES: Final = (
-    ConsolePage(path="/", handler=show_tables),
+    ConsolePage(path="/", handler=show_tables, parameters=TABLES_PARAMETERS),
     ConsolePage(path="/tables/{table}", handler=show_table, parameters=TABLE_PARAMETERS),
     ConsolePage(path="/tables/{table}/top", handler=show_live, parameters=LIVE_PARAMETERS, deep_link=deep_link_of),
     ConsolePage(path="/scans", handler=show_scans),

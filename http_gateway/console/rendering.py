@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import Response
 
+from scankv.formats.amounts import duration, size
+from scankv.formats.table_sheets import BASE_HEADERS, disk_text
 from scankv.formats.text import to_text
 from scankv.model.counts import counted
 
@@ -26,36 +28,29 @@ FILES: Final = {"console.css": "text/css", "live.css": "text/css", "live.js": "t
 """The files that pages load, with their media types."""
 
 _LONGEST_TEXT: Final = 300
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+# The columns of sheets whose cells are aligned right, as texts with units.
+_AMOUNTS: Final = frozenset(
+    {"rows", "log offset", "on disk", "changes", "age", "last write", *BASE_HEADERS} - {"unused because"}
+)
 
 
-def size_text(number: float) -> str:
-    """Returns a number of bytes for people."""
-    for unit in _UNITS:
-        if number < 1024 or unit == _UNITS[-1]:
-            return f"{number:,.0f} {unit}" if unit == "B" or number >= 100 else f"{number:,.1f} {unit}"
-        number /= 1024
-    raise AssertionError("the last unit takes every number")
-
-
-def duration_text(seconds: float) -> str:
-    """Returns a duration for people."""
-    if seconds < 120:
-        return f"{seconds:,.1f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:,.0f} min"
-    return f"{seconds / 3600:,.0f} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
+def label(name: str) -> str:
+    """Returns a label of the command line as one of the console, which begins with a capital."""
+    return name[:1].upper() + name[1:]
 
 
 _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("http_gateway.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
 )
 _ENVIRONMENT.filters |= {
-    "size": size_text,
-    "duration": duration_text,
+    "size": size,
+    "duration": duration,
+    "disk": disk_text,
+    "label": label,
     "number": "{:,}".format,
     "counted": counted,
 }
+_ENVIRONMENT.globals["AMOUNTS"] = _AMOUNTS
 
 
 def page(name: str, status: int = 200, policy: str = POLICY, **values: Any) -> Response:  # noqa: ANN401

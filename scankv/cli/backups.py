@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.filesize import decimal
 
 from aio_client import BackupStatus
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain, require_extra
 from scankv.cli.show import show_json, show_table, stderr_console
+from scankv.formats.amounts import size
 from scankv.model.counts import counted
 from scankv.model.errors import ScanKvError, UsageError
 
@@ -65,8 +65,8 @@ def create(json: Json = False, url: Url = None) -> None:
         )
     else:
         typer.echo(
-            f"{status.backup_id}: {counted(status.tables, 'table')}, {decimal(status.total_bytes)}, of which "
-            f"{decimal(status.new_bytes)} were copied"
+            f"{status.backup_id}: {counted(status.tables, 'table')}, {size(status.total_bytes)}, of which "
+            f"{size(status.new_bytes)} were copied"
         )
     for name, why in status.left_out.items():
         complain(f"the backup lacks {name}: {why}")
@@ -117,8 +117,8 @@ def list_(location: Location, json: Json = False) -> None:
                     each["backup_id"],
                     each["tables"],
                     "not counted" if each["rows"] is None else each["rows"],
-                    decimal(each["bytes"]),
-                    decimal(each["new_bytes"]),
+                    size(each["bytes"]),
+                    size(each["new_bytes"]),
                     ", ".join(each["left_out"]),
                 ]
                 for each in shown
@@ -267,7 +267,7 @@ def _show_restored(tables: list[RestoredTable], data: Path) -> None:
     for each in tables:
         rows = "" if each.rows is None else f", {counted(each.rows, 'row')}"
         renamed = "" if each.restored_as == each.name else f" as {each.restored_as}"
-        typer.echo(f"{each.name}{renamed}{rows}, {decimal(each.bytes)}, as of {instant_text(each.micros)}")
+        typer.echo(f"{each.name}{renamed}{rows}, {size(each.bytes)}, as of {instant_text(each.micros)}")
         for consumer, what in each.consumers.items():
             typer.echo(f'{each.name}: the consumer "{consumer}" {what}')
     typer.echo(f"restored {counted(len(tables), 'table')}; to serve: scankv serve --data {data}")
@@ -308,8 +308,7 @@ def prune(
         show_json({"backups": pruned.backups, "files": pruned.objects, "bytes": pruned.bytes})
         return
     typer.echo(
-        f"removed {counted(len(pruned.backups), 'backup')}, {counted(pruned.objects, 'file')} with "
-        f"{decimal(pruned.bytes)}"
+        f"removed {counted(len(pruned.backups), 'backup')}, {counted(pruned.objects, 'file')} with {size(pruned.bytes)}"
     )
 
 

@@ -9,7 +9,8 @@ from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.positions import parse_start
-from scankv.cli.show import duration, show_json, show_table
+from scankv.cli.show import show_json, show_table
+from scankv.formats.amounts import duration
 from scankv.model.errors import ConsumerNotFound
 
 app: typer.Typer = typer.Typer(

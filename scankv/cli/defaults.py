@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from scankv.formats.text import to_text
+from scankv.formats.table_sheets import default_texts as texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import pyarrow as pa
 
     from aio_client.sync import Table
 
@@ -24,4 +24,4 @@ def defaults_of(table: Table) -> Mapping[str, pa.Scalar]:
 
 def default_texts(table: Table) -> dict[str, str]:
     """Returns the defaults as text, in the form that commands accept."""
-    return {name: to_text(pa.array([default], default.type))[0].as_py() for name, default in defaults_of(table).items()}
+    return texts_of(defaults_of(table))

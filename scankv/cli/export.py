@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import pyarrow as pa
 import typer
-from rich.filesize import decimal
 
 from aio_client import sync
 from scankv.cli.connecting import open_client
 from scankv.cli.named_snapshots import find_snapshot
 from scankv.cli.options import Columns, Url, Where, split_names
+from scankv.formats.amounts import size
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.origin import Origin
 from scankv.formats.parquet_types import parquet_schema
@@ -77,9 +77,9 @@ def export(
                 parquet_schema(schema)
             origin = _origin(table, snapshot, where)
             parts = [scan] if files is None else scan.splits(files)
-            rows, size = _write(parts, path, chosen, origin, is_directory=files is not None)
+            rows, total = _write(parts, path, chosen, origin, is_directory=files is not None)
             time = f"{snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC"
-    typer.echo(f"exported {counted(rows, 'row')} of {table.name} as of {time} to {path} ({decimal(size)})")
+    typer.echo(f"exported {counted(rows, 'row')} of {table.name} as of {time} to {path} ({size(total)})")
 
 
 def _check_target(path: Path, overwrite: bool, *, is_directory: bool) -> None:

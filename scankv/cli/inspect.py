@@ -8,14 +8,9 @@ from typing import Annotated, Final
 import pyarrow as pa
 import pyarrow.types as pat
 import typer
-from rich.filesize import decimal
 
 from aio_client import (
-    BaseStats,
-    BucketStats,
     DamagedTable,
-    DiskUse,
-    IndexStatus,
     ServerStats,
     TableBases,
     sync,
@@ -24,25 +19,22 @@ from scankv.cli.connecting import open_client
 from scankv.cli.defaults import default_texts, defaults_of
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import complain
-from scankv.cli.show import duration, show_json, show_pairs, show_table
+from scankv.cli.show import show_json, show_pairs, show_sheet, show_table
 from scankv.cli.stats_watch import watch_stats
+from scankv.formats.amounts import duration, size
 from scankv.formats.table_files import table_file_values, to_toml
-from scankv.model.counts import counted
+from scankv.formats.table_sheets import (
+    BASE_HEADERS,
+    base_cells,
+    bases_sheet,
+    buckets_sheet,
+    columns_sheet,
+    definition_pairs,
+    disk_text,
+    indexes_sheet,
+)
 from scankv.model.errors import UsageError
 from scankv.model.types.types import format_type
-
-_BASE_HEADERS: Final = [
-    "rows",
-    "on disk",
-    "changes since",
-    "delta rows",
-    "delta memory",
-    "age",
-    "builds",
-    "cpu",
-    "written",
-    "unused because",
-]
 
 _INTERVAL_SECONDS: Final = 1.0
 _LABELS: Final = {
@@ -105,41 +97,13 @@ def describe(
             | {"stats": [asdict(bucket) for bucket in buckets]}
         )
         return
-    show_pairs(
-        {
-            "table": found.name,
-            "key": ", ".join(found.primary_key) or "none: rows are only appended",
-            "bucket key": ", ".join(found.bucket_key) or "none: the buckets take turns",
-            **({"partitioned by": ", ".join(found.partition_by)} if found.partition_by else {}),
-            **({"tablets": str(found.tablets)} if found.tablets > 1 else {}),
-            "options": ", ".join(f"{name}={value}" for name, value in found.options.items()) or "all default",
-            "rows": _rows(buckets),
-            "on disk": _disk(disk),
-        }
-    )
-    defaults = {name: f"default {value}" for name, value in default_texts(found).items()}
-    further = {"merge": _merges(found), "default": defaults, "comment": found.column_comments}
-    given = {title: texts for title, texts in further.items() if texts}
-    show_table(
-        ["column", "type", "null", *given],
-        [
-            [field.name, format_type(field.type), "" if field.nullable else "not null"]
-            + [texts.get(field.name, "") for texts in given.values()]
-            for field in found.schema
-        ],
-    )
+    show_pairs(definition_pairs(found, buckets, disk))
+    show_sheet(columns_sheet(found, defaults_of(found)))
     if indexes:
-        show_table(["index", "state"], [[", ".join(index.columns), _state(index)] for index in indexes])
-    show_table(
-        ["bucket", "rows", "log offset", "on disk", "changes", "retention hold", "damage"],
-        [_bucket_cells(bucket) for bucket in buckets],
-    )
-    bases = [(bucket.bucket, bucket.base) for bucket in buckets if bucket.base is not None]
-    if bases:
-        show_table(
-            ["columnar base of bucket", "log offset", *_BASE_HEADERS],
-            [[number, base.log_offset, *_base_cells(base), base.unused_reason or ""] for number, base in bases],
-        )
+        show_sheet(indexes_sheet(indexes))
+    show_sheet(buckets_sheet(buckets))
+    if (bases := bases_sheet(buckets)).rows:
+        show_sheet(bases)
 
 
 def stats(
@@ -182,7 +146,7 @@ def stats_pairs(found: ServerStats) -> dict[str, str]:
     """Returns the statistics for people, by their labels; those of columnar bases are left out."""
     values = asdict(found)
     del values["bases"]
-    values["disk"] = _disk(found.disk)
+    values["disk"] = disk_text(found.disk)
     values["loop_turns"] = " ".join(f"{count:,}" for count in found.loop_turns)
     return {_label(name): _format_value(name, value) for name, value in values.items()}
 
@@ -193,43 +157,10 @@ def _damage(table: DamagedTable | None) -> dict[str, object]:
     return {"state": "partly damaged" if table.partial else "damaged", "damage": table.reason}
 
 
-def _disk(use: DiskUse) -> str:
-    """Returns the total and its parts, the largest first."""
-    parts = {name.replace("_", " "): size for name, size in asdict(use).items() if size and name != "total"}
-    most = sorted(parts.items(), key=lambda part: -part[1])
-    return decimal(use.total) + (f" ({', '.join(f'{name} {decimal(size)}' for name, size in most)})" if most else "")
-
-
-def _bucket_cells(bucket: BucketStats) -> list[object]:
-    return [
-        bucket.bucket,
-        "" if bucket.rows is None else bucket.rows,
-        bucket.log_offset,
-        decimal(bucket.disk_bytes),
-        decimal(bucket.log_bytes),
-        f"{bucket.retention_holder}, {decimal(bucket.retention_hold_bytes)}" if bucket.retention_holder else "",
-        bucket.damage or "",
-    ]
-
-
 def _bases(tables: Sequence[TableBases]) -> tuple[list[str], list[list[object]]]:
-    return ["columnar bases of", "buckets", *_BASE_HEADERS], [
-        [each.table, f"{each.bases} of {each.buckets}", *_base_cells(each), "; ".join(each.unused_reasons)]
+    return ["columnar bases of", "buckets", *BASE_HEADERS], [
+        [each.table, f"{each.bases} of {each.buckets}", *base_cells(each), "; ".join(each.unused_reasons)]
         for each in tables
-    ]
-
-
-def _base_cells(base: BaseStats | TableBases) -> list[object]:
-    return [
-        base.rows,
-        decimal(base.disk_bytes),
-        base.changes_since,
-        base.delta_rows,
-        decimal(base.delta_bytes),
-        duration(base.age),
-        base.builds,
-        duration(base.build_cpu),
-        decimal(base.written_bytes),
     ]
 
 
@@ -266,32 +197,6 @@ def _summary(table: sync.Table) -> dict[str, object]:
     }
 
 
-def _merges(table: sync.Table) -> dict[str, str]:
-    """Returns for each column how its values are merged, without the columns that the merge engine simply replaces."""
-    merges = {column: str(each) for column, each in table.aggregators.items()}
-    newness = [table.version_column] if table.version_column is not None else table.sequence_column
-    merges |= dict.fromkeys(newness, "decides which row is newer")
-    for by, columns in table.sequence_groups.items():
-        for column in columns:
-            merges[column] = f"{merges[column]} by {', '.join(by)}" if column in merges else f"by {', '.join(by)}"
-    return merges
-
-
-def _state(index: IndexStatus) -> str:
-    if index.failure is not None:
-        return f"not used, drop it: {index.failure}"
-    if index.ready:
-        return "ready"
-    if index.rows is None:
-        return f"building, {counted(index.rows_done, 'row')} so far"
-    return f"building {100 * index.rows_done // max(index.rows, 1)} %"
-
-
-def _rows(buckets: Sequence[BucketStats]) -> str:
-    counts = [bucket.rows for bucket in buckets]
-    return "not counted; see `scankv count`" if None in counts else f"{sum(filter(None, counts)):,}"
-
-
 def _label(name: str) -> str:
     """Returns the name of a statistic without its unit, which is shown with the value."""
     return _LABELS.get(name) or re.sub("_bytes$", "", name).replace("_", " ")
@@ -301,7 +206,7 @@ def _format_value(name: str, value: object) -> str:
     """Formats a statistic for people: a size, a duration, which is the only kind of float, or a number."""
     if isinstance(value, int | float):
         if "bytes" in name.split("_"):
-            return decimal(int(value))
+            return size(int(value))
         if isinstance(value, float):
             return duration(value) if abs(value) >= 1 else f"{value * 1000:.1f} ms"
         return f"{value:,}"

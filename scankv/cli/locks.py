@@ -8,7 +8,8 @@ from aio_client import sync
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
-from scankv.cli.show import duration, show_json, show_table
+from scankv.cli.show import show_json, show_table
+from scankv.formats.amounts import duration
 from scankv.model.errors import LockLost
 
 app: typer.Typer = typer.Typer(help="Column locks: exclusive write access to columns of a table.")

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import pyarrow as pa
 import typer
-from rich.filesize import decimal
 
 from aio_client import PartitionInfo, sync
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, TableName, Url
-from scankv.cli.show import duration, show_json, show_table
-from scankv.formats.scalar_text import scalars_from_text, scalars_to_text
+from scankv.cli.show import show_json, show_sheet
+from scankv.formats.scalar_text import scalars_from_text
+from scankv.formats.table_sheets import partitions_sheet, value_text
 from scankv.model.counts import counted
 from scankv.model.errors import UsageError
 
@@ -43,22 +43,7 @@ def list_(
     if json:
         show_json([_summary(each) for each in partitions])
         return
-    now = dt.datetime.now(dt.UTC)
-    has_rule = "partition_ttl" in found.options
-    show_table(
-        [*found.partition_by, "rows", "on disk", "age", "last write", *(["expires"] if has_rule else [])],
-        [
-            [
-                *map(_value_text, each.values.values()),
-                "not counted" if each.rows is None else each.rows,
-                "" if each.disk_bytes is None else decimal(each.disk_bytes),
-                _since(each.created_at, now),
-                _since(each.last_write_at, now),
-                *(["never" if each.expires_at is None else f"{each.expires_at:%Y-%m-%d %H:%M}"] if has_rule else []),
-            ]
-            for each in partitions
-        ],
-    )
+    show_sheet(partitions_sheet(found, partitions, dt.datetime.now(dt.UTC)))
 
 
 @app.command()
@@ -116,21 +101,10 @@ def _text(partitions: list[PartitionInfo]) -> str:
     return f"{counted(len(partitions), 'partition')} with {rows}"
 
 
-def _value_text(value: object) -> str:
-    """Returns the text of a value of a partition; a scalar is a date or time that Python does not have."""
-    if isinstance(value, pa.Scalar):
-        return str(scalars_to_text(pa.array([value], value.type))[0].as_py())
-    return str(value)
-
-
-def _since(time: dt.datetime | None, now: dt.datetime) -> str:
-    return "never" if time is None else duration(max((now - time).total_seconds(), 0))
-
-
 def _summary(partition: PartitionInfo) -> dict[str, object]:
     return {
         "values": {
-            name: value if isinstance(value, bool | int | str) else _value_text(value)
+            name: value if isinstance(value, bool | int | str) else value_text(value)
             for name, value in partition.values.items()
         },
         "rows": partition.rows,

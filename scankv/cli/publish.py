@@ -9,12 +9,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.filesize import decimal
 
 from scankv.cli.connecting import PROFILE, check_listening
 from scankv.cli.options import TableName, Url
 from scankv.cli.outcome import complain, run_async
 from scankv.cli.snapshots import parse_duration
+from scankv.formats.amounts import size
 from scankv.model.counts import counted
 from scankv.model.errors import UsageError
 
@@ -136,6 +136,6 @@ def _show(report: PublishReport, *, as_json: bool) -> None:
         typer.echo(
             f"{report.table}: version {report.version} as of {report.taken_at[:19]} UTC, "
             f"{counted(report.rows, 'row')} in {counted(report.files_added, 'file')} written "
-            f"({decimal(report.bytes)}), {counted(report.files_kept, 'file')} kept, in {report.elapsed:.1f} s{why}"
+            f"({size(report.bytes)}), {counted(report.files_kept, 'file')} kept, in {report.elapsed:.1f} s{why}"
         )
     sys.stdout.flush()  # a reader of a pipe sees each version when it is committed

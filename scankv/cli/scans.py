@@ -9,7 +9,8 @@ from aio_client import LiveScan
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
-from scankv.cli.show import duration, show_json, show_table
+from scankv.cli.show import show_json, show_table
+from scankv.formats.amounts import duration
 from scankv.model.counts import counted
 from scankv.model.errors import ScanNotFound, UsageError
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from scankv.formats.table_sheets import Sheet
+
 _LONGEST_CELL: Final = 60
 _GAP: Final = 3
 _NULL: Final = "null"
@@ -57,6 +59,11 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None
         texts = (f"{cell:,}" if isinstance(cell, int) else printable(str(cell), lines=True) for cell in row)
         table.add_row(*map(Text, texts))
     show(table, width=_UNBOUNDED)
+
+
+def show_sheet(sheet: Sheet) -> None:
+    """Prints a sheet as `show_table` does."""
+    show_table(sheet.headers, sheet.rows)
 
 
 def show_rows(rows: pa.Table) -> None:
@@ -100,20 +107,6 @@ def no_width_for(hidden: Sequence[str]) -> str:
 def rate(rows: int, seconds: float) -> str:
     """Returns ` (n rows/s)`; empty if there are so few rows that the rate would only measure the start."""
     return f" ({rows / seconds:,.0f} rows/s)" if rows >= _LEAST_ROWS_OF_RATE else ""
-
-
-def duration(seconds: float) -> str:
-    """Formats a duration in its two largest units: `4.2 s`, `3 min 20 s`, `2 h 5 min`, `-6 d 1 h`."""
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s"
-    units = (86_400, "d"), (3600, "h"), (60, "min"), (1, "s")
-    first = next(index for index, (size, _) in enumerate(units) if whole >= size)
-    (size, unit), (part_size, part) = units[first : first + 2]
-    parts = whole % size // part_size
-    return f"{whole // size} {unit}" + (f" {parts} {part}" if parts else "")
 
 
 def output() -> IO[bytes]:

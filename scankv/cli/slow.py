@@ -8,7 +8,8 @@ import typer
 from aio_client import SlowCall
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
-from scankv.cli.show import duration, show_json, show_table
+from scankv.cli.show import show_json, show_table
+from scankv.formats.amounts import duration
 
 _HEADINGS: Final = ["ended", "call", "table", "took", "waited", "status", "client", "request", "plan"]
 

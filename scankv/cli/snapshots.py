@@ -11,7 +11,8 @@ from scankv.cli.export import export
 from scankv.cli.named_snapshots import find_snapshot
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import FAILED, complain
-from scankv.cli.show import duration, show_json, show_table
+from scankv.cli.show import show_json, show_table
+from scankv.formats.amounts import duration
 from scankv.model.errors import SnapshotLost, UsageError
 
 _SECONDS_OF: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 from rich.console import Console, Group
-from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
 from aio_client import ConnectionFailed
 from scankv.cli.show import is_terminal, pairs_table, show
+from scankv.formats.amounts import size
 from scankv.formats.printable import printable
 
 if TYPE_CHECKING:
@@ -116,4 +116,4 @@ def _screen(
 
 
 def _rate(name: str, rate: float) -> str:
-    return decimal(int(rate)) if name == "bytes_returned" else f"{rate:,.1f}"
+    return size(int(rate)) if name == "bytes_returned" else f"{rate:,.1f}"

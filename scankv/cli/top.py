@@ -9,6 +9,7 @@ from scankv.cli.options import Columns, RowFormat, Rows, TableName, Url, Where, 
 from scankv.cli.show import output, show_rows
 from scankv.cli.top_watch import watch_top
 from scankv.formats.json_text import json_lines
+from scankv.formats.printable import printable
 from scankv.model.errors import UsageError
 
 _EVERY_SECONDS: Final = 2.0
@@ -36,6 +37,9 @@ def top(
             help=f"With --watch, show at most one change in this time. Default: {_EVERY_SECONDS:g}.",
         ),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print what the server would read and decode, and read nothing.")
+    ] = False,
     format_: Rows = RowFormat.TABLE,
     url: Url = None,
 ) -> None:
@@ -50,9 +54,15 @@ def top(
     """
     if every is not None and not watch:
         raise UsageError("--every is an option of --watch: add --watch")
+    if explain and watch:
+        raise UsageError("--explain and --watch exclude each other: give one of them")
     chosen = split_names(columns) or None
     with open_client(url) as client:
         found = client.table(table)
+        if explain:
+            told = found.explain_top_n(limit, order_by, where, columns=chosen, descending=not ascending)
+            typer.echo(printable(str(told), lines=True))
+            return
         if watch:
             seconds = every or _EVERY_SECONDS
             watched = found.watch_top_n(limit, order_by, where, columns=chosen, descending=not ascending, every=seconds)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from rich.filesize import decimal
 
 from aio_client import connect
 from scankv.demo.flights import KEY, SCHEMA, TABLE, Figures, read_flights
 from scankv.demo.tally import Tally
 from scankv.demo.zeroing import Zeroing
+from scankv.formats.amounts import size
 from scankv.model import lazy_compute as pc
 from scankv.model.counts import counted
 
@@ -137,7 +137,7 @@ async def _report_memory(client: Client, report: Report) -> None:
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    report.print_line("memory", f"server {decimal(server)}, client {decimal(own)} at their peaks")
+    report.print_line("memory", f"server {size(server)}, client {size(own)} at their peaks")
 
 
 def _speed(rows: int, seconds: float) -> str:

@@ -116,3 +116,6 @@ of the largest message once its message takes longer than 20 ms to arrive."""
 SMALL_MESSAGE_BYTES: Final = 64 * 1024
 """The server receives so many bytes of a call before it reads its message. Clients announce so many for all messages
 that are not larger."""
+
+MAX_SIZED_TABLES: Final = 100
+"""The most tables whose sizes one call asks for."""

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from scankv.v1 import lookup_pb2 as scankv_dot_v1_dot_lookup__pb2
+from scankv.v1 import scan_pb2 as scankv_dot_v1_dot_scan__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -53,6 +54,11 @@ class LookupServiceStub:
                 '/scankv.v1.LookupService/TopN',
                 request_serializer=scankv_dot_v1_dot_lookup__pb2.TopNRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_lookup__pb2.TopNResponse.FromString,
+                _registered_method=True)
+        self.ExplainTopN = channel.unary_unary(
+                '/scankv.v1.LookupService/ExplainTopN',
+                request_serializer=scankv_dot_v1_dot_lookup__pb2.TopNRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_scan__pb2.ExplainScanResponse.FromString,
                 _registered_method=True)
 
 
@@ -104,6 +110,15 @@ class LookupServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainTopN(self, request, context):
+        """Returns how the server would answer TopN, without reading rows: by the order of an index, or by a scan of all rows
+        that can match. `if_changed_since` and `wait_millis` are ignored.
+        Errors: as for TopN, except those of a read in progress.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LookupServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +141,11 @@ def add_LookupServiceServicer_to_server(servicer, server):
                     servicer.TopN,
                     request_deserializer=scankv_dot_v1_dot_lookup__pb2.TopNRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_lookup__pb2.TopNResponse.SerializeToString,
+            ),
+            'ExplainTopN': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainTopN,
+                    request_deserializer=scankv_dot_v1_dot_lookup__pb2.TopNRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_scan__pb2.ExplainScanResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -236,6 +256,33 @@ class LookupService:
             '/scankv.v1.LookupService/TopN',
             scankv_dot_v1_dot_lookup__pb2.TopNRequest.SerializeToString,
             scankv_dot_v1_dot_lookup__pb2.TopNResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainTopN(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.LookupService/ExplainTopN',
+            scankv_dot_v1_dot_lookup__pb2.TopNRequest.SerializeToString,
+            scankv_dot_v1_dot_scan__pb2.ExplainScanResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,6 +15,7 @@ ISOLATION_READ_LATEST has no version, and is computed for its caller alone.
 from collections import abc as _abc
 from grpc import aio as _aio
 from scankv.v1 import lookup_pb2 as _lookup_pb2
+from scankv.v1 import scan_pb2 as _scan_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -69,6 +70,11 @@ class LookupServiceStub:
     Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an
     order, REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
     """
+    ExplainTopN: _grpc.UnaryUnaryMultiCallable[_lookup_pb2.TopNRequest, _scan_pb2.ExplainScanResponse]
+    """Returns how the server would answer TopN, without reading rows: by the order of an index, or by a scan of all rows
+    that can match. `if_changed_since` and `wait_millis` are ignored.
+    Errors: as for TopN, except those of a read in progress.
+    """
 
 @_typing.type_check_only
 class LookupServiceAsyncStub(LookupServiceStub):
@@ -101,6 +107,11 @@ class LookupServiceAsyncStub(LookupServiceStub):
     for Aggregate.
     Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an
     order, REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
+    """
+    ExplainTopN: _aio.UnaryUnaryMultiCallable[_lookup_pb2.TopNRequest, _scan_pb2.ExplainScanResponse]  # type: ignore[assignment]
+    """Returns how the server would answer TopN, without reading rows: by the order of an index, or by a scan of all rows
+    that can match. `if_changed_since` and `wait_millis` are ignored.
+    Errors: as for TopN, except those of a read in progress.
     """
 
 class LookupServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -155,6 +166,17 @@ class LookupServiceServicer(metaclass=_abc_1.ABCMeta):
         for Aggregate.
         Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an
         order, REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
+        """
+
+    @_abc_1.abstractmethod
+    def ExplainTopN(
+        self,
+        request: _lookup_pb2.TopNRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scan_pb2.ExplainScanResponse, _abc.Awaitable[_scan_pb2.ExplainScanResponse]]:
+        """Returns how the server would answer TopN, without reading rows: by the order of an index, or by a scan of all rows
+        that can match. `if_changed_since` and `wait_millis` are ignored.
+        Errors: as for TopN, except those of a read in progress.
         """
 
 def add_LookupServiceServicer_to_server(servicer: LookupServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

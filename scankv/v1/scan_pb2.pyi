@@ -1288,6 +1288,9 @@ class ExplainScanResponse(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     BY_OFFSET_FIELD_NUMBER: _builtins.int
     INSTANTS_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
+    INDEX_ORDER_FIELD_NUMBER: _builtins.int
+    WITH_TIES_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The pinned snapshot to read. Empty: the live table."""
     points: _builtins.int
@@ -1319,6 +1322,14 @@ class ExplainScanResponse(_message.Message):
     """Whether the rows of a bucket come in the order of their log offsets, because the table has no primary key."""
     instants: _builtins.int
     """Of how many instants the rows are, with CONSISTENCY_OWNER. 0: of one."""
+    order_by: _builtins.str
+    """Of a top-N: the column that orders the rows, nulls last in both directions. Empty: a scan is explained."""
+    index_order: _builtins.bool
+    """Whether the entries of `index` are read in their order until there are enough rows. If `index_keys` is not 0, the
+    server reads at most that many entries, and then reads the ranges above instead.
+    """
+    with_ties: _builtins.bool
+    """Whether a top-N also returns the rows after the last one that equal it in `order_by`."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets to read, ascending: those of the requested buckets that can have requested keys. Empty: nothing is
@@ -1377,10 +1388,13 @@ class ExplainScanResponse(_message.Message):
         partitions: _builtins.int | None = ...,
         by_offset: _builtins.bool = ...,
         instants: _builtins.int = ...,
+        order_by: _builtins.str = ...,
+        index_order: _builtins.bool = ...,
+        with_ties: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_partitions", b"_partitions", "_partitions_read", b"_partitions_read", "limit", b"limit", "partitions", b"partitions", "partitions_read", b"partitions_read"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_partitions", b"_partitions", "_partitions_read", b"_partitions_read", "all_keys", b"all_keys", "buckets", b"buckets", "by_offset", b"by_offset", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range_count", b"index_range_count", "index_ranges", b"index_ranges", "instants", b"instants", "limit", b"limit", "ordered", b"ordered", "partitions", b"partitions", "partitions_read", b"partitions_read", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "read_path", b"read_path", "read_path_reason", b"read_path_reason", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_partitions", b"_partitions", "_partitions_read", b"_partitions_read", "all_keys", b"all_keys", "buckets", b"buckets", "by_offset", b"by_offset", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_order", b"index_order", "index_range_count", b"index_range_count", "index_ranges", b"index_ranges", "instants", b"instants", "limit", b"limit", "order_by", b"order_by", "ordered", b"ordered", "partitions", b"partitions", "partitions_read", b"partitions_read", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "read_path", b"read_path", "read_path_reason", b"read_path_reason", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id", "with_ties", b"with_ties"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

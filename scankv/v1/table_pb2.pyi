@@ -958,12 +958,19 @@ Global___BaseStatistics: _TypeAlias = BaseStatistics  # noqa: Y015
 class ListTablesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    partial: _builtins.bool
+    """Of a server with several worker processes: leaves out the tables of workers that do not answer within a second,
+    instead of failing.
+    """
     def __init__(
         self,
+        *,
+        partial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partial", b"partial"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -976,10 +983,13 @@ class ListTablesResponse(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     DAMAGED_FIELD_NUMBER: _builtins.int
     CALLER_EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    ABSENT_WORKERS_FIELD_NUMBER: _builtins.int
     caller_expires_at: _builtins.float
     """The seconds since 1970 UTC at which the caller's token, or the grants of its certificate, end if nothing revokes them
     before. Absent: they do not expire, the server asks for no tokens, or it is older than this field.
     """
+    absent_workers: _builtins.int
+    """With `partial`: how many worker processes did not answer."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]: ...
     @_builtins.property
@@ -992,16 +1002,96 @@ class ListTablesResponse(_message.Message):
         tables: _abc.Iterable[Global___Table] | None = ...,
         damaged: _abc.Iterable[Global___DamagedTable] | None = ...,
         caller_expires_at: _builtins.float | None = ...,
+        absent_workers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_caller_expires_at", b"_caller_expires_at", "caller_expires_at", b"caller_expires_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller_expires_at", b"_caller_expires_at", "caller_expires_at", b"caller_expires_at", "damaged", b"damaged", "tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller_expires_at", b"_caller_expires_at", "absent_workers", b"absent_workers", "caller_expires_at", b"caller_expires_at", "damaged", b"damaged", "tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caller_expires_at: _TypeAlias = _typing.Literal["caller_expires_at"]  # noqa: Y015
     _WhichOneofArgType__caller_expires_at: _TypeAlias = _typing.Literal["_caller_expires_at", b"_caller_expires_at"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__caller_expires_at) -> _WhichOneofReturnType__caller_expires_at | None: ...
 
 Global___ListTablesResponse: _TypeAlias = ListTablesResponse  # noqa: Y015
+
+@_typing.final
+class ListTableSizesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The tables, as `database.table`; at most 100."""
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTableSizesRequest: _TypeAlias = ListTableSizesRequest  # noqa: Y015
+
+@_typing.final
+class ListTableSizesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sizes(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableSize]:
+        """By name, ascending."""
+
+    def __init__(
+        self,
+        *,
+        sizes: _abc.Iterable[Global___TableSize] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sizes", b"sizes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTableSizesResponse: _TypeAlias = ListTableSizesResponse  # noqa: Y015
+
+@_typing.final
+class TableSize(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    UNOPENED_BUCKETS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    rows: _builtins.int
+    """The number of live rows, as in BucketStatistics. Absent: the table does not count its rows, or a bucket is damaged,
+    or was not opened since the server started.
+    """
+    disk_bytes: _builtins.int
+    """As the total in DiskUse."""
+    unopened_buckets: _builtins.int
+    """The number of buckets that were not opened since the server started, whose rows are not known."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rows: _builtins.int | None = ...,
+        disk_bytes: _builtins.int = ...,
+        unopened_buckets: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "disk_bytes", b"disk_bytes", "name", b"name", "rows", b"rows", "unopened_buckets", b"unopened_buckets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
+    _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows) -> _WhichOneofReturnType__rows | None: ...
+
+Global___TableSize: _TypeAlias = TableSize  # noqa: Y015
 
 @_typing.final
 class DamagedTable(_message.Message):

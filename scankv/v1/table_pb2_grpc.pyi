@@ -63,6 +63,12 @@ class TableServiceStub:
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
     ListTables: _grpc.UnaryUnaryMultiCallable[_table_pb2.ListTablesRequest, _table_pb2.ListTablesResponse]
     """Lists the tables by name, ascending, and the damaged tables."""
+    ListTableSizes: _grpc.UnaryUnaryMultiCallable[_table_pb2.ListTableSizesRequest, _table_pb2.ListTableSizesResponse]
+    """Returns how large some tables are. Opens no bucket, and takes about a millisecond for each table. Tables that do not
+    exist, or that the caller may not read, are left out, and so are those of worker processes that do not answer within
+    a second.
+    Errors: INVALID_ARGUMENT INVALID_REQUEST (more than 100 names).
+    """
 
 @_typing.type_check_only
 class TableServiceAsyncStub(TableServiceStub):
@@ -99,6 +105,12 @@ class TableServiceAsyncStub(TableServiceStub):
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
     ListTables: _aio.UnaryUnaryMultiCallable[_table_pb2.ListTablesRequest, _table_pb2.ListTablesResponse]  # type: ignore[assignment]
     """Lists the tables by name, ascending, and the damaged tables."""
+    ListTableSizes: _aio.UnaryUnaryMultiCallable[_table_pb2.ListTableSizesRequest, _table_pb2.ListTableSizesResponse]  # type: ignore[assignment]
+    """Returns how large some tables are. Opens no bucket, and takes about a millisecond for each table. Tables that do not
+    exist, or that the caller may not read, are left out, and so are those of worker processes that do not answer within
+    a second.
+    Errors: INVALID_ARGUMENT INVALID_REQUEST (more than 100 names).
+    """
 
 class TableServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -162,5 +174,17 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_table_pb2.ListTablesResponse, _abc.Awaitable[_table_pb2.ListTablesResponse]]:
         """Lists the tables by name, ascending, and the damaged tables."""
+
+    @_abc_1.abstractmethod
+    def ListTableSizes(
+        self,
+        request: _table_pb2.ListTableSizesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_table_pb2.ListTableSizesResponse, _abc.Awaitable[_table_pb2.ListTableSizesResponse]]:
+        """Returns how large some tables are. Opens no bucket, and takes about a millisecond for each table. Tables that do not
+        exist, or that the caller may not read, are left out, and so are those of worker processes that do not answer within
+        a second.
+        Errors: INVALID_ARGUMENT INVALID_REQUEST (more than 100 names).
+        """
 
 def add_TableServiceServicer_to_server(servicer: TableServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -15,12 +15,13 @@ from streaming_server.scan.read_plan import is_cheap_to_plan
 from streaming_server.scan.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
+    from scankv.model.tables.schema import TableDefinition
     from scankv.v1 import lookup_pb2
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
-    from streaming_server.scan.queries.indexed_top_n import FoundRows
+    from streaming_server.scan.queries.indexed_top_n import FoundRows, OrderChoice
     from streaming_server.scan.queries.result_cache import Computation
     from streaming_server.scan.queries.top_n import TopNSpec
     from streaming_server.scan.read_plan import ReadPlan
@@ -71,7 +72,7 @@ async def indexed_top_n(
         ScanKvError: As `find_top_by_index` and `ScanKv`.
     """
     request, spec, definition = query.request, query.result, query.definition
-    if all(definition.entry_columns(index)[-1] != spec.by for index in definition.indexes):
+    if not _may_have_index(query):
         return None
     scan = RegisteredScan(
         table=request.table,
@@ -85,7 +86,12 @@ async def indexed_top_n(
             stack.enter_context(registry.call(scan))
             await stack.enter_async_context(registry.admit(scan))
         computation.begin_view()
-        async with _locked_view(tables, request, scan, latest=query.plan.latest) as locked:
+
+        def check() -> None:
+            if scan.ended is not None:
+                raise copy(scan.ended)
+
+        async with _locked_view(tables, request, check, latest=query.plan.latest) as locked:
             definition, view = locked.codec.definition, locked.view
             version = b"" if query.plan.latest else version_of(definition, view.log_offsets, view.micros, view.rows)
             computation.set_view_version(version)
@@ -99,26 +105,47 @@ async def indexed_top_n(
         return IndexedAnswer(found, version, locked.view.log_offsets)
 
 
+async def choose_index(
+    tables: Tables, query: BoundQuery[lookup_pb2.TopNRequest, TopNSpec]
+) -> tuple[OrderChoice, TableDefinition] | None:
+    """Returns the index through which `indexed_top_n` would answer now, and the table as of then. Reads no entries.
+
+    None: no index fits.
+
+    Raises:
+        ScanKvError: As `indexed_top_n`.
+    """
+    if not _may_have_index(query):
+        return None
+    async with _locked_view(tables, query.request, lambda: None, latest=query.plan.latest) as locked:
+        choice = await _choose_order(query.result, query.plan.as_of(locked.view.micros), locked)
+        return None if choice is None else (choice, locked.codec.definition)
+
+
+def _may_have_index(query: BoundQuery[lookup_pb2.TopNRequest, TopNSpec]) -> bool:
+    definition = query.definition
+    return any(definition.entry_columns(index)[-1] == query.result.by for index in definition.indexes)
+
+
 async def _find_top(spec: TopNSpec, plan: ReadPlan, locked: LockedView) -> FoundRows | None:
+    choice = await _choose_order(spec, plan, locked)
+    return None if choice is None else await find_top_by_index(spec, choice, locked)
+
+
+async def _choose_order(spec: TopNSpec, plan: ReadPlan, locked: LockedView) -> OrderChoice | None:
     asked = spec, plan.bound_to(locked.codec), locked.keys, locked.indexes
     if is_cheap_to_plan(plan.where):
-        choice = choose_order(*asked)
-    else:
-        choice = await asyncio.to_thread(choose_order, *asked)
-        locked.check()
-    return None if choice is None else await find_top_by_index(spec, choice, locked)
+        return choose_order(*asked)
+    choice = await asyncio.to_thread(choose_order, *asked)
+    locked.check()
+    return choice
 
 
 @asynccontextmanager
 async def _locked_view(
-    tables: Tables, request: lookup_pb2.TopNRequest, scan: RegisteredScan, *, latest: bool
+    tables: Tables, request: lookup_pb2.TopNRequest, check: Callable[[], None], *, latest: bool
 ) -> AsyncIterator[LockedView]:
     """Locks the view that a request reads for the length of the block. See `TableReads.lock_view`."""
-
-    def check() -> None:
-        if scan.ended is not None:
-            raise copy(scan.ended)
-
     if not request.HasField("snapshot"):
         async with tables.table(request.table).reads.lock_view(check, latest=latest) as locked:
             yield locked

@@ -20,6 +20,7 @@ from streaming_server.scan.queries.result_cache import CachedResult, Computation
 from streaming_server.scan.queries.top_n import TopNCollector
 from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import map_errors
+from streaming_server.services.explained_top_n import explain_top_n
 from streaming_server.services.indexed_top_n import indexed_top_n
 from streaming_server.services.isolation import reads_latest
 from streaming_server.services.query_request import bind_aggregate, bind_count, bind_top_n
@@ -82,6 +83,7 @@ class LookupService:
                 ("Count", self.Count, lookup_pb2.CountRequest),
                 ("Aggregate", self.Aggregate, lookup_pb2.AggregateRequest),
                 ("TopN", self.TopN, lookup_pb2.TopNRequest),
+                ("ExplainTopN", self.ExplainTopN, lookup_pb2.TopNRequest),
             )
         }
         name = lookup_pb2.DESCRIPTOR.services_by_name["LookupService"].full_name
@@ -144,6 +146,14 @@ class LookupService:
     ) -> bytes:
         async with map_errors(request, context):
             return await self._answer(request, context, lookup_pb2.TopNResponse, bind_top_n, self._top_n)
+        raise AssertionError("map_errors ends the call")
+
+    async def ExplainTopN(
+        self, request: lookup_pb2.TopNRequest, context: grpc.aio.ServicerContext[lookup_pb2.TopNRequest, bytes]
+    ) -> bytes:
+        """Explains how `TopN` would find its rows. Creates no iterators, so it needs no admission."""
+        async with map_errors(request, context):
+            return (await explain_top_n(self._tables, request)).SerializeToString()
         raise AssertionError("map_errors ends the call")
 
     async def _answer(

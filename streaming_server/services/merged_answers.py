@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from scankv.v1 import admin_pb2, snapshot_pb2, transaction_pb2
+from scankv.v1 import admin_pb2, snapshot_pb2, table_pb2, transaction_pb2
 from streaming_server.services.tablets.joined_snapshots import join_snapshots
 
 if TYPE_CHECKING:
@@ -49,6 +49,22 @@ def merge_lists(answers: Mapping[int, _Answer]) -> _Answer:
         elif field.name == "calls":
             items.sort(key=lambda call: call.age_millis)
     return merged
+
+
+def merge_sizes(answers: Mapping[int, table_pb2.ListTableSizesResponse]) -> table_pb2.ListTableSizesResponse:
+    """Returns the sizes of tables by name. Those of the tablets of a table are added up."""
+    found = dict[str, table_pb2.TableSize]()
+    for size in (size for answer in answers.values() for size in answer.sizes):
+        known = found.setdefault(size.name, size)
+        if known is size:
+            continue
+        known.disk_bytes += size.disk_bytes
+        known.unopened_buckets += size.unopened_buckets
+        if known.HasField("rows") and size.HasField("rows"):
+            known.rows += size.rows
+        else:
+            known.ClearField("rows")
+    return table_pb2.ListTableSizesResponse(sizes=[found[name] for name in sorted(found)])
 
 
 def merge_transactions(

@@ -227,6 +227,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "AlterTable": _needs(ADMIN, _NAME),
         "GetTable": _needs(READ, _NAME),
         "ListTables": _lists("tables", "name", SomeTable(), VisibleItems("damaged", "name")),
+        "ListTableSizes": _lists("sizes", "name", SomeTable()),
     },
     "ScanService": {
         "ScanKv": _needs(
@@ -243,6 +244,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "Count": _needs(READ, _TABLE, _PINNED),
         "Aggregate": _needs(READ, _TABLE, _PINNED),
         "TopN": _needs(READ, _TABLE, _PINNED),
+        "ExplainTopN": _needs(READ, _TABLE, _PINNED),
     },
     "WriteService": {
         "Upsert": _needs(WRITE, _TABLE, _STAGED, owned=_OWN_WRITE),

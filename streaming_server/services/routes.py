@@ -13,7 +13,13 @@ from scankv.v1 import admin_pb2, lock_pb2, snapshot_pb2, table_pb2, transaction_
 from streaming_server.engine.bucket.call_point import PASSED_ON
 from streaming_server.services.errors import end_with
 from streaming_server.services.forwarding import Workers, end_as, is_absent, reason_of
-from streaming_server.services.merged_answers import merge_lists, merge_metrics, merge_stats, merge_transactions
+from streaming_server.services.merged_answers import (
+    merge_lists,
+    merge_metrics,
+    merge_sizes,
+    merge_stats,
+    merge_transactions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,11 +39,15 @@ names the worker."""
 
 _METRICS_SECONDS: Final = 5.0
 
+_PART_SECONDS: Final = 1.0
+"""How long a worker may take for its part of an answer that may lack it."""
+
 _SHARE_OF_WAIT: Final = 0.75
 """The share of the time for which the client waits that other workers may take, if that is less."""
 
 MERGED: Final[Mapping[str, tuple[type[Message], Callable[[Mapping[int, Any]], Message]]]] = {
     "TableService/ListTables": (table_pb2.ListTablesResponse, merge_lists),
+    "TableService/ListTableSizes": (table_pb2.ListTableSizesResponse, merge_sizes),
     "LockService/ListColumnLocks": (lock_pb2.ListColumnLocksResponse, merge_lists),
     "SnapshotService/ListSnapshots": (snapshot_pb2.ListSnapshotsResponse, merge_lists),
     "TransactionService/ListTransactions": (transaction_pb2.ListTransactionsResponse, merge_transactions),
@@ -159,16 +169,32 @@ def _time_to_answer(seconds: float | None, remaining: float | None) -> float | N
 
 @dataclass(frozen=True, slots=True)
 class MergedCall(CallToAll):
-    """Merges the answers of all workers. A list is complete, or the call ends with an error."""
+    """Merges the answers of all workers. A list is complete, or the call ends with an error.
+
+    Exception: a caller may say that it takes what the workers that run have.
+    """
 
     data: bytes
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
-        response, merge = MERGED[self.method.removeprefix(SERVICE)]
-        answers, errors = split_answers(await self.ask_all(self.to_all(self.data), context))
-        await end_with_first(context, errors, "a part of the tables")
+        name = self.method.removeprefix(SERVICE)
+        response, merge = MERGED[name]
+        partial = _takes_a_part(name, self.data)
+        seconds = _PART_SECONDS if partial else ANSWER_SECONDS
+        answers, errors = split_answers(await self.ask_all(self.to_all(self.data), context, seconds=seconds))
+        if not (partial and answers and all(map(is_absent, errors.values()))):
+            await end_with_first(context, errors, "a part of the tables")
         merged = merge({number: response.FromString(answer) for number, answer in answers.items()})
+        if isinstance(merged, table_pb2.ListTablesResponse):
+            merged.absent_workers = len(errors)
         return merged.SerializeToString()
+
+
+def _takes_a_part(name: str, request: bytes) -> bool:
+    """Whether an answer may lack the tables of workers that do not answer soon."""
+    if name == "TableService/ListTables":
+        return table_pb2.ListTablesRequest.FromString(request).partial
+    return name == "TableService/ListTableSizes"
 
 
 @dataclass(frozen=True, slots=True)

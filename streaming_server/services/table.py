@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest
+from scankv.model.limits import MAX_SIZED_TABLES
 from scankv.model.names import table_of
 from scankv.model.tables.evolution import ColumnChanges
 from scankv.model.tables.merge_wire import aggregates_from_proto, merging_from_proto, merging_to_proto
@@ -112,6 +113,22 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         caller = CALLER.get() or ANYBODY
         ends = [each for each in (caller.expires_at, caller.certificate_ends) if each is not None]
         return table_pb2.ListTablesResponse(tables=tables, damaged=damaged, caller_expires_at=min(ends, default=None))
+
+    async def ListTableSizes(
+        self,
+        request: table_pb2.ListTableSizesRequest,
+        context: grpc.aio.ServicerContext[table_pb2.ListTableSizesRequest, table_pb2.ListTableSizesResponse],
+    ) -> table_pb2.ListTableSizesResponse:
+        async with map_errors(request, context):
+            if len(request.names) > MAX_SIZED_TABLES:
+                raise InvalidRequest(
+                    f"the request names {len(request.names):,} tables: at most {MAX_SIZED_TABLES} are allowed; ask for "
+                    "the others in another call"
+                )
+            found = await self._tables.sizes.measure(set(request.names))
+        return table_pb2.ListTableSizesResponse(
+            sizes=[table_pb2.TableSize(name=name, **asdict(size)) for name, size in found.items()]
+        )
 
     def _message(self, definition: TableDefinition) -> table_pb2.Table:
         message = table_message(definition)

@@ -25,7 +25,7 @@ PAGES = {
     "table": "/tables/game.scores",
     "rows": "/tables/game.scores?where=score+%3C+20&limit=20&run=rows",
     "count": "/tables/game.scores?run=count",
-    "plan": "/tables/game.scores?run=explain",
+    "plan": "/tables/game.scores?run=explain&order_by=score",
     "problem": "/tables/game.scores?where=score+%3C&run=rows",
     "live": "/tables/game.scores/top?order_by=score&limit=20",
     "refused live": "/tables/game.scores/top?order_by=score&where=score+%3C",

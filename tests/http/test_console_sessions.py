@@ -193,7 +193,7 @@ def test_the_login_says_how_long_a_session_lasts(secured: TokenGateway) -> None:
     caller = HttpCaller(secured.port)
     refused = caller.post("/login", form_key=form_key(caller, "/login"), token="skv_0_wrong")
     for answer in (caller.get("/login"), refused):
-        assert b"after 60 min without use, with the token, and at the latest after 12 h." in answer.body
+        assert b"after 1 h without use, with the token, and at the latest after 12 h." in answer.body
 
 
 def test_a_page_that_refreshes_itself_is_in_use(tmp_path: Path, secured: TokenGateway) -> None:

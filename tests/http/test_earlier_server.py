@@ -36,7 +36,7 @@ def test_the_page_of_the_server_shows_what_the_server_knows_and_names_the_rest(e
     assert answer.status == 200
     assert "does not know the calls: slow calls. Upgrade" in text
     assert "Slow calls" not in text
-    for shown in ("Longest turn", "<td>a.scores</td>", "Open transactions", "Column locks"):
+    for shown in ("Longest loop turn", "<td>a.scores</td>", "Open transactions", "Column locks"):
         assert shown in text
 
 
@@ -55,3 +55,21 @@ def test_a_server_of_this_version_knows_all_calls(gateway: GatewayProcess) -> No
     text = gateway.get("/server").body.decode()
     assert "does not know" not in text
     assert "Slow calls" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/", "The rows and sizes are not shown, because the server is older than this console"),
+        (
+            "/tables/a.scores?run=explain&order_by=score",
+            "column are not shown, because the server is older",
+        ),
+    ],
+)
+def test_what_an_earlier_server_cannot_tell_is_named(earlier: GatewayProcess, path: str, text: str) -> None:
+    connection = earlier.connection()
+    connection.request("GET", path)
+    with connection.getresponse() as response:
+        assert text in response.read().decode()
+    connection.close()

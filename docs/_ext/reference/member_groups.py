@@ -15,7 +15,8 @@ FIRST_CALLS = (
 GROUPS = {
     "Table": {
         "First calls": "get upsert scan delete count changes",
-        "Reading": "lookup top_n aggregate watch_top_n count_if_changed top_n_if_changed aggregate_if_changed",
+        "Reading": "lookup top_n aggregate watch_top_n explain_top_n count_if_changed top_n_if_changed "
+        "aggregate_if_changed",
         "Writing": "append retract replace truncate writer lock_columns undo",
         "Snapshots": "snapshot adopt_snapshot",
         "Consumers": "consumers reset_consumer delete_consumer delete_consumers accept_consumer",
@@ -26,7 +27,7 @@ GROUPS = {
     },
     "Client": {
         "First calls": "table create_table tables transaction aclose close",
-        "Tables": "alter_table drop_table bootstrap check_table damaged_tables wait_ready",
+        "Tables": "alter_table drop_table bootstrap check_table damaged_tables table_sizes wait_ready",
         "Reading": "scan read_ahead",
         "Transactions": "transaction_part transactions abort_transaction give_up_transaction",
         "Snapshots": "snapshots adopt_snapshot",

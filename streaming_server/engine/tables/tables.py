@@ -51,6 +51,7 @@ from streaming_server.engine.tables.limits import (
     writer_limits,
 )
 from streaming_server.engine.tables.partition_expiry import PartitionExpiry
+from streaming_server.engine.tables.table_sizes import TableSizes
 from streaming_server.engine.tables.tablets import Tablets
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.executor import StorageExecutor
@@ -158,6 +159,7 @@ class Tables:
             self.assignments = asyncio.Lock()
             self._changes = DetachedTasks()
             self._disk_use = DataDiskUse(self._directory, placement, self._executor, self._catalog, self._live)
+            self.sizes = TableSizes(self._executor, self._catalog, self._live)
             self._make_maintenance(config)
             self.snapshots = Snapshots(
                 config,

@@ -17,6 +17,7 @@ from streaming_server.scan.rows.keys_to_read import keys_to_read
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from scankv.model.expressions import BoundPredicate
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import RowReader
@@ -67,7 +68,7 @@ def explain(
         all_keys=read == ALL_KEY_RANGES,
         points=len(points),
         first_points=[point_text(key, reader.keys) for key in points[:_POINTS_SHOWN]],
-        residual="" if residual is None else _shorten(repr(residual.predicate)),
+        residual="" if residual is None else residual_text(residual),
         columns_read=[name for name in definition.schema.names if name in looked_at],
         columns_returned=returned,
         ordered=plan.ordered,
@@ -104,6 +105,11 @@ def plan_text(answer: scan_pb2.ExplainScanResponse) -> str:
     if answer.HasField("limit"):
         parts.append(f"limit {answer.limit}")
     return "; ".join(parts)
+
+
+def residual_text(residual: BoundPredicate) -> str:
+    """Returns a residual predicate as an explanation shows it."""
+    return _shorten(repr(residual.predicate))
 
 
 def _count_partitions(partitions: Iterable[bytes], read: KeyRanges) -> int:

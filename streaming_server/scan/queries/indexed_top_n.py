@@ -48,6 +48,10 @@ class OrderChoice:
     codec: IndexCodec
     plan: OrderPlan
 
+    def most_entries(self, spec: TopNSpec) -> int | None:
+        """Returns how many entries are read before a scan of all rows is preferred. None: as many as it takes."""
+        return None if self.plan.residual is None else _BUDGET_ENTRIES + _BUDGET_PER_ROW * spec.n
+
 
 def choose_order(
     spec: TopNSpec, where: BoundPredicate | None, keys: KeyCodec, indexes: Iterable[IndexCodec]
@@ -126,8 +130,7 @@ async def find_top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedV
         DataLoss: Entries or rows are damaged, or disagree.
     """
     index, plan = choice.codec, choice.plan
-    budget = None if plan.residual is None else _BUDGET_ENTRIES + _BUDGET_PER_ROW * spec.n
-    merge = EntryMerge(index, locked, spec.by, plan.residual, budget)
+    merge = EntryMerge(index, locked, spec.by, plan.residual, choice.most_entries(spec))
     try:
         best = await _first_entries(spec, plan, merge)
     except BudgetExceeded:

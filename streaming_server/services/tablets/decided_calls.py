@@ -42,6 +42,7 @@ class Needs(Enum):
 DECIDED: Final[Mapping[str, Needs]] = {
     "AdminService/AssignOwner": Needs.KNOWN,
     "AdminService/CheckTable": Needs.KNOWN,
+    "LookupService/ExplainTopN": Needs.SAME,
     "LookupService/Lookup": Needs.SAME,
     "ScanService/ExplainScan": Needs.SAME,
     "ScanService/ScanKv": Needs.OPENS,

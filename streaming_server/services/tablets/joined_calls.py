@@ -19,7 +19,7 @@ from streaming_server.services.forwarding import RETRY_SECONDS
 from streaming_server.services.tablets.definitions import check, describe
 from streaming_server.services.tablets.deletions import stage_delete_all
 from streaming_server.services.tablets.drops import naming_drops
-from streaming_server.services.tablets.explanations import explain_scan
+from streaming_server.services.tablets.explanations import explain_scan, explain_top_n
 from streaming_server.services.tablets.owners import assign
 from streaming_server.services.tablets.queries import aggregate, count, top_n
 from streaming_server.services.tablets.rows import look_up, open_writer
@@ -59,6 +59,7 @@ _JOINS: Final[Mapping[str, Join]] = {
     "TableService/GetTable": describe,
     "LookupService/Aggregate": aggregate,
     "LookupService/TopN": top_n,
+    "LookupService/ExplainTopN": explain_top_n,
     "SnapshotService/PinSnapshot": pin,
     "SnapshotService/RenewSnapshot": renew,
     "SnapshotService/ReleaseSnapshot": release,
@@ -78,6 +79,7 @@ _REPEATED: Final = frozenset(
         "LookupService/Count",
         "LookupService/Aggregate",
         "LookupService/TopN",
+        "LookupService/ExplainTopN",
         "SnapshotService/PinSnapshot",
         "ScanService/ScanKv",
         "ScanService/ExplainScan",

@@ -211,6 +211,11 @@ def test_top_shows_the_first_rows_by_a_column(scankv: CommandLine, scores: str) 
     best = scankv("top", scores, "--order-by", "score", "--where", "player <> 'ann'", "--format", "jsonl").text
     assert best == '{"player":"bob","score":27}\n{"player":"cem","score":null}\n'
     assert '"scroe"' in scankv.fails("top", scores, "--order-by", "scroe")
+    text = scankv("top", scores, "--order-by", "score", "-n", "3", "--ascending", "--explain").text
+    told = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert (told["keys"], told["limit"]) == ("all keys", "3 rows")
+    assert told["order"] == "ascending by score, nulls last; equal rows ascending by key"
+    assert "exclude each other" in scankv.fails("top", scores, "--order-by", "score", "--explain", "--watch")
     scankv("top", scores, "--order-by", "score", "-n", "0", code=2)
 
 

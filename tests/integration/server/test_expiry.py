@@ -402,6 +402,23 @@ async def test_a_time_in_the_key_bounds_what_scans_and_the_sweep_read(tmp_path: 
         assert state.sweep.removed == 940
 
 
+async def test_explain_of_a_top_n_has_the_rows_that_have_not_expired(tmp_path: Path) -> None:
+    async with serving(tmp_path, FakeClocks()) as (_, client):
+        table = await by_event_time(client, indexes=[["value"]])
+        await table.upsert([row(number, 10 * number, number) for number in range(10)])
+        assert (await table.top_n(3, "value", "value >= 2"))["id"].to_pylist() == [5, 4, 3]
+        told = await table.explain_top_n(3, "value", "value >= 2")
+        # The entries lack the time, so their order does not show which rows count.
+        assert (told.index_order, told.index, told.index_ranges) == (False, ("value",), ("value >= 2",))
+        assert told.residual is not None
+        assert "NOW" in told.residual.replace("2023-11-14 22:12:20", "NOW")
+        assert told.columns_read == ("at", "value")
+        unindexed = await table.explain_top_n(3, "id", "value <> 2")
+        assert unindexed.residual is not None
+        assert 'col("value") != 2' in unindexed.residual
+        assert 'col("at") >' in unindexed.residual
+
+
 async def test_the_longest_predicate_still_fits_a_table_whose_rows_expire(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeClocks()) as (_, client):
         table = await by_event_time(client, indexes=[["value"]])

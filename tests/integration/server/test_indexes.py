@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import col
+from aio_client import SchemaMismatch, UsageError, col
 from scankv.model.expressions.wire import to_proto
 from scankv.v1 import lookup_pb2, scan_pb2, table_pb2, write_pb2
 from tests.support.tables import exact_rows, ipc_stream
@@ -189,6 +189,61 @@ async def test_explain_tells_what_will_be_read(client: Client, tables: dict[bool
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize(
+    ("n", "by", "where", "index", "keys"),
+    [
+        (5, "score", None, ("score",), "in the order of the index on (score), until there are enough: all keys"),
+        (5, "score", col("score") > 9, ("score",), "in the order of the index on (score), until there are enough: "),
+        (5, "score", col("league") == "league 7", ("league", "score"), "the index on (league, score), until"),
+        (5, "score", col("league") > "league 7", (), "from the index on (league, score): league > 'league 7'; if"),
+        (5, "score", col("score") != 7, ("score",), "if over 10,050 entries: all keys"),
+        (5, "score", col("player") > "player 9", (), "player > 'player 9'"),
+        (5, "score", col("note") == "note 7", (), "all keys"),
+        (5, "note", None, (), "all keys"),
+        (20_000, "score", None, (), "all keys"),
+    ],
+)
+async def test_explain_names_the_index_that_a_top_n_reads(
+    client: Client,
+    wire: Wire,
+    tables: dict[bool, str],
+    n: int,
+    by: str,
+    where: Predicate | None,
+    index: tuple[str, ...],
+    keys: str,
+    ascending: bool,
+) -> None:
+    table = await client.table(tables[True])
+    told = await table.explain_top_n(n, by, where, descending=not ascending)
+    _, response = top(wire, table.name, by=by, n=n, where=where, ascending=ascending)
+    assert tuple(response.index) == index
+    assert (told.index if told.index_order else ()) == index
+    assert (told.index_order, told.limit, told.reverse) == (bool(index), n, not ascending)
+    text = str(told)
+    assert keys in text
+    assert f"{'ascending' if ascending else 'descending'} by {by}, nulls last; equal rows ascending by key" in text
+    if not index:
+        scanned = await table.scan([by], where=where).explain()
+        assert (told.ranges, told.index, told.residual) == (scanned.ranges, scanned.index, scanned.residual)
+        assert (told.read_path, told.read_path_reason) == (scanned.read_path, scanned.read_path_reason)
+        assert told.columns_returned == tuple(table.schema.names)
+
+
+@pytest.mark.asyncio
+async def test_explain_of_a_top_n_refuses_what_the_query_refuses(client: Client, tables: dict[bool, str]) -> None:
+    table = await client.table(tables[True])
+    with pytest.raises(SchemaMismatch, match="scroe"):
+        await table.explain_top_n(5, "scroe")
+    with pytest.raises(UsageError, match="limit"):
+        await table.explain_top_n(0, "score")
+    ties = await table.explain_top_n(5, "score", ties="all", columns=["player"])
+    assert "limit     5 rows and all ties" in str(ties)
+    assert ties.columns_returned == ("player",)
+
+
+@pytest.mark.asyncio
 async def test_a_pinned_snapshot_has_its_indexes(client: Client, wire: Wire, name: str) -> None:
     create(wire, name, INDEXES)
     write(wire, name, rows().slice(0, 3000))
@@ -204,6 +259,8 @@ async def test_a_pinned_snapshot_has_its_indexes(client: Client, wire: Wire, nam
         snapshot = scan_pb2.PinnedSnapshot(snapshot_id=pin.id)
         found, told = top(wire, name, by="score", n=5, where=where, snapshot=snapshot)
         assert list(told.index) == ["league", "score"]
+        explained = await table.explain_top_n(5, "score", where, as_of=pin)
+        assert (explained.source, explained.index) == ("pinned", ("league", "score"))
         assert "player 000007" in found["player"].to_pylist()
         assert "player 000007" not in top(wire, name, by="score", n=5, where=where)[0]["player"].to_pylist()
         with_index_later = table_pb2.AlterTableRequest(

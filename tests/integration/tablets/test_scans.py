@@ -16,11 +16,12 @@ from aio_client import col, sync
 from scankv.model.changes.chunk_checksum import chunk_crc32c
 from scankv.model.expressions.wire import to_proto
 from scankv.model.keys.key_codec import KeyCodec
-from scankv.v1 import scan_pb2
+from scankv.v1 import lookup_pb2, scan_pb2
 from tests.support.tablet_twins import BUCKETS, TabletTwins
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from scankv.model.expressions import Predicate
     from tests.support.wire import Wire
 
 pytestmark = pytest.mark.timeout(120)
@@ -165,6 +166,26 @@ def test_explanations_are_equal(twins: TabletTwins, asked: dict[str, Any], order
     if isinstance(divided, scan_pb2.ExplainScanResponse):
         divided.ClearField("instants")  # The other table has one owner.
     assert divided == plain
+
+
+@pytest.mark.parametrize("by", ["number", "text", "nothing"])
+@pytest.mark.parametrize(
+    "where", [None, col("number") > 50, col("team") == "team 3"], ids=["all", "by index", "by key"]
+)
+def test_explanations_of_top_n_are_equal_and_name_what_is_read(
+    twins: TabletTwins, by: str, where: Predicate | None
+) -> None:
+    def request(name: str) -> lookup_pb2.TopNRequest:
+        return lookup_pb2.TopNRequest(table=name, by=by, n=5, where=None if where is None else to_proto(where))
+
+    plain, divided = twins.both(lambda name: twins.wire.lookups.ExplainTopN(request(name), timeout=60))
+    if by != "nothing":
+        for each in (plain, divided):
+            # Whether a bucket of a few rows has been considered for a base, each worker decides at its time.
+            each.read_path_reason = each.read_path_reason.partition(":")[0]
+    assert divided == plain
+    if by != "nothing":
+        assert list(plain.index) * plain.index_order == list(twins.wire.lookups.TopN(request(twins.names[1])).index)
 
 
 @pytest.mark.parametrize("asked", REFUSED.values(), ids=REFUSED.keys())

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 import typer
+from rich.filesize import decimal
 
 from scankv.cli.app import app
-from scankv.cli.show import duration
 from scankv.cli.snapshots import parse_duration
+from scankv.formats.amounts import duration, size
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,8 @@ def test_how_long_published_versions_are_kept_needs_a_unit(text: str, capsys: py
         typer.main.get_command(app)(publish)
     message = f'--keep-for must be a time with a unit, as in 90s, 10m, 2h or 7d, not "{text}"'
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 999, 1000, 1049, 99_999, 123_456, 10**6 - 1, 10**9, 34 * 10**12, 10**18])
+def test_a_size_reads_as_rich_writes_sizes(number: int) -> None:
+    assert size(number) == decimal(number)

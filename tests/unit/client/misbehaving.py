@@ -178,7 +178,7 @@ class OnlyTables(TableServiceServicer):
     async def _stall(self, request: Any, context: Any) -> Any:
         await asyncio.sleep(FOREVER)
 
-    GetTable = CreateTable = DropTable = AlterTable = ListTables = _stall
+    GetTable = CreateTable = DropTable = AlterTable = ListTables = ListTableSizes = _stall
 
 
 class ShedsTables(OnlyTables):

@@ -94,6 +94,7 @@ NAMES = [
     "TableExists",
     "TableNotFound",
     "TableRecreated",
+    "TableSize",
     "Tls",
     "TlsHandshakeFailed",
     "TokenEnv",

@@ -1,0 +1,56 @@
+"""How does a page come although one part of it is slow or fails? Each part has a time limit, and says what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from scankv.model.errors import DeadlineExceeded, ProtocolViolation, ScanKvError, Unauthenticated
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+SECTION_SECONDS: Final = 2.0
+"""How long a page waits for a part of it."""
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Section(Generic[_Value]):
+    """A part of a page. Immutable.
+
+    Attributes:
+        value: What it shows. None: it could not be read.
+        problem: Why it could not be read. Empty: it could.
+        timed_out: Whether it took too long.
+    """
+
+    value: _Value | None = None
+    problem: str = ""
+    timed_out: bool = False
+
+
+async def read_section(call: Awaitable[_Value], what: str, seconds: float | None = SECTION_SECONDS) -> Section[_Value]:
+    """Returns a part of a page, or why it could not be read.
+
+    Args:
+        call: Reads it.
+        what: What it is, in the plural, as the message begins.
+        seconds: How long it may take. None: as long as the client waits for an answer.
+
+    Raises:
+        Unauthenticated: The session has ended, so that the page shows the login.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return Section(await call)
+    except TimeoutError:
+        return Section(problem=f"{what} did not come within {seconds:g} seconds.", timed_out=True)
+    except Unauthenticated:
+        raise
+    except ProtocolViolation:
+        return Section(problem=f"{what} are not shown, because the server is older than this console: upgrade it.")
+    except ScanKvError as error:
+        return Section(problem=error.message, timed_out=isinstance(error, DeadlineExceeded))
