@@ -37,6 +37,7 @@ CHECKED = sorted(method for method in METHODS if not PERMISSIONS[method].is_open
 
 # Every other call needs more than `read`.
 READING = {
+    "AdminService/Activity",
     "AdminService/CheckTable",
     "AdminService/ListScans",
     "AdminService/Metrics",
@@ -267,7 +268,9 @@ def test_a_call_is_answered_only_with_its_role_for_its_tables(secured: SecuredSe
                     assert answer.details["role"] in answer.message
                     refused += 1
     assert allowed
-    assert refused or method.endswith(("/ListTables", "/ListScans", "/ListTransactions", "/ServerReflectionInfo"))
+    assert refused or method.endswith(
+        ("/Activity", "/ListTables", "/ListScans", "/ListTransactions", "/ServerReflectionInfo")
+    )
 
 
 @pytest.mark.parametrize("method", CHECKED)
