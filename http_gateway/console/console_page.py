@@ -47,10 +47,10 @@ class ConsolePage:
         return (self.path, f"{SESSION_PATH}{self.path}") if self.in_sessions else (self.path,)
 
 
-def show_error(request: Request, error: Exception) -> Response:
-    """Returns the page that says what is wrong."""
+def show_error(request: Request, error: Exception, values: Values | None = None) -> Response:
+    """Returns the page that says what is wrong. It refreshes as the page does whose values are given."""
     problem = problem_of(error)
-    return show(request, "error.html", {}, status=problem["status"], problem=problem)
+    return show(request, "error.html", values or {}, status=problem["status"], problem=problem)
 
 
 def show(request: Request, template: str, values: Values, *, status: int = 200, **more: Any) -> Response:  # noqa: ANN401

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import RedirectResponse, Response
 
 from http_gateway.answers import NEEDS_TOKEN
+from http_gateway.console.chart_pages import CHARTS_REFRESH, show_charts
 from http_gateway.console.console_page import ConsolePage, show, show_error
 from http_gateway.console.rendering import no_icon, style
 from http_gateway.console.server_pages import show_scans, show_server
@@ -47,6 +48,7 @@ PAGES: Final = (
     ConsolePage(path="/tables/{table}", handler=show_table, parameters=TABLE_PARAMETERS),
     ConsolePage(path="/scans", handler=show_scans),
     ConsolePage(path="/server", handler=show_server),
+    ConsolePage(path="/charts", handler=show_charts, parameters=(CHARTS_REFRESH,)),
     ConsolePage(path="/login", handler=_login, parameters=(), in_sessions=False),
 )
 
@@ -56,13 +58,14 @@ async def answer_page(gateway: Gateway, found: ConsolePage, request: Request) ->
     session = _enter(gateway, request)
     if session is None:
         return _ask_for_login()
+    values: Values = {}
     try:
         values = read_parameters(found.parameters, request.query_params.multi_items())
         response = await found.handler(gateway, request, values)
     except Unauthenticated:
         return _leave(gateway, request, session) if has_ended_token(session) else _ask_for_login()
     except (HttpRefusal, ScanKvError) as error:
-        return show_error(request, error)
+        return show_error(request, error, values)
     request.scope[NEEDS_TOKEN] = found.handler is not _login
     return response
 
@@ -153,4 +156,5 @@ def _leave(gateway: Gateway, request: Request, session: Session) -> Response:
     """Ends a session whose user logs out, or whose token is no longer accepted."""
     response = _ask_for_login()
     end_session(gateway.sessions, request, response, session)
+    gateway.sampler.forget(session.base)
     return response

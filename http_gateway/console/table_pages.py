@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from http_gateway.console.chart_pages import table_charts
 from http_gateway.console.console_page import REFRESH, show
 from http_gateway.console.rendering import cells_of
 from http_gateway.parameters import Choice, Parameter, WholeNumber
@@ -55,6 +56,7 @@ async def show_table(gateway: Gateway, request: Request, values: Values) -> Resp
         consumers=await table.consumers(),
         result=result,
         problem=problem,
+        charts=table_charts(gateway, request, table.name),
     )
 
 

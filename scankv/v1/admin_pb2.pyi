@@ -334,7 +334,9 @@ class ActivityCounters(_message.Message):
     rows_read: _builtins.int
     """Rows that scans, streams of changes and queries have read from storage."""
     disk_bytes: _builtins.int
-    """The files of rows, changelog, indexes and columnar bases, measured within the last minutes. Absent: not measured."""
+    """The files of rows, changelog, indexes and columnar bases, and the writes that are not in these yet, measured within
+    the last minutes. Absent: not measured.
+    """
     @_builtins.property
     def writes(self) -> Global___CallTimes:
         """Upserts, deletes and undos that were answered, also those that a transaction stages."""

@@ -101,11 +101,13 @@ class ActivityReader:
 
 
 def _file_bytes(live: LiveBucket, micros: int) -> int | None:
-    """Returns the bytes of the files of a bucket that RocksDB knows, and of its columnar base. None: never opened."""
-    known = live.family_bytes
+    """Returns the bytes of a bucket that RocksDB knows of, and of its columnar base. None: it was never opened."""
+    known, bucket = live.family_bytes, live.open_bucket
     if known is None:
         return None
-    return known.rows + known.changelog + known.indexes + base_stats_of(live, micros).disk_bytes
+    # Writes that are not in files of rows yet are in the write-ahead log, which is about as large.
+    unflushed = 0 if bucket is None else bucket.unflushed_bytes
+    return known.rows + known.changelog + known.indexes + unflushed + base_stats_of(live, micros).disk_bytes
 
 
 def _by_table(scans: Iterable[RegisteredScan]) -> dict[str, list[RegisteredScan]]:
