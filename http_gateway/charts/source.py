@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+OLD_SERVER: Final = "the server is older than this console and counts nothing for charts: upgrade it"
+
 _ANSWER_SECONDS: Final = 4.0
 """How long a sample may take. Less than the time between two samples."""
 
@@ -170,7 +172,7 @@ def _text_of(error: Exception) -> str:
         case PermissionDenied():
             return "the token with which charts are sampled may read no table: replace it"
         case ProtocolViolation():
-            return "the server is older than this console and counts nothing for charts: upgrade it"
+            return OLD_SERVER
         case UsageError():
             return error.message
     return f"the server did not answer within {_ANSWER_SECONDS:g} s: the gateway asks again every {SAMPLE_SECONDS:g} s"

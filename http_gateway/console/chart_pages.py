@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from http_gateway.charts import drawing
 from http_gateway.charts.figures import charts_of, number_text
+from http_gateway.charts.source import OLD_SERVER
 from http_gateway.console.console_page import REFRESH, show
 from scankv.model.errors import ProtocolViolation, Unavailable
 
@@ -63,16 +65,18 @@ class ShownCharts:
 async def show_charts(gateway: Gateway, request: Request, values: Values) -> Response:
     """Shows the charts of the server if the caller may read every table, and the busiest tables."""
     session: Session = request.state.session
-    readable, reads_all = await _readable_tables(gateway)
+    try:
+        readable, reads_all = await _readable_tables(gateway)
+    except ProtocolViolation:
+        return show(request, "charts.html", values, charts=ShownCharts(problem=OLD_SERVER), busiest=[])
     source = gateway.sampler.open_page(session.base, session.token)
-    now, history = gateway.sampler.now(), source.history
     if reads_all:
-        charts = _shown(gateway, source, history.of_server(), "the server")
+        charts = _shown(gateway, source, source.history.of_server(), "the server")
     else:
         charts = ShownCharts(
             note="The charts of the server need a token that may read every table. The page of each table has its own."
         )
-    busiest = _busiest(history, readable, now)
+    busiest = _busiest(source.history, readable, gateway.sampler.now())
     return show(request, "charts.html", values, charts=charts, busiest=busiest)
 
 
@@ -89,17 +93,14 @@ async def _readable_tables(gateway: Gateway) -> tuple[set[str], bool]:
     The server says that, because samples may have been taken with other rights.
 
     Raises:
-        ScanKvError: As `live_scans`; the server does not answer.
+        ProtocolViolation: The server is older than the gateway, and counts nothing.
+        ScanKvError: As `live_scans`.
     """
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             answer = await gateway.client._activity()
     except TimeoutError:
         raise Unavailable(f"the server has not answered within {_ANSWER_SECONDS:g} s: try again") from None
-    except ProtocolViolation:
-        # It is older than the gateway, and counts nothing.
-        await gateway.client.tables()
-        return set(), False
     tables = {each.table for process in answer.processes for each in process.tables}
     return tables, any(process.HasField("server") for process in answer.processes)
 
@@ -113,7 +114,7 @@ def _shown(gateway: Gateway, source: Source, points: Sequence[tuple[float, Point
         if gateway.sampler.samples_always
         else " The gateway samples only while a page with charts is open, because it has no token of its own."
     )
-    if sum(point.rows_written == point.rows_written for _, point in points) == 0:
+    if all(math.isnan(point.rows_written) for _, point in points):
         waiting = "The first values come after two samples: reload the page in 10 s." if age < 15 else ""
         if not waiting and not source.problem:
             waiting = f"Nothing is known of {what}: it was not used since the server started, or may not be sampled."

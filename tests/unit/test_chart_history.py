@@ -13,7 +13,7 @@ from scankv.v1 import admin_pb2
 BOUNDS = (0.001, 0.01, 0.1)
 
 
-class Worker:
+class CountingWorker:
     """A process of a server, as its answers show it."""
 
     def __init__(self, number: int = 0) -> None:
@@ -60,7 +60,7 @@ def written(history: History, table: str = "a.t") -> list[float | None]:
 
 
 def test_counters_become_rates_a_second() -> None:
-    history, worker = History(), Worker()
+    history, worker = History(), CountingWorker()
     for number, rows in enumerate((70, 100, 0, 50)):
         worker.write("a.t", rows)
         history.add(5.0 * number, answer_of(worker.answer()))
@@ -69,7 +69,7 @@ def test_counters_become_rates_a_second() -> None:
 
 
 def test_the_first_activity_of_a_table_is_drawn() -> None:
-    history, worker = History(), Worker()
+    history, worker = History(), CountingWorker()
     history.add(0, answer_of(worker.answer("a.other")))
     worker.write("a.t", 100)
     history.add(5, answer_of(worker.answer()))
@@ -77,7 +77,7 @@ def test_the_first_activity_of_a_table_is_drawn() -> None:
 
 
 def test_a_table_that_is_left_out_has_done_nothing() -> None:
-    history, worker = History(), Worker()
+    history, worker = History(), CountingWorker()
     worker.write("a.t", 100)
     worker.disk["a.t"] = 4096
     history.add(0, answer_of(worker.answer()))
@@ -88,7 +88,7 @@ def test_a_table_that_is_left_out_has_done_nothing() -> None:
 
 
 def test_a_restart_is_a_gap_and_no_negative_or_giant_rate() -> None:
-    history, worker = History(), Worker()
+    history, worker = History(), CountingWorker()
     worker.write("a.t", 1_000_000)
     history.add(0, answer_of(worker.answer()))
     history.add(5, answer_of(worker.answer()))
@@ -103,7 +103,7 @@ def test_a_restart_is_a_gap_and_no_negative_or_giant_rate() -> None:
 
 
 def test_a_time_without_samples_is_a_gap() -> None:
-    history, worker = History(), Worker()
+    history, worker = History(), CountingWorker()
     for at in (0, 5, 65, 70):
         worker.write("a.t", 50)
         history.add(at, answer_of(worker.answer()))
@@ -111,7 +111,7 @@ def test_a_time_without_samples_is_a_gap() -> None:
 
 
 def test_a_missing_worker_is_a_gap_only_for_its_tables() -> None:
-    history, first, second = History(), Worker(0), Worker(1)
+    history, first, second = History(), CountingWorker(0), CountingWorker(1)
     for number in range(4):
         first.write("a.first", 5)
         second.write("a.second", 10)
@@ -125,7 +125,7 @@ def test_a_missing_worker_is_a_gap_only_for_its_tables() -> None:
 
 
 def test_a_table_of_two_workers_is_their_sum_and_its_scan_counts_once() -> None:
-    history, first, second = History(), Worker(0), Worker(1)
+    history, first, second = History(), CountingWorker(0), CountingWorker(1)
     for number in range(2):
         for worker in (first, second):
             worker.write("a.t", 50)
@@ -138,7 +138,7 @@ def test_a_table_of_two_workers_is_their_sum_and_its_scan_counts_once() -> None:
 
 
 def test_counters_that_begin_again_without_a_restart_are_a_gap() -> None:
-    history, worker = History(), Worker()
+    history, worker = History(), CountingWorker()
     worker.write("a.t", 100)
     history.add(0, answer_of(worker.answer()))
     worker.written["a.t"] = 20
@@ -149,7 +149,7 @@ def test_counters_that_begin_again_without_a_restart_are_a_gap() -> None:
 
 
 def test_samples_are_kept_for_fifteen_minutes() -> None:
-    history, worker = History(), Worker()
+    history, worker = History(), CountingWorker()
     for number in range(3 * MAX_SAMPLES):
         worker.write("a.t", 5)
         history.add(SAMPLE_SECONDS * number, answer_of(worker.answer()))
@@ -160,7 +160,7 @@ def test_samples_are_kept_for_fifteen_minutes() -> None:
 
 
 def test_an_idle_table_keeps_its_size_forever() -> None:
-    history, worker = History(), Worker()
+    history, worker = History(), CountingWorker()
     worker.disk["a.t"] = 4096
     worker.write("a.t", 1)
     history.add(0, answer_of(worker.answer()))
@@ -172,7 +172,7 @@ def test_an_idle_table_keeps_its_size_forever() -> None:
 
 
 def test_the_tables_that_were_used_least_recently_are_forgotten() -> None:
-    history, worker = History(max_tables=10), Worker()
+    history, worker = History(max_tables=10), CountingWorker()
     history.add(0, answer_of(worker.answer("a.t0")))
     for number in range(1, 50):
         worker.write(f"a.t{number}", 5)
@@ -189,7 +189,7 @@ def test_the_tables_that_were_used_least_recently_are_forgotten() -> None:
 def test_any_sequence_gives_rates_between_zero_and_what_was_written() -> None:
     for seed in range(20):
         chance = random.Random(seed)
-        history, workers, now = History(max_tables=5), [Worker(0), Worker(1)], 0.0
+        history, workers, now = History(max_tables=5), [CountingWorker(0), CountingWorker(1)], 0.0
         for _ in range(150):
             now += chance.choice((5.0, 5.0, 5.0, 0.5, 60.0))
             for worker in workers:
@@ -207,7 +207,7 @@ def test_any_sequence_gives_rates_between_zero_and_what_was_written() -> None:
 
 
 def test_the_mean_rates_are_those_of_the_last_minute() -> None:
-    history, worker = History(), Worker()
+    history, worker = History(), CountingWorker()
     assert history.rates_of("a.t", 0) is None
     for number in range(40):
         worker.write("a.t", 500 if number < 20 else 50)
