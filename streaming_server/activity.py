@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import OrderedDict
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.histogram import LATENCY_SECONDS
@@ -111,9 +112,14 @@ class Activity:
         if known is None or known.disk_bytes != size:
             self._of(table).disk_bytes = size
 
-    def tables(self) -> list[tuple[str, Counters]]:
-        """Returns the counters of each table that has some, the most recently changed last."""
-        return list(self._tables.items())
+    def tables_since(self, at: float) -> dict[str, Counters]:
+        """Returns the counters of the tables that have changed since an instant, the most recently changed first."""
+        changed = takewhile(lambda each: each[1].changed_at >= at, reversed(self._tables.items()))
+        return dict(changed)
+
+    def find(self, table: str) -> Counters | None:
+        """Returns the counters of a table. None: it has none yet."""
+        return self._tables.get(table)
 
     def _of(self, table: str) -> Counters:
         """Returns the counters of a table, which change now."""

@@ -62,7 +62,6 @@ class Sampler:
         # Of sessions, by what their paths begin with; the most recently used last.
         self._readers: OrderedDict[str, tuple[Source, float]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
-        self._wanted = asyncio.Event()
 
     @property
     def samples_always(self) -> bool:
@@ -86,7 +85,7 @@ class Sampler:
         source = Source(PageToken(token), self._clock(), MAX_TABLES_OF_READER) if found is None else found[0]
         self._readers[session] = source, self._clock()
         if found is None:
-            self._wanted.set()
+            source.start_sample(self._client, self._tokens, self._clock)
             while len(self._readers) > MAX_READERS:
                 self.forget(next(iter(self._readers)))
         return source
@@ -128,13 +127,8 @@ class Sampler:
 
     async def _run(self) -> None:
         while True:
-            self._wanted.clear()
             self._sample()
-            try:
-                async with asyncio.timeout(SAMPLE_SECONDS):
-                    await self._wanted.wait()
-            except TimeoutError:
-                continue
+            await asyncio.sleep(SAMPLE_SECONDS)
 
     def _sample(self) -> None:
         """Begins a sample of each source, and ends those of which no page was open for long."""

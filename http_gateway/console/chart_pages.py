@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from http_gateway.charts import drawing
 from http_gateway.charts.figures import charts_of, number_text
+from http_gateway.charts.history import SHOWN_SECONDS
 from http_gateway.charts.source import OLD_SERVER
 from http_gateway.console.console_page import REFRESH, show
 from scankv.model.errors import ProtocolViolation, Unavailable
@@ -88,7 +89,7 @@ def table_charts(gateway: Gateway, request: Request, table: str) -> ShownCharts:
 
 
 async def _readable_tables(gateway: Gateway) -> tuple[set[str], bool]:
-    """Returns the tables that the caller may read now, of those with activity, and whether it may read every table.
+    """Returns the tables that the caller may read now, of those shown as used, and whether it may read every table.
 
     The server says that, because samples may have been taken with other rights.
 
@@ -98,7 +99,7 @@ async def _readable_tables(gateway: Gateway) -> tuple[set[str], bool]:
     """
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
-            answer = await gateway.client._activity()
+            answer = await gateway.client._activity(SHOWN_SECONDS)
     except TimeoutError:
         raise Unavailable(f"the server has not answered within {_ANSWER_SECONDS:g} s: try again") from None
     tables = {each.table for process in answer.processes for each in process.tables}

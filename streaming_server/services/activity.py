@@ -57,17 +57,17 @@ class ActivityReader:
         """
         self._is_asked = True
         everything = grants.allow_everywhere(Role.READ)
-        activity, since = self._tables.activity, float("-inf") if within is None else time.monotonic() - within
+        since = float("-inf") if within is None else time.monotonic() - within
         scans = _by_table(scan for scan in self._registry.live if not scan.is_check)
         found = admin_pb2.ProcessActivity(
             worker=self._worker, incarnation=self._incarnation, latency_bounds=LATENCY_SECONDS
         )
         began = time.perf_counter()
-        # The most recently changed first. Tables without counters may be read by their first scan.
-        changed = dict[str, "Counters | None"](reversed(activity.tables()))
-        for name, counters in {**changed, **{name: changed.get(name) for name in scans}}.items():
-            is_quiet = name not in scans and counters is not None and counters.changed_at < since
-            if not is_quiet and (everything or grants.allow(Role.READ, name)):
+        activity = self._tables.activity
+        # The counters of a scan change while it runs. A table has none before its first scan has ended.
+        live = {name: activity.find(name) for name in scans}
+        for name, counters in {**activity.tables_since(since), **live}.items():
+            if everything or grants.allow(Role.READ, name):
                 found.tables.add(table=name, counters=_message(counters, scans.get(name, [])))
             if time.perf_counter() - began > _SLICE_SECONDS:
                 await asyncio.sleep(0)

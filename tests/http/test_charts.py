@@ -25,6 +25,7 @@ from tests.support.monitoring import free_port
 from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
+from tests.support.workers import names_of_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -249,6 +250,28 @@ def test_the_page_goes_on_refreshing_while_the_server_restarts(tmp_path: Path) -
         answer = gateway.get("/charts")
         assert answer.status == 503
         assert answer.headers["refresh"] == "5"
+
+
+def test_the_own_gateway_samples_the_tables_of_all_workers(tmp_path: Path) -> None:
+    issuer, port = TokenIssuer(tmp_path / "tokens"), free_port()
+    arguments = ("--workers", "2", "--http-port", str(port), "--tokens", str(issuer.path))
+    names = [name for (name,) in names_of_workers(2, "part")]
+    with (
+        ServerProcess(tmp_path / "data", *arguments) as server,
+        sync.connect(server.url, token=issuer.root) as client,
+    ):
+        tables = [client.create_table(name, SCORES, primary_key=["player"]) for name in names]
+        session = log_in(HttpCaller(port), issuer.root)
+
+        def shows_both() -> bool:
+            for table in tables:
+                table.upsert(ROWS)
+            return all(highest_written(session.get(f"/tables/{name}").body) > 0 for name in names)
+
+        wait_until(shows_both, "the writes to both")
+        page = session.get("/charts").body.decode()
+        assert highest_written(page) > 0
+        assert all(name in page for name in names)
 
 
 def test_a_page_says_when_sampling_began(tmp_path: Path) -> None:
