@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
 HEADINGS = {
     "/": ["Tables", "Damaged"],
-    "/tables/game.scores": ["game.scores", "Query", "Columns", "Sizes on disk", "Buckets", "Consumers"],
+    "/tables/game.scores": [
+        "game.scores",
+        "Query",
+        "Columns",
+        "Last 15 minutes",
+        "Sizes on disk",
+        "Buckets",
+        "Consumers",
+    ],
     "/scans": ["Live scans"],
     "/server": [
         "Server",
