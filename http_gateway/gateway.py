@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from aio_client import Client
     from aio_client._transport.tokens import CallerToken
+    from http_gateway.charts.sampler import Sampler
     from http_gateway.console.session_files import SessionFiles
     from http_gateway.settings import GatewaySettings
 
@@ -63,6 +64,7 @@ class Gateway:
         tokens: The token that the calls of the running task send.
         settings: The settings of the gateway.
         sessions: The sessions of the console.
+        sampler: Samples the server for charts.
         event_streams: The streams of events that are open.
         downloads: The downloads that run.
         unsent: The bytes of answers that are in memory until they are sent.
@@ -73,6 +75,7 @@ class Gateway:
     tokens: CallerToken
     settings: GatewaySettings
     sessions: SessionFiles
+    sampler: Sampler
     event_streams: Bound
     downloads: Bound
     unsent: Bound = field(default_factory=lambda: Bound("bytes of unread answers", _MAX_UNSENT_BYTES))

@@ -14,6 +14,7 @@ import uvicorn
 from aio_client import Client, ClientConfig, Tls
 from aio_client._transport.tokens import CallerToken
 from http_gateway.app import Application
+from http_gateway.charts.sampler import Sampler
 from http_gateway.connections import Connections, CountingListener
 from http_gateway.console.session_files import SessionFiles
 from http_gateway.gateway import Bound, Gateway
@@ -48,17 +49,19 @@ async def serve(
         config: The settings of the client. None: those that follow from `settings`.
 
     Raises:
-        UsageError: A certificate cannot be used.
+        UsageError: A certificate or the token file of the charts cannot be used.
     """
     tokens = CallerToken()
     async with AsyncExitStack() as stack:
         sessions = stack.enter_context(_open_sessions(settings))
         client = await stack.enter_async_context(Client(config_of(settings, tokens, config)))
+        sampler = await stack.enter_async_context(Sampler(client, tokens, settings))
         gateway = Gateway(
             client=client,
             tokens=tokens,
             settings=settings,
             sessions=sessions,
+            sampler=sampler,
             event_streams=Bound("streams of events", settings.max_event_streams),
             downloads=Bound("downloads", MAX_DOWNLOADS),
         )

@@ -30,6 +30,8 @@ class GatewaySettings:
         insecure: Whether to listen beyond this machine without TLS or tokens nevertheless.
         forwarding_key: By which the server believes this gateway for whom it makes a call. Empty: the server takes the
             gateway itself for the client of each call.
+        charts_token_file: A file with the token with which the gateway samples the server for charts. Empty: it samples
+            by `forwarding_key`, or only while a page with charts is open, with the token of its reader.
         access_log: Whether to log each request.
         log_level: As of the server.
         sessions: The directory of the sessions of the console. Empty: a temporary one, which is removed when the
@@ -57,6 +59,7 @@ class GatewaySettings:
     server_key: str = ""
     insecure: bool = False
     forwarding_key: str = field(default="", repr=False)
+    charts_token_file: str = ""
     access_log: bool = False
     log_level: str = "info"
     sessions: str = ""

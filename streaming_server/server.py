@@ -72,6 +72,7 @@ from streaming_server.scan.admission.memory_pressure import CHECK_SECONDS, Memor
 from streaming_server.scan.admission.unread_answers import UnreadAnswers
 from streaming_server.scan.admission.waiting_calls import WaitingCalls
 from streaming_server.scan.queries.result_cache import ResultCache
+from streaming_server.services.activity import LOOK_SECONDS, ActivityReader
 from streaming_server.services.admin import AdminService
 from streaming_server.services.audit import AuditTrail
 from streaming_server.services.authorization import CallGuard
@@ -292,6 +293,7 @@ class Server:
             max_scan=self.config.max_scan_seconds,
             turns_with_events=None if self._loop_turns is None else self._loop_turns.count_turns_with_events,
             unread=self._unread,
+            activity=self._tables.activity,
         )
 
     def _make_intake(self, pressure: MemoryPressure) -> Intake:
@@ -322,6 +324,10 @@ class Server:
             watch.append(partial(repeat, _WATCH_SECONDS, self._access.check_streams))
         if authenticator is not None:
             watch.append(authenticator.run)
+        self._activity = ActivityReader(
+            self._tables, self._registry, self.incarnation, self._calls_itself.placement.number
+        )
+        watch.append(partial(repeat, LOOK_SECONDS, self._activity.measure_if_asked))
         self._add_services()
         port = self._listen(credentials)
         self._connections.ports |= {port} if self._worker is None else {port, self._worker.port}
@@ -406,6 +412,7 @@ class Server:
             CallerLimiter(config.caller_limits, clocks.monotonic),
             AuditTrail(self._audit_logs, clocks.monotonic, reads=config.audit_reads) if self._audit_logs else None,
             self._principals if config.http_access_log else None,
+            self._forwarded,
         )
 
     def _open_audit_logs(self) -> None:
@@ -451,6 +458,7 @@ class Server:
             self.incarnation,
             version,
             self._read_metrics,
+            self._activity,
         )
         self._metrics = MetricsReader(
             StatsSources(
@@ -471,7 +479,13 @@ class Server:
         # It has the methods of a server that generated code calls.
         router = Router(self._workers, self._tables, QueryMemory(results, self._waiting))
         server: Any = GuardedServer(
-            self._intake, self._server, self._registry.turns, self._access, router, self._connections
+            self._intake,
+            self._server,
+            self._registry.turns,
+            self._access,
+            router,
+            self._connections,
+            self._tables.activity,
         )
         scans.add_to_server(server)
         lookups = LookupService(self._tables, self._registry, results, self._waiting)

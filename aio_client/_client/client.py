@@ -539,6 +539,15 @@ class Client:
         response = await self._transport.call(lambda: self._transport.services.admin.Metrics, request)
         return response.text.decode()
 
+    async def _activity(self, within: float | None = None) -> admin_pb2.ActivityResponse:
+        """Returns counters of what clients do with the tables that the caller may read, for the charts of the console.
+
+        Args:
+            within: Leaves out the tables of which nothing has changed for so many seconds. None: leaves out none.
+        """
+        request = admin_pb2.ActivityRequest(changed_within_millis=0 if within is None else max(1, int(within * 1000)))
+        return await self._transport.call(lambda: self._transport.services.admin.Activity, request)
+
     async def live_scans(self) -> list[LiveScan]:
         """Lists the live scans of all clients, which hold iterators at the server now, oldest first."""
         response = await self._transport.call(

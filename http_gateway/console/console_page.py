@@ -59,10 +59,10 @@ def enter(gateway: Gateway, request: Request) -> Session | None:
     return session
 
 
-def show_error(request: Request, error: Exception) -> Response:
-    """Returns the page that says what is wrong."""
+def show_error(request: Request, error: Exception, values: Values | None = None) -> Response:
+    """Returns the page that says what is wrong. It refreshes as the page does whose values are given."""
     problem = problem_of(error)
-    return show(request, "error.html", {}, status=problem["status"], problem=problem)
+    return show(request, "error.html", values or {}, status=problem["status"], problem=problem)
 
 
 def show(

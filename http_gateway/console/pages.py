@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import RedirectResponse, Response
 
 from http_gateway.answers import NEEDS_TOKEN
+from http_gateway.console.chart_pages import CHARTS_REFRESH, show_charts
 from http_gateway.console.console_page import ConsolePage, enter, show, show_error
 from http_gateway.console.live_links import is_deep_link, login_address
 from http_gateway.console.live_page import LIVE_PARAMETERS, deep_link_of, show_live
@@ -61,6 +62,7 @@ PAGES: Final = (
     ConsolePage(path="/tables/{table}/top", handler=show_live, parameters=LIVE_PARAMETERS, deep_link=deep_link_of),
     ConsolePage(path="/scans", handler=show_scans),
     ConsolePage(path="/server", handler=show_server),
+    ConsolePage(path="/charts", handler=show_charts, parameters=(CHARTS_REFRESH,)),
     ConsolePage(path="/login", handler=_login, parameters=(_NEXT,), in_sessions=False),
 )
 
@@ -71,13 +73,14 @@ async def answer_page(gateway: Gateway, found: ConsolePage, request: Request) ->
     session = enter(gateway, request)
     if session is None:
         return _ask_for_login(link)
+    values: Values = {}
     try:
         values = read_parameters(found.parameters, request.query_params.multi_items())
         response = await found.handler(gateway, request, values)
     except Unauthenticated:
         return _leave(gateway, request, session, link) if has_ended_token(session) else _ask_for_login(link)
     except (HttpRefusal, ScanKvError) as error:
-        return show_error(request, error)
+        return show_error(request, error, values)
     request.scope[NEEDS_TOKEN] = found.handler is not _login
     return response
 
@@ -161,4 +164,5 @@ def _leave(gateway: Gateway, request: Request, session: Session, link: str = "")
     """Ends a session whose user logs out, or whose token is no longer accepted."""
     response = _ask_for_login(link)
     end_session(gateway.sessions, request, response, session)
+    gateway.sampler.forget(session.base)
     return response

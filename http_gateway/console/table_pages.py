@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
+from http_gateway.console.chart_pages import table_charts
 from http_gateway.console.console_page import REFRESH, show
 from http_gateway.console.rendering import cells_of
 from http_gateway.console.sections import SECTION_SECONDS, read_section
@@ -80,6 +81,7 @@ async def show_table(gateway: Gateway, request: Request, values: Values) -> Resp
         partitions=partitions,
         consumers=consumers,
         has_stopped=bool(asked_refresh and result.timed_out),
+        charts=table_charts(gateway, request, table.name),
     )
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from http_gateway.console.console_page import REFRESH, show
-from http_gateway.console.rates import rates_of
 from http_gateway.console.sections import read_section
 from http_gateway.parameters import Parameter, WholeNumber
 from scankv.formats.amounts import size
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from aio_client import Table, TableSize
-    from http_gateway.console.rates import Rates
+    from http_gateway.charts.history import Rates
+    from http_gateway.console.sessions import Session
     from http_gateway.gateway import Gateway
     from http_gateway.parameters import Values
 
@@ -79,6 +79,12 @@ def size_cells(table_size: TableSize | None) -> tuple[Cell, str]:
     return UNKNOWN if is_unopened else rows_cell(table_size.rows), size(table_size.disk_bytes)
 
 
+def _rates_of(gateway: Gateway, session: Session, names: Sequence[str]) -> dict[str, Rates | None]:
+    """Returns what the gateway has sampled of tables, which the caller may read."""
+    history = gateway.sampler.history_for(session.base)
+    return {name: None if history is None else history.rates_of(name, gateway.sampler.now()) for name in names}
+
+
 async def show_tables(gateway: Gateway, request: Request, values: Values) -> Response:
     """Shows the tables that the caller may read."""
     tables, damaged, absent_workers = await gateway.client._available_tables()
@@ -86,7 +92,7 @@ async def show_tables(gateway: Gateway, request: Request, values: Values) -> Res
     names = [table.name for table in listed.tables]
     sizes = await read_section(gateway.client.table_sizes(names), "The rows and sizes")
     known: Mapping[str, TableSize] = sizes.value or {}
-    rates: dict[str, Rates | None] = {name: rates_of(gateway, request.state.session, name) for name in names}
+    rates = _rates_of(gateway, request.state.session, names)
     return show(
         request,
         "tables.html",

@@ -32,6 +32,13 @@ def http(
             metavar="ORIGIN", help="Let pages of another web site, such as https://example.com, read answers."
         ),
     ] = None,
+    charts_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Sample the server for charts all the time, with the token in this file, such as one with read:*.",
+        ),
+    ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log each request, without its query.")] = False,
     session_seconds: Annotated[
         float, typer.Option(min=1, max=365 * 86_400, help="How long a login to the console lasts at most.")
@@ -47,10 +54,13 @@ def http(
     """Answer HTTP with calls to a server: queries, downloads, events and a console, until SIGTERM or Ctrl-C.
 
     `scankv serve --http-port` runs the same beside the server. Each request needs the token that its call needs, in the
-    header Authorization; a token in the profile or the environment of this command is not used. When the gateway is
-    ready, it prints one line, `scankv http ready on URL`.
+    header Authorization; a token in the profile or the environment of this command is not used. The charts of the
+    console are sampled all the time with the token of --charts-token-file, and without one only while a page with
+    charts is open, with the token of its reader. When the gateway is ready, it prints one line, `scankv http ready on
+    URL`.
     """
     with require_extra("http"):
+        from http_gateway.charts.source import FileToken
         from http_gateway.serving import serve
         from http_gateway.settings import GatewaySettings
     from aio_client import ClientConfig
@@ -65,10 +75,13 @@ def http(
         tls_client_ca=str(tls_client_ca or ""),
         origins=tuple(origin or ()),
         insecure=insecure,
+        charts_token_file="" if charts_token_file is None else str(charts_token_file.absolute()),
         access_log=access_log,
         session_seconds=session_seconds,
         session_idle_seconds=session_idle_seconds,
     )
+    if settings.charts_token_file:
+        FileToken(settings.charts_token_file)  # Raises UsageError if it cannot be used.
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     listener = _listen(host.strip("[]"), port)

@@ -7,6 +7,9 @@ from typing import Final
 FORWARDED_PEER: Final = "x-scankv-forwarded-peer"
 """The metadata in which a gateway names its client: the key of the gateway, a space, and the peer."""
 
+GATEWAY_KEY: Final = "x-scankv-gateway-key"
+"""The metadata with the key of the server's own gateway, in the one kind of call that it makes for itself."""
+
 
 def peer_text(host: str, port: int) -> str:
     """Returns an address as gRPC names the peer of a call: `ipv4:10.0.0.7:44882` or `ipv6:%5B::1%5D:44882`."""

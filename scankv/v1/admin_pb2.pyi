@@ -202,6 +202,207 @@ class MetricsResponse(_message.Message):
 Global___MetricsResponse: _TypeAlias = MetricsResponse  # noqa: Y015
 
 @_typing.final
+class ActivityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_WITHIN_MILLIS_FIELD_NUMBER: _builtins.int
+    changed_within_millis: _builtins.int
+    """Leaves out the tables of which nothing has changed for so long, and that no live scan reads. 0: leaves out none."""
+    def __init__(
+        self,
+        *,
+        changed_within_millis: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_within_millis", b"changed_within_millis"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivityRequest: _TypeAlias = ActivityRequest  # noqa: Y015
+
+@_typing.final
+class ActivityResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    MISSING_WORKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessActivity]:
+        """One message for each process of the server that has answered. All counters count from the start of a process, so
+        the values of different processes are to be added, and the live scans to be united.
+        """
+
+    @_builtins.property
+    def missing_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The worker processes that have not answered, because they are being started again or are frozen."""
+
+    def __init__(
+        self,
+        *,
+        processes: _abc.Iterable[Global___ProcessActivity] | None = ...,
+        missing_workers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing_workers", b"missing_workers", "processes", b"processes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivityResponse: _TypeAlias = ActivityResponse  # noqa: Y015
+
+@_typing.final
+class ProcessActivity(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    LATENCY_BOUNDS_FIELD_NUMBER: _builtins.int
+    worker: _builtins.int
+    """The number of the worker process. 0 if the server is one process."""
+    incarnation: _builtins.str
+    """Changes with every start of the process."""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableActivity]:
+        """The tables that were used since the start of the process: at most 10,000, those that were used most recently."""
+
+    @_builtins.property
+    def server(self) -> Global___ActivityCounters:
+        """All tables together. Only if the caller may read every table."""
+
+    @_builtins.property
+    def latency_bounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The upper bounds of the classes of latencies, in seconds. The last class has no bound."""
+
+    def __init__(
+        self,
+        *,
+        worker: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
+        tables: _abc.Iterable[Global___TableActivity] | None = ...,
+        server: Global___ActivityCounters | None = ...,
+        latency_bounds: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "latency_bounds", b"latency_bounds", "server", b"server", "tables", b"tables", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessActivity: _TypeAlias = ProcessActivity  # noqa: Y015
+
+@_typing.final
+class TableActivity(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """`database.table`."""
+    @_builtins.property
+    def counters(self) -> Global___ActivityCounters: ...
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        counters: Global___ActivityCounters | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableActivity: _TypeAlias = TableActivity  # noqa: Y015
+
+@_typing.final
+class ActivityCounters(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_WRITTEN_FIELD_NUMBER: _builtins.int
+    WRITES_FIELD_NUMBER: _builtins.int
+    ROWS_READ_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    LIVE_SCANS_FIELD_NUMBER: _builtins.int
+    rows_written: _builtins.int
+    """Rows and keys in acknowledged upserts, deletes and undos outside transactions, and in committed transactions and
+    bootstraps.
+    """
+    rows_read: _builtins.int
+    """Rows that scans, streams of changes and queries have read from storage."""
+    disk_bytes: _builtins.int
+    """The files of rows, changelog, indexes and columnar bases, and the writes that are not in these yet, measured within
+    the last minutes. Absent: not measured.
+    """
+    @_builtins.property
+    def writes(self) -> Global___CallTimes:
+        """Upserts, deletes and undos that were answered, also those that a transaction stages."""
+
+    @_builtins.property
+    def reads(self) -> Global___CallTimes:
+        """Lookups and queries that were answered."""
+
+    @_builtins.property
+    def live_scans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The scans, streams of changes and long queries that run now. Each number stands for one; the parts of a scan of
+        several tablets have the same number.
+        """
+
+    def __init__(
+        self,
+        *,
+        rows_written: _builtins.int = ...,
+        writes: Global___CallTimes | None = ...,
+        rows_read: _builtins.int = ...,
+        reads: Global___CallTimes | None = ...,
+        disk_bytes: _builtins.int | None = ...,
+        live_scans: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes", "disk_bytes", b"disk_bytes", "reads", b"reads", "writes", b"writes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes", "disk_bytes", b"disk_bytes", "live_scans", b"live_scans", "reads", b"reads", "rows_read", b"rows_read", "rows_written", b"rows_written", "writes", b"writes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__disk_bytes: _TypeAlias = _typing.Literal["disk_bytes"]  # noqa: Y015
+    _WhichOneofArgType__disk_bytes: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_bytes) -> _WhichOneofReturnType__disk_bytes | None: ...
+
+Global___ActivityCounters: _TypeAlias = ActivityCounters  # noqa: Y015
+
+@_typing.final
+class CallTimes(_message.Message):
+    """Calls of clients. A call counts at the process where it has arrived, and not at those that take part in it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    calls: _builtins.int
+    seconds: _builtins.float
+    """The sum of the latencies, and the number of latencies in each class. The latency of a call does not include its
+    waiting for its client or for locks, and a call that may wait for a change has none.
+    """
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        calls: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        classes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "classes", b"classes", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallTimes: _TypeAlias = CallTimes  # noqa: Y015
+
+@_typing.final
 class ListScansRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

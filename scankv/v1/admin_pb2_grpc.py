@@ -44,6 +44,11 @@ class AdminServiceStub:
                 request_serializer=scankv_dot_v1_dot_admin__pb2.MetricsRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_admin__pb2.MetricsResponse.FromString,
                 _registered_method=True)
+        self.Activity = channel.unary_unary(
+                '/scankv.v1.AdminService/Activity',
+                request_serializer=scankv_dot_v1_dot_admin__pb2.ActivityRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_admin__pb2.ActivityResponse.FromString,
+                _registered_method=True)
         self.ListScans = channel.unary_unary(
                 '/scankv.v1.AdminService/ListScans',
                 request_serializer=scankv_dot_v1_dot_admin__pb2.ListScansRequest.SerializeToString,
@@ -83,6 +88,14 @@ class AdminServiceServicer:
 
     def Metrics(self, request, context):
         """Returns the metrics of the server, as its port for monitoring systems does. Opens no bucket.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Activity(self, request, context):
+        """Returns counters of what clients do with the tables that the caller may read, for charts. Opens no bucket, and
+        measures nothing. The difference of two answers shows what has happened between them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,6 +161,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Metrics,
                     request_deserializer=scankv_dot_v1_dot_admin__pb2.MetricsRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_admin__pb2.MetricsResponse.SerializeToString,
+            ),
+            'Activity': grpc.unary_unary_rpc_method_handler(
+                    servicer.Activity,
+                    request_deserializer=scankv_dot_v1_dot_admin__pb2.ActivityRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_admin__pb2.ActivityResponse.SerializeToString,
             ),
             'ListScans': grpc.unary_unary_rpc_method_handler(
                     servicer.ListScans,
@@ -229,6 +247,33 @@ class AdminService:
             '/scankv.v1.AdminService/Metrics',
             scankv_dot_v1_dot_admin__pb2.MetricsRequest.SerializeToString,
             scankv_dot_v1_dot_admin__pb2.MetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Activity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.AdminService/Activity',
+            scankv_dot_v1_dot_admin__pb2.ActivityRequest.SerializeToString,
+            scankv_dot_v1_dot_admin__pb2.ActivityResponse.FromString,
             options,
             channel_credentials,
             insecure,

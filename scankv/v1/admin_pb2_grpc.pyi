@@ -35,6 +35,10 @@ class AdminServiceStub:
     """Returns statistics of the server. Opens no bucket."""
     Metrics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MetricsRequest, _admin_pb2.MetricsResponse]
     """Returns the metrics of the server, as its port for monitoring systems does. Opens no bucket."""
+    Activity: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ActivityRequest, _admin_pb2.ActivityResponse]
+    """Returns counters of what clients do with the tables that the caller may read, for charts. Opens no bucket, and
+    measures nothing. The difference of two answers shows what has happened between them.
+    """
     ListScans: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListScansRequest, _admin_pb2.ListScansResponse]
     """Lists the live scans, oldest first."""
     CancelScan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelScanRequest, _admin_pb2.CancelScanResponse]
@@ -69,6 +73,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Returns statistics of the server. Opens no bucket."""
     Metrics: _aio.UnaryUnaryMultiCallable[_admin_pb2.MetricsRequest, _admin_pb2.MetricsResponse]  # type: ignore[assignment]
     """Returns the metrics of the server, as its port for monitoring systems does. Opens no bucket."""
+    Activity: _aio.UnaryUnaryMultiCallable[_admin_pb2.ActivityRequest, _admin_pb2.ActivityResponse]  # type: ignore[assignment]
+    """Returns counters of what clients do with the tables that the caller may read, for charts. Opens no bucket, and
+    measures nothing. The difference of two answers shows what has happened between them.
+    """
     ListScans: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListScansRequest, _admin_pb2.ListScansResponse]  # type: ignore[assignment]
     """Lists the live scans, oldest first."""
     CancelScan: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelScanRequest, _admin_pb2.CancelScanResponse]  # type: ignore[assignment]
@@ -112,6 +120,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.MetricsResponse, _abc.Awaitable[_admin_pb2.MetricsResponse]]:
         """Returns the metrics of the server, as its port for monitoring systems does. Opens no bucket."""
+
+    @_abc_1.abstractmethod
+    def Activity(
+        self,
+        request: _admin_pb2.ActivityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ActivityResponse, _abc.Awaitable[_admin_pb2.ActivityResponse]]:
+        """Returns counters of what clients do with the tables that the caller may read, for charts. Opens no bucket, and
+        measures nothing. The difference of two answers shows what has happened between them.
+        """
 
     @_abc_1.abstractmethod
     def ListScans(

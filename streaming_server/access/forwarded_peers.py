@@ -7,7 +7,7 @@ import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.forwarded_peers import FORWARDED_PEER
+from scankv.model.forwarded_peers import FORWARDED_PEER, GATEWAY_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +44,16 @@ class ForwardedPeers:
         finally:
             self._keys.remove(key.encode())
 
+    def is_own(self, metadata: Metadata) -> bool:
+        """Whether a gateway makes a call for itself: it has sent its key, and no token of a caller."""
+        given = [value for name, value in metadata if name == GATEWAY_KEY]
+        if len(given) != 1 or not isinstance(given[0], str) or any(name == "authorization" for name, _ in metadata):
+            return False
+        return self._is_known(given[0])
+
+    def _is_known(self, key: str) -> bool:
+        return any(hmac.compare_digest(key.encode(), each) for each in self._keys)
+
     def client_of(self, peer: str, metadata: Metadata) -> str:
         """Returns the address of the client that makes a call.
 
@@ -57,5 +67,4 @@ class ForwardedPeers:
         if len(named) != 1 or not isinstance(named[0], str):
             return peer
         key, _, client = named[0].partition(" ")
-        given = key.encode()
-        return client if client and any(hmac.compare_digest(given, each) for each in self._keys) else peer
+        return client if client and self._is_known(key) else peer

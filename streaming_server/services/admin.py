@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from scankv.model.errors import DataLoss
 from scankv.model.names import table_of
 from scankv.v1 import admin_pb2, admin_pb2_grpc
+from streaming_server.access.owners import CALLER
 from streaming_server.engine.snapshots.part_ids import shown_id
 from streaming_server.engine.tables.owners import assign_owner
 from streaming_server.scan.admission.live_scans import RegisteredScan
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.admission.waiting_calls import WaitingCalls
     from streaming_server.scan.queries.result_cache import ResultCache
+    from streaming_server.services.activity import ActivityReader
     from streaming_server.services.calls import LoggedCall
     from streaming_server.services.intake import Intake
     from streaming_server.services.write import WriteService
@@ -52,7 +54,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         incarnation: str,
         version: str,
         read_metrics: Callable[[], Awaitable[tuple[str, bytes]]],
+        activity: ActivityReader,
     ) -> None:
+        self._activity = activity
         self._tables = tables
         self._registry = registry
         self._results = results
@@ -139,6 +143,18 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             return admin_pb2.MetricsResponse(text=text, content_type=content_type)
         raise AssertionError("map_errors ends the call")
 
+    async def Activity(
+        self,
+        request: admin_pb2.ActivityRequest,
+        context: grpc.aio.ServicerContext[admin_pb2.ActivityRequest, admin_pb2.ActivityResponse],
+    ) -> admin_pb2.ActivityResponse:
+        async with map_errors(request, context):
+            caller = CALLER.get()
+            assert caller is not None
+            within = request.changed_within_millis / 1000 if request.changed_within_millis else None
+            return await self._activity.read(within, caller.grants)
+        raise AssertionError("map_errors ends the call")
+
     async def ListScans(
         self,
         request: admin_pb2.ListScansRequest,
@@ -195,7 +211,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with map_errors(request, context):
             table, loop = self._tables.table(request.table), asyncio.get_running_loop()
             buckets = tuple(table.buckets.numbers)
-            scan = RegisteredScan(table=request.table, buckets=buckets, snapshot_id="", peer=context.peer())
+            scan = RegisteredScan(
+                table=request.table, buckets=buckets, snapshot_id="", peer=context.peer(), is_check=True
+            )
             with self._registry.call(scan):
                 async with self._registry.admit(scan):
                     for bucket in buckets:

@@ -11,7 +11,8 @@ from scankv.model.forwarded_peers import FORWARDED_PEER
 from scankv.model.names import table_of
 from streaming_server.access.callers import ANYBODY, CallerIdentity
 from streaming_server.access.certificates import read_certificate
-from streaming_server.access.grants import Role
+from streaming_server.access.forwarded_peers import ForwardedPeers
+from streaming_server.access.grants import Grants, Role
 from streaming_server.access.limits import CallerLimiter, CallerLimits
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_client
 from streaming_server.services.forwarding import certified_in
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
     from streaming_server.services.audit import AuditTrail
     from streaming_server.services.permissions import Permission, Requirement
 
+ACTIVITY: Final = "scankv.v1.AdminService/Activity"
+"""The only call that the server's own gateway may make for itself, without a token."""
+
+GATEWAY: Final = CallerIdentity("the server's own gateway", Grants(["read:*"]))
+"""The caller of this call."""
+
 _AUTHORIZATION: Final = "authorization"
 _SCHEME: Final = "bearer "
 _NO_TOKEN: Final = "the call has no token"
@@ -55,6 +62,7 @@ class CallGuard:
         limiter: Counts what each caller takes. None: without limits.
         audit: Records calls in the audit log. None: there is no audit log.
         principals: Remembers who makes the calls of the server's own gateway. None: nothing does.
+        gateways: Knows the keys of the server's own gateways. None: it has none.
 
     Attributes:
         limiter: Counts what each caller takes.
@@ -68,7 +76,9 @@ class CallGuard:
         limiter: CallerLimiter | None = None,
         audit: AuditTrail | None = None,
         principals: RequestPrincipals | None = None,
+        gateways: ForwardedPeers | None = None,
     ) -> None:
+        self._gateways = gateways or ForwardedPeers()
         self.limiter = limiter or CallerLimiter(CallerLimits(), time.monotonic)
         self.audit = audit
         self._resources = resources
@@ -98,6 +108,8 @@ class CallGuard:
         if self._tokens is None:
             return ANYBODY
         metadata = CALL_METADATA.get()
+        if method == ACTIVITY and self._gateways.is_own(metadata):
+            return GATEWAY
         token, certificate = _token_of(metadata), None
         if token is not None:
             found = self._tokens.find(token) or await self._tokens.verify(token)
@@ -126,7 +138,7 @@ class CallGuard:
         Raises:
             Unauthenticated: The token was revoked or has expired in the meantime.
         """
-        found = caller if self._tokens is None else self._tokens.renewed(caller)
+        found = caller if self._tokens is None or caller is GATEWAY else self._tokens.renewed(caller)
         if isinstance(found, CallerIdentity):
             return found
         self._log_refusal(f"refused a running call of {caller.principal}: {found}")

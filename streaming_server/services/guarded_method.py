@@ -18,6 +18,7 @@ from streaming_server.access.callers import ANYBODY, STREAM_CALLER
 from streaming_server.access.owners import CALLER, NAMED_OWNER, check_named_owner
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.engine.bucket.holds import CURRENT_HOLD
+from streaming_server.services.call_activity import CallActivity
 from streaming_server.services.call_handlers import CallHandlers
 from streaming_server.services.claims import NO_CLAIM, MemoryClaim, Sender
 from streaming_server.services.errors import end_with
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from streaming_server.access.callers import CallerIdentity
+    from streaming_server.activity import Activity
     from streaming_server.scan.admission.chunk_turns import ChunkTurns
     from streaming_server.scan.admission.unread_answers import UnreadAnswer, UnreadAnswers
     from streaming_server.services.audit import AuditedCall
@@ -67,8 +69,10 @@ class GuardedServer:
         access: CallGuard | None,
         router: Router | None,
         connections: ConnectionWatch,
+        activity: Activity,
     ) -> None:
         self._intake = intake
+        self._activity = activity
         self._open_intake = OpenIntake(connections)
         self._connections = connections
         self._turns = turns
@@ -95,6 +99,7 @@ class GuardedServer:
                     access=self._access,
                     router=self._router,
                     connections=self._connections,
+                    activity=self._activity,
                 ).registered
                 for name, handler in methods.items()
             }
@@ -138,6 +143,7 @@ class _GuardedMethod:
         access: Authenticates and authorises callers. None: anyone may call.
         router: Finds the workers that answer a call. None: this process does.
         connections: Ends the connections without authenticated calls.
+        activity: Counts the calls of clients.
 
     Attributes:
         registered: The handler to register.
@@ -154,6 +160,7 @@ class _GuardedMethod:
         access: CallGuard | None,
         router: Router | None,
         connections: ConnectionWatch,
+        activity: Activity,
     ) -> None:
         self._name = name
         self._handler = handler
@@ -169,6 +176,8 @@ class _GuardedMethod:
         self._pressure = None if name.startswith(_OF_OPERATORS) else intake.pressure
         self._response_type = _response_type(name)
         self._method = name.removeprefix(SERVICE)
+        counted = CallActivity(self._method, activity)
+        self._counted = counted if counted.is_counted else None
         self._permission = permission_of(name)
         self._messages = open_intake if self._permission.is_open else intake
         # Without tokens, all callers are as well known.
@@ -306,13 +315,18 @@ class _GuardedMethod:
             memory = _AnswerMemory(self._intake.unread, context)
             if (call := CURRENT_CALL.get()) is not None:
                 call.answer = memory
+            # A call of a worker is a part of one that has arrived elsewhere.
+            counted = None if self._counted is None or received.is_forwarded else self._counted.begin(received.request)
             try:
                 if received.route is None:
                     response: Any = await self._handler.unary_unary(received.request, context)
                 else:
                     response = await received.route(context)
                 try:
-                    return self._finish(received, response, memory)
+                    message = self._finish(received, response, memory)
+                    if counted is not None:
+                        counted(response)
+                    return message
                 except ScanKvError as error:
                     await end_with(context, error)
                     raise AssertionError("the call is over") from error

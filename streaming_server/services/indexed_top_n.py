@@ -99,7 +99,7 @@ async def indexed_top_n(
         if found is None:
             return None
         if scan.admitted_at is None:
-            registry.count_rows(found.scanned)
+            registry.count_rows(request.table, found.scanned)
         else:
             scan.rows_scanned = found.scanned
         return IndexedAnswer(found, version, locked.view.log_offsets)

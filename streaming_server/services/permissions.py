@@ -323,6 +323,8 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
     "AdminService": {
         "Stats": _needs(READ, EveryTable()),
         "Metrics": _needs(READ, EveryTable()),
+        # It answers with what the caller may read.
+        "Activity": _needs(READ, SomeTable()),
         "ListScans": Permission((Requirement(READ, SomeTable()),), (VisibleItems("scans", "table", "may_cancel"),)),
         "ListSlowCalls": Permission((Requirement(ADMIN, EveryTable()),)),
         "CancelScan": _needs(ADMIN, NamedById("scan", ("scan_id",), _scan_tables)),

@@ -58,6 +58,10 @@ MERGED: Final[Mapping[str, tuple[type[Message], Callable[[Mapping[int, Any]], Me
 }
 """Calls without a table, whose answers are merged: the type of the answers, and how."""
 
+ACTIVITY: Final = "AdminService/Activity"
+_ACTIVITY_SECONDS: Final = 2.0
+"""How long a worker may take for its activity. Its answer is left out otherwise, because the next one has it too."""
+
 _UNKNOWN: Final = frozenset(error.reason for error in (LockLost, ScanNotFound, SnapshotLost, TransactionLost))
 """The reasons with which a worker says that it does not know an id."""
 
@@ -195,6 +199,23 @@ def _takes_a_part(name: str, request: bytes) -> bool:
     if name == "TableService/ListTables":
         return table_pb2.ListTablesRequest.FromString(request).partial
     return name == "TableService/ListTableSizes"
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityCall(CallToAll):
+    """Returns the activity of all workers that answer, and the numbers of the others."""
+
+    data: bytes
+
+    async def __call__(self, context: Context[Any, Any]) -> bytes:
+        found = await self.ask_all(self.to_all(self.data), context, seconds=_ACTIVITY_SECONDS)
+        answers, errors = split_answers(found)
+        refusals = {number: error for number, error in errors.items() if not is_absent(error)}
+        await end_with_first(context, refusals if answers else errors, "a part of the tables")
+        merged = admin_pb2.ActivityResponse(missing_workers=errors)
+        for answer in answers.values():
+            merged.MergeFromString(answer)
+        return merged.SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,16 @@ from scankv.v1 import lookup_pb2, scan_pb2, snapshot_pb2, write_pb2
 from streaming_server.engine.snapshots.leases import lost_error
 from streaming_server.engine.snapshots.part_ids import PartId
 from streaming_server.services.permissions import NamedTable, permission_of
-from streaming_server.services.routes import MERGED, SERVICE, CallById, Forward, MergedCall, Route
+from streaming_server.services.routes import (
+    ACTIVITY,
+    MERGED,
+    SERVICE,
+    ActivityCall,
+    CallById,
+    Forward,
+    MergedCall,
+    Route,
+)
 from streaming_server.services.tablets.decided_calls import PointCheck
 from streaming_server.services.tablets.joined_calls import JoinedCall, is_of_owner
 from streaming_server.services.transaction_routes import transaction_route
@@ -119,6 +128,8 @@ class Router:
             return None if alone else Forward(self.workers, 0, method, data, "the backups")
         if name in MERGED:
             return MergedCall(self.workers, method, data)
+        if name == ACTIVITY:
+            return ActivityCall(self.workers, method, data)
         if name in _BY_ID:
             return CallById(self.workers, method, data)
         return transaction_route(self.workers, method, request)

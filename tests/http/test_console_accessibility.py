@@ -32,6 +32,7 @@ PAGES = {
     "scans": "/scans",
     "refreshed scans": "/scans?refresh=30",
     "server": "/server",
+    "charts": "/charts?refresh=",
     "login": "/login",
     "error": "/tables/game.missing",
 }

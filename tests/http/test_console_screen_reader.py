@@ -18,6 +18,7 @@ HEADINGS = {
     "/tables/game.scores": [
         "game.scores",
         "Query",
+        "Last 15 minutes",
         "Definition",
         "Columns",
         "Indexes",

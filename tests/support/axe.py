@@ -26,6 +26,8 @@ def _script() -> str:
 def problems_of(browser: Chrome, kinds: Sequence[str] = ("violations", "incomplete")) -> list[str]:
     """Returns where the page breaks a rule, and where axe cannot tell (`incomplete`); empty if it keeps all of them.
 
+    axe can never tell the contrast of text in a drawing; `test_charts.py` measures it.
+
     The driver runs the script beside the page, so the page's Content-Security-Policy, which allows none, stays.
     """
     browser.execute_script(_script())
@@ -38,4 +40,5 @@ def problems_of(browser: Chrome, kinds: Sequence[str] = ("violations", "incomple
         for kind in kinds
         for rule in result[kind]
         for node in rule["nodes"]
+        if not (kind == "incomplete" and rule["id"] == "color-contrast" and node["html"].startswith("<text "))
     ]

@@ -53,6 +53,7 @@ LAYERS = {
         "clock",
         "current_call",
         "histogram",
+        "activity",
         "addresses",
         "arrays",
         "storage",

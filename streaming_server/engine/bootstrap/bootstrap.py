@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from scankv.model.tables.schema import TableDefinition
+    from streaming_server.activity import Activity
     from streaming_server.clock import ServerClock
     from streaming_server.engine.merging.merger import Merger
     from streaming_server.engine.tasks.executor import StorageExecutor
@@ -52,6 +53,7 @@ class BootstrapHost:
         has_installed_functions: Whether aggregators of other packages are loaded.
         has_table: Whether a table of a name and an incarnation exists.
         place: Adds a table, whose directory is given, durably. Raises TableExists.
+        activity: Counts the rows of each table.
     """
 
     executor: StorageExecutor
@@ -62,6 +64,7 @@ class BootstrapHost:
     has_installed_functions: bool
     has_table: Callable[[str, str], bool]
     place: Callable[[TableDefinition, Path], Awaitable[None]]
+    activity: Activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +348,7 @@ class Bootstrap:
                 await asyncio.shield(self.remove())
             raise
         self.rows = self._builds.rows
+        self._host.activity.count_written_rows(self.definition.name, self.rows)
         await asyncio.shield(self._host.executor.run(self._remove_rows))
 
     def _seal(self, parts: Mapping[str, int]) -> int:

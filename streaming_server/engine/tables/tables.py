@@ -18,6 +18,7 @@ from scankv.model.errors import (
 )
 from scankv.model.names import table_of, tablet_number
 from scankv.model.tables.schema import TableDefinition
+from streaming_server.activity import Activity
 from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.archive import Archive
 from streaming_server.engine.backups.archive_part import BEING_DROPPED
@@ -126,6 +127,7 @@ class Tables:
         rules: What the definitions of tables may be.
         tablets: The tablets that this process owns.
         holds: The holds on tablets.
+        activity: What clients do with each table.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class Tables:
         self._installed = load_installed(config.aggregators)
         self._directory = DataDirectory(config.data, placement=placement, lock=lock)
         self._placement = placement
+        self.activity = Activity()
         with ExitStack() as on_failure:
             on_failure.callback(self._directory.close)
             self._catalog = Catalog(self._directory, placement)
@@ -200,6 +203,7 @@ class Tables:
                     has_installed_functions=bool(self._installed),
                     has_table=self._catalog.has,
                     place=self._place,
+                    activity=self.activity,
                 )
             )
             self._load_bootstraps()
@@ -250,7 +254,8 @@ class Tables:
 
     def _read_transactions(self, root: Path) -> Transactions:
         has_elsewhere = self._catalog.has_elsewhere
-        return Transactions(root, self._executor, self.table, self._transaction_limits, self.clock, has_elsewhere)
+        limits = self._transaction_limits
+        return Transactions(root, self._executor, self.table, limits, self.clock, has_elsewhere, self.activity)
 
     def _make_maintenance(self, config: ServerConfig) -> None:
         """Makes the background tasks that maintain the tables."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.activity import Activity
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.table.live_table import LiveTable
@@ -115,6 +116,7 @@ class CommitCoordinator:
         clock: The server's clock.
         end: Ends a transaction that is applied everywhere. Called at the instant at which it is recorded, so that no
             call finds it neither decided nor committed.
+        activity: Counts the rows of each table.
 
     Attributes:
         stats: The stats of its commits.
@@ -130,7 +132,9 @@ class CommitCoordinator:
         uses: TableUsageLock,
         clock: ServerClock,
         end: Callable[[CommittedTransaction], None],
+        activity: Activity,
     ) -> None:
+        self._activity = activity
         self._clock = clock
         self._end = end
         self.stats = CommitStats()
@@ -256,6 +260,8 @@ class CommitCoordinator:
         # Each transaction counts once, at its coordinator.
         self.stats.commits += decision.coordinator is None
         self.stats.rows += decision.rows
+        for name, footprint in touched.items():
+            self._activity.count_written_rows(table_of(name), footprint.rows)
         self.stats.longest_micros = max(self.stats.longest_micros, micros)
         if committed is None:
             raise copy(self.stuck.get(decision.token) or retried_in_the_meantime())

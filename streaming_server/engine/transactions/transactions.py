@@ -19,6 +19,7 @@ from scankv.model.errors import (
     Unavailable,
 )
 from streaming_server.access.owners import new_owner, owner_check, share_refusal
+from streaming_server.activity import Activity
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
@@ -100,6 +101,7 @@ class Transactions:
         limits: The limits of transactions.
         clock: The server's clock.
         has_elsewhere: Whether a table of another worker has a name and an incarnation.
+        activity: Counts the committed rows of each table. None: nothing does.
 
     Attributes:
         uses: Keeps tables from being altered while a commit uses them.
@@ -118,6 +120,7 @@ class Transactions:
         limits: TransactionLimits,
         clock: ServerClock,
         has_elsewhere: Callable[[str, str], bool] = lambda name, incarnation: True,
+        activity: Activity | None = None,
     ) -> None:
         self._clock = clock
         self._has_elsewhere = has_elsewhere
@@ -135,7 +138,7 @@ class Transactions:
             self._decisions = Decisions(root, clock, UnreadableLog(error))
         self._peers: Peers | None = None
         self._coordinator = CommitCoordinator(
-            root, self._decisions, executor, table, self.uses, clock, self._end_committed
+            root, self._decisions, executor, table, self.uses, clock, self._end_committed, activity or Activity()
         )
         self._committed = CommittedTransactions(limits.remembered_seconds, self._table_exists)
         for committed in self._decisions.take_finished():

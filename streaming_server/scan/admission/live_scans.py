@@ -23,6 +23,7 @@ from scankv.model.errors import (
 from scankv.model.names import table_of
 from streaming_server.access.callers import STREAM_CALLER, CallerIdentity
 from streaming_server.access.grants import Role
+from streaming_server.activity import Activity
 from streaming_server.current_call import CURRENT_CALL, current_client
 from streaming_server.histogram import Histogram
 from streaming_server.scan.admission.admission import Holder
@@ -85,6 +86,7 @@ class RegisteredScan:
         parked_since: Since when its view has been waiting for the call that reads it. None: it is not.
         may_wait: Whether its reader, another worker, may take nothing for as long as it likes.
         is_part: Whether it is a part of another stream, which is admitted, listed and counted in its place.
+        is_check: Whether it checks a table, and is no scan of a client's rows.
         client: The address of the reader, for people: the address of a browser if the server's own gateway reads for
             it. All browsers share the connections of the gateway.
     """
@@ -111,6 +113,7 @@ class RegisteredScan:
     parked_since: float | None = None
     may_wait: bool = False
     is_part: bool = False
+    is_check: bool = False
     client: str = field(default_factory=current_client)
 
     @property
@@ -156,6 +159,7 @@ class ScanRegistry:
         max_scan: For how many seconds a scan may last.
         turns_with_events: See `ChunkTurns`.
         unread: Counts the messages of scans that are over, but whose reader has not taken them. None: nothing does.
+        activity: Counts the rows that are read of each table. None: nothing does.
     """
 
     def __init__(
@@ -167,8 +171,10 @@ class ScanRegistry:
         max_scan: float,
         turns_with_events: Callable[[], int] | None = None,
         unread: UnreadAnswers | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self._unread = unread
+        self._activity = activity or Activity()
         self._admission = admission
         self._following = following
         self._stall_timeout = stall_timeout
@@ -328,9 +334,10 @@ class ScanRegistry:
             self._with_large_chunks.add(scan)
         return scan in self._with_large_chunks
 
-    def count_rows(self, rows: int) -> None:
-        """Counts rows and index entries read by a call that is not a scan."""
+    def count_rows(self, table: str, rows: int) -> None:
+        """Counts rows and index entries of a table or tablet read by a call that is not a scan."""
         self._rows_scanned += rows
+        self._activity.count_read_rows(table_of(table), rows)
 
     def table_of(self, scan_id: str) -> str | None:
         """Returns the table of a live scan; None if no live scan has this id."""
@@ -410,6 +417,8 @@ class ScanRegistry:
         if self._live.pop(scan.scan_id, None) is not None:
             self._rows_scanned += scan.rows_scanned
             self._bytes_returned += scan.bytes_returned
+            if not scan.is_check:
+                self._activity.count_read_rows(table_of(scan.table), scan.rows_scanned)
             if self._unread is not None and scan.sending_since is not None:
                 # While it was live, the limit of live scans bounded its memory.
                 scan.unread = self._unread.answer(scan.peer)

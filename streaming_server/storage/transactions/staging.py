@@ -131,6 +131,7 @@ class TableFootprint:
         merges: Whether rows are merged with the stored rows.
         writes: The number of requests that write.
         ranges: How many of these delete a range.
+        rows: The rows and keys that they write.
     """
 
     incarnation: str
@@ -141,6 +142,7 @@ class TableFootprint:
     merges: bool = False
     writes: int = 0
     ranges: int = 0
+    rows: int = 0
 
     @property
     def is_of_summaries(self) -> bool:
@@ -158,6 +160,7 @@ class TableFootprint:
             return
         self.buckets.update(request.buckets)
         self.writes += 1
+        self.rows += request.rows
         if request.action == DELETE_RANGE:
             self.ranges += 1
         else:
@@ -174,6 +177,7 @@ class TableFootprint:
         self.merges |= other.merges
         self.writes += other.writes
         self.ranges += other.ranges
+        self.rows += other.rows
 
 
 def older_offsets(offsets: Mapping[int, int], others: Mapping[int, int]) -> dict[int, int]:

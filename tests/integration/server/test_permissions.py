@@ -37,6 +37,7 @@ CHECKED = sorted(method for method in METHODS if not PERMISSIONS[method].is_open
 
 # Every other call needs more than `read`.
 READING = {
+    "AdminService/Activity",
     "AdminService/CheckTable",
     "AdminService/ListScans",
     "AdminService/Metrics",
@@ -269,7 +270,14 @@ def test_a_call_is_answered_only_with_its_role_for_its_tables(secured: SecuredSe
                     assert answer.details["role"] in answer.message
                     refused += 1
     assert allowed
-    filtered = ("/ListTables", "/ListTableSizes", "/ListScans", "/ListTransactions", "/ServerReflectionInfo")
+    filtered = (
+        "/Activity",
+        "/ListTables",
+        "/ListTableSizes",
+        "/ListScans",
+        "/ListTransactions",
+        "/ServerReflectionInfo",
+    )
     assert refused or method.endswith(filtered)
 
 
