@@ -34,7 +34,7 @@ OF_TABLES = {
 }
 """Fields that may have the name of a table, and why never that of a tablet."""
 
-OF_OTHER_THINGS = {"TransactionService/CommitTransaction"}
+OF_OTHER_THINGS = {"AdminService/Activity", "TransactionService/CommitTransaction"}
 """Calls between processes that name no table."""
 
 _NAME = re.compile(r"(.*_)?(tables?|tablets?|name)")

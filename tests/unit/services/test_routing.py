@@ -35,13 +35,14 @@ def test_every_call_has_a_route(method: str) -> None:
         assert is_merged is all(scope.may_be_empty for scope in by_table), "an empty table stands for all of them"
         assert not is_found
     else:
-        assert [is_merged, is_found, method in OF_TRANSACTIONS, method in routing._OF_FIRST].count(True) == 1
+        others = method in OF_TRANSACTIONS, method in routing._OF_FIRST, method == routes.ACTIVITY
+        assert [is_merged, is_found, *others].count(True) == 1
 
 
 @pytest.mark.parametrize("method", [name for name in PERMISSIONS if name.startswith(PREFIX)])
 def test_a_call_that_all_workers_answer_has_one_answer(method: str) -> None:
     name = method.removeprefix(PREFIX)
-    if name in {*routes.MERGED, *routing._BY_ID, *OF_TRANSACTIONS}:
+    if name in {*routes.MERGED, *routing._BY_ID, *OF_TRANSACTIONS, routes.ACTIVITY}:
         described = descriptor_pool.Default().FindMethodByName(method.replace("/", "."))
         assert not described.server_streaming
 
