@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.alone, pytest.mark.one_process]
 
-SECONDS: Final = 30.0
+SECONDS: Final = 15.0
 MOST_SHARE: Final = 0.01
 TABLES: Final = int(os.environ.get("SCANKV_TEST_CHART_TABLES", "10"))
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
