@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -483,7 +484,10 @@ def test_the_policy_allows_this_page_one_script_of_its_own_and_other_pages_none(
         "img-src 'self'; script-src 'self'; connect-src 'self'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    assert answer.body.count(b"<script") == answer.body.count(b'<script src="/live.js" defer></script>') == 1
+    # The address of the script differs after an upgrade, so that no cache runs an earlier script on a new page.
+    script = HttpCaller(own.port).get("/live.js").body
+    tag = f'<script src="/live.js?v={hashlib.sha256(script).hexdigest()[:16]}" defer></script>'
+    assert answer.body.count(b"<script") == answer.body.count(tag.encode()) == 1
     assert answer.headers["referrer-policy"] == "no-referrer"
     others = [session.get(path) for path in ("/", f"/tables/{TABLE}", "/scans", "/server", "/nothing")]
     refused = session.get(f"/tables/{TABLE}/top", order_by="score", limit="0")
