@@ -13,7 +13,7 @@ const SPEECH = 60000; // the least milliseconds between two announcements of new
 const PATIENCE = 5000; // milliseconds without a current answer after which that is announced
 // How many live pages of a browser have a connection at once. It opens six to a host, and its other pages need some.
 const CONNECTIONS = 4;
-const CROWDED = `${CONNECTIONS} other live pages of this browser are connected, and more would block its other pages here. `
+const CROWDED = `${CONNECTIONS} other live pages of this browser are connected, and more would block its other pages. `
   + "Hide, pause or close one: this page waits for that.";
 // Seconds until a refused query is repeated that may succeed later, by its status. A query that took too long is dear.
 const SLOW = { 403: 30, 404: 30, 409: 30, 504: 120 };
@@ -236,7 +236,8 @@ function pause() {
   hurry();
 }
 
-function fail() {
+function fail(error) {
+  console.error(error);
   clearInterval(timer);
   close();
   isOver = true;
@@ -252,6 +253,14 @@ function hurry() {
 }
 
 function tick() {
+  try {
+    advance();
+  } catch (error) {
+    fail(error);
+  }
+}
+
+function advance() {
   const now = { wall: Date.now(), steady: performance.now() };
   const jump = now.wall - last.wall - (now.steady - last.steady);
   // A clock that was set back must not make rows younger.
@@ -263,11 +272,10 @@ function tick() {
     close();
     due = 0;
   }
-  if (!connection && !document.hidden && !isOver && !isPaused && now.steady >= due) connect();
+  if (!connection && !document.hidden && !isOver && !isPaused && now.steady >= due) connect().catch(fail);
   show();
 }
 
-for (const kind of ["error", "unhandledrejection"]) window.addEventListener(kind, fail);
 byId("pause").addEventListener("click", pause);
 // A hidden page leaves its connection to visible ones.
 document.addEventListener("visibilitychange", hurry);
