@@ -54,10 +54,12 @@ async def show_live(gateway: Gateway, request: Request, values: Values) -> Respo
     """Shows the first rows of a table. The page contains the script, also if the server does not answer now."""
     name = request.path_params["table"]
     _check_order(values)
-    rows, problem, status = None, "", 200
+    rows, version, problem, status = None, "", "", 200
     try:
         table = await gateway.client.table(name)
-        rows = await asyncio.to_thread(top_fields, await table.top_n(**_query_of(values)))
+        found = await table.top_n_if_changed(None, **_query_of(values))
+        assert found is not None
+        rows, version = await asyncio.to_thread(top_fields, found.value), found.version.hex()
     except Unauthenticated:
         raise
     except ScanKvError as error:
@@ -73,6 +75,7 @@ async def show_live(gateway: Gateway, request: Request, values: Values) -> Respo
         policy=LIVE_POLICY,
         table=name,
         result=rows,
+        version=version,
         problem=problem,
         loaded_at=datetime.now(UTC),
         link=link,

@@ -168,11 +168,16 @@ def test_a_mark_lasts_its_time_however_many_events_come(
     assert browser.execute_script(marked) == ["cem", "dan"]
 
 
-def test_a_page_that_connects_again_gets_no_rows_that_it_has(
+def test_a_page_gets_no_rows_that_it_has_when_it_connects_and_connects_again(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
     open_link(browser, own.port, wall.issuer.root)
     await_rows(browser, FIRST)
+    assert browser.execute_script("return asOf === performance.timeOrigin")
+    table.upsert([{"player": "ann", "score": 33, "note": None}])
+    await_rows(browser, [["ann", "33", "null"], FIRST[1]])
+    marked = 'return [...document.querySelectorAll("tr.new")].map(row => row.cells[0].textContent)'
+    assert browser.execute_script(marked) == ["ann"]
     browser.execute_script("close(); due = 0; isCurrent = false; window.before = asOf; confirmed = 0; tick()")
     wait_until(lambda: browser.execute_script("return isCurrent && confirmed > 0"), "the confirmation")
     assert browser.execute_script("return asOf === window.before")
@@ -421,7 +426,7 @@ def test_a_revoked_token_ends_the_page_and_the_session_while_no_row_changes(
 def test_a_session_lasts_its_time_at_most_however_long_the_page_is_open(
     wall: Wall, table: Table, browser: Chrome
 ) -> None:
-    with wall.gateway(session_seconds=6.0) as gateway:
+    with wall.gateway(session_seconds=15.0) as gateway:
         open_link(browser, gateway.port, wall.issuer.root)
         await_rows(browser, FIRST)
         await_text(browser, "problem", ENDED)

@@ -27,8 +27,9 @@ let isOver = false; // nothing helps but the user
 let isPaused = false;
 let isCurrent = false; // the server has confirmed the rows over the open connection
 let doing = "Connecting.";
-let known = null; // when each row of the last event was first seen, by its text
-let version = ""; // of the rows, once an event has brought them
+let version = live.dataset.version; // of the rows; an event brings them only if they have another one
+// When each row was first seen, by its text. The rows of the page itself are not new.
+let known = version ? new Map([...body.rows].map((row) => [JSON.stringify(texts(row)), -Infinity])) : null;
 // When the rows came, and when they were confirmed, by the clock on the wall.
 let asOf = live.dataset.status === "200" ? performance.timeOrigin : null;
 let confirmed = asOf;
@@ -51,6 +52,10 @@ function cell(tag, text, isNumber) {
   }
   (made.firstChild ?? made).textContent = text ?? "null";
   return made;
+}
+
+function texts(row) {
+  return [...row.cells].map((cell) => (cell.querySelector(".null") ? null : cell.textContent));
 }
 
 function replaceRows({ columns, rows }) {
