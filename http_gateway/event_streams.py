@@ -60,11 +60,16 @@ class _Beat:
 
 
 async def stream_events(gateway: Gateway, request: Request, watched: Watched) -> Response:
-    """Answers with a stream of events. Raises the error of a query that has no first answer."""
+    """Answers with a stream of events. Raises the error of a query that has no first answer.
+
+    A reader that has the current answer, by its `Last-Event-ID`, gets a heartbeat instead of it.
+    """
     last = request.headers.get("last-event-id", "")
     known = last if _VERSION.fullmatch(last) else None
     pieces = _pieces(gateway, watched, known)
-    first = await anext(pieces)
+    first = await anext(pieces, None)
+    if first is None:
+        raise HttpRefusal(503, "GATEWAY_ENDING", "the gateway is shutting down: try again in a moment")
     return StreamedResponse(first, pieces, MEDIA_TYPE, {"X-Accel-Buffering": "no"})
 
 
@@ -83,14 +88,16 @@ async def _pieces(gateway: Gateway, watched: Watched, known: str | None) -> Asyn
     """Makes the text of a stream of events. An error before the first byte is raised, a later one is an event."""
     with gateway.event_streams.take():
         has_begun = has_answer = False
-        async with aclosing(watched.events):
+        # The heartbeats are closed first, because one of their tasks may be reading the events.
+        async with aclosing(watched.events), aclosing(_with_beats(gateway, watched)) as all_pieces:
             try:
-                async for each in _with_beats(gateway, watched):
+                async for each in all_pieces:
                     if isinstance(each, _Beat):
                         text = _beat_text(each) if has_answer or each.problem is not None else ": no answer yet\n\n"
                     else:
                         version, data = each
-                        text = "" if not has_answer and version == known else f"id: {version}\ndata: {data}\n\n"
+                        is_known = not has_answer and version == known
+                        text = _beat_text(_Beat(None)) if is_known else f"id: {version}\ndata: {data}\n\n"
                         has_answer = True
                     # Proxies and browsers wait for a first byte.
                     yield (b"" if has_begun else _RETRY) + text.encode()

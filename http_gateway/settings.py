@@ -12,6 +12,9 @@ from scankv.model.errors import UsageError
 
 _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
 
+# At each heartbeat, every stream asks the server.
+_MIN_HEARTBEAT_SECONDS: Final = 0.01
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
@@ -40,8 +43,9 @@ class GatewaySettings:
         session_idle_seconds: How long a session lasts without use.
         request_seconds: How long a connection may take until its request is complete, and may stay without one.
         stall_seconds: How long a reader may take nothing of an answer before its connection is broken.
-        heartbeat_seconds: The time between two heartbeats of a stream of events. At each, the token is checked again.
-        max_event_streams: The most streams of events at once.
+        heartbeat_seconds: The time between two heartbeats of a stream of events, at least 0.01. At each, the token is
+            checked again.
+        max_event_streams: The most streams of events at once, at least 1.
         max_connections: The most connections at once. A further one ends an idle connection: the oldest of those
             without an authenticated call or, while those have at most a tenth of all places, the oldest of all. If no
             connection is idle, the further one is closed as soon as it is made.
@@ -84,6 +88,15 @@ class GatewaySettings:
                 "certificate and its key, or listen on loopback; to send tokens and rows unencrypted nevertheless, "
                 "give --insecure",
                 option="host",
+            )
+        if self.heartbeat_seconds < _MIN_HEARTBEAT_SECONDS:
+            raise UsageError(
+                f"heartbeat_seconds = {self.heartbeat_seconds:g}: give at least {_MIN_HEARTBEAT_SECONDS:g}",
+                option="heartbeat_seconds",
+            )
+        if self.max_event_streams < 1:
+            raise UsageError(
+                f"max_event_streams = {self.max_event_streams}: give at least 1", option="max_event_streams"
             )
         for origin in self.origins:
             if not _ORIGIN.fullmatch(origin):

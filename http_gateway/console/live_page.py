@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from http_gateway.gateway import Gateway
     from http_gateway.parameters import Values
 
+_log = logging.getLogger(__name__)
+
 LIVE_PARAMETERS: Final = (
     Parameter(name="order_by", meaning="The column that orders the rows.", required=True),
     Parameter(name="where", meaning="A predicate.", default=""),
@@ -50,10 +54,12 @@ async def show_live(gateway: Gateway, request: Request, values: Values) -> Respo
     """Shows the first rows of a table. The page contains the script, also if the server does not answer now."""
     name = request.path_params["table"]
     _check_order(values)
-    rows, problem, status = None, "", 200
+    rows, version, problem, status = None, "", "", 200
     try:
         table = await gateway.client.table(name)
-        rows = top_fields(await table.top_n(**_query_of(values)))
+        found = await table.top_n_if_changed(None, **_query_of(values))
+        assert found is not None
+        rows, version = await asyncio.to_thread(top_fields, found.value), found.version.hex()
     except Unauthenticated:
         raise
     except ScanKvError as error:
@@ -69,6 +75,7 @@ async def show_live(gateway: Gateway, request: Request, values: Values) -> Respo
         policy=LIVE_POLICY,
         table=name,
         result=rows,
+        version=version,
         problem=problem,
         loaded_at=datetime.now(UTC),
         link=link,
@@ -122,7 +129,12 @@ async def _events(gateway: Gateway, session: Session, watch: TopNWatch) -> Async
     with _ends_with_token(gateway, session):
         async with watch:
             async for top in watch:
-                yield top.version.hex(), json.dumps(top_fields(top.rows))
+                # In a thread: 200 rows with long lists take a second to become text.
+                yield top.version.hex(), await asyncio.to_thread(_rows_text, top.rows)
+
+
+def _rows_text(rows: pa.Table) -> str:
+    return json.dumps(top_fields(rows))
 
 
 @contextmanager
@@ -135,7 +147,11 @@ def _ends_with_token(gateway: Gateway, session: Session) -> Iterator[None]:
             raise _session_ended() from error
         if not has_ended_token(session):
             raise
-        gateway.sessions.end(session.keys)
+        try:
+            gateway.sessions.end(session.keys)
+        except OSError as failure:
+            # It ends with its next request all the same, because the server refuses the token.
+            _log.warning("the file of a session cannot be removed: %s", failure.strerror)
         raise _session_ended() from error
 
 

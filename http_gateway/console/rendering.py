@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +29,7 @@ LIVE_POLICY: Final = (
 FILES: Final = {"console.css": "text/css", "live.css": "text/css", "live.js": "text/javascript"}
 """The files that pages load, with their media types."""
 
+_DIGITS: Final = 16
 _LONGEST_TEXT: Final = 300
 # The columns of sheets whose cells are aligned right, as texts with units.
 _AMOUNTS: Final = frozenset(
@@ -39,10 +42,22 @@ def label(name: str) -> str:
     return name[:1].upper() + name[1:]
 
 
+@cache
+def _file_address(name: str) -> str:
+    """Returns the address of one of `FILES`, which is another one after the file has changed, in spite of caches."""
+    return f"/{name}?v={hashlib.sha256(_file_text(name).encode()).hexdigest()[:_DIGITS]}"
+
+
+@cache
+def _file_text(name: str) -> str:
+    return (files("http_gateway.console") / "static" / name).read_text()
+
+
 _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("http_gateway.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
 )
 _ENVIRONMENT.filters |= {
+    "address": _file_address,
     "size": size,
     "duration": duration,
     "disk": disk_text,
@@ -68,8 +83,7 @@ def page(name: str, status: int = 200, policy: str = POLICY, **values: Any) -> R
 
 def static_file(name: str) -> Response:
     """Returns one of `FILES`."""
-    text = (files("http_gateway.console") / "static" / name).read_text()
-    return Response(text, headers={"Cache-Control": "max-age=3600"}, media_type=FILES[name])
+    return Response(_file_text(name), headers={"Cache-Control": "max-age=3600"}, media_type=FILES[name])
 
 
 def no_icon() -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -128,6 +129,7 @@ def test_a_reader_that_comes_back_gets_an_event_only_if_the_table_has_changed(
     with events(gateway, path, **query) as reader:
         last = reader.next()["id"]
     with events(gateway, path, {"Last-Event-ID": last}, **query) as reader:
+        assert reader.next_of_any_kind()["event"] == "alive"
         table.upsert([{"player": "bob", "score": 99}])
         assert reader.rows() == [{"player": "bob", "score": 99}]
     for other in ("nonsense", "00", last):
@@ -215,7 +217,10 @@ def test_a_stream_ends_with_its_token_while_no_row_changes(
             secured.issuer.revoke(token)
         if end == "without the grant":
             secured.issuer.regrant(token, "read:other.*")
+        began = time.monotonic()
         event = reader.next()
+        # Before anything else asks the server: the next long poll comes after half a minute.
+        assert time.monotonic() - began < 15
         assert event["event"] == "problem"
         reason = "PERMISSION_DENIED" if end == "without the grant" else "UNAUTHENTICATED"
         assert json.loads(event["data"])["reason"] == reason

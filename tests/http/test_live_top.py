@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -142,11 +143,44 @@ def test_the_rows_follow_writes_and_new_ones_are_marked(
         await_rows(browser, [["cem", "29", "y"], FIRST[1]])
         table.delete([{"player": "bob"}, {"player": "cem"}])
         await_rows(browser, [])
+        assert browser.find_element(By.ID, "none").is_displayed()
         table.upsert([{"player": "dan", "score": 5, "note": "z"}])
         wait_until(lambda: browser.execute_script(marked) == ["dan"], "the mark of the first row")
+    assert text(browser, "none") == "No rows."
+    assert not browser.find_element(By.ID, "none").is_displayed()
     numbers = 'return [...document.querySelectorAll("tr > .number")].map(cell => cell.textContent)'
     assert browser.execute_script(numbers) == ["score", "5"]
     assert len(browser.find_elements(By.CSS_SELECTOR, "tbody .null")) == 0
+
+
+def test_a_mark_lasts_its_time_however_many_events_come(
+    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
+) -> None:
+    open_link(browser, own.port, wall.issuer.root, f"{LINK}&every=0.1")
+    await_rows(browser, FIRST)
+    table.upsert([{"player": "cem", "score": 29, "note": "y"}])
+    await_rows(browser, [FIRST[0], ["cem", "29", "y"], FIRST[1]])
+    # As if no time went by: the next event is the second one of a busy table.
+    browser.execute_script("const now = performance.now(); performance.now = () => now")
+    table.upsert([{"player": "dan", "score": 28, "note": "z"}])
+    await_rows(browser, [FIRST[0], ["cem", "29", "y"], ["dan", "28", "z"]])
+    marked = 'return [...document.querySelectorAll("tr.new")].map(row => row.cells[0].textContent)'
+    assert browser.execute_script(marked) == ["cem", "dan"]
+
+
+def test_a_page_gets_no_rows_that_it_has_when_it_connects_and_connects_again(
+    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
+) -> None:
+    open_link(browser, own.port, wall.issuer.root)
+    await_rows(browser, FIRST)
+    assert browser.execute_script("return asOf === performance.timeOrigin")
+    table.upsert([{"player": "ann", "score": 33, "note": None}])
+    await_rows(browser, [["ann", "33", "null"], FIRST[1]])
+    marked = 'return [...document.querySelectorAll("tr.new")].map(row => row.cells[0].textContent)'
+    assert browser.execute_script(marked) == ["ann"]
+    browser.execute_script("close(); due = 0; isCurrent = false; window.before = asOf; confirmed = 0; tick()")
+    wait_until(lambda: browser.execute_script("return isCurrent && confirmed > 0"), "the confirmation")
+    assert browser.execute_script("return asOf === window.before")
 
 
 def test_a_deep_link_leads_through_the_login_and_names_the_query(
@@ -192,7 +226,7 @@ def test_the_page_continues_when_the_server_restarts(
     await_rows(browser, FIRST)
     with no_reload(browser):
         wall.server.kill()
-        await_text(browser, "state", "The server does not answer")
+        await_text(browser, "state", "No ScanKV server answers at")
         assert "not confirmed for" in text(browser, "state")
         assert cells(browser) == FIRST
         wall.server.restart()
@@ -254,6 +288,74 @@ def test_only_the_visible_one_of_many_pages_has_a_connection(
                 browser.close()
         browser.switch_to.window(first)
         await_rows(browser, [["cem", "40", "null"], *FIRST])
+
+
+def test_of_many_visible_pages_four_have_a_connection_and_the_others_say_so_and_wait(
+    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
+) -> None:
+    base = open_link(browser, own.port, wall.issuer.root)
+    await_rows(browser, FIRST)
+    first = browser.current_window_handle
+    for _ in range(3):
+        browser.switch_to.new_window("window")
+        browser.get(f"{base}{LINK}")
+        await_rows(browser, FIRST)
+    # With a connection each, the seventh page would wait for ever.
+    browser.set_page_load_timeout(30)
+    for _ in range(4):
+        browser.switch_to.new_window("window")
+        browser.get(f"{base}{LINK}")
+        await_text(browser, "age", "4 other live pages of this browser are connected")
+        assert text(browser, "stale") == "Not current"
+        assert browser.execute_script("return document.hidden") is False
+    last = browser.current_window_handle
+    with no_reload(browser):
+        table.upsert([{"player": "cem", "score": 40, "note": None}])
+        # A page that is closed makes way, and so does one that is paused.
+        for handle in browser.window_handles:
+            if handle not in (first, last):
+                browser.switch_to.window(handle)
+                browser.close()
+        browser.switch_to.window(last)
+        await_rows(browser, [["cem", "40", "null"], *FIRST])
+    browser.close()
+    browser.switch_to.window(first)
+
+
+def test_a_browser_without_locks_connects_all_the_same(
+    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
+) -> None:
+    open_link(browser, own.port, wall.issuer.root)
+    await_rows(browser, FIRST)
+    browser.execute_script(
+        "Object.defineProperty(navigator, 'locks', { value: undefined }); close(); due = 0; window.before = asOf"
+    )
+    table.upsert([{"player": "cem", "score": 40, "note": None}])
+    await_rows(browser, [["cem", "40", "null"], *FIRST])
+
+
+def test_a_page_that_is_paused_closes_its_connection_and_says_so_until_it_continues(
+    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
+) -> None:
+    open_link(browser, own.port, wall.issuer.root)
+    await_rows(browser, FIRST)
+    button = browser.find_element(By.ID, "pause")
+    assert (button.accessible_name, button.aria_role) == ("Pause", "button")
+    with wall.connect() as client, no_reload(browser):
+        wait_until(lambda: client.stats().waiting_calls == 1, "the query of the page")
+        button.send_keys(Keys.ENTER)
+        assert (text(browser, "stale"), text(browser, "spoken")) == ("Paused", "Paused.")
+        assert "not confirmed for" in text(browser, "age")
+        wait_until(lambda: client.stats().waiting_calls == 0, "the end of the query")
+        table.upsert([{"player": "cem", "score": 40, "note": None}])
+        browser.execute_script("dispatchEvent(new Event('online')); tick()")
+        assert browser.execute_script("return connection === null")
+        assert cells(browser) == FIRST
+        assert button.accessible_name == "Continue"
+        button.send_keys(Keys.ENTER)
+        await_rows(browser, [["cem", "40", "null"], *FIRST])
+    assert button.accessible_name == "Pause"
+    assert text(browser, "spoken").startswith("Current again, as of")
 
 
 def test_a_connection_that_falls_silent_is_noticed_and_replaced(
@@ -324,7 +426,7 @@ def test_a_revoked_token_ends_the_page_and_the_session_while_no_row_changes(
 def test_a_session_lasts_its_time_at_most_however_long_the_page_is_open(
     wall: Wall, table: Table, browser: Chrome
 ) -> None:
-    with wall.gateway(session_seconds=6.0) as gateway:
+    with wall.gateway(session_seconds=15.0) as gateway:
         open_link(browser, gateway.port, wall.issuer.root)
         await_rows(browser, FIRST)
         await_text(browser, "problem", ENDED)
@@ -387,7 +489,10 @@ def test_the_policy_allows_this_page_one_script_of_its_own_and_other_pages_none(
         "img-src 'self'; script-src 'self'; connect-src 'self'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    assert answer.body.count(b"<script") == answer.body.count(b'<script src="/live.js" defer></script>') == 1
+    # The address of the script differs after an upgrade, so that no cache runs an earlier script on a new page.
+    script = HttpCaller(own.port).get("/live.js").body
+    tag = f'<script src="/live.js?v={hashlib.sha256(script).hexdigest()[:16]}" defer></script>'
+    assert answer.body.count(b"<script") == answer.body.count(tag.encode()) == 1
     assert answer.headers["referrer-policy"] == "no-referrer"
     others = [session.get(path) for path in ("/", f"/tables/{TABLE}", "/scans", "/server", "/nothing")]
     refused = session.get(f"/tables/{TABLE}/top", order_by="score", limit="0")
@@ -478,21 +583,55 @@ def test_pauses_grow_to_half_a_minute_and_refusals_wait_longer(
         assert decide(0, {"status": status, "detail": "x"})[1:] == (False, is_over)
 
 
-def test_a_page_without_a_script_shows_the_rows_and_that_it_does_not_update(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
+@pytest.mark.parametrize(
+    ("command", "value", "normal"),
+    [
+        ("Emulation.setScriptExecutionDisabled", {"value": True}, {"value": False}),
+        ("Network.setBlockedURLs", {"urls": ["*/live.js*"]}, {"urls": []}),
+    ],
+    ids=["disabled", "lost"],
+)
+def test_a_page_whose_script_does_not_run_shows_the_rows_and_that_it_does_not_update(
+    wall: Wall,
+    own: GatewayProcess,
+    table: Table,
+    browser: Chrome,
+    command: str,
+    value: dict[str, Any],
+    normal: dict[str, Any],
 ) -> None:
     base = open_link(browser, own.port, wall.issuer.root)
     browser.get("about:blank")
-    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd(command, value)
     try:
         browser.get(f"{base}{LINK}")
         main = browser.find_element(By.TAG_NAME, "main").text
+        classes = browser.find_element(By.ID, "live").get_attribute("class")
     finally:
-        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+        browser.execute_cdp_cmd(command, normal)
+        browser.execute_cdp_cmd("Network.disable", {})
     assert "ann 31 null" in main
     assert "UTC" in main
+    assert "Not current" in main
     assert "This page does not update itself" in main
-    assert "Not current" not in main
+    assert "Pause" not in main
+    assert classes == "stale"
+
+
+def test_a_fault_of_the_script_is_shown_and_logged_and_taken_for_no_lost_network(
+    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
+) -> None:
+    open_link(browser, own.port, wall.issuer.root)
+    await_rows(browser, FIRST)
+    browser.get_log("browser")  # type: ignore[no-untyped-call]  # forgets what it returns
+    browser.execute_script("replaceRows = () => { throw new TypeError('a fault') }")
+    table.upsert([{"player": "cem", "score": 40, "note": None}])
+    await_text(browser, "age", "This page has failed: load it again.")
+    assert text(browser, "stale") == "Not current"
+    assert browser.execute_script("return connection === null && isOver")
+    (entry,) = browser.get_log("browser")  # type: ignore[no-untyped-call]
+    assert "a fault" in entry["message"]
 
 
 def test_rows_that_are_not_of_today_have_their_date(
@@ -514,21 +653,41 @@ def test_a_screen_reader_hears_of_updates_at_most_once_a_minute(
         table.upsert([{"player": "cem", "score": score, "note": ""}])
         await_rows(browser, [["cem", str(score), ""], *FIRST])
     assert text(browser, "spoken") == said
+    browser.execute_script("spoken = 0; byId('spoken').textContent = ''")  # as if the minute were over
+    table.upsert([{"player": "cem", "score": 44, "note": ""}])
+    await_text(browser, "spoken", "Updated at")
     assert browser.find_element(By.ID, "spoken").get_attribute("role") == "status"
     assert browser.find_element(By.TAG_NAME, "table").get_attribute("aria-live") == "off"
+
+
+def test_a_screen_reader_hears_that_the_page_is_not_current_and_that_it_is_again(
+    wall: Wall, table: Table, browser: Chrome
+) -> None:
+    with wall.gateway() as gateway:
+        open_link(browser, gateway.port, wall.issuer.root)
+        await_text(browser, "spoken", "Updated at")
+        gateway.stop()
+        await_text(browser, "stale", "Not current")
+        # A short interruption is not worth a word.
+        assert "Updated at" in text(browser, "spoken")
+        await_text(browser, "spoken", "Not current. Reconnecting.")
+        gateway.start()
+        await_text(browser, "spoken", "Current again, as of")
 
 
 def test_the_page_of_a_table_leads_to_the_live_page_of_its_query_and_back(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
     base = open_link(browser, own.port, wall.issuer.root)
-    browser.get(f"{base}/tables/{TABLE}?{urlencode({'order_by': 'score', 'where': 'score > 30', 'run': 'rows'})}")
+    query = {"order_by": "score", "where": "score > 30", "descending": "false", "run": "rows"}
+    browser.get(f"{base}/tables/{TABLE}?{urlencode(query)}")
     browser.find_element(By.PARTIAL_LINK_TEXT, "Live").click()
     wait_until(lambda: "/top?" in browser.current_url, "the live page")
     await_rows(browser, FIRST[:1])
     browser.find_element(By.LINK_TEXT, "Change the query").click()
     wait_until(lambda: "run=rows" in browser.current_url, "the page of the table")
     assert browser.find_element(By.ID, "where").get_attribute("value") == "score > 30"
+    assert browser.find_element(By.ID, "descending").get_attribute("value") == "false"
 
 
 def test_a_server_without_tokens_needs_no_session(gateway: GatewayProcess, scores: Table, browser: Chrome) -> None:

@@ -1,5 +1,5 @@
 // Keeps the rows of the live page current: reads the events of its session while the page is visible, and says how old
-// the rows are. It makes text only, never HTML.
+// the rows are. It makes text only, never HTML. Until it runs, the page says that it does not update itself.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
@@ -8,8 +8,13 @@ const [head, body] = [live.querySelector("thead tr"), live.querySelector("tbody"
 const SILENCE = 2000 * Number(live.dataset.heartbeat); // milliseconds without a byte after which a connection is lost
 const LONGEST_PAUSE = 30; // seconds
 const LASTING = 30000; // a connection that lasted so many milliseconds was a good one
-const MARKED = 3000; // milliseconds for which new rows are marked
+const MARKED = 3000; // milliseconds for which new and changed rows are marked
 const SPEECH = 60000; // the least milliseconds between two announcements of new rows
+const PATIENCE = 5000; // milliseconds without a current answer after which that is announced
+// How many live pages of a browser have a connection at once. It opens six to a host, and its other pages need some.
+const CONNECTIONS = 4;
+const CROWDED = `${CONNECTIONS} other live pages of this browser are connected, and more would block its other pages. `
+  + "Hide, pause or close one: this page waits for that.";
 // Seconds until a refused query is repeated that may succeed later, by its status. A query that took too long is dear.
 const SLOW = { 403: 30, 404: 30, 409: 30, 504: 120 };
 
@@ -19,13 +24,18 @@ let due = 0; // when to connect next
 let failures = 0; // connections in a row that did not last
 let isSlow = false; // the server has refused the query: only time helps, not a new connection
 let isOver = false; // nothing helps but the user
+let isPaused = false;
 let isCurrent = false; // the server has confirmed the rows over the open connection
 let doing = "Connecting.";
-let known = null; // the rows of the last event
-let asOf = body.rows.length ? performance.timeOrigin : null; // when the rows came; this and the next ones by the wall
+let version = live.dataset.version; // of the rows; an event brings them only if they have another one
+// When each row was first seen, by its text. The rows of the page itself are not new.
+let known = version ? new Map([...body.rows].map((row) => [JSON.stringify(texts(row)), -Infinity])) : null;
+// When the rows came, and when they were confirmed, by the clock on the wall.
+let asOf = live.dataset.status === "200" ? performance.timeOrigin : null;
 let confirmed = asOf;
-let marked = 0;
 let spoken = 0;
+let said = ""; // which state of the page was announced last; none while it is current
+let staleSince = null; // since when the visible page is not current
 let last = { wall: Date.now(), steady: performance.now() };
 
 function say(id, text) {
@@ -44,17 +54,33 @@ function cell(tag, text, isNumber) {
   return made;
 }
 
+function texts(row) {
+  return [...row.cells].map((cell) => (cell.querySelector(".null") ? null : cell.textContent));
+}
+
 function replaceRows({ columns, rows }) {
-  const texts = rows.map((cells) => JSON.stringify(cells));
+  const now = performance.now();
+  const seen = new Map();
   head.replaceChildren(...columns.map((column) => cell("th", column.name, column.number)));
-  body.replaceChildren(...rows.map((cells, rank) => {
+  body.replaceChildren(...rows.map((cells) => {
     const row = document.createElement("tr");
-    if (known && !known.has(texts[rank])) row.className = "new";
+    const text = JSON.stringify(cells);
+    const since = known ? known.get(text) ?? now : -Infinity;
+    seen.set(text, since);
+    if (now - since < MARKED) {
+      row.className = "new";
+      row.dataset.since = since;
+      row.style.animationDelay = `${since - now}ms`;
+    }
     row.append(...cells.map((text, index) => cell("td", text, columns[index].number)));
     return row;
   }));
-  known = new Set(texts);
-  asOf = marked = Date.now();
+  known = seen;
+  asOf = Date.now();
+}
+
+function sentence(text) {
+  return text && `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 
 function take(block) {
@@ -63,20 +89,32 @@ function take(block) {
   const data = JSON.parse(fields.data);
   if (fields.event === "problem") return data;
   isCurrent = fields.event !== "away";
-  doing = isCurrent ? "" : "The server does not answer.";
-  if (!fields.event) replaceRows(data);
+  doing = isCurrent ? "" : sentence(data.detail);
+  if (!fields.event) {
+    replaceRows(data);
+    version = fields.id;
+  }
   if (isCurrent) confirmed = Date.now();
   say("problem", "");
   show();
   return null;
 }
 
+// Only what the network does may fail. Any other error is a fault of this script, which `fail` shows.
+async function orNull(promise) {
+  try {
+    return await promise;
+  } catch {
+    return null;
+  }
+}
+
 async function read(reader, mine) {
   for (let rest = ""; ;) {
-    const { done, value } = await reader.read();
-    if (done || connection !== mine) return null;
+    const piece = await orNull(reader.read());
+    if (!piece || piece.done || connection !== mine) return null;
     heard = performance.now();
-    const blocks = (rest + value).split("\n\n");
+    const blocks = (rest + piece.value).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
       const problem = take(block);
@@ -85,19 +123,45 @@ async function read(reader, mine) {
   }
 }
 
+// Does something while this page has one of the connections for live pages. Returns false if none is free.
+async function withConnection(work) {
+  // Browsers have locks only in secure contexts, and not where they may not store anything.
+  const hasLocks = await orNull(navigator.locks?.query());
+  if (!hasLocks) {
+    await work();
+    return true;
+  }
+  for (let number = 0; number < CONNECTIONS; number += 1) {
+    const isFree = await navigator.locks.request(`scankv-live-${number}`, { ifAvailable: true }, async (lock) => {
+      if (lock) await work();
+      return lock !== null;
+    });
+    if (isFree) return true;
+  }
+  return false;
+}
+
 async function connect() {
   const mine = new AbortController();
-  const began = performance.now();
   connection = mine;
+  heard = performance.now();
+  const isFree = await withConnection(() => connection === mine && readEvents(mine));
+  if (isFree || connection !== mine) return;
+  close();
+  doing = CROWDED;
+  show();
+}
+
+async function readEvents(mine) {
+  const began = performance.now();
   heard = began;
   isSlow = false;
   let problem = null;
-  try {
-    const answer = await fetch(live.dataset.events, { signal: mine.signal, cache: "no-store", redirect: "error" });
-    problem = await (answer.ok ? read(answer.body.pipeThrough(new TextDecoderStream()).getReader(), mine) : answer.json());
-  } catch {
-    // The network, or an answer that is not of the gateway: as an end without a reason.
-  }
+  const headers = version ? { "Last-Event-ID": version } : {};
+  const options = { headers, signal: mine.signal, cache: "no-store", redirect: "error" };
+  const answer = await orNull(fetch(live.dataset.events, options));
+  if (answer?.ok) problem = await read(answer.body.pipeThrough(new TextDecoderStream()).getReader(), mine);
+  else if (answer) problem = await orNull(answer.json()); // or the page of a proxy
   if (connection !== mine) return;
   close();
   failures = performance.now() - began > LASTING ? 0 : failures + 1;
@@ -140,19 +204,52 @@ function show() {
   const isStale = !isCurrent || performance.now() - heard > SILENCE;
   const time = clock(asOf);
   const wait = connection ? 0 : Math.ceil((due - performance.now()) / 1000);
-  const next = isOver || wait <= 0 ? doing : `Trying again in ${wait} s.`;
+  const next = isOver || isPaused || wait <= 0 ? doing : `Trying again in ${wait} s.`;
   live.classList.toggle("stale", isStale);
-  say("stale", isStale ? "Not current" : "");
+  say("stale", isPaused ? "Paused" : isStale ? "Not current" : "");
   const age = isStale ? `not confirmed for ${ago(confirmed)}. ${next}` : `confirmed ${ago(confirmed)} ago.`;
-  say("age", asOf === null ? `No rows yet. ${next}` : `As of ${time}, ${age}`);
-  if (marked && Date.now() - marked > MARKED) {
-    for (const row of body.rows) row.classList.remove("new");
-    marked = 0;
+  say("age", asOf === null ? `No answer yet. ${next}` : `As of ${time}, ${age}`);
+  byId("none").hidden = asOf === null || body.rows.length > 0;
+  byId("pause").hidden = isOver;
+  for (const row of body.querySelectorAll(".new")) {
+    if (performance.now() - row.dataset.since > MARKED) row.classList.remove("new");
   }
-  if (!isStale && asOf > spoken && Date.now() - spoken > SPEECH) {
-    spoken = Date.now();
+  announce(isStale, time);
+}
+
+function announce(isStale, time) {
+  staleSince = isStale && !document.hidden ? staleSince ?? performance.now() : null;
+  const isLong = staleSince !== null && performance.now() - staleSince > PATIENCE;
+  const state = isPaused ? "Paused" : isLong ? "Not current" : isStale ? said : "";
+  if (state !== said) {
+    say("spoken", state ? `${state}. ${doing}` : `Current again, as of ${time}`);
+  } else if (!isStale && asOf > spoken && Date.now() - spoken > SPEECH) {
     say("spoken", `Updated at ${time}`);
+  } else {
+    return;
   }
+  said = state;
+  spoken = Date.now();
+}
+
+function pause() {
+  isPaused = !isPaused;
+  if (connection) close();
+  doing = isPaused ? "" : "Connecting.";
+  staleSince = null;
+  say("pause", isPaused ? "Continue" : "Pause");
+  hurry();
+}
+
+function fail(error) {
+  console.error(error);
+  clearInterval(timer);
+  close();
+  isOver = true;
+  doing = "This page has failed: load it again.";
+  live.classList.add("stale");
+  say("stale", "Not current");
+  say("age", doing);
 }
 
 function hurry() {
@@ -161,6 +258,14 @@ function hurry() {
 }
 
 function tick() {
+  try {
+    advance();
+  } catch (error) {
+    fail(error);
+  }
+}
+
+function advance() {
   const now = { wall: Date.now(), steady: performance.now() };
   const jump = now.wall - last.wall - (now.steady - last.steady);
   // A clock that was set back must not make rows younger.
@@ -172,17 +277,18 @@ function tick() {
     close();
     due = 0;
   }
-  if (!connection && !document.hidden && !isOver && now.steady >= due) connect();
+  if (!connection && !document.hidden && !isOver && !isPaused && now.steady >= due) connect().catch(fail);
   show();
 }
 
-// A hidden page has no connection: browsers allow six for each host, and other pages need them.
+byId("pause").addEventListener("click", pause);
+// A hidden page leaves its connection to visible ones.
 document.addEventListener("visibilitychange", hurry);
 window.addEventListener("online", () => {
   if (connection) close(); // it is older than the network
   hurry();
 });
+const timer = setInterval(tick, 1000);
 // A query that has failed while the page was made is not repeated at once.
 if (live.dataset.status !== "200") settle({ status: Number(live.dataset.status), detail: byId("problem").textContent });
-setInterval(tick, 1000);
 tick();
