@@ -152,6 +152,8 @@ def test_an_admin_works_with_the_keyboard_alone(browser: Chrome, busy: BusyConso
     press(browser, "score < 3")
     tab_to(browser, "Show rows")
     press(browser, Keys.SPACE)
+    # The page shows its first rows before the query runs.
+    wait_until(lambda: "run=rows" in browser.current_url, "the query")
     rows = wait_until(lambda: browser.find_elements(By.CSS_SELECTOR, "[role=status] tbody tr"), "the rows")
     assert len(rows) == 3
 
