@@ -17,6 +17,7 @@ from streaming_server.config import ServerConfig
 from streaming_server.engine.tables import table_sizes
 from streaming_server.engine.tables.tables import Tables
 from streaming_server.services.table import TableService
+from streaming_server.storage.files.disk_use import measure_table
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,11 +42,11 @@ async def open_tables(path: Path, *names: str) -> AsyncIterator[Tables]:
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The directories of tables that were read, by the names of the tables."""
-    found, measure = list[str](), table_sizes.measure_table
+    found = list[str]()
 
     def record(path: Path) -> TableFiles:
         found.append(f"{path.parent.name}.{path.name}")
-        return measure(path)
+        return measure_table(path)
 
     monkeypatch.setattr(table_sizes, "measure_table", record)
     return found
