@@ -28,7 +28,7 @@ _READING_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableSize:
+class MeasuredSize:
     """The size of a table, or of those of its tablets that one process has. Immutable.
 
     Attributes:
@@ -45,8 +45,8 @@ class TableSize:
     tablets: int = 1
     measured_tablets: int = 0
 
-    def __add__(self, more: TableSize) -> TableSize:
-        return TableSize(
+    def __add__(self, more: MeasuredSize) -> MeasuredSize:
+        return MeasuredSize(
             rows=None if self.rows is None or more.rows is None else self.rows + more.rows,
             disk_bytes=self.disk_bytes + more.disk_bytes,
             unopened_buckets=self.unopened_buckets + more.unopened_buckets,
@@ -88,25 +88,25 @@ class TableSizes:
         # By name, with the incarnation.
         self._files: dict[str, tuple[str, TableFiles]] = {}
 
-    async def measure(self, names: Collection[str]) -> dict[str, TableSize]:
+    async def measure(self, names: Collection[str]) -> dict[str, MeasuredSize]:
         """Returns the sizes of tables by name, ascending.
 
         Tables that are not in this process are left out, and so are those for which the time does not suffice. Another
         call gets further.
         """
-        found = dict[str, TableSize | None]()
+        found = dict[str, MeasuredSize | None]()
         ends = time.monotonic() + _READING_SECONDS
         for name in self._catalog.names():
             table, definition = table_of(name), self._catalog.find(name)
             # The buckets of a table with tablets are in the tablets. A table may be dropped while others are measured.
             if table not in names or definition is None or definition.is_divided:
                 continue
-            known = found.get(table, TableSize(tablets=definition.tablets))
+            known = found.get(table, MeasuredSize(tablets=definition.tablets))
             size = None if known is None else await self._measure(definition, ends)
             found[table] = None if known is None or size is None else known + size
         return {table: size for table, size in sorted(found.items()) if size is not None}
 
-    async def _measure(self, definition: TableDefinition, ends: float) -> TableSize | None:
+    async def _measure(self, definition: TableDefinition, ends: float) -> MeasuredSize | None:
         """Returns the size of a table or a tablet. None: the time ended before its directory was read."""
         live = self._live.get(definition.name)
         buckets = {} if live is None else {each.number: each for each in live.buckets}
@@ -128,7 +128,7 @@ class TableSizes:
         states = [buckets[number].state for number in known]
         damaged = [each for each in buckets.values() if each.problem is not None]
         counts = [None if state is None else state.rows for state in states]
-        return TableSize(
+        return MeasuredSize(
             rows=None if others or damaged or None in counts else sum(filter(None, counts)),
             disk_bytes=disk_bytes,
             unopened_buckets=len(others - {each.number for each in damaged}),
