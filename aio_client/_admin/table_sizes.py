@@ -16,7 +16,7 @@ class TableSize:
     Attributes:
         rows: The number of live rows. None: the table does not count its rows (see the option `changelog` of
             `create_table`), or a bucket is damaged or was not opened since the server started.
-        disk_bytes: Bytes on disk, with columnar bases and snapshots.
+        disk_bytes: About the bytes on disk, with columnar bases, without snapshots: see `Table.disk_use`.
         unopened_buckets: How many buckets were not opened since the server started, so that their rows are not known.
     """
 

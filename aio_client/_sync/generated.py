@@ -442,8 +442,8 @@ class Client(BlockingClient):
             names: The tables, as `database.table`; at most 100.
 
         Returns:
-            The sizes. Without tables that do not exist or that the caller may not read, and without those of a worker
-            process that does not answer within a second.
+            The sizes. Without tables that do not exist or that the caller may not read, and without those that the
+            server could not measure within a second, of which another call may have the sizes.
 
         Raises:
             InvalidRequest: There are more than 100 names.

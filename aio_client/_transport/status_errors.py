@@ -12,12 +12,12 @@ from scankv.model.errors import (
     InternalError,
     InvalidRequest,
     PermissionDenied,
-    ProtocolViolation,
     RequestTooLarge,
     ScanKvError,
     TlsHandshakeFailed,
     Unauthenticated,
     Unavailable,
+    UnknownCall,
 )
 
 _ERROR_OF_STATUS: Final[dict[str, type[ScanKvError]]] = {
@@ -29,7 +29,7 @@ _ERROR_OF_STATUS: Final[dict[str, type[ScanKvError]]] = {
     "RESOURCE_EXHAUSTED": RequestTooLarge,
     "INVALID_ARGUMENT": InvalidRequest,
     "DATA_LOSS": DataLoss,
-    "UNIMPLEMENTED": ProtocolViolation,
+    "UNIMPLEMENTED": UnknownCall,
     # Without a typed detail, these two come from a proxy in front of the server.
     "UNAUTHENTICATED": Unauthenticated,
     "PERMISSION_DENIED": PermissionDenied,
@@ -96,7 +96,7 @@ def _message_of(cls: type[ScanKvError], said: str, address: str, timeout: float,
         return f"the ScanKV server at {address} did not answer within {readable_seconds(timeout)} s"
     if cls is RequestTooLarge:
         return f"a message between here and {address} is over its limit: {said}"
-    if cls is ProtocolViolation:
+    if cls is UnknownCall:
         return f"{address} does not know this call; is it a ScanKV server of this version? It says: {said}"
     return f"the ScanKV server at {address} failed: {said}"
 

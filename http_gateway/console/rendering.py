@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import pyarrow as pa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import Response
 
 from scankv.formats.amounts import duration, size
 from scankv.formats.table_sheets import BASE_HEADERS, disk_text
 from scankv.formats.text import to_text
+from scankv.model import lazy_compute as pc
 from scankv.model.counts import counted
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # No script at all; the style is the only file that a page loads.
 POLICY: Final = (
@@ -92,9 +91,19 @@ def no_icon() -> Response:
 
 
 def cells_of(rows: pa.Table) -> list[list[str | None]]:
-    """Returns the values of rows as text, each not too long for a cell; None for a null."""
-    columns = [_texts(to_text(column.combine_chunks())) for column in rows.columns]
+    """Returns the values of rows as text, each not too long for a cell; None for a null. Large rows take a while."""
+    columns = [_texts(to_text(_cut(column.combine_chunks()))) for column in rows.columns]
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _cut(column: pa.Array) -> pa.Array:
+    """Returns texts and binary values without what is too long for a cell, so that it is never converted."""
+    if pa.types.is_string(column.type):
+        return pc.utf8_slice_codeunits(column, 0, _LONGEST_TEXT + 1)
+    if pa.types.is_binary(column.type):
+        # A byte has two digits.
+        return pc.binary_slice(column, 0, _LONGEST_TEXT // 2 + 1)
+    return column
 
 
 def _texts(column: pa.StringArray) -> list[str | None]:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from scankv.model.errors import DeadlineExceeded, ProtocolViolation, ScanKvError, Unauthenticated
+from scankv.model.errors import DeadlineExceeded, ScanKvError, Unauthenticated, UnknownCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -37,20 +37,30 @@ async def read_section(call: Awaitable[_Value], what: str, seconds: float | None
 
     Args:
         call: Reads it.
-        what: What it is, in the plural, as the message begins.
+        what: What it is, as a sentence begins.
         seconds: How long it may take. None: as long as the client waits for an answer.
 
     Raises:
         Unauthenticated: The session has ended, so that the page shows the login.
+        TimeoutError: `call` has raised it.
     """
+    limit = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds):
+        async with limit:
             return Section(await call)
     except TimeoutError:
-        return Section(problem=f"{what} did not come within {seconds:g} seconds.", timed_out=True)
+        if not limit.expired():
+            raise
+        return Section(problem=f"{what} did not arrive within {seconds:g} seconds.", timed_out=True)
     except Unauthenticated:
         raise
-    except ProtocolViolation:
-        return Section(problem=f"{what} are not shown, because the server is older than this console: upgrade it.")
+    except UnknownCall:
+        wanted = f"{what[:1].lower()}{what[1:]}"
+        return Section(problem=f"The server is older than this console: upgrade it to see {wanted}.")
     except ScanKvError as error:
-        return Section(problem=error.message, timed_out=isinstance(error, DeadlineExceeded))
+        return Section(problem=_sentence(error.message), timed_out=isinstance(error, DeadlineExceeded))
+
+
+def _sentence(message: str) -> str:
+    """Returns a message as a sentence, which others may follow."""
+    return message if message.endswith((".", "?", "!")) else f"{message}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from http_gateway.console.console_page import show
-from scankv.model.errors import PermissionDenied, ProtocolViolation
+from scankv.model.errors import PermissionDenied, UnknownCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -54,6 +54,6 @@ async def _answer_if_any(call: Callable[[], Awaitable[_Answer]], name: str, unkn
         return await call()
     except PermissionDenied:
         return None
-    except ProtocolViolation:
+    except UnknownCall:
         unknown.append(name)
         return None

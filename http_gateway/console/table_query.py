@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import pyarrow as pa
+
 from http_gateway.parameters import Choice, Parameter, Truth, WholeNumber
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from aio_client import Scan, ScanExplanation, Table
     from http_gateway.parameters import Values
 
@@ -20,6 +20,11 @@ QUERY_PARAMETERS: Final = (
     WholeNumber(name="limit", meaning="The most rows.", default=10, low=1, high=200),
     Choice(name="run", meaning="What to do.", words=("rows", "count", "explain")),
 )
+
+MOST_BYTES: Final = 2 * 1024 * 1024
+"""A page reads no further rows of a scan once it has so many bytes."""
+
+_CHUNK_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +55,19 @@ class TableQuery:
             limit=values["limit"],
         )
 
-    async def rows(self, table: Table) -> pa.Table:
-        """Returns the rows."""
+    async def rows(self, table: Table) -> tuple[pa.Table, bool]:
+        """Returns the rows, and whether the last ones were left out because the first ones are large."""
         if self.order_by:
-            return await table.top_n(**self._top_n)
-        return await self._scan(table).to_arrow()
+            return await table.top_n(**self._top_n), False
+        batches, taken = list[pa.RecordBatch](), 0
+        async with self._scan(table).with_chunk(bytes=_CHUNK_BYTES).stream() as stream:
+            async for batch in stream:
+                batches.append(batch)
+                taken += batch.nbytes
+                if taken >= MOST_BYTES:
+                    break
+        rows = pa.Table.from_batches(batches, schema=stream.schema)
+        return rows, taken >= MOST_BYTES and rows.num_rows < self.limit
 
     async def explain(self, table: Table) -> ScanExplanation:
         """Returns how the server would find the rows."""

@@ -60,8 +60,8 @@ def top(
     with open_client(url) as client:
         found = client.table(table)
         if explain:
-            told = found.explain_top_n(limit, order_by, where, columns=chosen, descending=not ascending)
-            typer.echo(printable(str(told), lines=True))
+            explanation = found.explain_top_n(limit, order_by, where, columns=chosen, descending=not ascending)
+            typer.echo(printable(str(explanation), lines=True))
             return
         if watch:
             seconds = every or _EVERY_SECONDS

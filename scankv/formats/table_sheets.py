@@ -33,7 +33,7 @@ BASE_HEADERS: Final = (
     "delta memory",
     "age",
     "builds",
-    "cpu",
+    "CPU",
     "written",
     "unused because",
 )
@@ -46,14 +46,19 @@ class Sheet:
     Attributes:
         headers: The name of each column.
         rows: The cells of each row.
+        named: How many of the headers, from the first on, are names that users have given.
     """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+    named: int = 0
 
 
 def definition_pairs(
-    table: Table | sync.Table, buckets: Sequence[BucketStats] | None, disk: DiskUse | None
+    table: Table | sync.Table,
+    buckets: Sequence[BucketStats] | None,
+    disk: DiskUse | None,
+    to_count: str = "see `scankv count`",
 ) -> dict[str, str]:
     """Returns the definition of a table, its rows and its size, by their labels.
 
@@ -61,6 +66,7 @@ def definition_pairs(
         table: The table.
         buckets: The statistics of its buckets. None: not known, so the rows are left out.
         disk: Its disk use. None: not known, so it is left out.
+        to_count: How a reader can have rows counted that the table does not count.
     """
     return {
         "table": table.name,
@@ -69,7 +75,7 @@ def definition_pairs(
         **({"partitioned by": ", ".join(table.partition_by)} if table.partition_by else {}),
         **({"tablets": str(table.tablets)} if table.tablets > 1 else {}),
         "options": ", ".join(f"{name}={value}" for name, value in table.options.items()) or "all default",
-        **({} if buckets is None else {"rows": _rows(buckets)}),
+        **({} if buckets is None else {"rows": _rows(buckets, to_count)}),
         **({} if disk is None else {"on disk": disk_text(disk)}),
     }
 
@@ -116,6 +122,14 @@ def bases_sheet(buckets: Sequence[BucketStats]) -> Sheet:
     )
 
 
+def why_no_base(buckets: Sequence[BucketStats]) -> str:
+    """Returns why no bucket has a columnar base. Empty: one has or had one, or none may have one."""
+    bases = [bucket.base for bucket in buckets if bucket.base is not None]
+    if any(base.disk_bytes or base.builds for base in bases):
+        return ""
+    return "; ".join(sorted({base.unused_reason or "it is empty" for base in bases}))
+
+
 def partitions_sheet(table: Table | sync.Table, partitions: Sequence[PartitionInfo], now: dt.datetime) -> Sheet:
     """Returns partitions. Ages are as of `now`."""
     has_rule = "partition_ttl" in table.options
@@ -132,6 +146,7 @@ def partitions_sheet(table: Table | sync.Table, partitions: Sequence[PartitionIn
             ]
             for each in partitions
         ],
+        named=len(table.partition_by),
     )
 
 
@@ -208,9 +223,9 @@ def _bucket_cells(bucket: BucketStats) -> list[Cell]:
     ]
 
 
-def _rows(buckets: Sequence[BucketStats]) -> str:
+def _rows(buckets: Sequence[BucketStats], to_count: str) -> str:
     counts = [bucket.rows for bucket in buckets]
-    return f"{NOT_COUNTED}; see `scankv count`" if None in counts else f"{sum(filter(None, counts)):,}"
+    return f"{NOT_COUNTED}; {to_count}" if None in counts else f"{sum(filter(None, counts)):,}"
 
 
 def _since(time: dt.datetime | None, now: dt.datetime) -> str:

@@ -65,6 +65,7 @@
     │   └── LakeVersionNotFound
     ├── UsageError               the caller used the client library wrongly
     └── ProtocolViolation        the other side violated the protocol
+        └── UnknownCall
 
 The server raises these classes. Its service layer turns them into gRPC statuses (`code`) with a typed detail (`reason`,
 `details`), and the client turns those back into the same classes with `error_for_reason`.
@@ -983,6 +984,17 @@ class ProtocolViolation(ScanKvError):
 
     code = "INTERNAL"
     reason = "PROTOCOL_VIOLATION"
+
+
+class UnknownCall(ProtocolViolation):
+    """The server does not know the call, because it is older than the client, or is no ScanKV server.
+
+    What to do:
+        Upgrade the server, or check the address.
+    """
+
+    code = "UNIMPLEMENTED"
+    reason = "UNKNOWN_CALL"
 
 
 def _subclasses(cls: type[ScanKvError]) -> Iterable[type[ScanKvError]]:

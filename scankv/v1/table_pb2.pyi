@@ -1066,15 +1066,22 @@ class TableSize(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     UNOPENED_BUCKETS_FIELD_NUMBER: _builtins.int
+    TABLETS_FIELD_NUMBER: _builtins.int
+    MEASURED_TABLETS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     rows: _builtins.int
     """The number of live rows, as in BucketStatistics. Absent: the table does not count its rows, or a bucket is damaged,
     or was not opened since the server started.
     """
     disk_bytes: _builtins.int
-    """As the total in DiskUse."""
+    """The bytes of the files of buckets and columnar bases: about the total in DiskUse, which also has snapshots."""
     unopened_buckets: _builtins.int
     """The number of buckets that were not opened since the server started, whose rows are not known."""
+    tablets: _builtins.int
+    """Only in answers between worker processes: how many tablets the table has, and how many of them the other fields
+    include.
+    """
+    measured_tablets: _builtins.int
     def __init__(
         self,
         *,
@@ -1082,10 +1089,12 @@ class TableSize(_message.Message):
         rows: _builtins.int | None = ...,
         disk_bytes: _builtins.int = ...,
         unopened_buckets: _builtins.int = ...,
+        tablets: _builtins.int = ...,
+        measured_tablets: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "disk_bytes", b"disk_bytes", "name", b"name", "rows", b"rows", "unopened_buckets", b"unopened_buckets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "disk_bytes", b"disk_bytes", "measured_tablets", b"measured_tablets", "name", b"name", "rows", b"rows", "tablets", b"tablets", "unopened_buckets", b"unopened_buckets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
     _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015

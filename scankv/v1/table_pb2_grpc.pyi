@@ -64,9 +64,10 @@ class TableServiceStub:
     ListTables: _grpc.UnaryUnaryMultiCallable[_table_pb2.ListTablesRequest, _table_pb2.ListTablesResponse]
     """Lists the tables by name, ascending, and the damaged tables."""
     ListTableSizes: _grpc.UnaryUnaryMultiCallable[_table_pb2.ListTableSizesRequest, _table_pb2.ListTableSizesResponse]
-    """Returns how large some tables are. Opens no bucket, and takes about a millisecond for each table. Tables that do not
-    exist, or that the caller may not read, are left out, and so are those of worker processes that do not answer within
-    a second.
+    """Returns how large some tables are. Opens no bucket, and takes some ten microseconds for each bucket. The first call
+    after the start also reads directories, for half a second at most. Left out are tables that do not exist, that the
+    caller may not read, whose directories were not read in time, and of which a worker process does not answer within a
+    second. Another call may have them.
     Errors: INVALID_ARGUMENT INVALID_REQUEST (more than 100 names).
     """
 
@@ -106,9 +107,10 @@ class TableServiceAsyncStub(TableServiceStub):
     ListTables: _aio.UnaryUnaryMultiCallable[_table_pb2.ListTablesRequest, _table_pb2.ListTablesResponse]  # type: ignore[assignment]
     """Lists the tables by name, ascending, and the damaged tables."""
     ListTableSizes: _aio.UnaryUnaryMultiCallable[_table_pb2.ListTableSizesRequest, _table_pb2.ListTableSizesResponse]  # type: ignore[assignment]
-    """Returns how large some tables are. Opens no bucket, and takes about a millisecond for each table. Tables that do not
-    exist, or that the caller may not read, are left out, and so are those of worker processes that do not answer within
-    a second.
+    """Returns how large some tables are. Opens no bucket, and takes some ten microseconds for each bucket. The first call
+    after the start also reads directories, for half a second at most. Left out are tables that do not exist, that the
+    caller may not read, whose directories were not read in time, and of which a worker process does not answer within a
+    second. Another call may have them.
     Errors: INVALID_ARGUMENT INVALID_REQUEST (more than 100 names).
     """
 
@@ -181,9 +183,10 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_pb2.ListTableSizesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_table_pb2.ListTableSizesResponse, _abc.Awaitable[_table_pb2.ListTableSizesResponse]]:
-        """Returns how large some tables are. Opens no bucket, and takes about a millisecond for each table. Tables that do not
-        exist, or that the caller may not read, are left out, and so are those of worker processes that do not answer within
-        a second.
+        """Returns how large some tables are. Opens no bucket, and takes some ten microseconds for each bucket. The first call
+        after the start also reads directories, for half a second at most. Left out are tables that do not exist, that the
+        caller may not read, whose directories were not read in time, and of which a worker process does not answer within a
+        second. Another call may have them.
         Errors: INVALID_ARGUMENT INVALID_REQUEST (more than 100 names).
         """
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.names import table_of
 from scankv.v1 import admin_pb2
 from streaming_server.access.grants import Role
-from streaming_server.engine.columnar.base_stats import base_stats_of
+from streaming_server.engine.tables.table_sizes import SLICE_SECONDS, file_bytes
 from streaming_server.histogram import LATENCY_SECONDS
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from streaming_server.access.grants import Grants
     from streaming_server.activity import CallTimes, Counters
-    from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import RegisteredScan, ScanRegistry
 
@@ -27,7 +26,6 @@ LOOK_SECONDS: Final = 2.0
 """How often `ActivityReader.measure_if_asked` is to be called."""
 
 _MEASURE_SECONDS: Final = 60.0
-_SLICE_SECONDS: Final = 0.001
 
 
 class ActivityReader:
@@ -69,7 +67,7 @@ class ActivityReader:
         for name, counters in {**activity.tables_since(since), **live}.items():
             if everything or grants.allow(Role.READ, name):
                 found.tables.add(table=name, counters=_message(counters, scans.get(name, [])))
-            if time.perf_counter() - began > _SLICE_SECONDS:
+            if time.perf_counter() - began > SLICE_SECONDS:
                 await asyncio.sleep(0)
                 began = time.perf_counter()
         if everything:
@@ -86,28 +84,18 @@ class ActivityReader:
             return
         self._is_asked, self._measured_at = False, now
         sizes: defaultdict[str, int] = defaultdict(int)
-        micros, began = self._tables.clock.commit_micros(), time.perf_counter()
+        began = time.perf_counter()
         for table in list(self._tables.live_tables()):
             for live in table.buckets:
-                size = _file_bytes(live, micros)
+                size = file_bytes(live)
                 if size is not None:
                     sizes[table_of(table.definition.name)] += size
-                if time.perf_counter() - began > _SLICE_SECONDS:
+                if time.perf_counter() - began > SLICE_SECONDS:
                     await asyncio.sleep(0)
                     began = time.perf_counter()
         for name, size in sizes.items():
             self._tables.activity.set_disk_bytes(name, size)
         self._tables.activity.total.disk_bytes = sum(sizes.values())
-
-
-def _file_bytes(live: LiveBucket, micros: int) -> int | None:
-    """Returns the bytes of a bucket that RocksDB knows of, and of its columnar base. None: it was never opened."""
-    known, bucket = live.family_bytes, live.open_bucket
-    if known is None:
-        return None
-    # Writes that are not in files of rows yet are in the write-ahead log, which is about as large.
-    unflushed = 0 if bucket is None else bucket.unflushed_bytes
-    return known.rows + known.changelog + known.indexes + unflushed + base_stats_of(live, micros).disk_bytes
 
 
 def _by_table(scans: Iterable[RegisteredScan]) -> dict[str, list[RegisteredScan]]:

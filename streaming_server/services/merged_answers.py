@@ -52,7 +52,7 @@ def merge_lists(answers: Mapping[int, _Answer]) -> _Answer:
 
 
 def merge_sizes(answers: Mapping[int, table_pb2.ListTableSizesResponse]) -> table_pb2.ListTableSizesResponse:
-    """Returns the sizes of tables by name. Those of the tablets of a table are added up."""
+    """Returns the sizes of tables by name. Adds up those of tablets, and leaves out tables of which one is missing."""
     found = dict[str, table_pb2.TableSize]()
     for size in (size for answer in answers.values() for size in answer.sizes):
         known = found.setdefault(size.name, size)
@@ -60,11 +60,16 @@ def merge_sizes(answers: Mapping[int, table_pb2.ListTableSizesResponse]) -> tabl
             continue
         known.disk_bytes += size.disk_bytes
         known.unopened_buckets += size.unopened_buckets
+        known.measured_tablets += size.measured_tablets
         if known.HasField("rows") and size.HasField("rows"):
             known.rows += size.rows
         else:
             known.ClearField("rows")
-    return table_pb2.ListTableSizesResponse(sizes=[found[name] for name in sorted(found)])
+    complete = [found[name] for name in sorted(found) if found[name].measured_tablets == found[name].tablets]
+    for size in complete:
+        size.ClearField("tablets")
+        size.ClearField("measured_tablets")
+    return table_pb2.ListTableSizesResponse(sizes=complete)
 
 
 def merge_transactions(

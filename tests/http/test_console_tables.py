@@ -15,7 +15,7 @@ from selenium.webdriver.common.by import By
 
 from aio_client import agg, sync
 from scankv.cli.inspect import stats_pairs
-from scankv.formats.table_sheets import bases_sheet, buckets_sheet, columns_sheet, definition_pairs, indexes_sheet
+from scankv.formats.table_sheets import buckets_sheet, columns_sheet, definition_pairs, indexes_sheet, why_no_base
 from tests.http.conftest import SCORES
 from tests.support.gateway import GatewayProcess
 from tests.support.server_process import ServerProcess
@@ -127,6 +127,44 @@ def test_a_partitioned_table_lists_its_first_partitions_and_their_number(
     assert "Partitions" not in page(gateway, create(client))
 
 
+def test_rows_that_a_table_does_not_count_are_not_shown_as_none(gateway: GatewayProcess, client: Client) -> None:
+    table = create(client, changelog="upsert", buckets=1)
+    table.upsert([{"player": "ann", "score": 31}])
+    text = page(gateway, table)
+    assert "<dd>not counted; press “Count rows”</dd>" in text
+    assert '<th scope="row">0</th><td class="number">not counted</td>' in text
+
+
+def test_columns_by_which_a_table_is_partitioned_keep_their_names(gateway: GatewayProcess, client: Client) -> None:
+    schema = pa.schema([pa.field(name, pa.string(), nullable=False) for name in ("region", "rows", "id")])
+    table = create(client, schema, "region rows id", partition_by=["region", "rows"])
+    table.upsert([{"region": "eu", "rows": "few", "id": "1"}])
+    text = page(gateway, table)
+    assert '<th scope="col">region</th><th scope="col">rows</th><th scope="col" class="number">Rows</th>' in text
+    assert '<th scope="row">eu</th><td>few</td><td class="number">1</td>' in text
+
+
+@pytest.mark.parametrize("type_", [pa.binary(), pa.string()])
+def test_large_rows_are_cut_and_a_page_reads_few_of_them(
+    gateway: GatewayProcess, client: Client, type_: pa.DataType
+) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", type_)])
+    table = create(client, schema, "k", buckets=1)
+    value = b"x" * 1_500_000
+    for number in range(6):
+        table.upsert([{"k": number, "v": value if type_ == pa.binary() else value.decode()}])
+    answer = gateway.get(f"/tables/{table.name}")
+    text = html.unescape(answer.body.decode())
+    assert answer.status == 200
+    shown = re.search(r"<caption>(\d) rows</caption>", text)
+    assert shown is not None
+    assert 1 < int(shown[1]) < 6
+    assert "More rows may match" in text
+    assert ("78" * 150 if type_ == pa.binary() else "x" * 300) + "…<" in text
+    assert len(text) < 50_000
+    assert "More rows may match" not in page(gateway, table, where="k = 1")
+
+
 def test_a_table_shows_how_its_columns_are_merged(gateway: GatewayProcess, client: Client) -> None:
     totals = create(client, merge_engine="aggregate", aggregators={"score": agg.sum()})
     text = page(gateway, totals)
@@ -145,10 +183,11 @@ def test_the_page_has_the_labels_and_values_of_the_command_line(gateway: Gateway
     table.upsert([{"player": "ann", "score": 31}])
     text, found = page(gateway, table), client.table(table.name)
     buckets = found.stats()
-    for name, value in definition_pairs(found, buckets, None).items():
+    for name, value in definition_pairs(found, buckets, None, "press “Count rows”").items():
         assert f"<dt>{name[0].upper()}{name[1:]}</dt><dd>{value}</dd>" in text
     indexes = indexes_sheet(found.index_status())
-    sheets = (columns_sheet(found, {}), indexes, buckets_sheet(buckets), bases_sheet(buckets))
+    assert f"No bucket has a columnar base: {why_no_base(buckets)}.</p>" in text
+    sheets = (columns_sheet(found, {}), indexes, buckets_sheet(buckets))
     for header in {header for sheet in sheets for header in sheet.headers}:
         assert f">{header[0].upper()}{header[1:]}</th>" in text
 
@@ -185,9 +224,10 @@ def test_a_slow_table_does_not_keep_its_page_from_coming_nor_is_its_query_repeat
             next(stream)
             began = time.monotonic()
             text = page(gateway, table)
-            # Without a limit, the page would wait for its rows for the 60 seconds of the setting.
-            assert time.monotonic() - began < 25
-            assert "The rows did not come within 2 seconds. Press “Show rows” to wait for them." in text
+            # Without a limit, the page would wait for its rows until the client gives up, after 10 seconds.
+            assert time.monotonic() - began < 8
+            assert "The rows did not arrive within 2 seconds." in text
+            assert "press “Show rows” to wait" in text
             assert "20,000" in text
             answer = gateway.get(f"/tables/{table.name}", refresh="5")
             assert "refresh" not in answer.headers

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from aio_client import TableSize
-from http_gateway.console.tables_page import TableList, size_cells
+from http_gateway.charts.history import Rates
+from http_gateway.console.tables_page import TableList, rate_cells, size_cells
 
 if TYPE_CHECKING:
     from aio_client import Table
@@ -44,8 +45,14 @@ def test_a_page_has_up_to_a_hundred_of_the_tables_with_the_text(
 
 
 @pytest.mark.parametrize(
-    ("rows", "unopened", "cell"), [(31, 0, 31), (0, 0, 0), (None, 0, "not counted"), (None, 2, "…")]
+    ("rows", "unopened", "cell"), [(31, 0, 31), (0, 0, 0), (None, 0, "not counted"), (None, 2, "not counted yet")]
 )
 def test_rows_are_a_number_or_why_there_is_none(rows: int | None, unopened: int, cell: int | str) -> None:
     assert size_cells(TableSize(rows=rows, disk_bytes=1234, unopened_buckets=unopened)) == (cell, "1.2 kB")
-    assert size_cells(None) == ("…", "…")
+    assert size_cells(None) == ("not known", "not known")
+
+
+def test_rates_read_as_in_the_charts() -> None:
+    assert rate_cells(Rates(964.0, 916_814.2)) == ("964", "916,814")
+    assert rate_cells(Rates(0.0, 0.25)) == ("0", "0.25")
+    assert rate_cells(None) == ("not known", "not known")

@@ -68,7 +68,13 @@ async def _ask_tablets(
 ) -> scan_pb2.ExplainScanResponse:
     """Returns the explanation of the slowest tablet."""
     answers = await calls.ask(method, requests, scan_pb2.ExplainScanResponse)
-    return min(answers.values(), key=lambda each: (bool(each.index), each.read_path == scan_pb2.READ_PATH_COLUMNAR))
+    return min(answers.values(), key=speed_of)
+
+
+def speed_of(answer: scan_pb2.ExplainScanResponse) -> tuple[bool, bool, bool]:
+    """Returns a value that is larger for the faster of two tablets."""
+    # A tablet that reads an index in its order may end early, and one that collects candidates does not.
+    return bool(answer.index), answer.index_order, answer.read_path == scan_pb2.READ_PATH_COLUMNAR
 
 
 async def _join_keys(

@@ -582,6 +582,11 @@ class Bucket:
         """The memory of writes that are not in SST files yet. Takes microseconds."""
         return self._store.unflushed_bytes
 
+    @property
+    def unflushed_log_bytes(self) -> int:
+        """About the bytes of the write-ahead log of these writes. Takes microseconds."""
+        return self._store.unflushed_log_bytes
+
     def flush(self) -> None:
         """Moves unflushed writes into SST files."""
         self.flushes += 1

@@ -121,6 +121,7 @@ class RocksStore:
         self._is_closed = False
         self._path = path
         self._unflushed_deletions = 0
+        self._written_bytes = 0
         self.readers = StoreReaders(self.failure)
         self._resources = resources
         self._has_filter = not read_only and resources.filters.acquire(blocking=False)
@@ -231,8 +232,9 @@ class RocksStore:
         try:
             self.check_writable()
             self.readers.create_all()
-            began = time.perf_counter()
+            began, size = time.perf_counter(), batch.writes.size_in_bytes()
             self._db.write(batch.writes)
+            self._written_bytes += size
             self._count_deletions(batch.deletions)
             self._resources.write_seconds.observe(time.perf_counter() - began)
             self.sequence = self._db.latest_sequence_number()
@@ -384,6 +386,12 @@ class RocksStore:
     def unflushed_bytes(self) -> int:
         """The memory of writes that are not in SST files yet. Takes microseconds."""
         return sum(family.property_int_value(_MEMTABLES) or 0 for family in self._families)
+
+    @property
+    def unflushed_log_bytes(self) -> int:
+        """About the bytes of the write-ahead log of these writes. Takes microseconds."""
+        # RocksDB takes memory in blocks of a megabyte, so a few rows seem to take several.
+        return min(self.unflushed_bytes, self._written_bytes)
 
     def flush(self) -> None:
         """Moves unflushed writes into SST files."""

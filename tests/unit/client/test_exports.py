@@ -118,6 +118,7 @@ NAMES = [
     "Unavailable",
     "UndoConflict",
     "UndoReport",
+    "UnknownCall",
     "UnknownField",
     "UpgradeNotConfirmed",
     "UsageError",
