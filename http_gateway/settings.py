@@ -35,6 +35,7 @@ class GatewaySettings:
             gateway itself for the client of each call.
         charts_token_file: A file with the token with which the gateway samples the server for charts. Empty: it samples
             by `forwarding_key`, or only while a page with charts is open, with the token of its reader.
+        charts_seconds: The time between two samples for charts.
         access_log: Whether to log each request.
         log_level: As of the server.
         sessions: The directory of the sessions of the console. Empty: a temporary one, which is removed when the
@@ -64,6 +65,7 @@ class GatewaySettings:
     insecure: bool = False
     forwarding_key: str = field(default="", repr=False)
     charts_token_file: str = ""
+    charts_seconds: float = 5.0
     access_log: bool = False
     log_level: str = "info"
     sessions: str = ""

@@ -539,13 +539,17 @@ class Client:
         response = await self._transport.call(lambda: self._transport.services.admin.Metrics, request)
         return response.text.decode()
 
-    async def _activity(self, within: float | None = None) -> admin_pb2.ActivityResponse:
+    async def _activity(
+        self, read_at_micros: Mapping[str, int] | None = None, names: Sequence[str] = ()
+    ) -> admin_pb2.ActivityResponse:
         """Returns counters of what clients do with the tables that the caller may read, for the charts of the console.
 
         Args:
-            within: Leaves out the tables of which nothing has changed for so many seconds. None: leaves out none.
+            read_at_micros: When the last answer of each process was made, by incarnation: leaves out the tables of
+                which nothing has changed since.
+            names: Asks only which of these tables exist and may be read.
         """
-        request = admin_pb2.ActivityRequest(changed_within_millis=0 if within is None else max(1, int(within * 1000)))
+        request = admin_pb2.ActivityRequest(read_at_micros=read_at_micros, names=names)
         return await self._transport.call(lambda: self._transport.services.admin.Activity, request)
 
     async def live_scans(self) -> list[LiveScan]:

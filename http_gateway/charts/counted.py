@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import sub
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
@@ -49,7 +50,11 @@ GAP: Final = Point(*[_NAN] * len(Point._fields))
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The counters of a table at one process, or how much they have grown a second."""
+    """The counters of a table at one process, or how much they have grown a second.
+
+    Attributes:
+        began_at: When they were 0, in microseconds by the clock of the process.
+    """
 
     rows_written: float = 0
     writes: float = 0
@@ -59,6 +64,7 @@ class Counted:
     read_classes: Sequence[int] = ()
     disk_bytes: int | None = None
     scans: frozenset[int] = frozenset()
+    began_at: int = 0
 
     @classmethod
     def of(cls, message: admin_pb2.ActivityCounters) -> Self:
@@ -72,19 +78,34 @@ class Counted:
             tuple(message.reads.classes),
             message.disk_bytes if message.HasField("disk_bytes") else None,
             frozenset(message.live_scans),
+            message.began_at_micros,
         )
 
-    def growth_since(self, before: Counted, seconds: float) -> Counted | None:
-        """Returns the growth a second since an earlier state. None: the counters have begun again."""
-        writes = _classes_since(self.write_classes, before.write_classes)
-        reads = _classes_since(self.read_classes, before.read_classes)
-        rates = [
-            (getattr(self, name) - getattr(before, name)) / seconds
-            for name in ("rows_written", "writes", "rows_read", "reads")
-        ]
-        if min(*rates, *writes, *reads) < 0:
-            return None
-        return Counted(rates[0], rates[1], writes, rates[2], rates[3], reads, self.disk_bytes, self.scans)
+    def growth_since(self, before: Counted | None, read_at: int, seconds: float) -> Counted | None:
+        """Returns the growth a second since an earlier answer of the process. None: it is not known.
+
+        Args:
+            before: The counters of the earlier answer. None: it did not have them.
+            read_at: When the earlier answer was made, in microseconds by the clock of the process.
+            seconds: The time since then.
+        """
+        if before is None or before.began_at != self.began_at:
+            if self.began_at < read_at:
+                return None
+            before = _NOTHING
+        return Counted(
+            (self.rows_written - before.rows_written) / seconds,
+            (self.writes - before.writes) / seconds,
+            _classes_since(self.write_classes, before.write_classes),
+            (self.rows_read - before.rows_read) / seconds,
+            (self.reads - before.reads) / seconds,
+            _classes_since(self.read_classes, before.read_classes),
+            self.disk_bytes,
+            self.scans,
+        )
+
+
+_NOTHING: Final = Counted()
 
 
 def point_of(growths: Sequence[Counted], disk_bytes: float, bounds: Sequence[float]) -> Point:
@@ -123,9 +144,12 @@ def quantile(classes: Sequence[int], bounds: Sequence[float], share: float) -> f
     return bounds[-1]
 
 
-def _classes_since(now: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
-    return tuple(count - earlier for count, earlier in zip_longest(now, before, fillvalue=0))
+def _classes_since(now: Sequence[int], before: Sequence[int]) -> Sequence[int]:
+    if now == before:
+        return ()
+    return tuple(map(sub, now, before)) if before else now
 
 
-def _add(classes: Iterable[Sequence[int]]) -> list[int]:
-    return [sum(counts) for counts in zip_longest(*classes, fillvalue=0)]
+def _add(classes: Iterable[Sequence[int]]) -> Sequence[int]:
+    some = [each for each in classes if each]
+    return some[0] if len(some) == 1 else [sum(counts) for counts in zip_longest(*some, fillvalue=0)]

@@ -71,11 +71,6 @@ class Chart:
     rows: tuple[Tick, ...]
     columns: tuple[Tick, ...]
 
-    @property
-    def text(self) -> str:
-        """What it shows, in words."""
-        return f"{self.title}, the last 15 minutes. {'. '.join(line.text for line in self.lines)}."
-
 
 def draw_chart(
     title: str,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from http_gateway.charts.counted import GAP, Counted, Point, point_of
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping
+
     from scankv.v1 import admin_pb2
 
 SAMPLE_SECONDS: Final = 5.0
@@ -23,13 +25,17 @@ MAX_SAMPLES: Final = 181
 """The most samples: 15 minutes have 180 intervals."""
 
 MAX_TABLES: Final = 1000
-"""The most tables. Each takes up to 30 KB, if it is used all the time."""
+"""The most tables. Each takes about 10 KB."""
 
-_LONGEST_STEP: Final = 2.5 * SAMPLE_SECONDS
-"""The longest time between two samples that still gives a rate. A longer one is a gap."""
+_LONGEST_STEP: Final = 2.5
+"""How many times the usual time may lie between two samples that still give a rate. A longer time is a gap."""
 
 _MEAN_SECONDS: Final = 60.0
+_KEPT_SAMPLES: Final = 24  # how long a table stays that somebody has looked at
 _SERVER: Final = ""  # stands for all tables together where tables have names
+_FIELDS: Final = len(Point._fields)
+_WRITTEN, _READ = Point._fields.index("rows_written"), Point._fields.index("rows_read")
+_EMPTY: Final = array("f", GAP * MAX_SAMPLES)
 
 
 class Rates(NamedTuple):
@@ -45,21 +51,42 @@ class _Process:
 
     Attributes:
         incarnation: Its start.
-        at: When it has answered last.
+        read_at: When its last answer was made, in microseconds by its clock.
         tables: The counters of its tables then.
     """
 
     incarnation: str
-    at: float
+    read_at: int
     tables: dict[str, Counted] = field(default_factory=dict)
 
 
-class _Sample(NamedTuple):
-    """When a sample was taken, and whether tables without a point in it did nothing. Otherwise, it is a gap."""
+class _Series:
+    """The points of one table: a ring with the fields of one sample after those of another.
 
-    number: int
-    at: float
-    is_known: bool
+    Attributes:
+        incarnation: Of the table. Empty: not known yet.
+        used: The number of the last sample in which the table was used.
+        rows: The sum of the rates of rows written and read in all points.
+    """
+
+    def __init__(self) -> None:
+        self.incarnation = ""
+        self.used = 0
+        self.rows = 0.0
+        self._values = _EMPTY[:]
+
+    def set(self, slot: int, point: Point) -> None:
+        """Replaces the oldest point, which is in the slot."""
+        self.rows -= self._rows(slot)
+        self._values[slot * _FIELDS : (slot + 1) * _FIELDS] = array("f", point)
+        self.rows += self._rows(slot)
+
+    def get(self, slot: int) -> Point:
+        return Point(*self._values[slot * _FIELDS : (slot + 1) * _FIELDS])
+
+    def _rows(self, slot: int) -> float:
+        rows = self._values[slot * _FIELDS + _WRITTEN] + self._values[slot * _FIELDS + _READ]
+        return 0.0 if math.isnan(rows) else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,168 +94,204 @@ class _Growths:
     """What one sample shows of each table.
 
     Attributes:
-        known: The growth at each process.
+        known: The growth at each process. The most recently used tables come first.
         unknown: The tables whose growth is not known at some process. A dict, for its order.
+        incarnations: Of the tables.
     """
 
     known: dict[str, list[Counted]] = field(default_factory=dict)
     unknown: dict[str, None] = field(default_factory=dict)
+    incarnations: dict[str, str] = field(default_factory=dict)
 
 
 class History:
     """The last 15 minutes of the tables that a caller may read, and of the server if the caller may read all of them.
 
-    Memory is bounded: `MAX_SAMPLES` samples of the `max_tables` tables that were used most recently. A table takes
-    memory only for samples in which something happened.
+    Memory is bounded. A further table takes the place of the one that was not used for the longest time. If all are in
+    use, it has no history, unless somebody looks at it.
 
     Args:
         max_tables: The most tables.
+        sample_seconds: The usual time between two samples.
     """
 
-    def __init__(self, max_tables: int = MAX_TABLES) -> None:
+    def __init__(self, max_tables: int = MAX_TABLES, sample_seconds: float = SAMPLE_SECONDS) -> None:
         self._max_tables = max_tables
+        self._longest_step = _LONGEST_STEP * sample_seconds
         self._number = 0
-        self._samples: deque[_Sample] = deque(maxlen=MAX_SAMPLES)
-        # The numbers of samples, with their points, which are compact because there may be many.
-        self._points: OrderedDict[str, deque[tuple[int, array[float]]]] = OrderedDict()
+        self._times: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._series: dict[str, _Series] = {}
         self._processes: dict[int, _Process] = {}
-        self._has_forgotten = False
+        self._kept_until: dict[str, int] = {}
+        # The numbers of the last samples in which a table that is left out had done nothing, and in which tables were
+        # left out although they were used.
+        self._known_at = self._full_at = -MAX_SAMPLES
 
     @property
     def names(self) -> list[str]:
-        """The tables that are known, in any order."""
-        return [name for name in self._points if name != _SERVER]
+        """The tables that are known, those with the most rows written and read first."""
+        rows = {name: series.rows for name, series in self._series.items() if name != _SERVER}
+        return sorted(rows, key=lambda name: (-rows[name], name))
 
     @property
-    def began_at(self) -> float | None:
-        """The time of the oldest sample. None: there is none."""
-        return self._samples[0].at if self._samples else None
+    def is_full(self) -> bool:
+        """Whether there were too many tables for each to have a history."""
+        return self._number - self._full_at < MAX_SAMPLES
 
     @property
-    def has_server(self) -> bool:
-        """Whether a sample has shown the server."""
-        return _SERVER in self._points
+    def read_at_micros(self) -> Mapping[str, int]:
+        """When the last answer of each process was made, by incarnation: what the next request sends back."""
+        return {each.incarnation: each.read_at for each in self._processes.values()}
+
+    def keep(self, name: str) -> None:
+        """Has a table get a history, and keep it, because somebody looks at it."""
+        if name in self._kept_until or len(self._kept_until) < self._max_tables // 2:
+            self._kept_until[name] = self._number + _KEPT_SAMPLES
 
     def add(self, now: float, answer: admin_pb2.ActivityResponse) -> None:
-        """Adds a sample.
+        """Adds a sample, as `add_in_steps`."""
+        for _ in self.add_in_steps(now, answer):
+            pass
+
+    def add_in_steps(self, now: float, answer: admin_pb2.ActivityResponse) -> Iterator[None]:
+        """Adds a sample, in steps of some microseconds. It is there after the last step.
 
         Rule: the first answer of a process has all its tables. Later ones may leave out tables that have not changed
-        since all processes have answered.
+        since the answer before.
         """
-        self._number += 1
-        growths = _Growths()
+        growths, is_steady = _Growths(), False
+        present = {*answer.missing_workers, *(process.worker for process in answer.processes)}
+        self._processes = {worker: each for worker, each in self._processes.items() if worker in present}
         for worker in answer.missing_workers:
             if (missing := self._processes.get(worker)) is not None:
                 growths.unknown.update(dict.fromkeys(missing.tables))
-        steady = [self._add_process(now, process, growths) for process in answer.processes]
-        self._samples.append(_Sample(self._number, now, any(steady)))
+        for process in answer.processes:
+            is_steady |= yield from self._add_process(process, growths)
         bounds = next((tuple(each.latency_bounds) for each in answer.processes), ())
-        for name in growths.unknown:
-            points = self._touch(name)
-            if any(steady):
-                points.append((self._number, array("d", GAP)))
-        for name in growths.known.keys() - growths.unknown.keys():
-            point = point_of(growths.known[name], self._disk_bytes(name), bounds)
-            self._touch(name).append((self._number, array("d", point)))
-        self._forget_beyond_limit()
+        points = dict.fromkeys(growths.unknown, GAP)
+        for name, known in growths.known.items():
+            if name not in points:
+                points[name] = point_of(known, self._disk_bytes(name), bounds)
+            yield
+        self._commit(now, points, growths.incarnations, is_steady=is_steady)
 
-    def _add_process(self, now: float, process: admin_pb2.ProcessActivity, growths: _Growths) -> bool:
+    def _add_process(self, process: admin_pb2.ProcessActivity, growths: _Growths) -> Generator[None, None, bool]:
         """Adds the answer of one process. Returns whether it has answered shortly before, too."""
         known = self._processes.get(process.worker)
-        # The most recently changed tables come first, and are to be forgotten last.
-        named = {each.table: Counted.of(each.counters) for each in reversed(process.tables)}
+        named = dict[str, Counted]()
         if process.HasField("server"):
             named[_SERVER] = Counted.of(process.server)
+        for each in process.tables:
+            named[each.table] = Counted.of(each.counters)
+            if each.incarnation:
+                growths.incarnations[each.table] = each.incarnation
+            yield
         if known is None or known.incarnation != process.incarnation:
-            growths.unknown.update(dict.fromkeys([*(() if known is None else known.tables), *named]))
-            self._processes[process.worker] = _Process(process.incarnation, now, named)
+            growths.unknown.update(dict.fromkeys([*named, *(() if known is None else known.tables)]))
+            self._processes[process.worker] = _Process(process.incarnation, process.read_at_micros, named)
             return False
-        seconds, known.at = now - known.at, now
-        if not 0 < seconds <= _LONGEST_STEP:
-            growths.unknown.update(dict.fromkeys([*known.tables, *named]))
-            known.tables |= named
-            return False
-        for name, counted in named.items():
-            before = known.tables.get(name, None if self._has_forgotten else Counted())
-            growth = None if before is None else counted.growth_since(before, seconds)
+        read_at, known.read_at = known.read_at, process.read_at_micros
+        seconds = (known.read_at - read_at) / 1_000_000
+        is_steady = 0 < seconds <= self._longest_step
+        if not is_steady:
+            growths.unknown.update(dict.fromkeys([*named, *known.tables]))
+        for name, counted in named.items() if is_steady else ():
+            growth = counted.growth_since(known.tables.get(name), read_at, seconds)
             if growth is None:
                 growths.unknown[name] = None
             else:
                 growths.known.setdefault(name, []).append(growth)
+            yield
         known.tables |= named
+        return is_steady
+
+    def _commit(
+        self, now: float, points: Mapping[str, Point], incarnations: Mapping[str, str], *, is_steady: bool
+    ) -> None:
+        """Adds a point to every table: what is in `points`, or otherwise that nothing was done."""
+        self._number += 1
+        self._times.append(now)
+        self._kept_until = {name: until for name, until in self._kept_until.items() if until >= self._number}
+        for name in points:
+            if name in self._series or self._make_room(name, points):
+                series = self._series.setdefault(name, _Series())
+                series.used = self._number
+                incarnation = incarnations.get(name, series.incarnation)
+                if series.incarnation not in ("", incarnation):
+                    # The table was dropped, and another one has its name now.
+                    series = self._series[name] = _Series()
+                    series.used = self._number
+                series.incarnation = incarnation
+        if is_steady:
+            self._known_at = self._number
+        slot = self._number % MAX_SAMPLES
+        for name, series in self._series.items():
+            point = points.get(name)
+            if point is None:
+                point = Point(disk_bytes=self._disk_bytes(name)) if is_steady else GAP
+            series.set(slot, point)
+        for process in self._processes.values():
+            process.tables = {name: each for name, each in process.tables.items() if name in self._series}
+
+    def _make_room(self, name: str, points: Mapping[str, Point]) -> bool:
+        """Returns whether a further table may have a history, after the least recently used one has lost its own."""
+        if name == _SERVER or len(self._series) - (_SERVER in self._series) < self._max_tables:
+            return True
+        is_kept = name in self._kept_until
+        others = [each for each in self._series if each and each not in self._kept_until]
+        if not is_kept:
+            others = [each for each in others if each not in points]
+        if not others:
+            self._full_at = self._number
+            return False
+        del self._series[min(others, key=lambda each: (self._series[each].used, self._series[each].rows))]
         return True
 
     def _disk_bytes(self, name: str) -> float:
-        found = [each.tables[name].disk_bytes for each in self._processes.values() if name in each.tables]
-        sizes = [each for each in found if each is not None]
-        return float(sum(sizes)) if sizes else math.nan
-
-    def _touch(self, name: str) -> deque[tuple[int, array[float]]]:
-        """Returns the points of a table, which is the one that was used most recently now."""
-        points = self._points.setdefault(name, deque(maxlen=MAX_SAMPLES))
-        self._points.move_to_end(name)
-        return points
-
-    def _forget_beyond_limit(self) -> None:
-        if _SERVER in self._points:
-            self._points.move_to_end(_SERVER)
-        while len(self._points) > self._max_tables + self.has_server:
-            name, _ = self._points.popitem(last=False)
-            self._has_forgotten = True
-            for process in self._processes.values():
-                process.tables.pop(name, None)
+        """Returns the size of a table at all processes. NaN: one that knows the table does not know its size."""
+        sizes = [each.tables[name].disk_bytes for each in self._processes.values() if name in each.tables]
+        known = [size for size in sizes if size is not None]
+        return float(sum(known)) if known and len(known) == len(sizes) else math.nan
 
     def of_table(self, name: str) -> list[tuple[float, Point]]:
         """Returns the points of a table, each with its time, oldest first. Empty: nothing is known of the table.
 
         Ask only for a table that the caller may read.
         """
-        return self._read(name) if name and name in self._points else []
+        return self._read(name, MAX_SAMPLES) if name else []
 
     def of_server(self) -> list[tuple[float, Point]]:
         """Returns the points of the server, as `of_table`. Ask only for a caller who may read every table."""
-        return self._read(_SERVER) if self.has_server else []
+        return self._read(_SERVER, MAX_SAMPLES)
 
-    def _read(self, name: str) -> list[tuple[float, Point]]:
-        by_number = {number: Point(*values) for number, values in self._points.get(name, ())}
-        found, disk = list[tuple[float, Point]](), self._disk_before(name)
-        for sample in self._samples:
-            point = by_number.get(sample.number)
-            if point is None:
-                point = Point(disk_bytes=disk) if sample.is_known else GAP
-            elif not math.isnan(point.disk_bytes):
-                disk = point.disk_bytes
-            found.append((sample.at, point))
-        return found
-
-    def _disk_before(self, name: str) -> float:
-        """Returns the size of a table before the first point that is shown, or at any time if none is."""
-        first, disk = self._samples[0].number if self._samples else 0, math.nan
-        for number, values in self._points.get(name, ()):
-            size = Point(*values).disk_bytes
-            if number >= first and not math.isnan(size):
-                return disk
-            disk = disk if math.isnan(size) else size
-        return self._disk_bytes(name)
+    def _read(self, name: str, most: int) -> list[tuple[float, Point]]:
+        series, count = self._series.get(name), min(most, len(self._times))
+        if series is None:
+            return []
+        times = [self._times[-ago] for ago in range(count, 0, -1)]
+        first = self._number - count + 1
+        return [(at, series.get((first + number) % MAX_SAMPLES)) for number, at in enumerate(times)]
 
     def rates_of(self, name: str, now: float) -> Rates | None:
         """Returns the mean rates of a table within the last minute. None: they are not known.
 
         Ask only for a table that the caller may read.
         """
-        if name not in self._points and self._has_forgotten:
-            return None
-        recent = [point for at, point in self._read(name) if now - at <= _MEAN_SECONDS]
-        recent = [point for point in recent if not math.isnan(point.rows_written)]
-        if not recent:
+        recent = 1
+        while recent < len(self._times) and now - self._times[-recent - 1] <= _MEAN_SECONDS:
+            recent += 1
+        points = [point for at, point in self._read(name, recent) if now - at <= _MEAN_SECONDS]
+        known = [point for point in points if not math.isnan(point.rows_written)]
+        if name not in self._series and not self.is_full and self._number - self._known_at < recent:
+            return Rates(0.0, 0.0)
+        if not known:
             return None
         return Rates(
-            sum(point.rows_written for point in recent) / len(recent),
-            sum(point.rows_read for point in recent) / len(recent),
+            sum(point.rows_written for point in known) / len(known),
+            sum(point.rows_read for point in known) / len(known),
         )
 
     def rows_of(self, name: str) -> float:
         """Returns a number that is larger the more rows of a table were written and read. 0: none, or not known."""
-        first = self._samples[0].number if self._samples else 0
-        points = (Point(*values) for number, values in self._points.get(name, ()) if number >= first)
-        return sum(point.rows_written + point.rows_read for point in points if not math.isnan(point.rows_written))
+        series = self._series.get(name)
+        return 0.0 if series is None else series.rows

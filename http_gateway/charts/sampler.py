@@ -8,27 +8,41 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections.abc import Callable  # noqa: TC003  # a field of a dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from http_gateway.charts.history import SAMPLE_SECONDS
+from http_gateway.charts.history import MAX_TABLES, History
 from http_gateway.charts.source import FileToken, GatewayKey, PageToken, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aio_client import Client
     from aio_client._transport.tokens import CallerToken
-    from http_gateway.charts.history import History
+    from http_gateway.charts.source import Rights
     from http_gateway.settings import GatewaySettings
 
 PAGE_SECONDS: Final = 120.0
 """For how long after the last page with charts the gateway samples on with the token of its reader."""
 
 MAX_READERS: Final = 16
-"""The most sessions for which the gateway samples. A further one ends the one that was used least recently."""
+"""The most sessions for which the gateway samples. A further one gets no charts."""
 
 MAX_TABLES_OF_READER: Final = 200
+
+
+@dataclass(slots=True)
+class _Reader:
+    """A session for which the gateway samples.
+
+    Attributes:
+        source: What is sampled.
+        is_live: Whether the session has not ended.
+        used_at: When its last page with charts was opened.
+    """
+
+    source: Source
+    is_live: Callable[[], bool]
+    used_at: float
 
 
 class Sampler:
@@ -54,13 +68,14 @@ class Sampler:
         self._client = client
         self._tokens = tokens
         self._clock = clock
+        self._seconds = settings.charts_seconds
         self._own: Source | None = None
         if settings.forwarding_key:
-            self._own = Source(GatewayKey(settings.forwarding_key), clock())
+            self._own = self._new_source(GatewayKey(settings.forwarding_key), MAX_TABLES)
         elif settings.charts_token_file:
-            self._own = Source(FileToken(settings.charts_token_file), clock())
-        # Of sessions, by what their paths begin with; the most recently used last.
-        self._readers: OrderedDict[str, tuple[Source, float]] = OrderedDict()
+            self._own = self._new_source(FileToken(settings.charts_token_file), MAX_TABLES)
+        # Of sessions, by what their paths begin with.
+        self._readers: dict[str, _Reader] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -72,23 +87,29 @@ class Sampler:
         """Returns the time of the samples."""
         return self._clock()
 
-    def open_page(self, session: str, token: str | None) -> Source:
+    def open_page(self, session: str, token: str | None, is_live: Callable[[], bool]) -> Source | None:
         """Returns what a page with charts shows, and has it sampled while the page is open.
+
+        Returns None if the pages of too many sessions are open.
 
         Args:
             session: What the paths of the session begin with. Empty: the page has no session.
             token: The token of the reader.
+            is_live: Whether the session has not ended. It is asked before each sample.
         """
         if self._own is not None:
             return self._own
-        found = self._readers.pop(session, None)
-        source = Source(PageToken(token), self._clock(), MAX_TABLES_OF_READER) if found is None else found[0]
-        self._readers[session] = source, self._clock()
-        if found is None:
+        if session not in self._readers:
+            if len(self._readers) >= MAX_READERS:
+                return None
+            source = self._new_source(PageToken(token), MAX_TABLES_OF_READER)
+            self._readers[session] = _Reader(source, is_live, self._clock())
             source.start_sample(self._client, self._tokens, self._clock)
-            while len(self._readers) > MAX_READERS:
-                self.forget(next(iter(self._readers)))
-        return source
+        self._readers[session].used_at = self._clock()
+        return self._readers[session].source
+
+    def _new_source(self, rights: Rights, max_tables: int) -> Source:
+        return Source(rights, History(max_tables, self._seconds), self._clock())
 
     def history_for(self, session: str) -> History | None:
         """Returns what the gateway knows of the last 15 minutes, without having it sampled. None: nothing.
@@ -101,13 +122,13 @@ class Sampler:
         if self._own is not None:
             return self._own.history
         found = self._readers.get(session)
-        return None if found is None else found[0].history
+        return None if found is None else found.source.history
 
     def forget(self, session: str) -> None:
-        """Ends the samples for a session at once, because its user has logged out."""
+        """Ends the samples for a session at once."""
         found = self._readers.pop(session, None)
         if found is not None:
-            closing = asyncio.create_task(found[0].close())
+            closing = asyncio.create_task(found.source.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -128,12 +149,13 @@ class Sampler:
     async def _run(self) -> None:
         while True:
             self._sample()
-            await asyncio.sleep(SAMPLE_SECONDS)
+            await asyncio.sleep(self._seconds)
 
     def _sample(self) -> None:
-        """Begins a sample of each source, and ends those of which no page was open for long."""
+        """Begins a sample of each source, and ends those whose session has ended, or has had no page open for long."""
         oldest = self._clock() - PAGE_SECONDS
-        for session in [session for session, (_, used_at) in self._readers.items() if used_at < oldest]:
-            self.forget(session)
-        for source in (*([] if self._own is None else [self._own]), *(source for source, _ in self._readers.values())):
+        for session, reader in list(self._readers.items()):
+            if reader.used_at < oldest or not reader.is_live():
+                self.forget(session)
+        for source in (*([] if self._own is None else [self._own]), *(each.source for each in self._readers.values())):
             source.start_sample(self._client, self._tokens, self._clock)

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import os
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aio_client._transport.tokens import TokenFile
-from http_gateway.charts.history import MAX_TABLES, SAMPLE_SECONDS, History
 from scankv.model.errors import PermissionDenied, ProtocolViolation, ScanKvError, Unauthenticated, UsageError
 from scankv.model.forwarded_peers import GATEWAY_KEY, forwarded_peer
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
     from aio_client import Client
     from aio_client._transport.tokens import CallerToken
+    from http_gateway.charts.history import History
 
 _log = logging.getLogger(__name__)
 
 OLD_SERVER: Final = "the server is older than this console and counts nothing for charts: upgrade it"
 
 _ANSWER_SECONDS: Final = 4.0
-"""How long a sample may take. Less than the time between two samples."""
+"""How long a sample may take."""
 
-_MARGIN_SECONDS: Final = 1.0
-"""How much further back than to the last sample a sample asks for changes."""
+_SLICE_SECONDS: Final = 0.002
+"""How long adding a sample may keep the event loop at a time."""
 
 
 class Rights(Protocol):
@@ -110,7 +111,8 @@ class Source:
 
     Args:
         rights: With whose rights it is sampled.
-        max_tables: The most tables in it.
+        history: Where the samples go.
+        now: The time.
 
     Attributes:
         history: What was sampled.
@@ -118,14 +120,12 @@ class Source:
         problem: Why the latest sample is missing. Empty: it is there.
     """
 
-    def __init__(self, rights: Rights, now: float, max_tables: int = MAX_TABLES) -> None:
-        self.history = History(max_tables)
+    def __init__(self, rights: Rights, history: History, now: float) -> None:
+        self.history = history
         self.began_at = now
         self.problem = ""
         self._rights = rights
         self._sampling: asyncio.Task[None] | None = None
-        # When the last sample was asked for that all processes of the server have answered. None: before it.
-        self._complete_at: float | None = None
         self._is_closed = False
 
     def start_sample(self, client: Client, tokens: CallerToken, clock: Callable[[], float]) -> None:
@@ -144,23 +144,26 @@ class Source:
 
     async def _sample(self, client: Client, tokens: CallerToken, clock: Callable[[], float]) -> None:
         asked_at = clock()
-        within = None if self._complete_at is None else asked_at - self._complete_at + _MARGIN_SECONDS
         try:
             self._rights.send(tokens)
             async with asyncio.timeout(_ANSWER_SECONDS):
-                answer = await client._activity(within)
+                answer = await client._activity(self.history.read_at_micros)
         except (ScanKvError, TimeoutError) as error:
             self._record_problem(error)
             return
-        self.history.add(asked_at, answer)
-        if not answer.missing_workers:
-            self._complete_at = asked_at
-        self._record_problem(None)
+        began = time.perf_counter()
+        for _ in self.history.add_in_steps(asked_at, answer):
+            if time.perf_counter() - began > _SLICE_SECONDS:
+                await asyncio.sleep(0)
+                began = time.perf_counter()
+        self.problem = ""
 
-    def _record_problem(self, error: Exception | None) -> None:
-        problem = "" if error is None else _text_of(error)
-        if problem and problem != self.problem:
-            _log.warning("the charts of the console are not sampled: %s", problem)
+    def _record_problem(self, error: Exception) -> None:
+        problem = _text_of(error)
+        if problem != self.problem:
+            # Only the log has the path of a token file.
+            detail = error.message if isinstance(error, UsageError) else problem
+            _log.warning("the charts of the console are not sampled: %s", detail)
         self.problem = problem
 
 
@@ -174,5 +177,5 @@ def _text_of(error: Exception) -> str:
         case ProtocolViolation():
             return OLD_SERVER
         case UsageError():
-            return error.message
-    return f"the server did not answer within {_ANSWER_SECONDS:g} s: the gateway asks again every {SAMPLE_SECONDS:g} s"
+            return "the token file of the gateway cannot be used: see the log of the gateway"
+    return f"the server did not answer within {_ANSWER_SECONDS:g} s: the gateway asks again"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import RedirectResponse, Response
 
 from http_gateway.answers import NEEDS_TOKEN
-from http_gateway.console.chart_pages import CHARTS_REFRESH, show_charts
+from http_gateway.console.chart_pages import show_charts
 from http_gateway.console.console_page import ConsolePage, enter, show, show_error
 from http_gateway.console.live_links import is_deep_link, login_address
 from http_gateway.console.live_page import LIVE_PARAMETERS, deep_link_of, show_live
@@ -62,7 +62,7 @@ PAGES: Final = (
     ConsolePage(path="/tables/{table}/top", handler=show_live, parameters=LIVE_PARAMETERS, deep_link=deep_link_of),
     ConsolePage(path="/scans", handler=show_scans),
     ConsolePage(path="/server", handler=show_server),
-    ConsolePage(path="/charts", handler=show_charts, parameters=(CHARTS_REFRESH,)),
+    ConsolePage(path="/charts", handler=show_charts),
     ConsolePage(path="/login", handler=_login, parameters=(_NEXT,), in_sessions=False),
 )
 

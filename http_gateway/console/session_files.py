@@ -121,6 +121,11 @@ class SessionFiles:
             os.utime(path, (now, now))
         return token
 
+    def is_live(self, keys: SessionKeys, now: float) -> bool:
+        """Returns whether a session has not ended, which is no use of it."""
+        found = _read(self._directory / keys.name)
+        return found is not None and self._is_live(found, now)
+
     def end(self, keys: SessionKeys) -> None:
         """Ends a session. Raises OSError if its file cannot be removed."""
         (self._directory / keys.name).unlink(missing_ok=True)

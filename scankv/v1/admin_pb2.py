@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from scankv.v1 import table_pb2 as scankv_dot_v1_dot_table__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15scankv/v1/admin.proto\x12\tscankv.v1\x1a\x15scankv/v1/table.proto\"G\n\x12\x41ssignOwnerRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x63urrent\x18\x02 \x01(\t\x12\x11\n\tprincipal\x18\x03 \x01(\t\"b\n\x13\x41ssignOwnerResponse\x12\x11\n\tsnapshots\x18\x01 \x01(\x04\x12\x11\n\tconsumers\x18\x02 \x01(\x04\x12\x14\n\x0c\x63olumn_locks\x18\x03 \x01(\x04\x12\x0f\n\x07writers\x18\x04 \x03(\t\"\"\n\x11\x43heckTableRequest\x12\r\n\x05table\x18\x01 \x01(\t\"d\n\x0b\x42ucketCheck\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12&\n\x07indexes\x18\x03 \x03(\x0b\x32\x15.scankv.v1.IndexCheck\x12\x0f\n\x07problem\x18\x04 \x01(\t\"N\n\nIndexCheck\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\t\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x04\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\"\x10\n\x0eMetricsRequest\"5\n\x0fMetricsResponse\x12\x0c\n\x04text\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x02 \x01(\t\"0\n\x0f\x41\x63tivityRequest\x12\x1d\n\x15\x63hanged_within_millis\x18\x01 \x01(\x04\"Z\n\x10\x41\x63tivityResponse\x12-\n\tprocesses\x18\x01 \x03(\x0b\x32\x1a.scankv.v1.ProcessActivity\x12\x17\n\x0fmissing_workers\x18\x02 \x03(\r\"\xa5\x01\n\x0fProcessActivity\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12(\n\x06tables\x18\x03 \x03(\x0b\x32\x18.scankv.v1.TableActivity\x12+\n\x06server\x18\x04 \x01(\x0b\x32\x1b.scankv.v1.ActivityCounters\x12\x16\n\x0elatency_bounds\x18\x05 \x03(\x01\"M\n\rTableActivity\x12\r\n\x05table\x18\x01 \x01(\t\x12-\n\x08\x63ounters\x18\x02 \x01(\x0b\x32\x1b.scankv.v1.ActivityCounters\"\xc2\x01\n\x10\x41\x63tivityCounters\x12\x14\n\x0crows_written\x18\x01 \x01(\x04\x12$\n\x06writes\x18\x02 \x01(\x0b\x32\x14.scankv.v1.CallTimes\x12\x11\n\trows_read\x18\x03 \x01(\x04\x12#\n\x05reads\x18\x04 \x01(\x0b\x32\x14.scankv.v1.CallTimes\x12\x17\n\ndisk_bytes\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nlive_scans\x18\x06 \x03(\x06\x42\r\n\x0b_disk_bytes\"<\n\tCallTimes\x12\r\n\x05\x63\x61lls\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0f\n\x07\x63lasses\x18\x03 \x03(\x04\"\x12\n\x10ListScansRequest\"7\n\x11ListScansResponse\x12\"\n\x05scans\x18\x01 \x03(\x0b\x32\x13.scankv.v1.LiveScan\"\xc9\x01\n\x08LiveScan\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x03 \x03(\r\x12\x13\n\x0bsnapshot_id\x18\x04 \x01(\t\x12\x0c\n\x04peer\x18\x05 \x01(\t\x12\x12\n\nage_millis\x18\x06 \x01(\x04\x12\x13\n\x0bidle_millis\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\x12\x12\n\nmay_cancel\x18\n \x01(\x08\"\x16\n\x14ListSlowCallsRequest\";\n\x15ListSlowCallsResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.scankv.v1.SlowCall\"\xa2\x01\n\x08SlowCall\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x12\n\nage_millis\x18\x03 \x01(\x04\x12\x0e\n\x06millis\x18\x04 \x01(\x04\x12\x15\n\rwaited_millis\x18\x05 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x06 \x01(\t\x12\x0c\n\x04plan\x18\x07 \x01(\t\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x0c\n\x04peer\x18\t \x01(\t\"$\n\x11\x43\x61ncelScanRequest\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\"\x14\n\x12\x43\x61ncelScanResponse\"\x0e\n\x0cStatsRequest\"\xd6\x08\n\rStatsResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\ruptime_millis\x18\x03 \x01(\x04\x12\x0e\n\x06tables\x18\x04 \x01(\x04\x12\x14\n\x0copen_buckets\x18\x05 \x01(\x04\x12\x12\n\nlive_scans\x18\x06 \x01(\x04\x12\x15\n\rscans_started\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\x12\x14\n\x0crows_written\x18\n \x01(\x04\x12\x11\n\tlog_syncs\x18\x0b \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13peak_resident_bytes\x18\r \x01(\x04\x12\x17\n\x0f\x64\x61maged_buckets\x18\x0e \x03(\t\x12\x14\n\x0copen_cursors\x18\x0f \x01(\x04\x12\x12\n\nopen_files\x18\x10 \x01(\x04\x12\r\n\x05tasks\x18\x11 \x01(\x04\x12\x15\n\rwaiting_scans\x18\x12 \x01(\x04\x12\x1a\n\x12undelivered_errors\x18\x13 \x01(\x04\x12\x16\n\x0esnapshot_views\x18\x14 \x01(\x04\x12\x17\n\x0fsnapshot_leases\x18\x15 \x01(\x04\x12\x16\n\x0esnapshot_bytes\x18\x16 \x01(\x04\x12\x19\n\x11unchanged_results\x18\x17 \x01(\x04\x12\x16\n\x0e\x63\x61\x63hed_results\x18\x18 \x01(\x04\x12\x18\n\x10\x63omputed_results\x18\x19 \x01(\x04\x12\x1a\n\x12result_cache_bytes\x18\x1a \x01(\x04\x12\x15\n\rwaiting_calls\x18\x1b \x01(\x04\x12$\n\x05\x62\x61ses\x18\x1c \x03(\x0b\x32\x15.scankv.v1.TableBases\x12\x19\n\x11open_transactions\x18\x1d \x01(\x04\x12\x1e\n\x16\x63losed_commit_barriers\x18\x1e \x01(\x04\x12\x0f\n\x07\x63ommits\x18\x1f \x01(\x04\x12\x1d\n\x15longest_commit_micros\x18  \x01(\x04\x12\x1b\n\x13\x63lock_offset_millis\x18\x32 \x01(\x03\x12\x13\n\x0b\x63lock_jumps\x18\x33 \x01(\x04\x12\x1f\n\x17request_bytes_in_flight\x18< \x01(\x04\x12\x18\n\x10refused_requests\x18= \x01(\x04\x12\x1b\n\x13unread_answer_bytes\x18> \x01(\x04\x12\x17\n\x0frefused_answers\x18? \x01(\x04\x12\x12\n\nfile_limit\x18\x46 \x01(\x04\x12 \n\x04\x64isk\x18G \x01(\x0b\x32\x12.scankv.v1.DiskUse\x12\x17\n\x0f\x66ree_disk_bytes\x18H \x01(\x04\x12\x12\n\nloop_turns\x18P \x03(\x04\x12 \n\x18longest_loop_turn_micros\x18Q \x01(\x04\x12\r\n\x05\x63\x61lls\x18Z \x01(\x04\x12\x15\n\rstalled_scans\x18[ \x01(\x04\"\x8a\x02\n\nTableBases\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x02 \x01(\r\x12\r\n\x05\x62\x61ses\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x05 \x01(\x04\x12\x15\n\rchanges_since\x18\x06 \x01(\x04\x12\x12\n\ndelta_rows\x18\x07 \x01(\x04\x12\x13\n\x0b\x64\x65lta_bytes\x18\x08 \x01(\x04\x12\x12\n\nage_millis\x18\t \x01(\x04\x12\x0e\n\x06\x62uilds\x18\n \x01(\x04\x12\x18\n\x10\x62uild_cpu_micros\x18\x0b \x01(\x04\x12\x15\n\rwritten_bytes\x18\x0c \x01(\x04\x12\x16\n\x0eunused_reasons\x18\r \x03(\t2\xcc\x04\n\x0c\x41\x64minService\x12:\n\x05Stats\x12\x17.scankv.v1.StatsRequest\x1a\x18.scankv.v1.StatsResponse\x12@\n\x07Metrics\x12\x19.scankv.v1.MetricsRequest\x1a\x1a.scankv.v1.MetricsResponse\x12\x43\n\x08\x41\x63tivity\x12\x1a.scankv.v1.ActivityRequest\x1a\x1b.scankv.v1.ActivityResponse\x12\x46\n\tListScans\x12\x1b.scankv.v1.ListScansRequest\x1a\x1c.scankv.v1.ListScansResponse\x12I\n\nCancelScan\x12\x1c.scankv.v1.CancelScanRequest\x1a\x1d.scankv.v1.CancelScanResponse\x12R\n\rListSlowCalls\x12\x1f.scankv.v1.ListSlowCallsRequest\x1a .scankv.v1.ListSlowCallsResponse\x12\x44\n\nCheckTable\x12\x1c.scankv.v1.CheckTableRequest\x1a\x16.scankv.v1.BucketCheck0\x01\x12L\n\x0b\x41ssignOwner\x12\x1d.scankv.v1.AssignOwnerRequest\x1a\x1e.scankv.v1.AssignOwnerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15scankv/v1/admin.proto\x12\tscankv.v1\x1a\x15scankv/v1/table.proto\"G\n\x12\x41ssignOwnerRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x63urrent\x18\x02 \x01(\t\x12\x11\n\tprincipal\x18\x03 \x01(\t\"b\n\x13\x41ssignOwnerResponse\x12\x11\n\tsnapshots\x18\x01 \x01(\x04\x12\x11\n\tconsumers\x18\x02 \x01(\x04\x12\x14\n\x0c\x63olumn_locks\x18\x03 \x01(\x04\x12\x0f\n\x07writers\x18\x04 \x03(\t\"\"\n\x11\x43heckTableRequest\x12\r\n\x05table\x18\x01 \x01(\t\"d\n\x0b\x42ucketCheck\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12&\n\x07indexes\x18\x03 \x03(\x0b\x32\x15.scankv.v1.IndexCheck\x12\x0f\n\x07problem\x18\x04 \x01(\t\"N\n\nIndexCheck\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\t\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x04\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\"\x10\n\x0eMetricsRequest\"5\n\x0fMetricsResponse\x12\x0c\n\x04text\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x02 \x01(\t\"\x9b\x01\n\x0f\x41\x63tivityRequest\x12\x44\n\x0eread_at_micros\x18\x01 \x03(\x0b\x32,.scankv.v1.ActivityRequest.ReadAtMicrosEntry\x12\r\n\x05names\x18\x02 \x03(\t\x1a\x33\n\x11ReadAtMicrosEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"Z\n\x10\x41\x63tivityResponse\x12-\n\tprocesses\x18\x01 \x03(\x0b\x32\x1a.scankv.v1.ProcessActivity\x12\x17\n\x0fmissing_workers\x18\x02 \x03(\r\"\xbd\x01\n\x0fProcessActivity\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12(\n\x06tables\x18\x03 \x03(\x0b\x32\x18.scankv.v1.TableActivity\x12+\n\x06server\x18\x04 \x01(\x0b\x32\x1b.scankv.v1.ActivityCounters\x12\x16\n\x0elatency_bounds\x18\x05 \x03(\x01\x12\x16\n\x0eread_at_micros\x18\x06 \x01(\x04\"b\n\rTableActivity\x12\r\n\x05table\x18\x01 \x01(\t\x12-\n\x08\x63ounters\x18\x02 \x01(\x0b\x32\x1b.scankv.v1.ActivityCounters\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"\xdb\x01\n\x10\x41\x63tivityCounters\x12\x14\n\x0crows_written\x18\x01 \x01(\x04\x12$\n\x06writes\x18\x02 \x01(\x0b\x32\x14.scankv.v1.CallTimes\x12\x11\n\trows_read\x18\x03 \x01(\x04\x12#\n\x05reads\x18\x04 \x01(\x0b\x32\x14.scankv.v1.CallTimes\x12\x17\n\ndisk_bytes\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nlive_scans\x18\x06 \x03(\x06\x12\x17\n\x0f\x62\x65gan_at_micros\x18\x07 \x01(\x04\x42\r\n\x0b_disk_bytes\"<\n\tCallTimes\x12\r\n\x05\x63\x61lls\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0f\n\x07\x63lasses\x18\x03 \x03(\x04\"\x12\n\x10ListScansRequest\"7\n\x11ListScansResponse\x12\"\n\x05scans\x18\x01 \x03(\x0b\x32\x13.scankv.v1.LiveScan\"\xc9\x01\n\x08LiveScan\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x03 \x03(\r\x12\x13\n\x0bsnapshot_id\x18\x04 \x01(\t\x12\x0c\n\x04peer\x18\x05 \x01(\t\x12\x12\n\nage_millis\x18\x06 \x01(\x04\x12\x13\n\x0bidle_millis\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\x12\x12\n\nmay_cancel\x18\n \x01(\x08\"\x16\n\x14ListSlowCallsRequest\";\n\x15ListSlowCallsResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.scankv.v1.SlowCall\"\xa2\x01\n\x08SlowCall\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x12\n\nage_millis\x18\x03 \x01(\x04\x12\x0e\n\x06millis\x18\x04 \x01(\x04\x12\x15\n\rwaited_millis\x18\x05 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x06 \x01(\t\x12\x0c\n\x04plan\x18\x07 \x01(\t\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x0c\n\x04peer\x18\t \x01(\t\"$\n\x11\x43\x61ncelScanRequest\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\"\x14\n\x12\x43\x61ncelScanResponse\"\x0e\n\x0cStatsRequest\"\xd6\x08\n\rStatsResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\ruptime_millis\x18\x03 \x01(\x04\x12\x0e\n\x06tables\x18\x04 \x01(\x04\x12\x14\n\x0copen_buckets\x18\x05 \x01(\x04\x12\x12\n\nlive_scans\x18\x06 \x01(\x04\x12\x15\n\rscans_started\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\x12\x14\n\x0crows_written\x18\n \x01(\x04\x12\x11\n\tlog_syncs\x18\x0b \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13peak_resident_bytes\x18\r \x01(\x04\x12\x17\n\x0f\x64\x61maged_buckets\x18\x0e \x03(\t\x12\x14\n\x0copen_cursors\x18\x0f \x01(\x04\x12\x12\n\nopen_files\x18\x10 \x01(\x04\x12\r\n\x05tasks\x18\x11 \x01(\x04\x12\x15\n\rwaiting_scans\x18\x12 \x01(\x04\x12\x1a\n\x12undelivered_errors\x18\x13 \x01(\x04\x12\x16\n\x0esnapshot_views\x18\x14 \x01(\x04\x12\x17\n\x0fsnapshot_leases\x18\x15 \x01(\x04\x12\x16\n\x0esnapshot_bytes\x18\x16 \x01(\x04\x12\x19\n\x11unchanged_results\x18\x17 \x01(\x04\x12\x16\n\x0e\x63\x61\x63hed_results\x18\x18 \x01(\x04\x12\x18\n\x10\x63omputed_results\x18\x19 \x01(\x04\x12\x1a\n\x12result_cache_bytes\x18\x1a \x01(\x04\x12\x15\n\rwaiting_calls\x18\x1b \x01(\x04\x12$\n\x05\x62\x61ses\x18\x1c \x03(\x0b\x32\x15.scankv.v1.TableBases\x12\x19\n\x11open_transactions\x18\x1d \x01(\x04\x12\x1e\n\x16\x63losed_commit_barriers\x18\x1e \x01(\x04\x12\x0f\n\x07\x63ommits\x18\x1f \x01(\x04\x12\x1d\n\x15longest_commit_micros\x18  \x01(\x04\x12\x1b\n\x13\x63lock_offset_millis\x18\x32 \x01(\x03\x12\x13\n\x0b\x63lock_jumps\x18\x33 \x01(\x04\x12\x1f\n\x17request_bytes_in_flight\x18< \x01(\x04\x12\x18\n\x10refused_requests\x18= \x01(\x04\x12\x1b\n\x13unread_answer_bytes\x18> \x01(\x04\x12\x17\n\x0frefused_answers\x18? \x01(\x04\x12\x12\n\nfile_limit\x18\x46 \x01(\x04\x12 \n\x04\x64isk\x18G \x01(\x0b\x32\x12.scankv.v1.DiskUse\x12\x17\n\x0f\x66ree_disk_bytes\x18H \x01(\x04\x12\x12\n\nloop_turns\x18P \x03(\x04\x12 \n\x18longest_loop_turn_micros\x18Q \x01(\x04\x12\r\n\x05\x63\x61lls\x18Z \x01(\x04\x12\x15\n\rstalled_scans\x18[ \x01(\x04\"\x8a\x02\n\nTableBases\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x02 \x01(\r\x12\r\n\x05\x62\x61ses\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x05 \x01(\x04\x12\x15\n\rchanges_since\x18\x06 \x01(\x04\x12\x12\n\ndelta_rows\x18\x07 \x01(\x04\x12\x13\n\x0b\x64\x65lta_bytes\x18\x08 \x01(\x04\x12\x12\n\nage_millis\x18\t \x01(\x04\x12\x0e\n\x06\x62uilds\x18\n \x01(\x04\x12\x18\n\x10\x62uild_cpu_micros\x18\x0b \x01(\x04\x12\x15\n\rwritten_bytes\x18\x0c \x01(\x04\x12\x16\n\x0eunused_reasons\x18\r \x03(\t2\xcc\x04\n\x0c\x41\x64minService\x12:\n\x05Stats\x12\x17.scankv.v1.StatsRequest\x1a\x18.scankv.v1.StatsResponse\x12@\n\x07Metrics\x12\x19.scankv.v1.MetricsRequest\x1a\x1a.scankv.v1.MetricsResponse\x12\x43\n\x08\x41\x63tivity\x12\x1a.scankv.v1.ActivityRequest\x1a\x1b.scankv.v1.ActivityResponse\x12\x46\n\tListScans\x12\x1b.scankv.v1.ListScansRequest\x1a\x1c.scankv.v1.ListScansResponse\x12I\n\nCancelScan\x12\x1c.scankv.v1.CancelScanRequest\x1a\x1d.scankv.v1.CancelScanResponse\x12R\n\rListSlowCalls\x12\x1f.scankv.v1.ListSlowCallsRequest\x1a .scankv.v1.ListSlowCallsResponse\x12\x44\n\nCheckTable\x12\x1c.scankv.v1.CheckTableRequest\x1a\x16.scankv.v1.BucketCheck0\x01\x12L\n\x0b\x41ssignOwner\x12\x1d.scankv.v1.AssignOwnerRequest\x1a\x1e.scankv.v1.AssignOwnerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'scankv.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ACTIVITYREQUEST_READATMICROSENTRY']._loaded_options = None
+  _globals['_ACTIVITYREQUEST_READATMICROSENTRY']._serialized_options = b'8\001'
   _globals['_ASSIGNOWNERREQUEST']._serialized_start=59
   _globals['_ASSIGNOWNERREQUEST']._serialized_end=130
   _globals['_ASSIGNOWNERRESPONSE']._serialized_start=132
@@ -46,40 +48,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_METRICSREQUEST']._serialized_end=466
   _globals['_METRICSRESPONSE']._serialized_start=468
   _globals['_METRICSRESPONSE']._serialized_end=521
-  _globals['_ACTIVITYREQUEST']._serialized_start=523
-  _globals['_ACTIVITYREQUEST']._serialized_end=571
-  _globals['_ACTIVITYRESPONSE']._serialized_start=573
-  _globals['_ACTIVITYRESPONSE']._serialized_end=663
-  _globals['_PROCESSACTIVITY']._serialized_start=666
-  _globals['_PROCESSACTIVITY']._serialized_end=831
-  _globals['_TABLEACTIVITY']._serialized_start=833
-  _globals['_TABLEACTIVITY']._serialized_end=910
-  _globals['_ACTIVITYCOUNTERS']._serialized_start=913
-  _globals['_ACTIVITYCOUNTERS']._serialized_end=1107
-  _globals['_CALLTIMES']._serialized_start=1109
-  _globals['_CALLTIMES']._serialized_end=1169
-  _globals['_LISTSCANSREQUEST']._serialized_start=1171
-  _globals['_LISTSCANSREQUEST']._serialized_end=1189
-  _globals['_LISTSCANSRESPONSE']._serialized_start=1191
-  _globals['_LISTSCANSRESPONSE']._serialized_end=1246
-  _globals['_LIVESCAN']._serialized_start=1249
-  _globals['_LIVESCAN']._serialized_end=1450
-  _globals['_LISTSLOWCALLSREQUEST']._serialized_start=1452
-  _globals['_LISTSLOWCALLSREQUEST']._serialized_end=1474
-  _globals['_LISTSLOWCALLSRESPONSE']._serialized_start=1476
-  _globals['_LISTSLOWCALLSRESPONSE']._serialized_end=1535
-  _globals['_SLOWCALL']._serialized_start=1538
-  _globals['_SLOWCALL']._serialized_end=1700
-  _globals['_CANCELSCANREQUEST']._serialized_start=1702
-  _globals['_CANCELSCANREQUEST']._serialized_end=1738
-  _globals['_CANCELSCANRESPONSE']._serialized_start=1740
-  _globals['_CANCELSCANRESPONSE']._serialized_end=1760
-  _globals['_STATSREQUEST']._serialized_start=1762
-  _globals['_STATSREQUEST']._serialized_end=1776
-  _globals['_STATSRESPONSE']._serialized_start=1779
-  _globals['_STATSRESPONSE']._serialized_end=2889
-  _globals['_TABLEBASES']._serialized_start=2892
-  _globals['_TABLEBASES']._serialized_end=3158
-  _globals['_ADMINSERVICE']._serialized_start=3161
-  _globals['_ADMINSERVICE']._serialized_end=3749
+  _globals['_ACTIVITYREQUEST']._serialized_start=524
+  _globals['_ACTIVITYREQUEST']._serialized_end=679
+  _globals['_ACTIVITYREQUEST_READATMICROSENTRY']._serialized_start=628
+  _globals['_ACTIVITYREQUEST_READATMICROSENTRY']._serialized_end=679
+  _globals['_ACTIVITYRESPONSE']._serialized_start=681
+  _globals['_ACTIVITYRESPONSE']._serialized_end=771
+  _globals['_PROCESSACTIVITY']._serialized_start=774
+  _globals['_PROCESSACTIVITY']._serialized_end=963
+  _globals['_TABLEACTIVITY']._serialized_start=965
+  _globals['_TABLEACTIVITY']._serialized_end=1063
+  _globals['_ACTIVITYCOUNTERS']._serialized_start=1066
+  _globals['_ACTIVITYCOUNTERS']._serialized_end=1285
+  _globals['_CALLTIMES']._serialized_start=1287
+  _globals['_CALLTIMES']._serialized_end=1347
+  _globals['_LISTSCANSREQUEST']._serialized_start=1349
+  _globals['_LISTSCANSREQUEST']._serialized_end=1367
+  _globals['_LISTSCANSRESPONSE']._serialized_start=1369
+  _globals['_LISTSCANSRESPONSE']._serialized_end=1424
+  _globals['_LIVESCAN']._serialized_start=1427
+  _globals['_LIVESCAN']._serialized_end=1628
+  _globals['_LISTSLOWCALLSREQUEST']._serialized_start=1630
+  _globals['_LISTSLOWCALLSREQUEST']._serialized_end=1652
+  _globals['_LISTSLOWCALLSRESPONSE']._serialized_start=1654
+  _globals['_LISTSLOWCALLSRESPONSE']._serialized_end=1713
+  _globals['_SLOWCALL']._serialized_start=1716
+  _globals['_SLOWCALL']._serialized_end=1878
+  _globals['_CANCELSCANREQUEST']._serialized_start=1880
+  _globals['_CANCELSCANREQUEST']._serialized_end=1916
+  _globals['_CANCELSCANRESPONSE']._serialized_start=1918
+  _globals['_CANCELSCANRESPONSE']._serialized_end=1938
+  _globals['_STATSREQUEST']._serialized_start=1940
+  _globals['_STATSREQUEST']._serialized_end=1954
+  _globals['_STATSRESPONSE']._serialized_start=1957
+  _globals['_STATSRESPONSE']._serialized_end=3067
+  _globals['_TABLEBASES']._serialized_start=3070
+  _globals['_TABLEBASES']._serialized_end=3336
+  _globals['_ADMINSERVICE']._serialized_start=3339
+  _globals['_ADMINSERVICE']._serialized_end=3927
 # @@protoc_insertion_point(module_scope)

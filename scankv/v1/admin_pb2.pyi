@@ -205,17 +205,49 @@ Global___MetricsResponse: _TypeAlias = MetricsResponse  # noqa: Y015
 class ActivityRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CHANGED_WITHIN_MILLIS_FIELD_NUMBER: _builtins.int
-    changed_within_millis: _builtins.int
-    """Leaves out the tables of which nothing has changed for so long, and that no live scan reads. 0: leaves out none."""
+    @_typing.final
+    class ReadAtMicrosEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    READ_AT_MICROS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def read_at_micros(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """What the caller has of each process, by its incarnation: the `read_at_micros` of its last answer. A process leaves
+        out the tables of which nothing has changed since, and that no live scan reads.
+        """
+
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Asks only which of these tables exist and may be read by the caller: at most 10,000. The answer has no counters, and
+        each process leaves out the tables that do not exist, of those that it would have.
+        """
+
     def __init__(
         self,
         *,
-        changed_within_millis: _builtins.int = ...,
+        read_at_micros: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_within_millis", b"changed_within_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "read_at_micros", b"read_at_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -260,10 +292,13 @@ class ProcessActivity(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     LATENCY_BOUNDS_FIELD_NUMBER: _builtins.int
+    READ_AT_MICROS_FIELD_NUMBER: _builtins.int
     worker: _builtins.int
     """The number of the worker process. 0 if the server is one process."""
     incarnation: _builtins.str
     """Changes with every start of the process."""
+    read_at_micros: _builtins.int
+    """When the counters were read, by a clock of the process."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableActivity]:
         """The tables that were used since the start of the process: at most 10,000, those that were used most recently."""
@@ -284,10 +319,11 @@ class ProcessActivity(_message.Message):
         tables: _abc.Iterable[Global___TableActivity] | None = ...,
         server: Global___ActivityCounters | None = ...,
         latency_bounds: _abc.Iterable[_builtins.float] | None = ...,
+        read_at_micros: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "latency_bounds", b"latency_bounds", "server", b"server", "tables", b"tables", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "latency_bounds", b"latency_bounds", "read_at_micros", b"read_at_micros", "server", b"server", "tables", b"tables", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -299,8 +335,11 @@ class TableActivity(_message.Message):
 
     TABLE_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
+    incarnation: _builtins.str
+    """Of the table, at the process that has its definition. Changes when the table is dropped and created again."""
     @_builtins.property
     def counters(self) -> Global___ActivityCounters: ...
     def __init__(
@@ -308,10 +347,11 @@ class TableActivity(_message.Message):
         *,
         table: _builtins.str = ...,
         counters: Global___ActivityCounters | None = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "incarnation", b"incarnation", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -327,16 +367,19 @@ class ActivityCounters(_message.Message):
     READS_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     LIVE_SCANS_FIELD_NUMBER: _builtins.int
+    BEGAN_AT_MICROS_FIELD_NUMBER: _builtins.int
     rows_written: _builtins.int
-    """Rows and keys in acknowledged upserts, deletes and undos outside transactions, and in committed transactions and
-    bootstraps.
+    """Rows and keys that upserts, deletes and undos outside transactions have applied, and those of committed transactions
+    and bootstraps. A repeated request that was applied before has none.
     """
     rows_read: _builtins.int
     """Rows that scans, streams of changes and queries have read from storage."""
     disk_bytes: _builtins.int
     """The files of rows, changelog, indexes and columnar bases, and the writes that are not in these yet, measured within
-    the last minutes. Absent: not measured.
+    the last minutes. 0 if the process has none of them. Absent: not known.
     """
+    began_at_micros: _builtins.int
+    """When the counters were 0, by the clock of `read_at_micros`."""
     @_builtins.property
     def writes(self) -> Global___CallTimes:
         """Upserts, deletes and undos that were answered, also those that a transaction stages."""
@@ -360,10 +403,11 @@ class ActivityCounters(_message.Message):
         reads: Global___CallTimes | None = ...,
         disk_bytes: _builtins.int | None = ...,
         live_scans: _abc.Iterable[_builtins.int] | None = ...,
+        began_at_micros: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes", "disk_bytes", b"disk_bytes", "reads", b"reads", "writes", b"writes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes", "disk_bytes", b"disk_bytes", "live_scans", b"live_scans", "reads", b"reads", "rows_read", b"rows_read", "rows_written", b"rows_written", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes", "began_at_micros", b"began_at_micros", "disk_bytes", b"disk_bytes", "live_scans", b"live_scans", "reads", b"reads", "rows_read", b"rows_read", "rows_written", b"rows_written", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disk_bytes: _TypeAlias = _typing.Literal["disk_bytes"]  # noqa: Y015
     _WhichOneofArgType__disk_bytes: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes"]  # noqa: Y015

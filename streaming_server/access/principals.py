@@ -1,7 +1,7 @@
 """Principals: names that also say which source vouches for them, so that no source can hand out the names of another.
 
-A principal of the token file is the name there. One of a JSON web token has a prefix, as in `jwt:ann`. This text is
-compared, stored as an owner, and shown everywhere.
+A principal of the token file is the name there. One of a JSON web token has a prefix, as in `jwt:ann`, and the server's
+own gateway is `server:gateway`. This text is compared, stored as an owner, and shown everywhere.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from typing import Final
 ISSUED: Final = "jwt:"
 """What the principals of JSON web tokens begin with."""
 
+OF_SERVER: Final = "server:"
+"""What the principals of the server's own processes begin with."""
+
 _IN_FILE: Final = "token:"
 # Names in the token file that could be taken for principals of another kind get a prefix, too.
-_RESERVED: Final = (ISSUED, _IN_FILE)
+_RESERVED: Final = (ISSUED, OF_SERVER, _IN_FILE)
 
 
 def principal_in_file(name: str) -> str:

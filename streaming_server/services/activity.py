@@ -8,17 +8,19 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import InvalidRequest
 from scankv.model.names import table_of
 from scankv.v1 import admin_pb2
 from streaming_server.access.grants import Role
-from streaming_server.engine.tables.table_sizes import SLICE_SECONDS, file_bytes
+from streaming_server.activity import MAX_TABLES, Counters
+from streaming_server.engine.tables.table_sizes import SLICE_SECONDS
 from streaming_server.histogram import LATENCY_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from streaming_server.access.grants import Grants
-    from streaming_server.activity import CallTimes, Counters
+    from streaming_server.activity import CallTimes
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import RegisteredScan, ScanRegistry
 
@@ -46,56 +48,64 @@ class ActivityReader:
         self._is_asked = False
         self._measured_at = float("-inf")
 
-    async def read(self, within: float | None, grants: Grants) -> admin_pb2.ActivityResponse:
-        """Returns the counters of the tables that a caller may read. Measures nothing.
+    async def read(self, request: admin_pb2.ActivityRequest, grants: Grants) -> admin_pb2.ActivityResponse:
+        """Returns the counters of the tables that a caller may read, or which tables these are. Measures nothing.
 
         Args:
-            within: Leaves out the tables of which nothing has changed for so many seconds. None: leaves out none.
+            request: What the caller knows, or the tables that it asks for.
             grants: What the caller may read.
         """
-        self._is_asked = True
         everything = grants.allow_everywhere(Role.READ)
-        since = float("-inf") if within is None else time.monotonic() - within
-        scans = _by_table(scan for scan in self._registry.live if not scan.is_check)
+        now = time.monotonic()
         found = admin_pb2.ProcessActivity(
-            worker=self._worker, incarnation=self._incarnation, latency_bounds=LATENCY_SECONDS
+            worker=self._worker,
+            incarnation=self._incarnation,
+            latency_bounds=LATENCY_SECONDS,
+            read_at_micros=_micros(now),
         )
-        began = time.perf_counter()
+        if request.names:
+            if len(request.names) > MAX_TABLES:
+                raise InvalidRequest(f"the request names {len(request.names):,} tables: the limit is {MAX_TABLES:,}")
+            for name in request.names:
+                if (everything or grants.allow(Role.READ, name)) and not self._tables.lacks(name):
+                    found.tables.add(table=name)
+            if everything:
+                found.server.SetInParent()
+            return admin_pb2.ActivityResponse(processes=[found])
+        self._is_asked = True
+        scans = _by_table(scan for scan in self._registry.live if not scan.is_check)
         activity = self._tables.activity
-        # The counters of a scan change while it runs. A table has none before its first scan has ended.
-        live = {name: activity.find(name) for name in scans}
-        for name, counters in {**activity.tables_since(since), **live}.items():
+        if everything:
+            found.server.CopyFrom(_message(activity.total, [each for of_one in scans.values() for each in of_one]))
+        # The counters of a scan change while it runs, and when it ends. So no other task may run before they are read.
+        for name, of_table in scans.items():
             if everything or grants.allow(Role.READ, name):
-                found.tables.add(table=name, counters=_message(counters, scans.get(name, [])))
+                self._add(found, name, activity.find(name) or Counters(now), of_table)
+        since = request.read_at_micros.get(self._incarnation, 0) / 1_000_000
+        began = time.perf_counter()
+        for name, counters in activity.tables_since(since).items():
+            if name not in scans and (everything or grants.allow(Role.READ, name)):
+                self._add(found, name, counters, [])
             if time.perf_counter() - began > SLICE_SECONDS:
                 await asyncio.sleep(0)
                 began = time.perf_counter()
-        if everything:
-            found.server.CopyFrom(_message(activity.total, [each for of_one in scans.values() for each in of_one]))
         return admin_pb2.ActivityResponse(processes=[found])
 
-    async def measure_if_asked(self) -> None:
-        """Measures the files of each table, at most once a minute, and only if a caller has asked for the activity.
+    def _add(
+        self, found: admin_pb2.ProcessActivity, name: str, counters: Counters, scans: list[RegisteredScan]
+    ) -> None:
+        found.tables.add(table=name, counters=_message(counters, scans), incarnation=self._tables.incarnation(name))
 
-        RocksDB knows the sizes of its files, so no directory is read.
-        """
+    async def measure_if_asked(self) -> None:
+        """Measures the files of each table, at most once a minute, and only if a caller has asked for the activity."""
         now = time.monotonic()
         if not self._is_asked or now - self._measured_at < _MEASURE_SECONDS:
             return
         self._is_asked, self._measured_at = False, now
-        sizes: defaultdict[str, int] = defaultdict(int)
-        began = time.perf_counter()
-        for table in list(self._tables.live_tables()):
-            for live in table.buckets:
-                size = file_bytes(live)
-                if size is not None:
-                    sizes[table_of(table.definition.name)] += size
-                if time.perf_counter() - began > SLICE_SECONDS:
-                    await asyncio.sleep(0)
-                    began = time.perf_counter()
-        for name, size in sizes.items():
-            self._tables.activity.set_disk_bytes(name, size)
-        self._tables.activity.total.disk_bytes = sum(sizes.values())
+        names = {table_of(each.name) for each in self._tables.definitions() if not each.is_divided}
+        sizes = await self._tables.sizes.measure(names)
+        known = {name: sizes[name].disk_bytes if name in sizes else None for name in names}
+        self._tables.activity.set_disk_bytes(known)
 
 
 def _by_table(scans: Iterable[RegisteredScan]) -> dict[str, list[RegisteredScan]]:
@@ -105,19 +115,20 @@ def _by_table(scans: Iterable[RegisteredScan]) -> dict[str, list[RegisteredScan]
     return dict(found)
 
 
-def _message(counters: Counters | None, scans: list[RegisteredScan]) -> admin_pb2.ActivityCounters:
-    live = sorted({_number_of(scan) for scan in scans})
-    rows = sum(scan.rows_scanned for scan in scans)
-    if counters is None:
-        return admin_pb2.ActivityCounters(rows_read=rows, live_scans=live)
+def _message(counters: Counters, scans: list[RegisteredScan]) -> admin_pb2.ActivityCounters:
     return admin_pb2.ActivityCounters(
         rows_written=counters.rows_written,
         writes=_times(counters.writes),
-        rows_read=counters.rows_read + rows,
+        rows_read=counters.rows_read + sum(scan.rows_scanned for scan in scans),
         reads=_times(counters.reads),
         disk_bytes=counters.disk_bytes,
-        live_scans=live,
+        live_scans=sorted({_number_of(scan) for scan in scans}),
+        began_at_micros=_micros(counters.began_at),
     )
+
+
+def _micros(seconds: float) -> int:
+    return int(seconds * 1_000_000)
 
 
 def _number_of(scan: RegisteredScan) -> int:

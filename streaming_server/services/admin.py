@@ -151,8 +151,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with map_errors(request, context):
             caller = CALLER.get()
             assert caller is not None
-            within = request.changed_within_millis / 1000 if request.changed_within_millis else None
-            return await self._activity.read(within, caller.grants)
+            return await self._activity.read(request, caller.grants)
         raise AssertionError("map_errors ends the call")
 
     async def ListScans(

@@ -14,6 +14,7 @@ from streaming_server.access.certificates import read_certificate
 from streaming_server.access.forwarded_peers import ForwardedPeers
 from streaming_server.access.grants import Grants, Role
 from streaming_server.access.limits import CallerLimiter, CallerLimits
+from streaming_server.access.principals import OF_SERVER
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_client
 from streaming_server.services.forwarding import certified_in
 from streaming_server.services.permissions import (
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 ACTIVITY: Final = "scankv.v1.AdminService/Activity"
 """The only call that the server's own gateway may make for itself, without a token."""
 
-GATEWAY: Final = CallerIdentity("the server's own gateway", Grants(["read:*"]))
+GATEWAY: Final = CallerIdentity(f"{OF_SERVER}gateway", Grants(["read:*"]))
 """The caller of this call."""
 
 _AUTHORIZATION: Final = "authorization"

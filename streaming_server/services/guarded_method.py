@@ -325,7 +325,7 @@ class _GuardedMethod:
                 try:
                     message = self._finish(received, response, memory)
                     if counted is not None:
-                        counted(response)
+                        counted()
                     return message
                 except ScanKvError as error:
                     await end_with(context, error)

@@ -32,7 +32,7 @@ PAGES = {
     "scans": "/scans",
     "refreshed scans": "/scans?refresh=30",
     "server": "/server",
-    "charts": "/charts?refresh=",
+    "charts": "/charts",
     "login": "/login",
     "error": "/tables/game.missing",
 }

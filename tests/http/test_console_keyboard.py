@@ -28,6 +28,7 @@ PAGES = (
     "/scans",
     "/scans?refresh=30",
     "/server",
+    "/charts",
     "/login",
     "/tables/missing",
 )
@@ -177,7 +178,7 @@ def test_no_page_refreshes_unless_asked_to_and_none_with_a_form(browser: Chrome,
     log_in(browser, busy)
     session = log_in_by_http(busy.gateway, busy.token)
     with busy.live_scan():
-        for path, forms in (("/", 1), ("/tables/game.scores", 1), ("/scans", 1), ("/server", 0)):
+        for path, forms in (("/", 1), ("/tables/game.scores", 1), ("/scans", 1), ("/server", 0), ("/charts", 0)):
             page = session.get(path)
             assert "refresh" not in page.headers
             assert b"http-equiv" not in page.body

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from aio_client import connect
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from scankv.v1 import admin_pb2
 
 
@@ -24,12 +26,15 @@ class Counted:
     latencies: int
 
 
-def ask_activity(url: str, token: str | None = None, within: float | None = None) -> admin_pb2.ActivityResponse:
-    """Asks a server for its activity."""
+def ask_activity(
+    url: str, token: str | None = None, since: admin_pb2.ActivityResponse | None = None, names: Sequence[str] = ()
+) -> admin_pb2.ActivityResponse:
+    """Asks a server for its activity, or for what has changed since an earlier answer."""
+    known = {each.incarnation: each.read_at_micros for each in ([] if since is None else since.processes)}
 
     async def ask() -> admin_pb2.ActivityResponse:
         async with connect(url, token=token) as client:
-            return await client._activity(within)
+            return await client._activity(known, names)
 
     return asyncio.run(ask())
 

@@ -19,6 +19,7 @@ from streaming_server.access.callers import CallerIdentity, TokenStore
 from streaming_server.access.certificates import ClientCertificate, read_certificate
 from streaming_server.access.grants import Grants, Role
 from streaming_server.access.token_file import create_token, id_of, read_tokens, revoke_tokens
+from streaming_server.services.authorization import GATEWAY
 from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def test_a_line_names_certificates_by_a_kind_and_a_name(path: Path, name: str) -
 
 
 def test_a_name_in_the_file_is_never_the_principal_of_another_source(path: Path) -> None:
-    for name in ("jwt:root", "token:root"):
+    for name in ("jwt:root", "token:root", GATEWAY.principal):
         with pytest.raises(UsageError, match=f"principal must not begin with .*:, not {name}: choose another name"):
             create_token(path, name, ["read:*"], now=NOW)
     token = create(path)

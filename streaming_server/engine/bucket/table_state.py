@@ -37,6 +37,7 @@ class TableState:
         reserve: The disk space that writes leave free.
         total_delta_bytes: The memory for the deltas of all columnar bases of the process.
         sweep: What the sweep of expired rows has done.
+        count_written: Counts rows that a request has applied.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class TableState:
         clock: ServerClock,
         reserve: DiskReserve,
         total_delta_bytes: int,
+        count_written: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Opens nothing.
 
@@ -60,6 +62,7 @@ class TableState:
             clock: The server's clock.
             reserve: The disk space that writes leave free.
             total_delta_bytes: The memory for the deltas of all columnar bases of the process.
+            count_written: Counts rows that a request has applied.
         """
         self.codec = TableCodec.of(definition)
         self.path = path
@@ -68,6 +71,7 @@ class TableState:
         self.reserve = reserve
         self.total_delta_bytes = total_delta_bytes
         self.sweep = SweepRecord()
+        self.count_written = count_written
         self.buckets = OwnBuckets(definition, lambda number: make_bucket(number, self))
         self._sources: WeakSet[Abortable] = WeakSet()
         self._listeners: set[Callable[[], None]] = set()

@@ -73,6 +73,7 @@ class LiveTable:
         reserve: DiskReserve,
         total_delta_bytes: int,
         installed: Installed = MappingProxyType({}),
+        count_written: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Opens nothing yet.
 
@@ -89,6 +90,7 @@ class LiveTable:
             reserve: The disk space that writes leave free.
             total_delta_bytes: The memory for the deltas of all columnar bases of the process.
             installed: The aggregators that the server has from other packages.
+            count_written: Counts rows that a request has applied.
         """
 
         def make_bucket(number: int, state: TableState) -> LiveBucket:
@@ -120,6 +122,7 @@ class LiveTable:
             clock=clock,
             reserve=reserve,
             total_delta_bytes=total_delta_bytes,
+            count_written=count_written,
         )
         self.reads = TableReads(self.state)
         self.writes = TableWrites(self.state, locks, installed)

@@ -406,6 +406,7 @@ class Tables:
                 reserve=self._reserve,
                 total_delta_bytes=self._total_delta_bytes,
                 installed=self._installed,
+                count_written=partial(self.activity.count_written_rows, table_of(name)),
             )
             self._live[name] = live
         return live
@@ -423,6 +424,15 @@ class Tables:
     def is_divided(self, name: str) -> bool:
         """Whether a table of the server has tablets, even if another worker owns the table. Blocks briefly."""
         return self._catalog.is_divided(name)
+
+    def incarnation(self, name: str) -> str:
+        """Returns the incarnation of a table. Empty: this process has no such table, or cannot use it."""
+        definition = self._catalog.find(name)
+        return "" if definition is None else definition.incarnation
+
+    def lacks(self, name: str) -> bool:
+        """Whether a table would belong to this process, and does not exist."""
+        return self.owns(name) and not self._catalog.knows(name)
 
     def owns(self, name: str) -> bool:
         """Whether a table belongs to this process, or would if it existed."""
@@ -517,6 +527,7 @@ class Tables:
     ) -> None:
         async with self._ddl:
             await self._store_definition(store, definition)
+            self.activity.begin(definition.name)
             if has_files:
                 self.archive.part.record_files(self.clock.commit_micros(), definition.incarnation)
             self.consumers.add(definition, self._catalog.path(definition.name))
@@ -669,6 +680,7 @@ class Tables:
                 raise
             finally:
                 self._live.pop(name, None)
+                self.activity.forget(name)
                 if live is not None:
                     await self.tablets.notify_reliably(live.definition)
             await self._executor.run(self._catalog.discard, dropped)

@@ -124,6 +124,8 @@ class WriteOperation:
         self._parts = parts
         self._preconditions = preconditions
         self._scope = scope
+        # The rows of each bucket that were applied just now, and not by an earlier attempt. Threads write it.
+        self._applied: dict[int, int] = {}
         self._done: dict[int, int] = {}
         self._offsets: dict[int, int] = {}
         self._failures: dict[int, Exception] = {}
@@ -201,6 +203,7 @@ class WriteOperation:
         except Exception as error:
             self._failures[part.bucket] = error
         else:
+            self._applied[part.bucket] = step.end
             self._done[part.bucket], self._offsets[part.bucket] = step.end, bucket.state.log_offset
 
     def _prepare_shared(self, live: LiveBucket, part: BucketRows, bucket: Bucket) -> Callable[[], None] | None:
@@ -256,6 +259,12 @@ class WriteOperation:
             await self._write_bucket(part)
 
     async def _write_bucket(self, part: BucketRows) -> None:
+        try:
+            await self._complete_bucket(part)
+        finally:
+            self._scope.table.count_written(self._applied.pop(part.bucket, 0))
+
+    async def _complete_bucket(self, part: BucketRows) -> None:
         live, complete = self._live(part), False
         if part.are_few and part.bucket not in self._done and part.bucket not in self._failures:
             await live.shared_steps.apply(partial(self._prepare_shared, live, part))
@@ -289,6 +298,7 @@ class WriteOperation:
                 *(live, bucket, step.rows, step.merger, step.progress, self._preconditions.changelog_writer),
                 more_follows=step.end < count,
             )
+            self._applied[number] = self._applied.get(number, 0) + step.end - done
         except (InvalidRequest, RequestTooLarge) as error:
             if not self._independent:
                 raise
