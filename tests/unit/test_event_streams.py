@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from http_gateway.event_streams import Event
 
 
-class Answers:
+class AnswersAtOnce:
     """One answer, and then none; `is_closed` says whether the generator has ended."""
 
     def __init__(self, *answers: Event) -> None:
@@ -61,7 +61,7 @@ REQUEST = Request({"type": "http", "headers": []})
 
 @pytest.mark.asyncio
 async def test_a_reader_who_leaves_at_a_heartbeat_ends_the_query_at_once() -> None:
-    gateway, answers = make_gateway(), Answers(("00", "x"))
+    gateway, answers = make_gateway(), AnswersAtOnce(("00", "x"))
     sent: list[bytes] = []
     beating = asyncio.Event()
 
@@ -83,7 +83,7 @@ async def test_a_reader_who_leaves_at_a_heartbeat_ends_the_query_at_once() -> No
 
 @pytest.mark.asyncio
 async def test_a_gateway_that_ends_before_the_first_answer_asks_to_try_again() -> None:
-    gateway, answers = make_gateway(), Answers()
+    gateway, answers = make_gateway(), AnswersAtOnce()
     gateway.ending.set()
     with pytest.raises(HttpRefusal, match="shutting down") as refusal:
         await stream_events(gateway, REQUEST, answers.watched())
