@@ -17,7 +17,7 @@ from streaming_server.engine.tables.table_sizes import SLICE_SECONDS
 from streaming_server.histogram import LATENCY_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from streaming_server.access.grants import Grants
     from streaming_server.activity import CallTimes
@@ -64,13 +64,7 @@ class ActivityReader:
             read_at_micros=_micros(now),
         )
         if request.names:
-            if len(request.names) > MAX_TABLES:
-                raise InvalidRequest(f"the request names {len(request.names):,} tables: the limit is {MAX_TABLES:,}")
-            for name in request.names:
-                if (everything or grants.allow(Role.READ, name)) and not self._tables.lacks(name):
-                    found.tables.add(table=name)
-            if everything:
-                found.server.SetInParent()
+            self._add_names(found, request.names, grants)
             return admin_pb2.ActivityResponse(processes=[found])
         self._is_asked = True
         scans = _by_table(scan for scan in self._registry.live if not scan.is_check)
@@ -90,6 +84,16 @@ class ActivityReader:
                 await asyncio.sleep(0)
                 began = time.perf_counter()
         return admin_pb2.ActivityResponse(processes=[found])
+
+    def _add_names(self, found: admin_pb2.ProcessActivity, names: Sequence[str], grants: Grants) -> None:
+        """Adds the tables that the caller may read, without counters. Raises InvalidRequest if they are too many."""
+        if len(names) > MAX_TABLES:
+            raise InvalidRequest(f"the request names {len(names):,} tables: the limit is {MAX_TABLES:,}")
+        for name in names:
+            if grants.allow(Role.READ, name) and not self._tables.lacks(name):
+                found.tables.add(table=name)
+        if grants.allow_everywhere(Role.READ):
+            found.server.SetInParent()
 
     def _add(
         self, found: admin_pb2.ProcessActivity, name: str, counters: Counters, scans: list[RegisteredScan]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
@@ -284,6 +285,24 @@ def test_a_table_beyond_the_limit_gets_a_history_once_somebody_looks_at_it() -> 
         sample(number)
     assert written(history, "a.t12")[-2:] == [None, 1.0]
     assert len(history.names) == 10
+
+
+def test_a_page_of_a_thousand_used_tables_takes_milliseconds() -> None:
+    history, worker = History(), CountingWorker()
+    for number in range(3):
+        for table in range(1000):
+            worker.write(f"a.t{table:04}", table)
+        add(history, 5.0 * number, worker)
+    began = time.thread_time()
+    busiest = [(name, history.rows_of(name)) for name in history.names]
+    rates = [history.rates_of(name, 10.0) for name, _ in busiest[:20]]
+    assert time.thread_time() - began < 0.05
+    assert busiest[0][0] == "a.t0999"
+    assert rates[0] is not None
+    # The running sum is that of the points.
+    for name, rows in busiest:
+        points = [point.rows_written for _, point in history.of_table(name) if not math.isnan(point.rows_written)]
+        assert math.isclose(rows, sum(points), abs_tol=1e-3), name
 
 
 def test_a_thousand_tables_that_are_used_all_the_time_take_ten_kilobytes_each() -> None:
