@@ -1,0 +1,140 @@
+"""What must a server answer? Tables as dictionaries, and for each key the list of its changes.
+
+Plain Python, which shares nothing with the product: a fault in a shared function would be on both sides.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+KEY: Final = "k"
+"""The name of the key column of every table. It is an int64."""
+
+Values: TypeAlias = dict[int, Any]
+"""The values of a row outside the key, by the number of the column. A missing one is null."""
+
+Shown: TypeAlias = dict[str, Any]
+"""A row as a reader gets it: by the names of the columns, with the key."""
+
+Position: TypeAlias = dict[int, int]
+"""How many changes of each key come before a position. A missing key has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column outside the key. Its number stays when it is renamed; no other column ever has it."""
+
+    number: int
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The rows and columns of a table at one instant."""
+
+    columns: tuple[Column, ...]
+    rows: Mapping[int, Values]
+
+    def shown(self) -> dict[int, Shown]:
+        """Returns the rows by key, as a reader of the view gets them."""
+        return {key: show(self.columns, key, values) for key, values in self.rows.items()}
+
+
+@dataclass
+class ModelTable:
+    """One table, from its creation until it is dropped.
+
+    Attributes:
+        name: Its name.
+        number: Tells it from every other table that ever had the name.
+        columns: The columns outside the key, in order.
+        rows: The rows by key.
+        changes: The changes of each key in their order: the symbol of the row kind, and the values.
+        indexes: The names of the indexed columns.
+        options: How it was created.
+    """
+
+    name: str
+    number: int
+    columns: tuple[Column, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    rows: dict[int, Values] = field(default_factory=dict)
+    changes: defaultdict[int, list[tuple[str, Values]]] = field(default_factory=lambda: defaultdict(list))
+    indexes: set[int] = field(default_factory=set)
+
+    def upsert(self, rows: Iterable[Shown], names: Iterable[str] | None = None) -> None:
+        """Upserts rows. With names, the other columns keep their values."""
+        written = [self.column(name) for name in names] if names is not None else list(self.columns)
+        # Of several rows of one request with one key, readers see only the last state.
+        after: dict[int, Values] = {}
+        for row in rows:
+            key = row[KEY]
+            kept = dict(after.get(key, self.rows.get(key, {}))) if names is not None else {}
+            for column in written:
+                kept[column.number] = row.get(column.name)
+            after[key] = {number: value for number, value in kept.items() if value is not None}
+        for key, values in after.items():
+            self._set(key, values)
+
+    def delete(self, keys: Iterable[int]) -> None:
+        """Deletes the rows that exist among these keys."""
+        for key in dict.fromkeys(keys):
+            if key in self.rows:
+                self._set(key, None)
+
+    def _set(self, key: int, values: Values | None) -> None:
+        before = self.rows.get(key)
+        if values is None:
+            assert before is not None
+            self.changes[key].append(("-D", before))
+            del self.rows[key]
+            return
+        if before is None:
+            self.changes[key].append(("+I", values))
+        elif self._current(before) != self._current(values):
+            self.changes[key] += [("-U", before), ("+U", values)]
+        self.rows[key] = values
+
+    def _current(self, values: Values) -> list[Any]:
+        return [values.get(column.number) for column in self.columns]
+
+    def column(self, name: str) -> Column:
+        """Returns the column of a name."""
+        return next(column for column in self.columns if column.name == name)
+
+    def view(self) -> View:
+        """Returns the rows as of now."""
+        return View(self.columns, {key: dict(values) for key, values in self.rows.items()})
+
+    def matching(self, name: str, below: Any) -> list[int]:  # a value of the column
+        """Returns the keys of the rows whose column is less than a value. Null is not."""
+        number = self.column(name).number
+        return [key for key, values in self.rows.items() if number in values and values[number] < below]
+
+    def position(self) -> Position:
+        """Returns the position after all changes."""
+        return {key: len(changes) for key, changes in self.changes.items()}
+
+    def changes_after(self, position: Position) -> dict[int, list[tuple[str, Shown]]]:
+        """Returns the changes after a position, by key, with the columns of now."""
+        found = {}
+        for key, changes in self.changes.items():
+            if later := changes[position.get(key, 0) :]:
+                found[key] = [(kind, show(self.columns, key, values)) for kind, values in later]
+        return found
+
+    def alter(self, change: Callable[[Column], Column | None], added: Iterable[Column] = ()) -> None:
+        """Changes each column (None: drops it), and adds others at the end."""
+        kept = [changed for column in self.columns if (changed := change(column)) is not None]
+        self.columns = (*kept, *added)
+
+
+def show(columns: Iterable[Column], key: int, values: Values) -> Shown:
+    """Returns a row as a reader gets it."""
+    return {KEY: key, **{column.name: values.get(column.number) for column in columns}}

@@ -1,0 +1,114 @@
+"""A real server, its model, and the positions that were handed out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from aio_client.sync import connect
+from tests.model.checker.model import KEY, Column, ModelTable, Position, View
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Self
+
+    from aio_client.sync import Client, Table
+
+TYPES: Final = {"int": pa.int64(), "text": pa.string(), "float": pa.float64()}
+DATABASE: Final = "checker"
+_TIMEOUT: Final = 60.0
+
+
+@dataclass
+class Kept:
+    """Something that a client keeps, and uses later.
+
+    Attributes:
+        kind: What it is.
+        table: The number of its table.
+        name: The name of its table when it was taken.
+        value: What the client keeps.
+        position: What a reader that continues from it has seen.
+        view: What a reader that uses it sees.
+    """
+
+    kind: str
+    table: int
+    name: str
+    value: Any
+    position: Position = field(default_factory=dict)
+    view: View | None = None
+
+
+class World:
+    """A server over a directory of its own, and what it must answer.
+
+    Args:
+        directory: An existing directory.
+
+    Attributes:
+        tables: The model of each table, by name.
+        kept: What clients keep, by a name that steps use.
+        took_effect: The names of the operations that took effect on each table, by its number.
+        covered: The pairs of operations that took effect on one table, in this order.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.tables: dict[str, ModelTable] = {}
+        self.kept: dict[str, Kept] = {}
+        self.took_effect: dict[int, set[str]] = {}
+        self.covered: set[tuple[str, str]] = set()
+        self._directory = directory
+        self._numbers = 0
+
+    def __enter__(self) -> Self:
+        self.server = ServerProcess(self._directory / "data")
+        self.client: Client = connect(self.server.url, operation_timeout=_TIMEOUT)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.server.kill()
+
+    def next_number(self) -> int:
+        """Returns a number that nothing else in this world has."""
+        self._numbers += 1
+        return self._numbers
+
+    def table(self, name: str) -> Table:
+        """Opens a table."""
+        return self.client.table(name)
+
+    def record(self, operation: str, *tables: ModelTable) -> None:
+        """Records that an operation took effect on tables. Without tables, on all."""
+        for table in tables or self.tables.values():
+            before = self.took_effect.setdefault(table.number, set())
+            self.covered |= {(each, operation) for each in before}
+            before.add(operation)
+
+    def schema(self, columns: tuple[Column, ...]) -> pa.Schema:
+        """Returns the Arrow schema of a table with these columns."""
+        key = pa.field(KEY, pa.int64(), nullable=False)
+        return pa.schema([key, *(pa.field(column.name, TYPES[column.kind]) for column in columns)])
+
+    def check(self, name: str) -> None:
+        """Compares all rows of a table with the model."""
+        found, expected = by_key(self.table(name).scan().to_pylist()), self.tables[name].view().shown()
+        assert found == expected, differences(found, expected)
+
+
+def by_key(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Returns rows by key, after checking that no key occurs twice."""
+    found = {row[KEY]: row for row in rows}
+    assert len(found) == len(rows), f"keys occur twice: {[row[KEY] for row in rows]}"
+    return found
+
+
+def differences(found: dict[int, Any], expected: dict[int, Any]) -> str:
+    """Returns the keys of which something else was found than expected, and both."""
+    keys = [key for key in sorted({*found, *expected}) if found.get(key) != expected.get(key)]
+    lines = [f"  key {key}: found {found.get(key)}, expected {expected.get(key)}" for key in keys[:5]]
+    return "\n".join([f"{len(keys)} keys differ:", *lines])
