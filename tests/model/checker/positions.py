@@ -14,7 +14,6 @@ from tests.model.checker.world import Kept, by_key, differences
 if TYPE_CHECKING:
     from random import Random
 
-    from aio_client.sync import Scan
     from tests.model.checker.model import ModelTable
     from tests.model.checker.world import World
 
@@ -49,7 +48,7 @@ def _read_from_offsets(world: World, arguments: Arguments) -> None:
         _must_refuse(world, kept)
         return
     scan = world.table(table.name).changes(StartFrom.offsets(kept.value), StopAt.LATEST)
-    _compare_changes(scan, table, kept)
+    _compare_changes(scan.to_pylist(), table, kept)
     world.record("read_from_offsets", table)
 
 
@@ -62,9 +61,9 @@ def _must_refuse(world: World, kept: Kept) -> None:
     raise AssertionError(f"{kept.name} was dropped, and log offsets from before are taken")
 
 
-def _compare_changes(scan: Scan, table: ModelTable, kept: Kept) -> None:
+def _compare_changes(rows: list[dict[str, Any]], table: ModelTable, kept: Kept) -> None:
     found: defaultdict[int, list[tuple[str, Any]]] = defaultdict(list)
-    for row in scan.to_pylist():
+    for row in rows:
         shown = {name: value for name, value in row.items() if not name.startswith("_")}
         found[row[KEY]].append((row["_change_type"], shown))
     expected = table.changes_after(kept.position)
@@ -107,7 +106,9 @@ def _read_pinned(world: World, arguments: Arguments) -> None:
 
 def _draw_consume(world: World, random: Random) -> Arguments | None:
     table = table_of(world, random)
-    return None if table is None else {"table": table.name, "consumer": random.choice(["c1", "c2"])}
+    if table is None:
+        return None
+    return {"table": table.name, "consumer": random.choice(["c1", "c2"]), "commit": random.random() < 0.7}
 
 
 @define("consume", 2, _draw_consume)
@@ -120,6 +121,9 @@ def _consume(world: World, arguments: Arguments) -> None:
     if kept is None:
         kept = world.kept[name] = Kept("consumer", table.number, table.name, None)
     scan = world.table(table.name).changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id=arguments["consumer"])
-    _compare_changes(scan, table, kept)
-    kept.position = table.position()
+    with scan.stream() as stream:
+        _compare_changes([row for batch in stream for row in batch.to_pylist()], table, kept)
+        if arguments["commit"]:
+            stream.commit()
+            kept.position = table.position()
     world.record("consume", table)
