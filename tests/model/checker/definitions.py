@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from aio_client import agg
 from tests.model.checker.drawing import COLUMN_NAMES, KINDS, NAMES, new_column, table_of
 from tests.model.checker.model import KEY, Column, ModelTable
 from tests.model.checker.operation import Arguments, define
@@ -22,11 +23,13 @@ def _draw_create(world: World, random: Random) -> Arguments | None:
     free = [name for name in NAMES if name not in world.tables]
     if not free:
         return None
-    columns = {name: random.choice(KINDS) for name in COLUMN_NAMES[: random.randrange(1, 4)]}
-    options = {"buckets": random.choice([1, 2, 4]), "tablets": 1}
-    if options["buckets"] > 1 and random.random() < 0.4:
-        options["tablets"] = 2
-    return {"table": random.choice(free), "columns": columns, **options}
+    engine = random.choice(["last_row", "last_row", "sum", "first_row"])
+    kinds = ("int",) if engine == "sum" else KINDS
+    columns = {name: random.choice(kinds) for name in COLUMN_NAMES[: random.randrange(1, 4)]}
+    buckets = random.choice([1, 2, 4])
+    tablets = 2 if buckets > 1 and random.random() < 0.4 else 1
+    name = random.choice(free)
+    return {"table": name, "columns": columns, "engine": engine, "buckets": buckets, "tablets": tablets}
 
 
 @define("create", 2, _draw_create)
@@ -35,9 +38,13 @@ def _create(world: World, arguments: Arguments) -> None:
     if name in world.tables:
         return
     columns = tuple(Column(world.next_number(), each, kind) for each, kind in arguments["columns"].items())
+    engine = arguments["engine"]
     options = {each: arguments[each] for each in ("buckets", "tablets")}
-    world.client.create_table(name, world.schema(columns), primary_key=[KEY], **options)
-    table = ModelTable(name, world.next_number(), columns, options)
+    merging: dict[str, Any] = {"merge_engine": engine}
+    if engine == "sum":
+        merging = {"merge_engine": "aggregate", "aggregators": {column.name: agg.sum() for column in columns}}
+    world.client.create_table(name, world.schema(columns), primary_key=[KEY], **options, **merging)
+    table = ModelTable(name, world.next_number(), columns, engine, options)
     world.tables[name] = table
     world.record("create", table)
     world.check(name)
@@ -68,9 +75,11 @@ def _draw_add(world: World, random: Random) -> Arguments | None:
 @define("add_column", 1.5, _draw_add)
 def _add_column(world: World, arguments: Arguments) -> None:
     table, name, kind = world.tables.get(arguments["table"]), arguments["column"], arguments["kind"]
-    if table is None or name in {column.name for column in table.columns}:
+    if table is None or name in {column.name for column in table.columns} or (table.engine == "sum" and kind != "int"):
         return
-    world.client.alter_table(table.name, add_columns=pa.schema([pa.field(name, TYPES[kind])]))
+    aggregators = {name: agg.sum()} if table.engine == "sum" else None
+    added = pa.schema([pa.field(name, TYPES[kind])])
+    world.client.alter_table(table.name, add_columns=added, add_aggregators=aggregators)
     table.alter(lambda column: column, [Column(world.next_number(), name, kind)])
     world.record("add_column", table)
     world.check(table.name)
@@ -87,7 +96,7 @@ def _draw_column(world: World, random: Random) -> Arguments | None:
 def _drop_column(world: World, arguments: Arguments) -> None:
     table, name = world.tables.get(arguments["table"]), arguments["column"]
     dropped = next((column for column in table.columns if column.name == name), None) if table else None
-    if table is None or dropped is None or dropped.number in table.indexes:
+    if table is None or dropped is None or dropped.number in table.indexes or table.engine == "sum":
         return
     world.client.alter_table(table.name, drop_columns=[name])
     table.alter(lambda column: None if column is dropped else column)
@@ -103,7 +112,7 @@ def _draw_rename(world: World, random: Random) -> Arguments | None:
     if len(columns) > 1 and random.random() < 0.5:
         one, other = random.sample(columns, 2)
         return {"table": table.name, "names": {one: other, other: one}}
-    free = [name for name in (*COLUMN_NAMES, "w") if name not in columns]
+    free = [name for name in (*COLUMN_NAMES, "v", "w") if name not in columns]
     return {"table": table.name, "names": {random.choice(columns): random.choice(free)}}
 
 

@@ -57,30 +57,38 @@ class ModelTable:
         rows: The rows by key.
         changes: The changes of each key in their order: the symbol of the row kind, and the values.
         indexes: The names of the indexed columns.
+        engine: How rows with one key are merged: "last_row", "first_row", or "sum", which adds up every column.
         options: How it was created.
+        version: A number that changes with every change of the rows.
     """
 
     name: str
     number: int
     columns: tuple[Column, ...]
+    engine: str = "last_row"
     options: dict[str, Any] = field(default_factory=dict)
     rows: dict[int, Values] = field(default_factory=dict)
     changes: defaultdict[int, list[tuple[str, Values]]] = field(default_factory=lambda: defaultdict(list))
     indexes: set[int] = field(default_factory=set)
+    version: int = 0
 
     def upsert(self, rows: Iterable[Shown], names: Iterable[str] | None = None) -> None:
         """Upserts rows. With names, the other columns keep their values."""
         written = [self.column(name) for name in names] if names is not None else list(self.columns)
-        # Of several rows of one request with one key, readers see only the last state.
-        after: dict[int, Values] = {}
         for row in rows:
-            key = row[KEY]
-            kept = dict(after.get(key, self.rows.get(key, {}))) if names is not None else {}
+            before = self.rows.get(row[KEY])
+            if before is not None and self.engine == "first_row":
+                continue
+            is_kept = names is not None or self.engine == "sum"
+            after = dict(before or {}) if is_kept else {}
             for column in written:
-                kept[column.number] = row.get(column.name)
-            after[key] = {number: value for number, value in kept.items() if value is not None}
-        for key, values in after.items():
-            self._set(key, values)
+                after[column.number] = self._merged(after.get(column.number), row.get(column.name))
+            self._set(row[KEY], {number: value for number, value in after.items() if value is not None})
+
+    def _merged(self, before: Any, value: Any) -> Any:  # of the column's type
+        if self.engine != "sum" or before is None:
+            return value
+        return before if value is None else before + value
 
     def delete(self, keys: Iterable[int]) -> None:
         """Deletes the rows that exist among these keys."""
@@ -90,6 +98,7 @@ class ModelTable:
 
     def _set(self, key: int, values: Values | None) -> None:
         before = self.rows.get(key)
+        self.version += 1
         if values is None:
             assert before is not None
             self.changes[key].append(("-D", before))

@@ -14,6 +14,7 @@ from tests.model.checker.world import Kept, by_key, differences
 if TYPE_CHECKING:
     from random import Random
 
+    from aio_client.sync import Scan
     from tests.model.checker.model import ModelTable
     from tests.model.checker.world import World
 
@@ -104,6 +105,48 @@ def _read_pinned(world: World, arguments: Arguments) -> None:
     world.record("read_pinned", table)
 
 
+def _must_be_accepted(scan: Scan) -> None:
+    """The consumer may have read changes that the restored table does not have."""
+    try:
+        scan.to_arrow()
+    except TableRecreated:
+        return
+    raise AssertionError("a restored consumer continues without being accepted")
+
+
+def _draw_version(world: World, random: Random) -> Arguments | None:
+    table = table_of(world, random)
+    return None if table is None else {"table": table.name, "as": f"v{world.next_number()}"}
+
+
+@define("keep_version", 1, _draw_version)
+def _keep_version(world: World, arguments: Arguments) -> None:
+    table = world.tables.get(arguments["table"])
+    if table is None:
+        return
+    counted = world.table(table.name).count_if_changed(None)
+    assert counted is not None
+    assert counted.value == len(table.rows), f"counted {counted.value} rows instead of {len(table.rows)}"
+    world.kept[arguments["as"]] = Kept("version", table.number, table.name, (counted.version, table.version))
+    world.record("keep_version", table)
+
+
+@define("ask_since_version", 1.5, lambda world, random: _draw_kept("version", world, random))
+def _ask_since_version(world: World, arguments: Arguments) -> None:
+    kept = world.kept.get(arguments["kept"])
+    table = None if kept is None else world.tables.get(kept.name)
+    if kept is None or table is None:
+        return
+    version, then = kept.value
+    found = world.table(table.name).count_if_changed(version)
+    if found is None:
+        is_same = kept.table == table.number and then == table.version
+        assert is_same, f"{table.name} has changed since the version, and the server says that it has not"
+    else:
+        assert found.value == len(table.rows), f"counted {found.value} rows instead of {len(table.rows)}"
+    world.record("ask_since_version", table)
+
+
 def _draw_consume(world: World, random: Random) -> Arguments | None:
     table = table_of(world, random)
     if table is None:
@@ -120,7 +163,12 @@ def _consume(world: World, arguments: Arguments) -> None:
     kept = world.kept.get(name)
     if kept is None:
         kept = world.kept[name] = Kept("consumer", table.number, table.name, None)
-    scan = world.table(table.name).changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id=arguments["consumer"])
+    opened = world.table(table.name)
+    scan = opened.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id=arguments["consumer"])
+    if kept.value == "restored":
+        _must_be_accepted(scan)
+        opened.accept_consumer(arguments["consumer"])
+        kept.value = None
     with scan.stream() as stream:
         _compare_changes([row for batch in stream for row in batch.to_pylist()], table, kept)
         if arguments["commit"]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TYPES: Final = {"int": pa.int64(), "text": pa.string(), "float": pa.float64()}
 DATABASE: Final = "checker"
 _TIMEOUT: Final = 60.0
+_SETTINGS: Final = ("--set", "archive_every_seconds=0")
 
 
 @dataclass
@@ -43,6 +44,21 @@ class Kept:
     view: View | None = None
 
 
+@dataclass(frozen=True)
+class Backup:
+    """What a backup has.
+
+    Attributes:
+        id: The id of the backup.
+        tables: The models of its tables.
+        consumed: What the consumers had committed, by their name in `World.kept`.
+    """
+
+    id: str
+    tables: dict[str, ModelTable]
+    consumed: dict[str, Position]
+
+
 class World:
     """A server over a directory of its own, and what it must answer.
 
@@ -52,6 +68,8 @@ class World:
     Attributes:
         tables: The model of each table, by name.
         kept: What clients keep, by a name that steps use.
+        backups: The backups, by a name that steps use.
+        location: Where they are.
         took_effect: The names of the operations that took effect on each table, by its number.
         covered: The pairs of operations that took effect on one table, in this order.
     """
@@ -59,19 +77,33 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.tables: dict[str, ModelTable] = {}
         self.kept: dict[str, Kept] = {}
+        self.backups: dict[str, Backup] = {}
+        self.location = directory / "backups"
         self.took_effect: dict[int, set[str]] = {}
         self.covered: set[tuple[str, str]] = set()
         self._directory = directory
         self._numbers = 0
 
     def __enter__(self) -> Self:
-        self.server = ServerProcess(self._directory / "data")
+        self.server = self._serve(self._directory / "data", 0)
         self.client: Client = connect(self.server.url, operation_timeout=_TIMEOUT)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
         self.server.kill()
+
+    def _serve(self, data: Path, port: int) -> ServerProcess:
+        return ServerProcess(data, *_SETTINGS, "--backup-location", str(self.location), port=port)
+
+    def new_directory(self) -> Path:
+        """Returns a path for a data directory that does not exist yet."""
+        return self._directory / f"data-{self.next_number()}"
+
+    def serve_again(self, data: Path) -> None:
+        """Serves another directory at the address of the server, which has ended."""
+        self.server = self._serve(data, int(self.server.url.rpartition(":")[2]))
+        self.client.wait_ready()
 
     def next_number(self) -> int:
         """Returns a number that nothing else in this world has."""

@@ -47,7 +47,7 @@ def _draw_upsert_columns(world: World, random: Random) -> Arguments | None:
 @define("upsert_columns", 3, _draw_upsert_columns)
 def _upsert_columns(world: World, arguments: Arguments) -> None:
     table, names = world.tables.get(arguments["table"]), arguments["columns"]
-    if table is None or not _fits(table, arguments["rows"]):
+    if table is None or table.engine == "first_row" or not _fits(table, arguments["rows"]):
         return
     world.table(table.name).upsert(arguments["rows"], columns=[KEY, *names])
     table.upsert(arguments["rows"], names)
@@ -63,7 +63,7 @@ def _draw_delete(world: World, random: Random) -> Arguments | None:
 @define("delete", 3, _draw_delete)
 def _delete(world: World, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
-    if table is None:
+    if table is None or table.engine != "last_row":
         return
     world.table(table.name).delete(arguments["keys"])
     table.delete(arguments["keys"])
@@ -83,7 +83,7 @@ def _draw_delete_where(world: World, random: Random) -> Arguments | None:
 @define("delete_where", 2, _draw_delete_where)
 def _delete_where(world: World, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
-    if table is None or not _has(table, arguments["column"], arguments["below"]):
+    if table is None or table.engine != "last_row" or not _has(table, arguments["column"], arguments["below"]):
         return
     keys = table.matching(arguments["column"], arguments["below"])
     found = world.table(table.name).delete(where=f"{arguments['column']} < {arguments['below']!r}")
@@ -126,14 +126,16 @@ def _transaction(world: World, arguments: Arguments) -> None:
     with suppress(_GivenUpError), world.client.transaction() as transaction:
         for table, part in known:
             opened = world.table(table.name)
-            transaction.delete(opened, part["keys"])
+            if table.engine == "last_row":
+                transaction.delete(opened, part["keys"])
             transaction.upsert(opened, part["rows"])
         if not arguments["commit"]:
             raise _GivenUpError
     if arguments["commit"]:
         for table, part in known:
             written = {row[KEY] for row in part["rows"]}
-            table.delete(key for key in part["keys"] if key not in written)
+            if table.engine == "last_row":
+                table.delete(key for key in part["keys"] if key not in written)
             table.upsert(part["rows"])
     world.record("transaction" if arguments["commit"] else "abort", *(table for table, _ in known))
     for table, _ in known:
