@@ -113,7 +113,7 @@ def _draw_rename(world: World, random: Random) -> Arguments | None:
         one, other = random.sample(columns, 2)
         return {"table": table.name, "names": {one: other, other: one}}
     free = [name for name in (*COLUMN_NAMES, "v", "w") if name not in columns]
-    return {"table": table.name, "names": {random.choice(columns): random.choice(free)}}
+    return {"table": table.name, "names": {random.choice(columns): random.choice(free)}} if free else None
 
 
 @define("rename_columns", 1.5, _draw_rename)
