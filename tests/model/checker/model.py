@@ -21,8 +21,10 @@ Values: TypeAlias = dict[int, Any]
 Shown: TypeAlias = dict[str, Any]
 """A row as a reader gets it: by the names of the columns, with the key."""
 
-Position: TypeAlias = dict[int, int]
-"""How many changes of each key come before a position. A missing key has none."""
+Position: TypeAlias = dict[int, tuple[int, int]]
+"""How many changes of each key come before a position, at least and at most. A missing key has none."""
+
+_NO_CHANGES: Final = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ class ModelTable:
         engine: How rows with one key are merged: "last_row", "first_row", or "sum", which adds up every column.
         options: How it was created.
         version: A number that changes with every change of the rows.
+        now: The time at which the next write happens, in seconds.
+        ttl: After how many seconds a row expires, counted from its last write. None: never.
+        written: When each row was last written.
+        expired: The values of the rows that have expired, and when they were written. The server may have removed them
+            already, so the last change of these keys, their `-D`, may have happened or not.
     """
 
     name: str
@@ -71,6 +78,10 @@ class ModelTable:
     changes: defaultdict[int, list[tuple[str, Values]]] = field(default_factory=lambda: defaultdict(list))
     indexes: set[int] = field(default_factory=set)
     version: int = 0
+    now: float = 0.0
+    ttl: float | None = None
+    written: dict[int, float] = field(default_factory=dict)
+    expired: dict[int, tuple[Values, float]] = field(default_factory=dict)
 
     def upsert(self, rows: Iterable[Shown], names: Iterable[str] | None = None) -> None:
         """Upserts rows. With names, the other columns keep their values."""
@@ -99,6 +110,9 @@ class ModelTable:
     def _set(self, key: int, values: Values | None) -> None:
         before = self.rows.get(key)
         self.version += 1
+        self.written[key] = self.now
+        # Before another row has the key, the expired one is removed.
+        self.expired.pop(key, None)
         if values is None:
             assert before is not None
             self.changes[key].append(("-D", before))
@@ -109,6 +123,47 @@ class ModelTable:
         elif self._current(before) != self._current(values):
             self.changes[key] += [("-U", before), ("+U", values)]
         self.rows[key] = values
+
+    def expire(self, now: float, slack: float) -> bool:
+        """Removes the rows that have expired. Returns False if some row is about to expire, or may just have.
+
+        Args:
+            now: The time.
+            slack: How many seconds before and after the instant of its expiry it is not known whether a row is there.
+        """
+        self.now = now
+        if self.ttl is None:
+            return True
+        is_certain = True
+        for key in [key for key in self.rows if self.written[key] + self.ttl - slack < now]:
+            if now < self.written[key] + self.ttl + slack:
+                is_certain = False
+                continue
+            values = self.rows.pop(key)
+            self.version += 1
+            self.changes[key].append(("-D", values))
+            self.expired[key] = (values, self.written[key])
+        return is_certain
+
+    def set_ttl(self, ttl: float | None, visible: Iterable[int]) -> None:
+        """Changes when rows expire.
+
+        Args:
+            ttl: The time to live from now on.
+            visible: The keys of the rows that readers see then. Expired rows that were not removed may be back.
+        """
+        if self.ttl is None:
+            self.written = dict.fromkeys(self.rows, self.now)
+        self.ttl = ttl
+        self.version += 1
+        seen = set(visible)
+        for key, (values, written) in list(self.expired.items()):
+            if ttl is not None and written + ttl < self.now:
+                continue
+            del self.expired[key]
+            if key in seen:
+                assert self.changes[key].pop() == ("-D", values)
+                self.rows[key], self.written[key] = values, written
 
     def _current(self, values: Values) -> list[Any]:
         return [values.get(column.number) for column in self.columns]
@@ -128,15 +183,18 @@ class ModelTable:
 
     def position(self) -> Position:
         """Returns the position after all changes."""
-        return {key: len(changes) for key, changes in self.changes.items()}
+        return {key: (len(all_) - (key in self.expired), len(all_)) for key, all_ in self.changes.items()}
 
-    def changes_after(self, position: Position) -> dict[int, list[tuple[str, Shown]]]:
-        """Returns the changes after a position, by key, with the columns of now."""
-        found = {}
-        for key, changes in self.changes.items():
-            if later := changes[position.get(key, 0) :]:
-                found[key] = [(kind, show(self.columns, key, values)) for kind, values in later]
-        return found
+    def wrong_changes(self, position: Position, found: Mapping[int, list[tuple[str, Shown]]]) -> dict[int, Any]:
+        """Returns the expected changes after a position of those keys of which others were found."""
+        wrong = {}
+        for key in {*self.changes, *found}:
+            shown = [(kind, show(self.columns, key, values)) for kind, values in self.changes.get(key, ())]
+            ends = {len(shown), len(shown) - (key in self.expired)}
+            allowed = [shown[start:end] for start in set(position.get(key, _NO_CHANGES)) for end in ends]
+            if found.get(key, []) not in allowed:
+                wrong[key] = allowed[0]
+        return wrong
 
     def alter(self, change: Callable[[Column], Column | None], added: Iterable[Column] = ()) -> None:
         """Changes each column (None: drops it), and adds others at the end."""

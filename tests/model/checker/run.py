@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tests.model.checker import backups, definitions, host, positions, reads, writes
+from tests.model.checker import backups, definitions, expiry, host, positions, reads, writes
 from tests.model.checker.operation import OPERATIONS, Arguments
 from tests.model.checker.reads import check_all
 from tests.model.checker.world import World
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_lines"]
 
 # The modules fill the list of operations when they are imported.
-_MODULES: Final = (backups, definitions, host, positions, reads, writes)
+_MODULES: Final = (backups, definitions, expiry, host, positions, reads, writes)
 
 Step: TypeAlias = tuple[str, Arguments]
 """The name of an operation, and its arguments."""
@@ -135,7 +135,12 @@ def from_lines(text: str) -> list[Step]:
 
 def _take(world: World, step: Step) -> Exception | None:
     name, arguments = step
-    return _attempt(lambda: OPERATIONS[name].run(world, arguments))
+
+    def take() -> None:
+        world.tick()
+        OPERATIONS[name].run(world, arguments)
+
+    return _attempt(take)
 
 
 def _attempt(what: Callable[[], object]) -> Exception | None:

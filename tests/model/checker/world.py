@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 from aio_client.sync import connect
 from tests.model.checker.model import KEY, Column, ModelTable, Position, View
+from tests.model.checker.passing_time import passing
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 TYPES: Final = {"int": pa.int64(), "text": pa.string(), "float": pa.float64()}
 DATABASE: Final = "checker"
 _TIMEOUT: Final = 60.0
+SLACK_SECONDS: Final = 60
+"""Longer than any step takes."""
+
 _SETTINGS: Final = ("--set", "archive_every_seconds=0")
 
 
@@ -79,12 +84,15 @@ class World:
         self.kept: dict[str, Kept] = {}
         self.backups: dict[str, Backup] = {}
         self.location = directory / "backups"
+        self._ahead = 0
+        self._ahead_file = directory / "ahead"
         self.took_effect: dict[int, set[str]] = {}
         self.covered: set[tuple[str, str]] = set()
         self._directory = directory
         self._numbers = 0
 
     def __enter__(self) -> Self:
+        self.let_pass(0)
         self.server = self._serve(self._directory / "data", 0)
         self.client: Client = connect(self.server.url, operation_timeout=_TIMEOUT)
         return self
@@ -94,7 +102,25 @@ class World:
         self.server.kill()
 
     def _serve(self, data: Path, port: int) -> ServerProcess:
-        return ServerProcess(data, *_SETTINGS, "--backup-location", str(self.location), port=port)
+        location = ("--backup-location", str(self.location))
+        return ServerProcess(data, *_SETTINGS, *location, port=port, wrapper=passing(self._ahead_file))
+
+    def let_pass(self, seconds: int) -> None:
+        """Lets time pass for the server."""
+        self._ahead += seconds
+        # Renamed, so that the server reads all of it.
+        written = self._ahead_file.with_suffix(".new")
+        written.write_text(str(self._ahead))
+        written.rename(self._ahead_file)
+
+    def tick(self) -> None:
+        """Removes from the models what has expired by now. Lets some time pass if that is not certain of some row."""
+        while True:
+            now = time.monotonic() + self._ahead
+            certain = [table.expire(now, SLACK_SECONDS) for table in self.tables.values()]
+            if all(certain):
+                return
+            self.let_pass(SLACK_SECONDS)
 
     def new_directory(self) -> Path:
         """Returns a path for a data directory that does not exist yet."""
