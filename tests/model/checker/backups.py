@@ -65,4 +65,6 @@ def _restore(world: World, arguments: Arguments) -> None:
         restored.table, restored.position, restored.value = number, dict(position), "restored"
         world.kept[f"{number} {name.partition(' ')[2]}"] = restored
     world.record("restore")
+    # Rows may have expired since the backup.
+    world.tick()
     check_all(world)
