@@ -12,19 +12,19 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tests.model.checker import backups, definitions, expiry, host, positions, reads, writes
+from tests.model.checker import backups, definitions, expiry, host, positions, reads, writers, writes
 from tests.model.checker.operation import OPERATIONS, Arguments
 from tests.model.checker.reads import check_all
 from tests.model.checker.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
 __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_lines"]
 
 # The modules fill the list of operations when they are imported.
-_MODULES: Final = (backups, definitions, expiry, host, positions, reads, writes)
+_MODULES: Final = (backups, definitions, expiry, host, positions, reads, writers, writes)
 
 Step: TypeAlias = tuple[str, Arguments]
 """The name of an operation, and its arguments."""
@@ -103,23 +103,43 @@ def shorten(directory: Path, failure: Failure, seconds: float) -> Failure:
         failure: What to shorten.
         seconds: The time after which no run begins.
     """
-    until, part, number = time.monotonic() + seconds, max(1, len(failure.steps) // 2), 0
-    while time.monotonic() < until:
-        start = 0
-        shorter = None
-        while start < len(failure.steps) - 1 and shorter is None and time.monotonic() < until:
-            steps = [*failure.steps[:start], *failure.steps[min(start + part, len(failure.steps) - 1) :]]
-            number += 1
-            found = replay(directory / str(number), steps)
+    until, runs = time.monotonic() + seconds, 0
+
+    def attempt(candidates: Iterable[list[Step]]) -> Failure | None:
+        nonlocal runs
+        for steps in candidates:
+            if time.monotonic() > until:
+                return None
+            runs += 1
+            found = replay(directory / str(runs), steps)
             if found is not None and type(found.error) is type(failure.error):
-                shorter = found
-            start += part
-        if shorter is not None:
-            failure = shorter
-        elif part == 1:
-            break
-        part = max(1, min(part, len(failure.steps) // 2) if shorter is not None else part // 2)
+                return found
+        return None
+
+    part = max(1, len(failure.steps) // 2)
+    while part:
+        shorter = attempt(_without_parts(failure.steps, part))
+        failure = shorter or failure
+        part = min(part, len(failure.steps) // 2) if shorter else part // 2
+    while (shorter := attempt(_shorter_lists(failure.steps))) is not None:
+        failure = shorter
     return failure
+
+
+def _without_parts(steps: Sequence[Step], part: int) -> Iterator[list[Step]]:
+    """Yields the steps without each part of so many steps. The last step stays: it fails."""
+    last = len(steps) - 1
+    for start in range(0, last, part):
+        yield [*steps[:start], *steps[min(start + part, last) :]]
+
+
+def _shorter_lists(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """Yields the steps with one half of a list of an argument each."""
+    for number, (name, arguments) in enumerate(steps):
+        for key, value in arguments.items():
+            if isinstance(value, list) and len(value) > 1:
+                for half in (value[: len(value) // 2], value[len(value) // 2 :]):
+                    yield [*steps[:number], (name, {**arguments, key: half}), *steps[number + 1 :]]
 
 
 def to_lines(steps: Sequence[Step]) -> str:

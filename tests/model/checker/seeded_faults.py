@@ -90,5 +90,69 @@ FAULTS: Final = (
         ),
         seed=1,
     ),
+    SeededFault(
+        name="index_id_used_twice",
+        breaks="an index that is added after another one was dropped has none of its entries",
+        file="scankv/model/tables/schema.py",
+        edits=(
+            (
+                "        indexes, last_id = list(self.indexes), self.last_index_id\n",
+                "        indexes, last_id = list(self.indexes), max((each.id for each in self.indexes), default=0)\n",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="consumers_survive_a_restore",
+        breaks="a consumer of a restored table continues only when it is accepted",
+        file="streaming_server/engine/changelog/consumer_registry.py",
+        edits=(("consumer.is_restored = not is_current", "consumer.is_restored = False"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="expired_rows_are_merged",
+        breaks="nothing of an expired row is merged into the row that follows it",
+        file="streaming_server/engine/writes/bucket_steps.py",
+        edits=(
+            (
+                "    if codec.definition.expiry is not None:\n        commit_micros =",
+                "    if False:\n        commit_micros =",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="versions_ignore_expiry",
+        breaks="an answer is computed again when rows have expired",
+        file="streaming_server/scan/versions.py",
+        edits=((" {expiry.since_micros} {tick_of(micros)} ", " {expiry.since_micros} "),),
+        seed=1,
+    ),
+    SeededFault(
+        name="write_times_from_before",
+        breaks="rows count as written at the moment at which rows begin to expire again",
+        file="scankv/model/tables/expiry.py",
+        edits=(("        if self.by_write and micros < self.since_micros:", "        if False:"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="rows_counted_after_a_cleared_bucket",
+        breaks="the number of rows is right after all rows of a bucket were deleted at once",
+        file="streaming_server/storage/bucket/bucket.py",
+        edits=(
+            (
+                "(0, len(change.put_keys)) if change.clears_bucket else (self._state.rows, change.rows_added)",
+                "(self._state.rows, change.rows_added)",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="index_entries_stay",
+        breaks="an index has no entries of rows that have changed",
+        file="streaming_server/storage/bucket/bucket.py",
+        edits=(("            batch.delete_entries(sorted(entries.delete_keys.to_pylist()))\n", ""),),
+        seed=1,
+    ),
 )
 """All faults."""
