@@ -1,0 +1,48 @@
+"""`python -m tests.model.checker --seed 1 --seconds 60`: runs the checker by hand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.model.checker.operation import OPERATIONS
+from tests.model.checker.run import from_lines, replay, run, shorten
+
+
+def _say(what: object) -> None:
+    sys.stdout.write(f"{what}\n")
+
+
+def main() -> int:
+    """Runs what the command line says. Returns 1 if it failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.model.checker", description=__doc__)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--shorten", type=float, default=120.0, help="seconds for making the script shorter")
+    parser.add_argument("--script", type=Path, help="run these steps instead")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="scankv-checker-") as directory:
+        if arguments.script:
+            failure = replay(Path(directory) / "script", from_lines(arguments.script.read_text()))
+            _say(failure or "no failure")
+            return int(failure is not None)
+        began = time.monotonic()
+        first = Path(directory) / "first"
+        first.mkdir()
+        failure, steps, covered = run(first, arguments.seed, arguments.seconds)
+        _say(
+            f"# seed {arguments.seed}: {len(steps)} steps in {time.monotonic() - began:.0f} s, "
+            f"{len(covered)} of {len(OPERATIONS) ** 2} pairs"
+        )
+        if failure is None:
+            return 0
+        _say(f"# failed: {type(failure.error).__name__}: {failure.error}\n# shortening ...")
+        _say(shorten(Path(directory), failure, arguments.shorten))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

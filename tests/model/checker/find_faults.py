@@ -1,0 +1,38 @@
+"""`python -m tests.model.checker.find_faults`: how soon does the checker find each seeded fault?"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.model.checker.seeded_faults import FAULTS, plant, run_checker
+
+
+def main() -> None:
+    """Prints for each fault the seconds that each seed took to find it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.model.checker.find_faults", description=__doc__)
+    parser.add_argument("--only", action="append", help="the name of a fault; repeatable; default: all")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    arguments = parser.parse_args()
+    for fault in (each for each in FAULTS if not arguments.only or each.name in arguments.only):
+        with tempfile.TemporaryDirectory(prefix="scankv-fault-") as directory:
+            plant(fault, Path(directory))
+            took = []
+            for seed in range(1, arguments.seeds + 1):
+                began = time.monotonic()
+                code, output = run_checker(Path(directory), seed, arguments.seconds)
+                took.append(time.monotonic() - began if code == 1 else float("inf"))
+                sys.stdout.write(f"{fault.name}, seed {seed}: {took[-1]:.0f} s\n")
+                if code not in (0, 1):
+                    sys.stdout.write(output)
+        sys.stdout.write(f"{fault.name}: median {statistics.median(took):.0f} s: {fault.breaks}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What is an operation of the checker? The list of all of them is filled by the modules that define them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from tests.model.checker.world import World
+
+Arguments: TypeAlias = dict[str, Any]
+"""The arguments of a step: everything it needs, as JSON, so that it can run without the steps before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """Something that happens to a server.
+
+    Attributes:
+        name: Its name, as in the list of pairs.
+        weight: How often it is drawn.
+        draw: Chooses its arguments. None: it cannot happen now.
+        run: Does it, compares what the server answers with the model, and records on which tables it took effect. Does
+            nothing if the world does not have what the arguments name, because a step before it was left out.
+    """
+
+    name: str
+    weight: float
+    draw: Callable[[World, Random], Arguments | None]
+    run: Callable[[World, Arguments], None]
+
+
+OPERATIONS: Final[dict[str, Operation]] = {}
+
+
+def define(
+    name: str, weight: float, draw: Callable[[World, Random], Arguments | None]
+) -> Callable[[Callable[[World, Arguments], None]], Callable[[World, Arguments], None]]:
+    """Makes a function the `run` of an operation."""
+
+    def register(run: Callable[[World, Arguments], None]) -> Callable[[World, Arguments], None]:
+        assert name not in OPERATIONS
+        OPERATIONS[name] = Operation(name=name, weight=weight, draw=draw, run=run)
+        return run
+
+    return register

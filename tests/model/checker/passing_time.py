@@ -1,0 +1,44 @@
+"""Runs a server for which time passes as the checker says: `ServerProcess(data, wrapper=passing(file))`.
+
+The file contains by how many seconds all clocks of the server are ahead of those of the machine. So for the server, the
+time has passed, while a wall clock that is ahead alone has jumped.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+from streaming_server import clock
+from streaming_server.clock import SystemClocks
+
+
+def passing(ahead: Path) -> tuple[str, ...]:
+    """Returns the wrapper for a server whose clocks are ahead by the number in the file."""
+    return (sys.executable, "-m", __name__, str(ahead))
+
+
+def main(ahead: str, _: str, __: str, module: str, *arguments: str) -> None:
+    """Runs `python -m MODULE ARGUMENTS` in this process."""
+    file = Path(ahead)
+
+    class AheadClocks(SystemClocks):
+        """The machine's clocks, and the seconds in the file."""
+
+        def monotonic(self) -> float:
+            return super().monotonic() + int(file.read_text())
+
+        def uptime_nanos(self) -> int:
+            return super().uptime_nanos() + int(file.read_text()) * 1_000_000_000
+
+        def wall_nanos(self) -> int:
+            return super().wall_nanos() + int(file.read_text()) * 1_000_000_000
+
+    clock.SystemClocks = AheadClocks  # type: ignore[misc]
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

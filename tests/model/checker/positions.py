@@ -1,0 +1,177 @@
+"""Operations with what clients keep: log offsets, pinned snapshots and consumers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from aio_client import ServerRefused, SnapshotLost, StartFrom, StopAt, TableNotFound, TableRecreated
+from tests.model.checker.drawing import table_of
+from tests.model.checker.model import KEY
+from tests.model.checker.operation import Arguments, define
+from tests.model.checker.world import Kept, by_key, differences
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from aio_client.sync import Scan
+    from tests.model.checker.model import ModelTable
+    from tests.model.checker.world import World
+
+
+def _draw_take(world: World, random: Random) -> Arguments | None:
+    table = table_of(world, random)
+    return None if table is None else {"table": table.name, "as": f"p{world.next_number()}"}
+
+
+@define("keep_offsets", 1.5, _draw_take)
+def _keep_offsets(world: World, arguments: Arguments) -> None:
+    table = world.tables.get(arguments["table"])
+    if table is None:
+        return
+    value = world.table(table.name).log_offsets()
+    world.kept[arguments["as"]] = Kept("offsets", table.number, table.name, value, table.position())
+    world.record("keep_offsets", table)
+
+
+def _draw_kept(kind: str, world: World, random: Random) -> Arguments | None:
+    names = [name for name, kept in world.kept.items() if kept.kind == kind]
+    return {"kept": random.choice(names)} if names else None
+
+
+@define("read_from_offsets", 2, lambda world, random: _draw_kept("offsets", world, random))
+def _read_from_offsets(world: World, arguments: Arguments) -> None:
+    kept = world.kept.get(arguments["kept"])
+    if kept is None:
+        return
+    table = world.tables.get(kept.name)
+    if table is None or table.number != kept.table:
+        _must_refuse(world, kept)
+        return
+    scan = world.table(table.name).changes(StartFrom.offsets(kept.value), StopAt.LATEST)
+    _compare_changes(scan.to_pylist(), table, kept)
+    world.record("read_from_offsets", table)
+
+
+def _must_refuse(world: World, kept: Kept) -> None:
+    """The table was dropped, and may have been created again: its positions must not be taken."""
+    try:
+        world.table(kept.name).changes(StartFrom.offsets(kept.value), StopAt.LATEST).to_arrow()
+    except (TableNotFound, TableRecreated):
+        return
+    raise AssertionError(f"{kept.name} was dropped, and log offsets from before are taken")
+
+
+def _compare_changes(rows: list[dict[str, Any]], table: ModelTable, kept: Kept) -> None:
+    found: defaultdict[int, list[tuple[str, Any]]] = defaultdict(list)
+    for row in rows:
+        shown = {name: value for name, value in row.items() if not name.startswith("_")}
+        found[row[KEY]].append((row["_change_type"], shown))
+    wrong = table.wrong_changes(kept.position, found)
+    assert not wrong, differences({key: found.get(key, []) for key in wrong}, wrong)
+
+
+@define("pin", 1, _draw_take)
+def _pin(world: World, arguments: Arguments) -> None:
+    table = world.tables.get(arguments["table"])
+    if table is None:
+        return
+    snapshot = world.table(table.name).snapshot(ttl=3600)
+    world.kept[arguments["as"]] = Kept("snapshot", table.number, table.name, snapshot, table.position(), table.view())
+    world.record("pin", table)
+
+
+@define("read_pinned", 2, lambda world, random: _draw_kept("snapshot", world, random))
+def _read_pinned(world: World, arguments: Arguments) -> None:
+    kept = world.kept.get(arguments["kept"])
+    if kept is None:
+        return
+    table = world.tables.get(kept.name)
+    is_same = table is not None and table.number == kept.table
+    try:
+        found = by_key(world.table(kept.name).scan().as_of(kept.value).to_pylist())
+    except SnapshotLost:
+        # A restart ends the pins of clients that do not renew in time.
+        del world.kept[arguments["kept"]]
+        return
+    except ServerRefused:
+        if is_same:
+            raise
+        return
+    assert is_same, f"{kept.name} was dropped, and a snapshot from before can be read"
+    assert table is not None
+    assert kept.view is not None
+    assert found == (expected := kept.view.shown()), differences(found, expected)
+    world.record("read_pinned", table)
+
+
+def _must_be_accepted(scan: Scan) -> None:
+    """The consumer may have read changes that the restored table does not have."""
+    try:
+        scan.to_arrow()
+    except TableRecreated:
+        return
+    raise AssertionError("a restored consumer continues without being accepted")
+
+
+def _draw_version(world: World, random: Random) -> Arguments | None:
+    table = table_of(world, random)
+    return None if table is None else {"table": table.name, "as": f"v{world.next_number()}"}
+
+
+@define("keep_version", 1, _draw_version)
+def _keep_version(world: World, arguments: Arguments) -> None:
+    table = world.tables.get(arguments["table"])
+    if table is None:
+        return
+    counted = world.table(table.name).count_if_changed(None)
+    assert counted is not None
+    assert counted.value == len(table.rows), f"counted {counted.value} rows instead of {len(table.rows)}"
+    world.kept[arguments["as"]] = Kept("version", table.number, table.name, (counted.version, table.version))
+    world.record("keep_version", table)
+
+
+@define("ask_since_version", 1.5, lambda world, random: _draw_kept("version", world, random))
+def _ask_since_version(world: World, arguments: Arguments) -> None:
+    kept = world.kept.get(arguments["kept"])
+    table = None if kept is None else world.tables.get(kept.name)
+    if kept is None or table is None:
+        return
+    version, then = kept.value
+    found = world.table(table.name).count_if_changed(version)
+    if found is None:
+        is_same = kept.table == table.number and then == table.version
+        assert is_same, f"{table.name} has changed since the version, and the server says that it has not"
+    else:
+        assert found.value == len(table.rows), f"counted {found.value} rows instead of {len(table.rows)}"
+    world.record("ask_since_version", table)
+
+
+def _draw_consume(world: World, random: Random) -> Arguments | None:
+    table = table_of(world, random)
+    if table is None:
+        return None
+    return {"table": table.name, "consumer": random.choice(["c1", "c2"]), "commit": random.random() < 0.7}
+
+
+@define("consume", 2, _draw_consume)
+def _consume(world: World, arguments: Arguments) -> None:
+    table = world.tables.get(arguments["table"])
+    if table is None:
+        return
+    name = f"{table.number} {arguments['consumer']}"
+    kept = world.kept.get(name)
+    if kept is None:
+        kept = world.kept[name] = Kept("consumer", table.number, table.name, None)
+    opened = world.table(table.name)
+    scan = opened.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id=arguments["consumer"])
+    if kept.value == "restored":
+        _must_be_accepted(scan)
+        opened.accept_consumer(arguments["consumer"])
+        kept.value = None
+    with scan.stream() as stream:
+        _compare_changes([row for batch in stream for row in batch.to_pylist()], table, kept)
+        if arguments["commit"]:
+            stream.commit()
+            kept.position = table.position()
+    world.record("consume", table)

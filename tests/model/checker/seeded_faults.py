@@ -1,0 +1,158 @@
+"""Faults of the product that the checker must find: each is planted into a copy of the source, where the checker runs.
+
+A fault is one that a programmer might make, in what one feature owes another. No operation is worth its time unless one
+of these faults needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[3]
+_PACKAGES: Final = ("aio_client", "scankv", "streaming_server", "tests")
+_END_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeededFault:
+    """One fault.
+
+    Attributes:
+        name: Its name.
+        breaks: The promise that it breaks.
+        file: The file that it changes.
+        edits: The texts to replace, each of which the file has once, and what replaces them.
+        seed: The seed that found it soonest, for `make soak`.
+    """
+
+    name: str
+    breaks: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+    seed: int
+
+
+def plant(fault: SeededFault, directory: Path) -> None:
+    """Copies the packages that the checker runs with to a directory, and changes one file."""
+    for package in _PACKAGES:
+        shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
+    path = directory / fault.file
+    text = path.read_text()
+    for old, new in fault.edits:
+        if text.count(old) != 1:
+            raise ValueError(f"{fault.name}: {fault.file} has {text.count(old)} times, not once: {old}")
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+def run_checker(directory: Path, seed: int, seconds: float, shorten_seconds: float = 0.0) -> tuple[int, str]:
+    """Runs the checker with the packages of a directory. Returns its exit code, 1 if a fault was found, and output."""
+    command = [sys.executable, "-m", "tests.model.checker", f"--seed={seed}", f"--seconds={seconds}"]
+    command.append(f"--shorten={shorten_seconds}")
+    environment = {**os.environ, "PYTHONPATH": str(directory)}
+    limit = seconds + shorten_seconds + _END_SECONDS
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=directory, env=environment, timeout=limit
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+FAULTS: Final = (
+    SeededFault(
+        name="columns_by_name",
+        breaks="a column that is added under the name of a dropped one does not have its values",
+        file="streaming_server/storage/rows/conversion.py",
+        edits=(
+            (
+                "    places = {column.id: place for place, column in enumerate(old.columns)}\n    nullable",
+                "    here = {column.name: column.id for column in new.columns}\n"
+                "    places = {here.get(column.name, -1): place for place, column in enumerate(old.columns)}\n"
+                "    nullable",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="offsets_of_another_table",
+        breaks="log offsets are refused after the table was dropped and created again",
+        file="streaming_server/scan/changes/log_plan.py",
+        edits=(
+            (
+                "                check_offsets_of(definition, position.table_incarnation)\n",
+                "                pass\n",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="index_id_used_twice",
+        breaks="an index that is added after another one was dropped has none of its entries",
+        file="scankv/model/tables/schema.py",
+        edits=(
+            (
+                "        indexes, last_id = list(self.indexes), self.last_index_id\n",
+                "        indexes, last_id = list(self.indexes), max((each.id for each in self.indexes), default=0)\n",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="consumers_survive_a_restore",
+        breaks="a consumer of a restored table continues only when it is accepted",
+        file="streaming_server/engine/changelog/consumer_registry.py",
+        edits=(("consumer.is_restored = not is_current", "consumer.is_restored = False"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="expired_rows_are_merged",
+        breaks="nothing of an expired row is merged into the row that follows it",
+        file="streaming_server/engine/writes/bucket_steps.py",
+        edits=(
+            (
+                "    if codec.definition.expiry is not None:\n        commit_micros =",
+                "    if False:\n        commit_micros =",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="versions_ignore_expiry",
+        breaks="an answer is computed again when rows have expired",
+        file="streaming_server/scan/versions.py",
+        edits=((" {expiry.since_micros} {tick_of(micros)} ", " {expiry.since_micros} "),),
+        seed=1,
+    ),
+    SeededFault(
+        name="write_times_from_before",
+        breaks="rows count as written at the moment at which rows begin to expire again",
+        file="scankv/model/tables/expiry.py",
+        edits=(("        if self.by_write and micros < self.since_micros:", "        if False:"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="rows_counted_after_a_cleared_bucket",
+        breaks="the number of rows is right after all rows of a bucket were deleted at once",
+        file="streaming_server/storage/bucket/bucket.py",
+        edits=(
+            (
+                "(0, len(change.put_keys)) if change.clears_bucket else (self._state.rows, change.rows_added)",
+                "(self._state.rows, change.rows_added)",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="index_entries_stay",
+        breaks="an index has no entries of rows that have changed",
+        file="streaming_server/storage/bucket/bucket.py",
+        edits=(("            batch.delete_entries(sorted(entries.delete_keys.to_pylist()))\n", ""),),
+        seed=1,
+    ),
+)
+"""All faults."""

@@ -1,0 +1,89 @@
+"""The checker finds nothing in the product, and each of the seeded faults in a product that has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.model.checker.model import Column, ModelTable
+from tests.model.checker.run import from_lines, replay, run, shorten, to_lines
+from tests.model.checker.seeded_faults import FAULTS, SeededFault, plant, run_checker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.one_process
+
+SCRIPT = """
+# Each line is a step. The second one writes, the last one looks for it.
+create {"table": "checker.a", "columns": {"x": "int"}, "engine": "last_row", "buckets": 2, "tablets": 1}
+upsert {"table": "checker.a", "rows": [{"k": 1, "x": 5}]}
+keep_offsets {"table": "checker.a", "as": "p1"}
+upsert {"table": "checker.a", "rows": [{"k": 1, "x": 6}, {"k": 2, "x": null}]}
+drop {"table": "checker.b"}
+read_from_offsets {"kept": "p1"}
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("seed", "seconds"),
+    [(1, 10), *(pytest.param(seed, 600, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]) for seed in range(2, 8))],
+)
+def test_the_server_answers_as_the_model_does(tmp_path: Path, seed: int, seconds: float) -> None:
+    failure, steps, covered = run(tmp_path, seed, seconds)
+    if failure is not None:
+        short = tmp_path / "shorter"
+        short.mkdir()
+        pytest.fail(f"seed {seed}:\n{shorten(short, failure, 300 if seconds > 60 else 20)}")
+    assert len(steps) > 10
+    assert covered
+
+
+def test_a_script_has_the_same_steps_again_and_leaves_out_what_has_become_impossible(tmp_path: Path) -> None:
+    steps = from_lines(SCRIPT)
+    assert from_lines(to_lines(steps)) == steps
+    assert [name for name, _ in steps][-2:] == ["drop", "read_from_offsets"]
+    assert replay(tmp_path / "replayed", steps) is None
+    assert replay(tmp_path / "without", steps[1:]) is None
+
+
+def test_the_model_tells_which_changes_are_wrong() -> None:
+    table = ModelTable("checker.a", 1, (Column(2, "x", "int"),))
+    table.upsert([{"k": 1, "x": 5}])
+    position = table.position()
+    table.upsert([{"k": 1, "x": 6}])
+    right = [("-U", {"k": 1, "x": 5}), ("+U", {"k": 1, "x": 6})]
+    assert table.wrong_changes(position, {1: right}) == {}
+    assert table.wrong_changes(position, {1: right[1:]}) == {1: right}
+    assert table.wrong_changes(position, {}) == {1: right}
+    assert table.wrong_changes(position, {1: right, 2: right}) == {2: []}
+
+
+def test_the_removal_of_an_expired_row_may_be_seen_or_not() -> None:
+    table = ModelTable("checker.a", 1, (Column(2, "x", "int"),))
+    table.set_ttl(100.0, [])
+    table.upsert([{"k": 1, "x": 5}])
+    position = table.position()
+    assert not table.expire(95.0, slack=10.0)
+    assert table.expire(120.0, slack=10.0)
+    assert table.rows == {}
+    assert table.wrong_changes(position, {}) == table.wrong_changes(position, {1: [("-D", {"k": 1, "x": 5})]}) == {}
+    table.upsert([{"k": 1, "x": 6}])
+    assert table.wrong_changes(position, {1: [("+I", {"k": 1, "x": 6})]}) != {}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_seeded_fault_is_found(tmp_path: Path, fault: SeededFault) -> None:
+    plant(fault, tmp_path)
+    code, output = run_checker(tmp_path, fault.seed, 600)
+    assert code == 1, output
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_seeded_fault_fits_the_source(tmp_path: Path, fault: SeededFault) -> None:
+    plant(fault, tmp_path)
+    assert (tmp_path / fault.file).is_file()

@@ -1,0 +1,118 @@
+"""Operations with tables and writers that a client has opened before, with an earlier definition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aio_client import TableNotFound, TableRecreated, WriterFenced
+from tests.model.checker.drawing import keys_of, table_of, value_of
+from tests.model.checker.model import KEY, View
+from tests.model.checker.operation import Arguments, define
+from tests.model.checker.world import Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from tests.model.checker.model import Column, ModelTable
+    from tests.model.checker.world import World
+
+
+def _draw_open(world: World, random: Random) -> Arguments | None:
+    table = table_of(world, random)
+    return None if table is None else {"table": table.name, "as": f"h{world.next_number()}"}
+
+
+@define("keep_table", 0.8, _draw_open)
+def _keep_table(world: World, arguments: Arguments) -> None:
+    table = world.tables.get(arguments["table"])
+    if table is None:
+        return
+    opened = world.table(table.name)
+    world.kept[arguments["as"]] = Kept("table", table.number, table.name, opened, view=View(table.columns, {}))
+    world.record("keep_table", table)
+
+
+def _draw_writer(world: World, random: Random) -> Arguments | None:
+    table = table_of(world, random)
+    if table is None:
+        return None
+    return {"table": table.name, "id": random.choice(["w1", "w2"]), "as": f"w{world.next_number()}"}
+
+
+@define("open_writer", 1, _draw_writer)
+def _open_writer(world: World, arguments: Arguments) -> None:
+    table = world.tables.get(arguments["table"])
+    if table is None:
+        return
+    writer = world.table(table.name).writer(arguments["id"])
+    writer.__enter__()
+    for kept in world.kept.values():
+        if kept.kind == "writer" and kept.table == table.number and kept.value.id == arguments["id"]:
+            kept.table = 0  # It belongs to no table any more.
+    world.kept[arguments["as"]] = Kept("writer", table.number, table.name, writer, view=View(table.columns, {}))
+    world.record("open_writer", table)
+
+
+def _draw_write(kind: str, world: World, random: Random) -> Arguments | None:
+    names = [name for name, kept in world.kept.items() if kept.kind == kind]
+    if not names:
+        return None
+    kept = world.kept[random.choice(names)]
+    assert kept.view is not None
+    name = next(name for name, each in world.kept.items() if each is kept)
+    return {"kept": name, "rows": [_row(key, kept.view.columns, random) for key in keys_of(random)]}
+
+
+def _row(key: int, columns: tuple[Column, ...], random: Random) -> dict[str, Any]:
+    return {KEY: key, **{column.name: value_of(column.kind, random) for column in columns}}
+
+
+@define("write_through_kept_table", 2, lambda world, random: _draw_write("table", world, random))
+def _write_through_kept_table(world: World, arguments: Arguments) -> None:
+    kept = world.kept.get(arguments["kept"])
+    table = None if kept is None else world.tables.get(kept.name)
+    # Another table of the name takes its rows by name, if they fit: that is another promise.
+    if kept is not None and table is not None and table.number == kept.table:
+        _write(world, kept, arguments["rows"], kept.value.upsert, "write_through_kept_table")
+
+
+@define("write_through_writer", 2.5, lambda world, random: _draw_write("writer", world, random))
+def _write_through_writer(world: World, arguments: Arguments) -> None:
+    kept = world.kept.get(arguments["kept"])
+    if kept is None:
+        return
+
+    def write(rows: list[dict[str, Any]]) -> None:
+        kept.value.upsert(rows)
+        kept.value.flush()
+
+    _write(world, kept, arguments["rows"], write, "write_through_writer")
+
+
+def _write(
+    world: World, kept: Kept, rows: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], object], name: str
+) -> None:
+    table = world.tables.get(kept.name)
+    assert kept.view is not None
+    columns = kept.view.columns
+    if any(row.keys() != {KEY, *(column.name for column in columns)} for row in rows):
+        return
+    is_own = table is not None and table.number == kept.table
+    try:
+        write(rows)
+    except (TableNotFound, TableRecreated, WriterFenced):
+        if is_own:
+            raise
+        return
+    assert is_own, f"{kept.name} is another table, or the writer is fenced, and its rows are taken"
+    assert table is not None
+    table.upsert([_translated(table, columns, row) for row in rows])
+    world.record(name, table)
+    world.check(table.name)
+
+
+def _translated(table: ModelTable, columns: tuple[Column, ...], row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row that was written with an earlier definition as a row of the current one."""
+    values = {column.number: row[column.name] for column in columns}
+    return {KEY: row[KEY], **{column.name: values.get(column.number) for column in table.columns}}
