@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from scankv.model.counts import counted
-from scankv.v1 import scan_pb2
+from scankv.v1 import lookup_pb2, scan_pb2
 
 if TYPE_CHECKING:
     from aio_client._transport.transport import Transport
-    from scankv.v1.lookup_pb2 import TopNRequest
     from scankv.v1.scan_pb2 import ExplainScanResponse, ScanKvRequest
 
 _SOURCES: Final = {"live": "live", "pinned": "pinned snapshot", "lake": "published version"}
@@ -182,8 +181,10 @@ async def explain(transport: Transport, request: ScanKvRequest) -> ScanExplanati
     )
 
 
-async def explain_top_n(transport: Transport, request: TopNRequest) -> ScanExplanation:
+async def explain_top_n(transport: Transport, request: lookup_pb2.TopNRequest) -> ScanExplanation:
     """Asks the server how it would answer a top-N. Reads no rows. Raises what the start of the query would raise."""
+    # Both messages have the same fields.
+    wanted = lookup_pb2.ExplainTopNRequest.FromString(request.SerializeToString())
     return ScanExplanation.of(
-        request.table, await transport.call(lambda: transport.services.lookups.ExplainTopN, request)
+        request.table, await transport.call(lambda: transport.services.lookups.ExplainTopN, wanted)
     )

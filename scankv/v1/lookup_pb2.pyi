@@ -513,6 +513,54 @@ class TopNRequest(_message.Message):
 Global___TopNRequest: _TypeAlias = TopNRequest  # noqa: Y015
 
 @_typing.final
+class ExplainTopNRequest(_message.Message):
+    """The fields of a TopNRequest, with the same numbers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    ASCENDING_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    WITH_TIES_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    by: _builtins.str
+    ascending: _builtins.bool
+    n: _builtins.int
+    with_ties: _builtins.bool
+    isolation: _scan_pb2.Isolation.ValueType
+    @_builtins.property
+    def where(self) -> _expression_pb2.Predicate: ...
+    @_builtins.property
+    def snapshot(self) -> _scan_pb2.PinnedSnapshot: ...
+    @_builtins.property
+    def columns(self) -> _scan_pb2.ColumnNames: ...
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        where: _expression_pb2.Predicate | None = ...,
+        snapshot: _scan_pb2.PinnedSnapshot | None = ...,
+        by: _builtins.str = ...,
+        ascending: _builtins.bool = ...,
+        n: _builtins.int = ...,
+        columns: _scan_pb2.ColumnNames | None = ...,
+        with_ties: _builtins.bool = ...,
+        isolation: _scan_pb2.Isolation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "snapshot", b"snapshot", "where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ascending", b"ascending", "by", b"by", "columns", b"columns", "isolation", b"isolation", "n", b"n", "snapshot", b"snapshot", "table", b"table", "where", b"where", "with_ties", b"with_ties"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainTopNRequest: _TypeAlias = ExplainTopNRequest  # noqa: Y015
+
+@_typing.final
 class TopNResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

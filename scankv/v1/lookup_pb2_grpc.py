@@ -57,7 +57,7 @@ class LookupServiceStub:
                 _registered_method=True)
         self.ExplainTopN = channel.unary_unary(
                 '/scankv.v1.LookupService/ExplainTopN',
-                request_serializer=scankv_dot_v1_dot_lookup__pb2.TopNRequest.SerializeToString,
+                request_serializer=scankv_dot_v1_dot_lookup__pb2.ExplainTopNRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_scan__pb2.ExplainScanResponse.FromString,
                 _registered_method=True)
 
@@ -112,7 +112,7 @@ class LookupServiceServicer:
 
     def ExplainTopN(self, request, context):
         """Returns how the server would answer TopN, without reading rows: by the order of an index, or by a scan of all rows
-        that can match. `if_changed_since` and `wait_millis` are ignored.
+        that can match.
         Errors: as for TopN, except those of a read in progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -144,7 +144,7 @@ def add_LookupServiceServicer_to_server(servicer, server):
             ),
             'ExplainTopN': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainTopN,
-                    request_deserializer=scankv_dot_v1_dot_lookup__pb2.TopNRequest.FromString,
+                    request_deserializer=scankv_dot_v1_dot_lookup__pb2.ExplainTopNRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_scan__pb2.ExplainScanResponse.SerializeToString,
             ),
     }
@@ -281,7 +281,7 @@ class LookupService:
             request,
             target,
             '/scankv.v1.LookupService/ExplainTopN',
-            scankv_dot_v1_dot_lookup__pb2.TopNRequest.SerializeToString,
+            scankv_dot_v1_dot_lookup__pb2.ExplainTopNRequest.SerializeToString,
             scankv_dot_v1_dot_scan__pb2.ExplainScanResponse.FromString,
             options,
             channel_credentials,

@@ -70,9 +70,9 @@ class LookupServiceStub:
     Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an
     order, REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
     """
-    ExplainTopN: _grpc.UnaryUnaryMultiCallable[_lookup_pb2.TopNRequest, _scan_pb2.ExplainScanResponse]
+    ExplainTopN: _grpc.UnaryUnaryMultiCallable[_lookup_pb2.ExplainTopNRequest, _scan_pb2.ExplainScanResponse]
     """Returns how the server would answer TopN, without reading rows: by the order of an index, or by a scan of all rows
-    that can match. `if_changed_since` and `wait_millis` are ignored.
+    that can match.
     Errors: as for TopN, except those of a read in progress.
     """
 
@@ -108,9 +108,9 @@ class LookupServiceAsyncStub(LookupServiceStub):
     Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an
     order, REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
     """
-    ExplainTopN: _aio.UnaryUnaryMultiCallable[_lookup_pb2.TopNRequest, _scan_pb2.ExplainScanResponse]  # type: ignore[assignment]
+    ExplainTopN: _aio.UnaryUnaryMultiCallable[_lookup_pb2.ExplainTopNRequest, _scan_pb2.ExplainScanResponse]  # type: ignore[assignment]
     """Returns how the server would answer TopN, without reading rows: by the order of an index, or by a scan of all rows
-    that can match. `if_changed_since` and `wait_millis` are ignored.
+    that can match.
     Errors: as for TopN, except those of a read in progress.
     """
 
@@ -171,11 +171,11 @@ class LookupServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ExplainTopN(
         self,
-        request: _lookup_pb2.TopNRequest,
+        request: _lookup_pb2.ExplainTopNRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scan_pb2.ExplainScanResponse, _abc.Awaitable[_scan_pb2.ExplainScanResponse]]:
         """Returns how the server would answer TopN, without reading rows: by the order of an index, or by a scan of all rows
-        that can match. `if_changed_since` and `wait_millis` are ignored.
+        that can match.
         Errors: as for TopN, except those of a read in progress.
         """
 

@@ -23,7 +23,7 @@ from streaming_server.services.errors import map_errors
 from streaming_server.services.explained_top_n import explain_top_n
 from streaming_server.services.indexed_top_n import indexed_top_n
 from streaming_server.services.isolation import reads_latest
-from streaming_server.services.query_request import bind_aggregate, bind_count, bind_top_n
+from streaming_server.services.query_request import bind_aggregate, bind_count, bind_top_n, top_n_of
 from streaming_server.services.reading import current_version_of, definition_of, open_complete_view
 from streaming_server.services.scan_request import bucket_numbers, column_names
 from streaming_server.services.tablets.table_errors import naming_tables
@@ -83,7 +83,7 @@ class LookupService:
                 ("Count", self.Count, lookup_pb2.CountRequest),
                 ("Aggregate", self.Aggregate, lookup_pb2.AggregateRequest),
                 ("TopN", self.TopN, lookup_pb2.TopNRequest),
-                ("ExplainTopN", self.ExplainTopN, lookup_pb2.TopNRequest),
+                ("ExplainTopN", self.ExplainTopN, lookup_pb2.ExplainTopNRequest),
             )
         }
         name = lookup_pb2.DESCRIPTOR.services_by_name["LookupService"].full_name
@@ -149,11 +149,13 @@ class LookupService:
         raise AssertionError("map_errors ends the call")
 
     async def ExplainTopN(
-        self, request: lookup_pb2.TopNRequest, context: grpc.aio.ServicerContext[lookup_pb2.TopNRequest, bytes]
+        self,
+        request: lookup_pb2.ExplainTopNRequest,
+        context: grpc.aio.ServicerContext[lookup_pb2.ExplainTopNRequest, bytes],
     ) -> bytes:
         """Explains how `TopN` would find its rows. Creates no iterators, so it needs no admission."""
         async with map_errors(request, context):
-            return (await explain_top_n(self._tables, request)).SerializeToString()
+            return (await explain_top_n(self._tables, top_n_of(request))).SerializeToString()
         raise AssertionError("map_errors ends the call")
 
     async def _answer(

@@ -73,6 +73,11 @@ def bind_aggregate(
     return BoundQuery(request, definition, plan.bind(definition.schema), aggregation)
 
 
+def top_n_of(request: lookup_pb2.ExplainTopNRequest) -> lookup_pb2.TopNRequest:
+    """Returns the query that a request wants explained. Both messages have the same fields."""
+    return lookup_pb2.TopNRequest.FromString(request.SerializeToString())
+
+
 def bind_top_n(
     request: lookup_pb2.TopNRequest, definition: TableDefinition
 ) -> BoundQuery[lookup_pb2.TopNRequest, TopNSpec]:

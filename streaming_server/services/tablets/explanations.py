@@ -10,7 +10,7 @@ from scankv.v1 import lookup_pb2, scan_pb2
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.rows.index_lookup import plan_reads
-from streaming_server.services.query_request import bind_top_n
+from streaming_server.services.query_request import bind_top_n, top_n_of
 from streaming_server.services.scan_request import read_plan
 from streaming_server.services.tablets.scans import tablets_by_instant
 from streaming_server.storage.rows.table_codec import TableCodec
@@ -50,15 +50,15 @@ async def explain_scan(request: scan_pb2.ScanKvRequest, calls: TabletCalls) -> s
     return joined
 
 
-async def explain_top_n(request: lookup_pb2.TopNRequest, calls: TabletCalls) -> scan_pb2.ExplainScanResponse:
+async def explain_top_n(request: lookup_pb2.ExplainTopNRequest, calls: TabletCalls) -> scan_pb2.ExplainScanResponse:
     """Explains a top-N: see `LookupService.ExplainTopN`. If the tablets differ, the slowest tablet counts."""
     requests = {}
     for number, tablet in enumerate(calls.tablets):
-        each = requests[number] = lookup_pb2.TopNRequest()
+        each = requests[number] = lookup_pb2.ExplainTopNRequest()
         each.CopyFrom(request)
         each.table = tablet.name
     joined = await _ask_tablets(_EXPLAIN_TOP_N, requests, calls)
-    plan = bind_top_n(request, calls.definition).plan.as_of(calls.now_micros)
+    plan = bind_top_n(top_n_of(request), calls.definition).plan.as_of(calls.now_micros)
     await _join_keys(joined, plan, request, calls)
     return joined
 
@@ -80,7 +80,7 @@ def speed_of(answer: scan_pb2.ExplainScanResponse) -> tuple[bool, bool, bool]:
 async def _join_keys(
     joined: scan_pb2.ExplainScanResponse,
     plan: ReadPlan,
-    request: scan_pb2.ScanKvRequest | lookup_pb2.TopNRequest,
+    request: scan_pb2.ScanKvRequest | lookup_pb2.ExplainTopNRequest,
     calls: TabletCalls,
 ) -> scan_pb2.ExplainScanResponse:
     """Has the explanation of one tablet name the keys of all. Returns the explanation of these keys alone."""

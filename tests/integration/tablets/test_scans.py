@@ -175,17 +175,21 @@ def test_explanations_are_equal(twins: TabletTwins, asked: dict[str, Any], order
 def test_explanations_of_top_n_are_equal_and_name_what_is_read(
     twins: TabletTwins, by: str, where: Predicate | None
 ) -> None:
-    def request(name: str) -> lookup_pb2.TopNRequest:
-        return lookup_pb2.TopNRequest(table=name, by=by, n=5, where=None if where is None else to_proto(where))
+    condition = None if where is None else to_proto(where)
 
-    plain, divided = twins.both(lambda name: twins.wire.lookups.ExplainTopN(request(name), timeout=60))
+    def explain(name: str) -> scan_pb2.ExplainScanResponse:
+        request = lookup_pb2.ExplainTopNRequest(table=name, by=by, n=5, where=condition)
+        return twins.wire.lookups.ExplainTopN(request, timeout=60)
+
+    plain, divided = twins.both(explain)
     if by != "nothing":
         for each in (plain, divided):
             # Whether a bucket of a few rows has been considered for a base, each worker decides at its time.
             each.read_path_reason = each.read_path_reason.partition(":")[0]
     assert divided == plain
     if by != "nothing":
-        assert list(plain.index) * plain.index_order == list(twins.wire.lookups.TopN(request(twins.names[1])).index)
+        request = lookup_pb2.TopNRequest(table=twins.names[1], by=by, n=5, where=condition)
+        assert list(plain.index) * plain.index_order == list(twins.wire.lookups.TopN(request).index)
 
 
 @pytest.mark.parametrize("asked", REFUSED.values(), ids=REFUSED.keys())
