@@ -65,7 +65,7 @@ FIELDS: Final[dict[str, str]] = {
     r"(Upsert|Delete)Request\.table_incarnation": "(encoded rows, which the client encodes again)",
     r"CallPoint\..*": "(lasts as long as one call)",
     r"\w+\.table_incarnation|Table\.incarnation|ArchivedLog\.incarnation": "log offsets",
-    r"StatsResponse\..*|ScanHeader\.server_incarnation": "(describes the process)",
+    r"StatsResponse\..*|ScanHeader\.server_incarnation|(Process|Table)Activity\.incarnation": "(describes the process)",
     r"Merging\.version_column": "(names a column)",
     r"(Bucket|Base)Statistics\..*|TableBases\..*": "(describes the moment)",
 }

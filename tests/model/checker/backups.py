@@ -16,15 +16,15 @@ from tests.model.checker.world import Backup
 if TYPE_CHECKING:
     from random import Random
 
-    from tests.model.checker.world import World
+    from tests.model.checker.world import CheckerWorld
 
 
-def _draw_backup(world: World, random: Random) -> Arguments | None:
+def _draw_backup(world: CheckerWorld, random: Random) -> Arguments | None:
     return {"as": f"b{world.next_number()}"} if world.tables and random.random() < 0.5 else None
 
 
 @define("backup", 0.7, _draw_backup)
-def _back_up(world: World, arguments: Arguments) -> None:
+def _back_up(world: CheckerWorld, arguments: Arguments) -> None:
     if not world.tables:
         return
     done = world.client.create_backup()
@@ -38,12 +38,12 @@ def _back_up(world: World, arguments: Arguments) -> None:
     world.record("backup")
 
 
-def _draw_restore(world: World, random: Random) -> Arguments | None:
+def _draw_restore(world: CheckerWorld, random: Random) -> Arguments | None:
     return {"backup": random.choice(sorted(world.backups))} if world.backups else None
 
 
 @define("restore", 0.5, _draw_restore)
-def _restore(world: World, arguments: Arguments) -> None:
+def _restore(world: CheckerWorld, arguments: Arguments) -> None:
     backup = world.backups.get(arguments["backup"])
     if backup is None:
         return

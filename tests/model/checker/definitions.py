@@ -9,17 +9,17 @@ import pyarrow as pa
 
 from aio_client import agg
 from tests.model.checker.drawing import COLUMN_NAMES, KINDS, NAMES, new_column, table_of
-from tests.model.checker.model import KEY, Column, ModelTable
+from tests.model.checker.model import KEY, CheckerColumn, CheckerTable
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.world import TYPES
 
 if TYPE_CHECKING:
     from random import Random
 
-    from tests.model.checker.world import World
+    from tests.model.checker.world import CheckerWorld
 
 
-def _draw_create(world: World, random: Random) -> Arguments | None:
+def _draw_create(world: CheckerWorld, random: Random) -> Arguments | None:
     free = [name for name in NAMES if name not in world.tables]
     if not free:
         return None
@@ -33,30 +33,30 @@ def _draw_create(world: World, random: Random) -> Arguments | None:
 
 
 @define("create", 2, _draw_create)
-def _create(world: World, arguments: Arguments) -> None:
+def _create(world: CheckerWorld, arguments: Arguments) -> None:
     name = arguments["table"]
     if name in world.tables:
         return
-    columns = tuple(Column(world.next_number(), each, kind) for each, kind in arguments["columns"].items())
+    columns = tuple(CheckerColumn(world.next_number(), each, kind) for each, kind in arguments["columns"].items())
     engine = arguments["engine"]
     options = {each: arguments[each] for each in ("buckets", "tablets")}
     merging: dict[str, Any] = {"merge_engine": engine}
     if engine == "sum":
         merging = {"merge_engine": "aggregate", "aggregators": {column.name: agg.sum() for column in columns}}
     world.client.create_table(name, world.schema(columns), primary_key=[KEY], **options, **merging)
-    table = ModelTable(name, world.next_number(), columns, engine, options)
+    table = CheckerTable(name, world.next_number(), columns, engine, options)
     world.tables[name] = table
     world.record("create", table)
     world.check(name)
 
 
-def _draw_table(world: World, random: Random) -> Arguments | None:
+def _draw_table(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     return None if table is None else {"table": table.name}
 
 
 @define("drop", 0.7, _draw_table)
-def _drop(world: World, arguments: Arguments) -> None:
+def _drop(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.pop(arguments["table"], None)
     if table is None:
         return
@@ -64,7 +64,7 @@ def _drop(world: World, arguments: Arguments) -> None:
     world.record("drop", table)
 
 
-def _draw_add(world: World, random: Random) -> Arguments | None:
+def _draw_add(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     column = None if table is None else new_column(world, random, [each.name for each in table.columns])
     return (
@@ -73,19 +73,19 @@ def _draw_add(world: World, random: Random) -> Arguments | None:
 
 
 @define("add_column", 1.5, _draw_add)
-def _add_column(world: World, arguments: Arguments) -> None:
+def _add_column(world: CheckerWorld, arguments: Arguments) -> None:
     table, name, kind = world.tables.get(arguments["table"]), arguments["column"], arguments["kind"]
     if table is None or name in {column.name for column in table.columns} or (table.engine == "sum" and kind != "int"):
         return
     aggregators = {name: agg.sum()} if table.engine == "sum" else None
     added = pa.schema([pa.field(name, TYPES[kind])])
     world.client.alter_table(table.name, add_columns=added, add_aggregators=aggregators)
-    table.alter(lambda column: column, [Column(world.next_number(), name, kind)])
+    table.alter(lambda column: column, [CheckerColumn(world.next_number(), name, kind)])
     world.record("add_column", table)
     world.check(table.name)
 
 
-def _draw_column(world: World, random: Random) -> Arguments | None:
+def _draw_column(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     if table is None or not table.columns:
         return None
@@ -93,7 +93,7 @@ def _draw_column(world: World, random: Random) -> Arguments | None:
 
 
 @define("drop_column", 1, _draw_column)
-def _drop_column(world: World, arguments: Arguments) -> None:
+def _drop_column(world: CheckerWorld, arguments: Arguments) -> None:
     table, name = world.tables.get(arguments["table"]), arguments["column"]
     dropped = next((column for column in table.columns if column.name == name), None) if table else None
     if table is None or dropped is None or dropped.number in table.indexes or table.engine == "sum":
@@ -104,7 +104,7 @@ def _drop_column(world: World, arguments: Arguments) -> None:
     world.check(table.name)
 
 
-def _draw_rename(world: World, random: Random) -> Arguments | None:
+def _draw_rename(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     if table is None or not table.columns:
         return None
@@ -117,7 +117,7 @@ def _draw_rename(world: World, random: Random) -> Arguments | None:
 
 
 @define("rename_columns", 1.5, _draw_rename)
-def _rename_columns(world: World, arguments: Arguments) -> None:
+def _rename_columns(world: CheckerWorld, arguments: Arguments) -> None:
     table, names = world.tables.get(arguments["table"]), arguments["names"]
     if table is None:
         return
@@ -134,7 +134,7 @@ def _rename_columns(world: World, arguments: Arguments) -> None:
 
 
 @define("add_index", 1, _draw_column)
-def _add_index(world: World, arguments: Arguments) -> None:
+def _add_index(world: CheckerWorld, arguments: Arguments) -> None:
     table, name = world.tables.get(arguments["table"]), arguments["column"]
     column = next((column for column in table.columns if column.name == name), None) if table else None
     if table is None or column is None or column.number in table.indexes:
@@ -146,7 +146,7 @@ def _add_index(world: World, arguments: Arguments) -> None:
 
 
 @define("drop_index", 0.7, _draw_column)
-def _drop_index(world: World, arguments: Arguments) -> None:
+def _drop_index(world: CheckerWorld, arguments: Arguments) -> None:
     table, name = world.tables.get(arguments["table"]), arguments["column"]
     column = next((column for column in table.columns if column.name == name), None) if table else None
     if table is None or column is None or column.number not in table.indexes:

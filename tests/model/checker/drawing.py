@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.model.checker.model import KEY, Column
+from tests.model.checker.model import KEY, CheckerColumn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from random import Random
 
-    from tests.model.checker.model import ModelTable
-    from tests.model.checker.world import World
+    from tests.model.checker.model import CheckerTable
+    from tests.model.checker.world import CheckerWorld
 
 NAMES: Final = ("checker.a", "checker.b", "checker.c")
 COLUMN_NAMES: Final = ("x", "y", "z")
@@ -19,15 +19,15 @@ KINDS: Final = ("int", "text", "float")
 KEYS: Final = 24
 
 
-def table_of(world: World, random: Random) -> ModelTable | None:
+def table_of(world: CheckerWorld, random: Random) -> CheckerTable | None:
     """Returns one of the tables that exist; None if none does."""
     return world.tables[random.choice(sorted(world.tables))] if world.tables else None
 
 
-def new_column(world: World, random: Random, taken: Iterable[str]) -> Column | None:
+def new_column(world: CheckerWorld, random: Random, taken: Iterable[str]) -> CheckerColumn | None:
     """Returns a column with a name that is free; None if none is."""
     free = [name for name in COLUMN_NAMES if name not in set(taken)]
-    return Column(world.next_number(), random.choice(free), random.choice(KINDS)) if free else None
+    return CheckerColumn(world.next_number(), random.choice(free), random.choice(KINDS)) if free else None
 
 
 def value_of(kind: str, random: Random) -> Any:  # of the column's type
@@ -38,7 +38,7 @@ def value_of(kind: str, random: Random) -> Any:  # of the column's type
     return {"int": number, "text": f"t{number + 5:02d}", "float": number / 4}[kind]
 
 
-def rows_of(table: ModelTable, random: Random, names: list[str] | None = None) -> list[dict[str, Any]]:
+def rows_of(table: CheckerTable, random: Random, names: list[str] | None = None) -> list[dict[str, Any]]:
     """Returns rows to write, with distinct keys, and all columns or some."""
     columns = [column for column in table.columns if names is None or column.name in names]
     return [{KEY: key, **{column.name: value_of(column.kind, random) for column in columns}} for key in keys_of(random)]

@@ -13,15 +13,15 @@ from tests.model.checker.reads import check_all
 if TYPE_CHECKING:
     from random import Random
 
-    from tests.model.checker.world import World
+    from tests.model.checker.world import CheckerWorld
 
 
-def _draw_nothing(_world: World, _random: Random) -> Arguments:
+def _draw_nothing(_world: CheckerWorld, _random: Random) -> Arguments:
     return {}
 
 
 @define("kill", 0.6, _draw_nothing)
-def _kill(world: World, _arguments: Arguments) -> None:
+def _kill(world: CheckerWorld, _arguments: Arguments) -> None:
     world.server.kill()
     world.server.restart()
     world.client.wait_ready()
@@ -30,7 +30,7 @@ def _kill(world: World, _arguments: Arguments) -> None:
 
 
 @define("stop", 0.4, _draw_nothing)
-def _stop(world: World, _arguments: Arguments) -> None:
+def _stop(world: CheckerWorld, _arguments: Arguments) -> None:
     code = world.server.stop()
     assert code == 0, f"the server ended with code {code}"
     world.server.restart()
@@ -39,7 +39,7 @@ def _stop(world: World, _arguments: Arguments) -> None:
     check_all(world)
 
 
-def _draw_kill_during(world: World, random: Random) -> Arguments | None:
+def _draw_kill_during(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     return (
         None
@@ -53,7 +53,7 @@ def _draw_kill_during(world: World, random: Random) -> Arguments | None:
 
 
 @define("kill_during_writes", 0.6, _draw_kill_during)
-def _kill_during_writes(world: World, arguments: Arguments) -> None:
+def _kill_during_writes(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     columns = {"k", *(column.name for column in table.columns)} if table else set()
     if table is None or not all(row.keys() == columns for rows in arguments["requests"] for row in rows):

@@ -28,7 +28,7 @@ _NO_CHANGES: Final = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class CheckerColumn:
     """A column outside the key. Its number stays when it is renamed; no other column ever has it."""
 
     number: int
@@ -37,10 +37,10 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ModelView:
     """The rows and columns of a table at one instant."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[CheckerColumn, ...]
     rows: Mapping[int, Values]
 
     def shown(self) -> dict[int, Shown]:
@@ -49,7 +49,7 @@ class View:
 
 
 @dataclass
-class ModelTable:
+class CheckerTable:
     """One table, from its creation until it is dropped.
 
     Attributes:
@@ -71,7 +71,7 @@ class ModelTable:
 
     name: str
     number: int
-    columns: tuple[Column, ...]
+    columns: tuple[CheckerColumn, ...]
     engine: str = "last_row"
     options: dict[str, Any] = field(default_factory=dict)
     rows: dict[int, Values] = field(default_factory=dict)
@@ -168,13 +168,13 @@ class ModelTable:
     def _current(self, values: Values) -> list[Any]:
         return [values.get(column.number) for column in self.columns]
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> CheckerColumn:
         """Returns the column of a name."""
         return next(column for column in self.columns if column.name == name)
 
-    def view(self) -> View:
+    def view(self) -> ModelView:
         """Returns the rows as of now."""
-        return View(self.columns, {key: dict(values) for key, values in self.rows.items()})
+        return ModelView(self.columns, {key: dict(values) for key, values in self.rows.items()})
 
     def matching(self, name: str, below: Any) -> list[int]:  # a value of the column
         """Returns the keys of the rows whose column is less than a value. Null is not."""
@@ -196,12 +196,14 @@ class ModelTable:
                 wrong[key] = allowed[0]
         return wrong
 
-    def alter(self, change: Callable[[Column], Column | None], added: Iterable[Column] = ()) -> None:
+    def alter(
+        self, change: Callable[[CheckerColumn], CheckerColumn | None], added: Iterable[CheckerColumn] = ()
+    ) -> None:
         """Changes each column (None: drops it), and adds others at the end."""
         kept = [changed for column in self.columns if (changed := change(column)) is not None]
         self.columns = (*kept, *added)
 
 
-def show(columns: Iterable[Column], key: int, values: Values) -> Shown:
+def show(columns: Iterable[CheckerColumn], key: int, values: Values) -> Shown:
     """Returns a row as a reader gets it."""
     return {KEY: key, **{column.name: values.get(column.number) for column in columns}}

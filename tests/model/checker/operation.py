@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from tests.model.checker.world import World
+    from tests.model.checker.world import CheckerWorld
 
 Arguments: TypeAlias = dict[str, Any]
 """The arguments of a step: everything it needs, as JSON, so that it can run without the steps before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class CheckerOperation:
     """Something that happens to a server.
 
     Attributes:
@@ -29,21 +29,21 @@ class Operation:
 
     name: str
     weight: float
-    draw: Callable[[World, Random], Arguments | None]
-    run: Callable[[World, Arguments], None]
+    draw: Callable[[CheckerWorld, Random], Arguments | None]
+    run: Callable[[CheckerWorld, Arguments], None]
 
 
-OPERATIONS: Final[dict[str, Operation]] = {}
+OPERATIONS: Final[dict[str, CheckerOperation]] = {}
 
 
 def define(
-    name: str, weight: float, draw: Callable[[World, Random], Arguments | None]
-) -> Callable[[Callable[[World, Arguments], None]], Callable[[World, Arguments], None]]:
+    name: str, weight: float, draw: Callable[[CheckerWorld, Random], Arguments | None]
+) -> Callable[[Callable[[CheckerWorld, Arguments], None]], Callable[[CheckerWorld, Arguments], None]]:
     """Makes a function the `run` of an operation."""
 
-    def register(run: Callable[[World, Arguments], None]) -> Callable[[World, Arguments], None]:
+    def register(run: Callable[[CheckerWorld, Arguments], None]) -> Callable[[CheckerWorld, Arguments], None]:
         assert name not in OPERATIONS
-        OPERATIONS[name] = Operation(name=name, weight=weight, draw=draw, run=run)
+        OPERATIONS[name] = CheckerOperation(name=name, weight=weight, draw=draw, run=run)
         return run
 
     return register

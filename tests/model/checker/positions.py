@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from random import Random
 
     from aio_client.sync import Scan
-    from tests.model.checker.model import ModelTable
-    from tests.model.checker.world import World
+    from tests.model.checker.model import CheckerTable
+    from tests.model.checker.world import CheckerWorld
 
 
-def _draw_take(world: World, random: Random) -> Arguments | None:
+def _draw_take(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     return None if table is None else {"table": table.name, "as": f"p{world.next_number()}"}
 
 
 @define("keep_offsets", 1.5, _draw_take)
-def _keep_offsets(world: World, arguments: Arguments) -> None:
+def _keep_offsets(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None:
         return
@@ -34,13 +34,13 @@ def _keep_offsets(world: World, arguments: Arguments) -> None:
     world.record("keep_offsets", table)
 
 
-def _draw_kept(kind: str, world: World, random: Random) -> Arguments | None:
+def _draw_kept(kind: str, world: CheckerWorld, random: Random) -> Arguments | None:
     names = [name for name, kept in world.kept.items() if kept.kind == kind]
     return {"kept": random.choice(names)} if names else None
 
 
 @define("read_from_offsets", 2, lambda world, random: _draw_kept("offsets", world, random))
-def _read_from_offsets(world: World, arguments: Arguments) -> None:
+def _read_from_offsets(world: CheckerWorld, arguments: Arguments) -> None:
     kept = world.kept.get(arguments["kept"])
     if kept is None:
         return
@@ -53,7 +53,7 @@ def _read_from_offsets(world: World, arguments: Arguments) -> None:
     world.record("read_from_offsets", table)
 
 
-def _must_refuse(world: World, kept: Kept) -> None:
+def _must_refuse(world: CheckerWorld, kept: Kept) -> None:
     """The table was dropped, and may have been created again: its positions must not be taken."""
     try:
         world.table(kept.name).changes(StartFrom.offsets(kept.value), StopAt.LATEST).to_arrow()
@@ -62,7 +62,7 @@ def _must_refuse(world: World, kept: Kept) -> None:
     raise AssertionError(f"{kept.name} was dropped, and log offsets from before are taken")
 
 
-def _compare_changes(rows: list[dict[str, Any]], table: ModelTable, kept: Kept) -> None:
+def _compare_changes(rows: list[dict[str, Any]], table: CheckerTable, kept: Kept) -> None:
     found: defaultdict[int, list[tuple[str, Any]]] = defaultdict(list)
     for row in rows:
         shown = {name: value for name, value in row.items() if not name.startswith("_")}
@@ -72,7 +72,7 @@ def _compare_changes(rows: list[dict[str, Any]], table: ModelTable, kept: Kept) 
 
 
 @define("pin", 1, _draw_take)
-def _pin(world: World, arguments: Arguments) -> None:
+def _pin(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None:
         return
@@ -82,7 +82,7 @@ def _pin(world: World, arguments: Arguments) -> None:
 
 
 @define("read_pinned", 2, lambda world, random: _draw_kept("snapshot", world, random))
-def _read_pinned(world: World, arguments: Arguments) -> None:
+def _read_pinned(world: CheckerWorld, arguments: Arguments) -> None:
     kept = world.kept.get(arguments["kept"])
     if kept is None:
         return
@@ -114,13 +114,13 @@ def _must_be_accepted(scan: Scan) -> None:
     raise AssertionError("a restored consumer continues without being accepted")
 
 
-def _draw_version(world: World, random: Random) -> Arguments | None:
+def _draw_version(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     return None if table is None else {"table": table.name, "as": f"v{world.next_number()}"}
 
 
 @define("keep_version", 1, _draw_version)
-def _keep_version(world: World, arguments: Arguments) -> None:
+def _keep_version(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None:
         return
@@ -132,7 +132,7 @@ def _keep_version(world: World, arguments: Arguments) -> None:
 
 
 @define("ask_since_version", 1.5, lambda world, random: _draw_kept("version", world, random))
-def _ask_since_version(world: World, arguments: Arguments) -> None:
+def _ask_since_version(world: CheckerWorld, arguments: Arguments) -> None:
     kept = world.kept.get(arguments["kept"])
     table = None if kept is None else world.tables.get(kept.name)
     if kept is None or table is None:
@@ -147,7 +147,7 @@ def _ask_since_version(world: World, arguments: Arguments) -> None:
     world.record("ask_since_version", table)
 
 
-def _draw_consume(world: World, random: Random) -> Arguments | None:
+def _draw_consume(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     if table is None:
         return None
@@ -155,7 +155,7 @@ def _draw_consume(world: World, random: Random) -> Arguments | None:
 
 
 @define("consume", 2, _draw_consume)
-def _consume(world: World, arguments: Arguments) -> None:
+def _consume(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None:
         return

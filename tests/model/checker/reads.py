@@ -12,11 +12,11 @@ from tests.model.checker.world import by_key, differences
 if TYPE_CHECKING:
     from random import Random
 
-    from tests.model.checker.model import Column, ModelTable
-    from tests.model.checker.world import World
+    from tests.model.checker.model import CheckerColumn, CheckerTable
+    from tests.model.checker.world import CheckerWorld
 
 
-def _draw_scan(world: World, random: Random) -> Arguments | None:
+def _draw_scan(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     return (
         None
@@ -26,7 +26,7 @@ def _draw_scan(world: World, random: Random) -> Arguments | None:
 
 
 @define("scan", 2, _draw_scan)
-def _scan(world: World, arguments: Arguments) -> None:
+def _scan(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None:
         return
@@ -39,13 +39,13 @@ def _scan(world: World, arguments: Arguments) -> None:
     world.record("scan", table)
 
 
-def _draw_get(world: World, random: Random) -> Arguments | None:
+def _draw_get(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     return None if table is None else {"table": table.name, "keys": keys_of(random)}
 
 
 @define("get", 2, _draw_get)
-def _get(world: World, arguments: Arguments) -> None:
+def _get(world: CheckerWorld, arguments: Arguments) -> None:
     table, keys = world.tables.get(arguments["table"]), arguments["keys"]
     if table is None:
         return
@@ -58,7 +58,7 @@ def _get(world: World, arguments: Arguments) -> None:
     world.record("get", table)
 
 
-def _draw_predicate(world: World, random: Random) -> Arguments | None:
+def _draw_predicate(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     if table is None or not table.columns:
         return None
@@ -68,7 +68,7 @@ def _draw_predicate(world: World, random: Random) -> Arguments | None:
 
 
 @define("count", 2, _draw_predicate)
-def _count(world: World, arguments: Arguments) -> None:
+def _count(world: CheckerWorld, arguments: Arguments) -> None:
     table, column = _column(world, arguments)
     if table is None or column is None:
         return
@@ -82,7 +82,7 @@ def _count(world: World, arguments: Arguments) -> None:
 
 
 @define("top_n", 2, _draw_predicate)
-def _top_n(world: World, arguments: Arguments) -> None:
+def _top_n(world: CheckerWorld, arguments: Arguments) -> None:
     table, column = _column(world, arguments)
     if table is None or column is None:
         return
@@ -93,7 +93,7 @@ def _top_n(world: World, arguments: Arguments) -> None:
     world.record("top_n", table)
 
 
-def _column(world: World, arguments: Arguments) -> tuple[ModelTable | None, Column | None]:
+def _column(world: CheckerWorld, arguments: Arguments) -> tuple[CheckerTable | None, CheckerColumn | None]:
     table = world.tables.get(arguments["table"])
     if table is None:
         return None, None
@@ -102,7 +102,7 @@ def _column(world: World, arguments: Arguments) -> tuple[ModelTable | None, Colu
     return table, next((column for column in table.columns if (column.name, column.kind) == wanted), None)
 
 
-def check_all(world: World) -> None:
+def check_all(world: CheckerWorld) -> None:
     """Compares every table with the model, and every key by itself."""
     for table in world.tables.values():
         world.check(table.name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from tests.model.checker import backups, definitions, expiry, host, positions, reads, writers, writes
 from tests.model.checker.operation import OPERATIONS, Arguments
 from tests.model.checker.reads import check_all
-from tests.model.checker.world import World
+from tests.model.checker.world import CheckerWorld
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -65,7 +65,7 @@ def run(
     # Some operations are left out or frequent in each run, so that what is rare together meets somewhere.
     weights = [each.weight * chooser.choice([0.2, 1, 1, 3]) for each in chosen]
     until = time.monotonic() + seconds
-    with World(directory) as world:
+    with CheckerWorld(directory) as world:
         while time.monotonic() < until:
             operation = chooser.choices(chosen, weights)[0]
             arguments = operation.draw(world, chooser)
@@ -84,7 +84,7 @@ def replay(directory: Path, steps: Sequence[Step]) -> Failure | None:
     """Runs steps. Those that have become impossible, because others were left out, do nothing."""
     directory.mkdir()
     try:
-        with World(directory) as world:
+        with CheckerWorld(directory) as world:
             for number, step in enumerate(steps, 1):
                 if (error := _take(world, step)) is not None:
                     return Failure(list(steps[:number]), error)
@@ -153,7 +153,7 @@ def from_lines(text: str) -> list[Step]:
     return [(name, json.loads(arguments)) for name, _, arguments in (line.partition(" ") for line in lines)]
 
 
-def _take(world: World, step: Step) -> Exception | None:
+def _take(world: CheckerWorld, step: Step) -> Exception | None:
     name, arguments = step
 
     def take() -> None:

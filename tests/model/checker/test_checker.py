@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.model.checker.model import Column, ModelTable
+from tests.model.checker.model import CheckerColumn, CheckerTable
 from tests.model.checker.run import from_lines, replay, run, shorten, to_lines
 from tests.model.checker.seeded_faults import FAULTS, SeededFault, plant, run_checker
 
@@ -50,7 +50,7 @@ def test_a_script_has_the_same_steps_again_and_leaves_out_what_has_become_imposs
 
 
 def test_the_model_tells_which_changes_are_wrong() -> None:
-    table = ModelTable("checker.a", 1, (Column(2, "x", "int"),))
+    table = CheckerTable("checker.a", 1, (CheckerColumn(2, "x", "int"),))
     table.upsert([{"k": 1, "x": 5}])
     position = table.position()
     table.upsert([{"k": 1, "x": 6}])
@@ -62,7 +62,7 @@ def test_the_model_tells_which_changes_are_wrong() -> None:
 
 
 def test_the_removal_of_an_expired_row_may_be_seen_or_not() -> None:
-    table = ModelTable("checker.a", 1, (Column(2, "x", "int"),))
+    table = CheckerTable("checker.a", 1, (CheckerColumn(2, "x", "int"),))
     table.set_ttl(100.0, [])
     table.upsert([{"k": 1, "x": 5}])
     position = table.position()

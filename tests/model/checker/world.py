@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from aio_client.sync import connect
-from tests.model.checker.model import KEY, Column, ModelTable, Position, View
+from tests.model.checker.model import KEY, CheckerColumn, CheckerTable, ModelView, Position
 from tests.model.checker.passing_time import passing
 from tests.support.server_process import ServerProcess
 
@@ -46,7 +46,7 @@ class Kept:
     name: str
     value: Any
     position: Position = field(default_factory=dict)
-    view: View | None = None
+    view: ModelView | None = None
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class Backup:
     Attributes:
         id: The id of the backup.
         tables: The models of its tables.
-        consumed: What the consumers had committed, by their name in `World.kept`.
+        consumed: What the consumers had committed, by their name in `CheckerWorld.kept`.
     """
 
     id: str
-    tables: dict[str, ModelTable]
+    tables: dict[str, CheckerTable]
     consumed: dict[str, Position]
 
 
-class World:
+class CheckerWorld:
     """A server over a directory of its own, and what it must answer.
 
     Args:
@@ -80,7 +80,7 @@ class World:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.tables: dict[str, ModelTable] = {}
+        self.tables: dict[str, CheckerTable] = {}
         self.kept: dict[str, Kept] = {}
         self.backups: dict[str, Backup] = {}
         self.location = directory / "backups"
@@ -140,14 +140,14 @@ class World:
         """Opens a table."""
         return self.client.table(name)
 
-    def record(self, operation: str, *tables: ModelTable) -> None:
+    def record(self, operation: str, *tables: CheckerTable) -> None:
         """Records that an operation took effect on tables. Without tables, on all."""
         for table in tables or self.tables.values():
             before = self.took_effect.setdefault(table.number, set())
             self.covered |= {(each, operation) for each in before}
             before.add(operation)
 
-    def schema(self, columns: tuple[Column, ...]) -> pa.Schema:
+    def schema(self, columns: tuple[CheckerColumn, ...]) -> pa.Schema:
         """Returns the Arrow schema of a table with these columns."""
         key = pa.field(KEY, pa.int64(), nullable=False)
         return pa.schema([key, *(pa.field(column.name, TYPES[column.kind]) for column in columns)])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from aio_client import TableNotFound, TableRecreated, WriterFenced
 from tests.model.checker.drawing import keys_of, table_of, value_of
-from tests.model.checker.model import KEY, View
+from tests.model.checker.model import KEY, ModelView
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.world import Kept
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from tests.model.checker.model import Column, ModelTable
-    from tests.model.checker.world import World
+    from tests.model.checker.model import CheckerColumn, CheckerTable
+    from tests.model.checker.world import CheckerWorld
 
 
-def _draw_open(world: World, random: Random) -> Arguments | None:
+def _draw_open(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     return None if table is None else {"table": table.name, "as": f"h{world.next_number()}"}
 
 
 @define("keep_table", 0.8, _draw_open)
-def _keep_table(world: World, arguments: Arguments) -> None:
+def _keep_table(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None:
         return
     opened = world.table(table.name)
-    world.kept[arguments["as"]] = Kept("table", table.number, table.name, opened, view=View(table.columns, {}))
+    world.kept[arguments["as"]] = Kept("table", table.number, table.name, opened, view=ModelView(table.columns, {}))
     world.record("keep_table", table)
 
 
-def _draw_writer(world: World, random: Random) -> Arguments | None:
+def _draw_writer(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     if table is None:
         return None
@@ -41,7 +41,7 @@ def _draw_writer(world: World, random: Random) -> Arguments | None:
 
 
 @define("open_writer", 1, _draw_writer)
-def _open_writer(world: World, arguments: Arguments) -> None:
+def _open_writer(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None:
         return
@@ -50,11 +50,11 @@ def _open_writer(world: World, arguments: Arguments) -> None:
     for kept in world.kept.values():
         if kept.kind == "writer" and kept.table == table.number and kept.value.id == arguments["id"]:
             kept.table = 0  # It belongs to no table any more.
-    world.kept[arguments["as"]] = Kept("writer", table.number, table.name, writer, view=View(table.columns, {}))
+    world.kept[arguments["as"]] = Kept("writer", table.number, table.name, writer, view=ModelView(table.columns, {}))
     world.record("open_writer", table)
 
 
-def _draw_write(kind: str, world: World, random: Random) -> Arguments | None:
+def _draw_write(kind: str, world: CheckerWorld, random: Random) -> Arguments | None:
     names = [name for name, kept in world.kept.items() if kept.kind == kind]
     if not names:
         return None
@@ -64,12 +64,12 @@ def _draw_write(kind: str, world: World, random: Random) -> Arguments | None:
     return {"kept": name, "rows": [_row(key, kept.view.columns, random) for key in keys_of(random)]}
 
 
-def _row(key: int, columns: tuple[Column, ...], random: Random) -> dict[str, Any]:
+def _row(key: int, columns: tuple[CheckerColumn, ...], random: Random) -> dict[str, Any]:
     return {KEY: key, **{column.name: value_of(column.kind, random) for column in columns}}
 
 
 @define("write_through_kept_table", 2, lambda world, random: _draw_write("table", world, random))
-def _write_through_kept_table(world: World, arguments: Arguments) -> None:
+def _write_through_kept_table(world: CheckerWorld, arguments: Arguments) -> None:
     kept = world.kept.get(arguments["kept"])
     table = None if kept is None else world.tables.get(kept.name)
     # Another table of the name takes its rows by name, if they fit: that is another promise.
@@ -78,7 +78,7 @@ def _write_through_kept_table(world: World, arguments: Arguments) -> None:
 
 
 @define("write_through_writer", 2.5, lambda world, random: _draw_write("writer", world, random))
-def _write_through_writer(world: World, arguments: Arguments) -> None:
+def _write_through_writer(world: CheckerWorld, arguments: Arguments) -> None:
     kept = world.kept.get(arguments["kept"])
     if kept is None:
         return
@@ -91,7 +91,11 @@ def _write_through_writer(world: World, arguments: Arguments) -> None:
 
 
 def _write(
-    world: World, kept: Kept, rows: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], object], name: str
+    world: CheckerWorld,
+    kept: Kept,
+    rows: list[dict[str, Any]],
+    write: Callable[[list[dict[str, Any]]], object],
+    name: str,
 ) -> None:
     table = world.tables.get(kept.name)
     assert kept.view is not None
@@ -112,7 +116,7 @@ def _write(
     world.check(table.name)
 
 
-def _translated(table: ModelTable, columns: tuple[Column, ...], row: dict[str, Any]) -> dict[str, Any]:
+def _translated(table: CheckerTable, columns: tuple[CheckerColumn, ...], row: dict[str, Any]) -> dict[str, Any]:
     """Returns a row that was written with an earlier definition as a row of the current one."""
     values = {column.number: row[column.name] for column in columns}
     return {KEY: row[KEY], **{column.name: values.get(column.number) for column in table.columns}}

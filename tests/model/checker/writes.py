@@ -12,21 +12,21 @@ from tests.model.checker.operation import Arguments, define
 if TYPE_CHECKING:
     from random import Random
 
-    from tests.model.checker.model import ModelTable
-    from tests.model.checker.world import World
+    from tests.model.checker.model import CheckerTable
+    from tests.model.checker.world import CheckerWorld
 
 
 class _GivenUpError(Exception):
     """Ends a transaction that shall not be committed."""
 
 
-def _draw_upsert(world: World, random: Random) -> Arguments | None:
+def _draw_upsert(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     return None if table is None else {"table": table.name, "rows": rows_of(table, random)}
 
 
 @define("upsert", 6, _draw_upsert)
-def _upsert(world: World, arguments: Arguments) -> None:
+def _upsert(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None or not _fits(table, arguments["rows"], complete=True):
         return
@@ -36,7 +36,7 @@ def _upsert(world: World, arguments: Arguments) -> None:
     world.check(table.name)
 
 
-def _draw_upsert_columns(world: World, random: Random) -> Arguments | None:
+def _draw_upsert_columns(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     if table is None or not table.columns:
         return None
@@ -45,7 +45,7 @@ def _draw_upsert_columns(world: World, random: Random) -> Arguments | None:
 
 
 @define("upsert_columns", 3, _draw_upsert_columns)
-def _upsert_columns(world: World, arguments: Arguments) -> None:
+def _upsert_columns(world: CheckerWorld, arguments: Arguments) -> None:
     table, names = world.tables.get(arguments["table"]), arguments["columns"]
     if table is None or table.engine == "first_row" or not _fits(table, arguments["rows"]):
         return
@@ -55,13 +55,13 @@ def _upsert_columns(world: World, arguments: Arguments) -> None:
     world.check(table.name)
 
 
-def _draw_delete(world: World, random: Random) -> Arguments | None:
+def _draw_delete(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     return None if table is None else {"table": table.name, "keys": keys_of(random)}
 
 
 @define("delete", 3, _draw_delete)
-def _delete(world: World, arguments: Arguments) -> None:
+def _delete(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None or table.engine != "last_row":
         return
@@ -71,7 +71,7 @@ def _delete(world: World, arguments: Arguments) -> None:
     world.check(table.name)
 
 
-def _draw_delete_where(world: World, random: Random) -> Arguments | None:
+def _draw_delete_where(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     if table is None or not table.columns:
         return None
@@ -81,7 +81,7 @@ def _draw_delete_where(world: World, random: Random) -> Arguments | None:
 
 
 @define("delete_where", 2, _draw_delete_where)
-def _delete_where(world: World, arguments: Arguments) -> None:
+def _delete_where(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None or table.engine != "last_row" or not _has(table, arguments["column"], arguments["below"]):
         return
@@ -93,13 +93,13 @@ def _delete_where(world: World, arguments: Arguments) -> None:
     world.check(table.name)
 
 
-def _draw_truncate(world: World, random: Random) -> Arguments | None:
+def _draw_truncate(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     return None if table is None else {"table": table.name}
 
 
 @define("truncate", 0.7, _draw_truncate)
-def _truncate(world: World, arguments: Arguments) -> None:
+def _truncate(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None:
         return
@@ -109,7 +109,7 @@ def _truncate(world: World, arguments: Arguments) -> None:
     world.check(table.name)
 
 
-def _draw_transaction(world: World, random: Random) -> Arguments | None:
+def _draw_transaction(world: CheckerWorld, random: Random) -> Arguments | None:
     if not world.tables:
         return None
     names = random.sample(sorted(world.tables), random.randrange(1, len(world.tables) + 1))
@@ -118,7 +118,7 @@ def _draw_transaction(world: World, random: Random) -> Arguments | None:
 
 
 @define("transaction", 3, _draw_transaction)
-def _transaction(world: World, arguments: Arguments) -> None:
+def _transaction(world: CheckerWorld, arguments: Arguments) -> None:
     parts = [(world.tables.get(part["table"]), part) for part in arguments["parts"]]
     known = [(table, part) for table, part in parts if table is not None]
     if len(known) < len(parts) or not all(_fits(table, part["rows"], complete=True) for table, part in known):
@@ -142,7 +142,7 @@ def _transaction(world: World, arguments: Arguments) -> None:
         world.check(table.name)
 
 
-def _fits(table: ModelTable, rows: list[dict[str, object]], *, complete: bool = False) -> bool:
+def _fits(table: CheckerTable, rows: list[dict[str, object]], *, complete: bool = False) -> bool:
     """Returns whether rows have columns of the table, with their types; if `complete`, all of them."""
     names = {column.name for column in table.columns}
     return all(
@@ -152,7 +152,7 @@ def _fits(table: ModelTable, rows: list[dict[str, object]], *, complete: bool = 
     )
 
 
-def _has(table: ModelTable, name: str, value: object) -> bool:
+def _has(table: CheckerTable, name: str, value: object) -> bool:
     """Returns whether the table has a column of a name that can have a value."""
     types = dict(zip(KINDS, (int, str, float), strict=True))
     return any(
