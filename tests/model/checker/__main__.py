@@ -32,7 +32,7 @@ def main() -> int:
         began = time.monotonic()
         first = Path(directory) / "first"
         first.mkdir()
-        failure, steps, covered = run(first, arguments.seed, arguments.seconds)
+        failure, steps, covered = run(first, arguments.seed, seconds=arguments.seconds)
         _say(
             f"# seed {arguments.seed}: {len(steps)} steps in {time.monotonic() - began:.0f} s, "
             f"{len(covered)} of {len(OPERATIONS) ** 2} pairs"

@@ -6,6 +6,7 @@ A script has a line of JSON for each step. It stays valid when operations are ad
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 import time
@@ -50,14 +51,20 @@ class Failure:
 
 
 def run(
-    directory: Path, seed: int, seconds: float, operations: Collection[str] | None = None
+    directory: Path,
+    seed: int,
+    *,
+    seconds: float = math.inf,
+    most_steps: float = math.inf,
+    operations: Collection[str] | None = None,
 ) -> tuple[Failure | None, list[Step], Pairs]:
-    """Draws and runs steps for some time. Returns the failure, if any, all steps, and the pairs that were covered.
+    """Draws and runs steps. Returns the failure, if any, all steps, and the pairs that were covered.
 
     Args:
         directory: An existing directory without a server in it.
         seed: Decides everything.
         seconds: The time after which no step begins.
+        most_steps: The most steps.
         operations: The operations to choose from. Default: all.
     """
     chooser, steps = random.Random(seed), list[Step]()
@@ -66,7 +73,7 @@ def run(
     weights = [each.weight * chooser.choice([0.2, 1, 1, 3]) for each in chosen]
     until = time.monotonic() + seconds
     with CheckerWorld(directory) as world:
-        while time.monotonic() < until:
+        while time.monotonic() < until and len(steps) < most_steps:
             operation = chooser.choices(chosen, weights)[0]
             arguments = operation.draw(world, chooser)
             if arguments is None:
