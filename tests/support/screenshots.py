@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
+from selenium.webdriver.common.by import By
+
 from aio_client import sync
 from scankv.demo.flights import KEY, SCHEMA, TABLE, find_flights, read_flights
 from streaming_server.testing import ServerProcess
 from tests.support.browser import open_browser, set_mode, set_size
 from tests.support.monitoring import free_port
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +48,7 @@ LIVE: Final = {
 PAGES: Final = {
     "tables": ("/", 420),
     "table": (f"/tables/{TABLE}?{urlencode(QUERY)}", 760),
-    "live": (f"/tables/{TABLE}/top?{urlencode(LIVE)}", 520),
+    "live": (f"/tables/{TABLE}/top?{urlencode(LIVE)}", 620),
     "scans": ("/scans", 380),
     "server": ("/server", 900),
     "charts": ("/charts", 900),
@@ -82,7 +85,7 @@ def _take(browser: Chrome, address: str, mode: Mode, size: tuple[int, int], targ
     set_size(browser, *size)
     set_mode(browser, mode)
     browser.get(address)
-    time.sleep(1)  # The live page has its first answer then.
+    wait_until(lambda: not browser.find_elements(By.CSS_SELECTOR, "#live.stale"), "the rows of the live page")
     target.write_bytes(browser.get_screenshot_as_png())
     print(f"{target.name}: {target.stat().st_size:,} bytes")  # noqa: T201
 
