@@ -12,8 +12,8 @@ from scankv.model.errors import UsageError
 
 _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
 
-# At each heartbeat, every stream asks the server.
-_MIN_HEARTBEAT_SECONDS: Final = 0.01
+# At each heartbeat and at each sample, the server is asked.
+_MIN_SECONDS: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class GatewaySettings:
             gateway itself for the client of each call.
         charts_token_file: A file with the token with which the gateway samples the server for charts. Empty: it samples
             by `forwarding_key`, or only while a page with charts is open, with the token of its reader.
-        charts_seconds: The time between two samples for charts.
+        charts_seconds: The time between two samples for charts, at least 0.01.
         access_log: Whether to log each request.
         log_level: As of the server.
         sessions: The directory of the sessions of the console. Empty: a temporary one, which is removed when the
@@ -91,11 +91,9 @@ class GatewaySettings:
                 "give --insecure",
                 option="host",
             )
-        if self.heartbeat_seconds < _MIN_HEARTBEAT_SECONDS:
-            raise UsageError(
-                f"heartbeat_seconds = {self.heartbeat_seconds:g}: give at least {_MIN_HEARTBEAT_SECONDS:g}",
-                option="heartbeat_seconds",
-            )
+        for name in ("heartbeat_seconds", "charts_seconds"):
+            if (seconds := getattr(self, name)) < _MIN_SECONDS:
+                raise UsageError(f"{name} = {seconds:g}: give at least {_MIN_SECONDS:g}", option=name)
         if self.max_event_streams < 1:
             raise UsageError(
                 f"max_event_streams = {self.max_event_streams}: give at least 1", option="max_event_streams"

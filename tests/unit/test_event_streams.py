@@ -92,7 +92,8 @@ async def test_a_gateway_that_ends_before_the_first_answer_asks_to_try_again() -
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "least"), [("heartbeat_seconds", 0.0, "0.01"), ("max_event_streams", 0, "1")]
+    ("name", "value", "least"),
+    [("heartbeat_seconds", 0.0, "0.01"), ("charts_seconds", 0.0, "0.01"), ("max_event_streams", 0, "1")],
 )
 def test_settings_of_streams_have_a_least_value(name: str, value: float, least: str) -> None:
     with pytest.raises(UsageError, match=f"{name} = 0: give at least {least}"):
