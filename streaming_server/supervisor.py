@@ -2,17 +2,18 @@
 
 The supervisor locks the data directory, and every worker inherits the lock: another server can use the directory only
 once the supervisor and all workers have ended, however they end. It binds the ports without listening on them, which
-reserves them for the workers. It owns no table and carries no call.
+reserves them for the workers. It owns no table and carries no call, and opens neither RocksDB nor gRPC, because the
+workers are its forks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import logging
 import os
-import pickle
 import secrets
 import shutil
 import signal
@@ -20,8 +21,9 @@ import socket
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from scankv.model.errors import ScanKvError, UpgradeNotConfirmed
 from streaming_server.access.forwarded_peers import ForwardedPeers
@@ -31,10 +33,11 @@ from streaming_server.config import RANGES, SHARES_OF_MEMORY
 from streaming_server.engine.tables.tables import Tables
 from streaming_server.engine.transactions.worker_logs import divide_log
 from streaming_server.gateway_process import GatewaySupervisor, listen_for_gateway
-from streaming_server.server import PortTaken, exit_code_of, start_log
+from streaming_server.server import PortTaken, exit_code_of, run, start_log
 from streaming_server.shared_times import create_times
 from streaming_server.storage.tables.data_directory import WORKERS_FORMAT, DataDirectory
 from streaming_server.storage.tables.placement import Placement
+from streaming_server.worker_process import WorkerProcess, fork
 from streaming_server.workers import HEARTBEAT_SECONDS, WorkerSettings
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ _LONG_LIFE_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 15.0
 _READY: Final = b"scankv ready on "
 _MOST_READ_BYTES: Final = 4096
+_PR_SET_PDEATHSIG: Final = 1
 # With port 0, until a free port is found that has free ports after it.
 _PORT_TRIES: Final = 20
 
@@ -76,7 +80,7 @@ class WorkerSupervisor:
         self._times = create_times(config.workers)
         self._sockets = sockets
         self._key, self.peer_key = secrets.token_hex(32), secrets.token_hex(32)
-        self._children: dict[int, asyncio.subprocess.Process] = {}
+        self._children: dict[int, WorkerProcess] = {}
         self._ready = [asyncio.Event() for _ in range(config.workers)]
         self._is_stopping = False
         # Workers answer on their own standard output, and write the audit log to that of the server.
@@ -103,9 +107,7 @@ class WorkerSupervisor:
     async def stop(self) -> None:
         """Has all workers drain, and waits for them. Workers that do not end in time are killed."""
         self._is_stopping = True
-        for child in self._children.values():
-            with contextlib.suppress(ProcessLookupError):
-                child.terminate()
+        self._send_signal(signal.SIGTERM)
         # After its drain, the first worker archives the last writes, for as long again.
         drains = 2 if self._config.backup_location and self._config.archive_every_seconds else 1
         try:
@@ -117,9 +119,11 @@ class WorkerSupervisor:
 
     def kill(self) -> None:
         """Kills all workers."""
+        self._send_signal(signal.SIGKILL)
+
+    def _send_signal(self, number: int) -> None:
         for child in self._children.values():
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
+            child.send_signal(number)
 
     async def _keep_running(self, number: int) -> None:
         pause = _FIRST_PAUSE_SECONDS
@@ -139,16 +143,6 @@ class WorkerSupervisor:
 
     async def _run_child(self, number: int) -> int:
         (self._sockets / str(number)).unlink(missing_ok=True)
-        child = await asyncio.create_subprocess_exec(
-            # -P: a directory that the server was started in must not provide the program.
-            *(sys.executable, "-P", "-m", "streaming_server.worker_process"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            pass_fds=[self._lock, self._times, *([] if self._stdout is None else [self._stdout])],
-        )
-        self._children[number] = child
-        assert child.stdin is not None
-        assert child.stdout is not None
         settings = WorkerSettings(
             placement=Placement(number, self._config.workers),
             lock=self._lock,
@@ -159,48 +153,45 @@ class WorkerSupervisor:
             ports=tuple(self._ports),
             stdout=self._stdout or 1,
         )
-        data = pickle.dumps((self._config, settings))
+        descriptors = {self._lock, self._times, settings.stdout}
+        child = await WorkerProcess.start(partial(run, self._config, settings), descriptors)
+        self._children[number] = child
         try:
-            child.stdin.write(len(data).to_bytes(8, "big") + data)
-            if (await child.stdout.readline()).startswith(_READY):
+            if (await child.output.readline()).startswith(_READY):
                 _log.info("worker %d is ready, with process id %d", number, child.pid)
                 self._ready[number].set()
                 self._report_ready()
                 await self._watch(number, child)
             return await child.wait()
         finally:
-            child.stdin.close()
-            if child.returncode is None:
-                child.kill()
-                await child.wait()
+            child.close_input()
+            child.send_signal(signal.SIGKILL)
+            await child.wait()
 
     def _report_ready(self) -> None:
         """Notifies all workers if every worker has been ready once."""
         if all(ready.is_set() for ready in self._ready):
             for child in self._children.values():
-                assert child.stdin is not None
-                child.stdin.write(b"\n")
+                child.write(b"\n")
 
-    async def _watch(self, number: int, child: asyncio.subprocess.Process) -> None:
+    async def _watch(self, number: int, child: WorkerProcess) -> None:
         """Returns once a worker has ended. Kills it if its event loop does not run for the worker timeout.
 
         The kernel gives new connections to the port of the server to all workers, even to one that is frozen. And
         nothing else may open the tables of a frozen worker.
         """
-        assert child.stdout is not None
         missed = 0
         while missed * HEARTBEAT_SECONDS < self._config.worker_timeout_seconds:
             try:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
-                    if not await child.stdout.read(_MOST_READ_BYTES):
+                    if not await child.output.read(_MOST_READ_BYTES):
                         return
                 missed = 0
             except TimeoutError:
                 # Counted, because a supervisor that was frozen together with its workers has waited for nothing.
                 missed += not self._is_stopping
         _log.error("worker %d has not run for %g s, and is killed", number, self._config.worker_timeout_seconds)
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
+        child.send_signal(signal.SIGKILL)
 
 
 class WorkerFailed(ScanKvError):
@@ -225,22 +216,27 @@ def run_workers(config: ServerConfig) -> int:
     os.umask(0o077)
     start_log(config)
     try:
-        return asyncio.run(_supervise(config))
+        with contextlib.ExitStack() as resources:
+            ports = _bind_all(config, resources)
+            listener = resources.enter_context(listen_for_gateway(config)) if config.http_port else None
+            if _has_other_workers(config) and (code := _divide_in_fork(config)):
+                return code
+            return asyncio.run(_supervise(config, ports, listener))
     except ScanKvError as error:
-        sys.stderr.write(f"scankv: error: {error.message}\n")
-        return exit_code_of(error)
+        return _report(error)
 
 
-async def _supervise(config: ServerConfig) -> int:
+def _report(error: ScanKvError) -> int:
+    sys.stderr.write(f"scankv: error: {error.message}\n")
+    return exit_code_of(error)
+
+
+async def _supervise(config: ServerConfig, ports: Sequence[int], listener: socket.socket | None) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as resources:
-        ports = _bind_all(config, resources)
-        listener = resources.enter_context(listen_for_gateway(config)) if config.http_port else None
-        await _prepare(config)
         directory = DataDirectory(config.data)
         resources.callback(directory.close)
-        os.set_inheritable(directory.lock, True)
         # Paths of sockets have at most 107 bytes, and the data directory may be on a file system without sockets.
         sockets = Path(tempfile.mkdtemp(prefix="scankv-"))
         resources.callback(shutil.rmtree, sockets, ignore_errors=True)
@@ -289,11 +285,11 @@ async def _first_of(*waited: Awaitable[object]) -> None:
         await task
 
 
-async def _prepare(config: ServerConfig) -> None:
-    """Gives each worker its part of the data directory, if the last server had another number of workers.
+def _has_other_workers(config: ServerConfig) -> bool:
+    """Returns whether the data directory is divided for another number of workers.
 
     Raises:
-        ScanKvError: The directory cannot be used, or a transaction that the last server decided cannot be applied.
+        ScanKvError: The directory cannot be used.
     """
     directory = DataDirectory(config.data)
     try:
@@ -303,10 +299,46 @@ async def _prepare(config: ServerConfig) -> None:
                 f"{directory.format}: confirm the upgrade with `scankv upgrade DIR --confirm`",
                 format=directory.format,
             )
-        if directory.workers == config.workers:
-            return
+        return directory.workers != config.workers
     finally:
         directory.close()
+
+
+def _divide_in_fork(config: ServerConfig) -> int:
+    """Gives each worker its part of the data directory. Returns 0, or the exit code of what keeps the server from it.
+
+    In a process of its own, because the threads of RocksDB would be missing in the workers if it had run in this one.
+    """
+    child = fork(partial(_divide, config))
+
+    def end(number: int, _: object) -> NoReturn:
+        os.kill(child, signal.SIGKILL)
+        os._exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    _, status = os.waitpid(child, 0)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _divide(config: ServerConfig) -> int:
+    # If it outlived the supervisor, it would keep the next server from the directory for a while.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        asyncio.run(_divide_tables(config))
+    except ScanKvError as error:
+        return _report(error)
+    return 0
+
+
+async def _divide_tables(config: ServerConfig) -> None:
+    """Gives each worker its part of the data directory.
+
+    Raises:
+        ScanKvError: A transaction that the last server decided cannot be applied.
+    """
     tables = Tables(config)
     try:
         await tables.recover()

@@ -13,7 +13,6 @@ With `-frozen` in place of `-all`, the worker freezes instead; with `-drain`, it
 
 from __future__ import annotations
 
-import asyncio
 import os
 import runpy
 import signal
@@ -27,7 +26,6 @@ from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.crashing_server import Crash
 
-_WORKER = "streaming_server.worker_process"
 _SIGNALS = {
     "all": [(os.getppid, signal.SIGKILL), (os.getpid, signal.SIGKILL)],
     "frozen": [(os.getpid, signal.SIGSTOP)],
@@ -37,7 +35,7 @@ _SIGNALS = {
 
 def crashing_workers(points: Path) -> tuple[str, ...]:
     """Returns the wrapper for a server whose workers crash at the point in the file."""
-    return (sys.executable, "-m", __name__, "server", str(points))
+    return (sys.executable, "-m", __name__, str(points))
 
 
 class WorkerCrash(Crash):
@@ -80,8 +78,8 @@ class WorkerCrash(Crash):
         setattr(cls, method, counted)
 
 
-def _run_worker(points: str) -> None:
-    """Runs the program of a worker in this process."""
+def _run_server(points: str, module: str, arguments: list[str]) -> None:
+    """Runs `python -m MODULE ARGUMENTS` in this process, whose forks are workers that crash."""
     crash = WorkerCrash(Path(points))
     crash.around(TransactionLog, "append", "append")
     crash.around(RocksStore, "write", "write")
@@ -94,27 +92,10 @@ def _run_worker(points: str) -> None:
         return set_peers(transactions, peers)
 
     Transactions.set_peers = learn_number  # type: ignore[method-assign, assignment]
-    sys.argv = [_WORKER]
-    runpy.run_module(_WORKER, run_name="__main__", alter_sys=True)
-
-
-def _run_server(points: str, module: str, arguments: list[str]) -> None:
-    """Runs `python -m MODULE ARGUMENTS` in this process, with workers that crash."""
-    start = asyncio.create_subprocess_exec
-
-    def start_crashing(*command: str, **options: Any) -> Any:
-        if _WORKER in command:
-            command = (sys.executable, "-m", __spec__.name, "worker", points)
-        return start(*command, **options)
-
-    asyncio.create_subprocess_exec = start_crashing  # type: ignore[assignment]
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "worker":
-        _run_worker(sys.argv[2])
-    else:
-        _, _, points, _, _, module, *arguments = sys.argv
-        _run_server(points, module, arguments)
+    _, points, _, _, module, *arguments = sys.argv
+    _run_server(points, module, arguments)

@@ -66,8 +66,8 @@ LAYERS = {
         "monitoring",
         "gateway_process",
         "server",
-        "supervisor",
         "worker_process",
+        "supervisor",
         "testing",
     ),
     "streaming_server.storage": (
