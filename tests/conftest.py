@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,6 +59,8 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Has the tests of Spark, which take longest and mostly wait, begin first; sets how long each test may take.
 
+    Leaves to `make soak` the cases that others represent.
+
     Leaves out tests that need a server of one process if servers have more, and those that need tables without tablets
     if tables have any.
     """
@@ -72,11 +75,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(0), append=False)
         elif not item.get_closest_marker("timeout") and (seconds := _timeout_of(item)):
             item.add_marker(pytest.mark.timeout(seconds))
+    _leave_to_soak(items)
 
 
 def _leave_out(marker: str, config: pytest.Config, items: list[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=[each for each in items if each.get_closest_marker(marker)])
     items[:] = [each for each in items if not each.get_closest_marker(marker)]
+
+
+def _leave_to_soak(items: list[pytest.Item]) -> None:
+    """Marks the cases of a test with `represented_by` that are not among its representatives."""
+    cases: defaultdict[str, set[str]] = defaultdict(set)
+    representatives: dict[str, set[str]] = {}
+    for item in items:
+        if mark := item.get_closest_marker("represented_by"):
+            name, _, case = item.nodeid.removesuffix("]").partition("[")
+            cases[name].add(case)
+            representatives[name] = set(mark.args)
+            if case not in mark.args:
+                item.add_marker(pytest.mark.soak)
+    for name, named in representatives.items():
+        # One case may have been chosen on the command line.
+        if len(cases[name]) > 1 and not named & cases[name]:
+            raise pytest.UsageError(f"{name}: represented_by names none of its cases: {sorted(cases[name])}")
 
 
 def _timeout_of(item: pytest.Item) -> int | None:

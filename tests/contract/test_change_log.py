@@ -339,6 +339,7 @@ def test_the_end_of_an_epoch_is_read_as_the_start_of_the_next(new: Callable[[], 
     assert history.read(make_offset(0, 2), end) == history.changes[2:]
 
 
+@pytest.mark.represented_by("rocksdb-with another column")
 def test_a_commit_of_many_thousand_changes_is_read_in_parts(new: Callable[[], LogHistory]) -> None:
     history = new()
     history.commit([RowKind.INSERT, *PAIR * 2500])
@@ -443,6 +444,7 @@ def test_positions_pass_through_epochs_in_which_nothing_was_written(new: Callabl
 
 @given(data=st.data())
 @examples(15)
+@pytest.mark.represented_by("rocksdb-with another column")
 def test_a_time_is_resolved_to_the_first_change_committed_at_or_after_it(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:
@@ -517,6 +519,7 @@ def _bound(span: LogSpan, count: int, data: st.DataObject) -> bytes:
 
 @given(data=st.data())
 @examples(15)
+@pytest.mark.represented_by("rocksdb-with another column")
 def test_a_reader_shows_a_range_of_the_log_as_of_its_creation_in_either_direction(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:

@@ -31,6 +31,7 @@ FEW = POINTS[::3]
 @pytest.mark.asyncio
 @pytest.mark.timeout(240)  # A server is started for each point.
 @pytest.mark.parametrize("points", [FEW, pytest.param(POINTS * 5, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+@pytest.mark.soak
 async def test_a_kill_while_archiving_loses_no_acknowledged_row(tmp_path: Path, points: list[str]) -> None:
     armed, store = tmp_path / "point", BackupStore(str(tmp_path / "backups"))
     settings = ("--backup-location", store.location, *ARCHIVING)

@@ -74,6 +74,7 @@ async def test_a_kill_during_a_backup_leaves_complete_backups_only(tmp_path: Pat
 
 
 @pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak
 async def test_a_restore_that_is_killed_is_not_served_and_can_be_repeated(tmp_path: Path, stride: int) -> None:
     location, restored = tmp_path / "backups", tmp_path / "restored"
     restored.mkdir()

@@ -142,6 +142,7 @@ async def test_rows_are_right_and_no_debris_stays_after_kills_at_any_moment_of_a
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
+@pytest.mark.represented_by("rows.arrow")
 async def test_a_bit_that_flips_under_a_server_is_data_loss_before_any_row_of_its_batch(
     tmp_path: Path, name: str
 ) -> None:
@@ -200,6 +201,7 @@ async def test_a_base_found_damaged_during_a_rebuild_is_rebuilt_from_rocksdb(
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
+@pytest.mark.represented_by("rows.arrow")
 async def test_a_base_truncated_under_a_server_is_data_loss_and_rebuilt(tmp_path: Path, name: str) -> None:
     with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
         async with connect(server.url) as client:
@@ -255,6 +257,7 @@ async def test_a_base_damaged_while_no_server_runs_never_gives_a_wrong_row(tmp_p
                 assert (await scan.read_path("columnar").to_arrow()).equals(expected)
 
 
+@pytest.mark.soak
 async def test_the_first_query_after_a_kill_refuses_a_base_that_was_damaged_or_is_of_another_bucket(
     tmp_path: Path,
 ) -> None:

@@ -83,6 +83,7 @@ def bootstrap(url: str, source: str, name: str = NAME) -> list[BootstrapProgress
         ),
     ],
 )
+@pytest.mark.represented_by("parquet-begun0-False", "parquet-made0-True")
 def test_the_same_call_continues_after_a_kill_of_the_client(
     server: ServerProcess, tmp_path: Path, format_: str, moment: int | str, server_dies: bool
 ) -> None:

@@ -100,6 +100,7 @@ async def read_half(client: Client, spec: ScanSpec) -> tuple[ScanStream, int]:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("killed", range(WORKERS))
+@pytest.mark.represented_by("0")
 async def test_a_client_gets_every_row_once_if_the_owner_or_the_reader_is_killed(
     divided: ServerProcess, killed: int
 ) -> None:

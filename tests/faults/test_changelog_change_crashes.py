@@ -64,6 +64,7 @@ async def check_recorded(table: Table, start: LogOffsets, changelog: str, value:
 
 @pytest.mark.parametrize(("before", "after"), [("full", "upsert"), ("upsert", "full"), ("full", "none")])
 @pytest.mark.parametrize("points", [FEW, pytest.param(BEFORE_DECISION + AFTER_DECISION, marks=pytest.mark.soak)])
+@pytest.mark.represented_by("points0-full-upsert")
 async def test_a_kill_during_the_change_leaves_all_of_it_or_nothing(
     tmp_path: Path, before: str, after: str, points: list[str]
 ) -> None:

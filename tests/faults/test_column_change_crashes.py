@@ -88,6 +88,7 @@ async def check(table: Table, columns: dict[str, pa.DataType], third: Row, new: 
 
 
 @pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.represented_by("add")
 async def test_a_kill_during_a_change_of_columns_leaves_all_of_it_or_nothing(tmp_path: Path, kind: str) -> None:
     arguments, columns, third, new = CHANGES[kind]
     armed = tmp_path / "point"

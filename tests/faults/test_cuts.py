@@ -62,6 +62,7 @@ async def settled(client: Client) -> ServerStats:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.represented_by("False")
 async def test_a_cut_after_every_kth_chunk_changes_no_row_and_rereads_at_most_what_was_in_flight(
     shared_server: ServerProcess, client: Client, reverse: bool
 ) -> None:

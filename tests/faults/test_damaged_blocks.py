@@ -186,6 +186,7 @@ async def test_a_flipped_byte_anywhere_is_data_loss_or_harmless(
 
 
 @pytest.mark.parametrize("reader_stops", [False, True])
+@pytest.mark.represented_by("False")
 async def test_data_loss_in_the_middle_of_a_stream_reaches_every_reader(
     harmed_server: ServerProcess, reader_stops: bool
 ) -> None:

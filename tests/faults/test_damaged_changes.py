@@ -104,6 +104,7 @@ async def outcome(scan: Scan) -> tuple[dict[int, list[int]], ScanKvError | None]
 @pytest.mark.asyncio
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("size", [1, 7, 700])
+@pytest.mark.represented_by("1-first", "700-last")
 async def test_a_stream_that_meets_damage_returns_the_changes_before_it_and_then_data_loss(
     client: Client, place: str, size: int
 ) -> None:

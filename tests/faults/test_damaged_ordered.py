@@ -103,6 +103,7 @@ def read(
 @pytest.mark.parametrize("bounds", [(None, None), (1000, None), (None, 8000)])
 @pytest.mark.parametrize("where", [None, col("k") >= 0, col("v") != "x"])
 @pytest.mark.parametrize("wanted", [1, 100, 2 * ROWS])
+@pytest.mark.represented_by("first-1-None-bounds0-False", "last-18000-where2-bounds2-True")
 def test_an_ordered_scan_of_a_damaged_bucket_is_complete_up_to_the_damage(
     damaged: list[OfflineBucket],
     reverse: bool,
@@ -117,6 +118,7 @@ def test_an_ordered_scan_of_a_damaged_bucket_is_complete_up_to_the_damage(
 @pytest.mark.parametrize("bounds", [(None, None), (1000, 8000)])
 @pytest.mark.parametrize("where", [None, col("v") != "x"])
 @pytest.mark.parametrize("wanted", [1, 2 * ROWS])
+@pytest.mark.represented_by("damaged_bases0-1-None-bounds0-False", "damaged_bases3-18000-where1-bounds1-True")
 def test_an_ordered_scan_of_a_damaged_base_is_complete_up_to_the_damage(
     damaged_bases: tuple[list[OfflineBucket], dict[int, BaseView]],
     reverse: bool,

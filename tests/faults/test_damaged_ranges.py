@@ -127,12 +127,14 @@ def _base_cursor(offline: OfflineBucket, base: ColumnarBase, key_range: KeyRange
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("limit", [1, 100, pytest.param(1000, marks=pytest.mark.soak), 2 * ROWS])
+@pytest.mark.represented_by("first-1-forward", "last-6000-reverse")
 def test_a_range_of_a_damaged_file_is_complete_or_data_loss(damaged: DamagedRange, reverse: bool, limit: int) -> None:
     check_ranges(damaged, reverse=reverse, limit=limit)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("limit", [1, 2 * ROWS])
+@pytest.mark.represented_by("first-1-forward", "last-6000-reverse")
 def test_a_range_of_a_damaged_base_is_complete_or_data_loss(
     damaged_base: DamagedRange, reverse: bool, limit: int
 ) -> None:

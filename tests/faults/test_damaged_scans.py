@@ -102,6 +102,7 @@ async def outcome(scan: Scan) -> tuple[list[int], DataLoss | None]:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("pinned", [False, True], ids=["live", "pinned"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.represented_by("forward-live-first", "reverse-pinned-last")
 async def test_a_scan_that_meets_damage_is_data_loss_and_other_scans_are_complete(
     client: Client, damaged: tuple[Path, dict[str, DamagedKey]], place: str, pinned: bool, reverse: bool
 ) -> None:

@@ -54,6 +54,7 @@ def _empty(path: Path) -> None:
 
 
 @pytest.mark.timeout(180)  # damages and opens a table once for each of its files
+@pytest.mark.soak
 async def test_any_damaged_file_of_a_table_keeps_no_other_table_from_being_served(tmp_path: Path) -> None:
     crashed = await made(tmp_path / "data", tmp_path)
     table = crashed / "tables" / "game" / "one"

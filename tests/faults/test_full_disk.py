@@ -75,6 +75,7 @@ def new_table(client: Client, name: str) -> Table:
     return client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
 
 
+@pytest.mark.soak
 def test_a_server_killed_on_a_full_disk_starts_serves_reads_and_drops_tables_and_then_writes_again(
     full_server: ServerProcess, disk: SmallDisk
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
 
 from aio_client import sync
 from streaming_server.engine.backups.restore import restore_all
@@ -23,6 +24,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 LOST = "the last writes were not archived"
 
 
+@pytest.mark.soak
 def test_a_server_ends_although_its_backup_location_does_not_answer(tmp_path: Path) -> None:
     (tmp_path / "nas").mkdir()
     disk = FailingDisk(tmp_path / "nas", compile_library(tmp_path))

@@ -59,6 +59,7 @@ def take_answers_and_read_none(stack: ExitStack, url: str) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_a_server_with_little_memory_refuses_calls_and_is_not_killed(tmp_path: Path, rounds: int) -> None:
     with (
         limited_memory(LIMIT) as wrapper,

@@ -35,6 +35,7 @@ def rows(*partitions: str, value: int = 0) -> list[dict[str, str | int]]:
 
 @pytest.mark.parametrize("changelog", ["full", "none"])
 @pytest.mark.parametrize("points", [FEW, pytest.param(BEFORE_DECISION + AFTER_DECISION, marks=pytest.mark.soak)])
+@pytest.mark.represented_by("points0-full")
 async def test_a_kill_during_a_drop_leaves_all_of_the_partition_or_nothing(
     tmp_path: Path, changelog: str, points: list[str]
 ) -> None:

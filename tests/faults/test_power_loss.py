@@ -46,6 +46,7 @@ async def changes_until(stream: ScanStream, v: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.asyncio
+@pytest.mark.soak
 async def test_no_stream_has_seen_changes_lost_in_a_power_failure_and_their_offsets_are_never_reused(
     tmp_path: Path,
 ) -> None:

@@ -71,6 +71,7 @@ def assert_ascending(offsets: list[dict[int, int]]) -> None:
         pytest.param("iceberg", False, 1, marks=pytest.mark.soak),
     ],
 )
+@pytest.mark.represented_by("delta-False-1")
 async def test_a_kill_at_any_step_leaves_the_version_before_or_after(
     shared_server: ServerProcess, tmp_path: Path, format_: str, masks: bool, stride: int
 ) -> None:
@@ -102,6 +103,7 @@ async def test_a_kill_at_any_step_leaves_the_version_before_or_after(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.represented_by("delta")
 async def test_publishers_at_once_commit_each_change_once(
     shared_server: ServerProcess, tmp_path: Path, format_: str
 ) -> None:
@@ -195,6 +197,7 @@ async def test_publishing_continues_after_the_server_was_killed(server: ServerPr
 
 
 @pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.represented_by("delta")
 async def test_a_full_location_is_reported_and_publishing_continues_with_space(
     shared_server: ServerProcess, tmp_path: Path, format_: str
 ) -> None:

@@ -72,6 +72,7 @@ READS: list[Callable[[Table, Isolation], Coroutine[Any, Any, int]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.soak
 async def test_every_read_shows_what_has_no_sync_yet_and_nothing_is_mistaken_for_it_after_a_power_failure(
     tmp_path: Path,
 ) -> None:

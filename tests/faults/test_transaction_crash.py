@@ -43,6 +43,7 @@ def test_a_transaction_is_applied_completely_or_not_at_all_wherever_the_server_d
 
 @pytest.mark.timeout(300)  # up to 60 kills, each with a recovery
 @every_fifth_step
+@pytest.mark.soak
 def test_a_transaction_over_expired_rows_merges_as_of_its_commit_wherever_the_server_dies(
     tmp_path: Path, stride: int
 ) -> None:
@@ -51,11 +52,13 @@ def test_a_transaction_over_expired_rows_merges_as_of_its_commit_wherever_the_se
 
 @pytest.mark.timeout(300)  # up to 40 kills, each with a recovery
 @every_fifth_step
+@pytest.mark.soak
 def test_key_ranges_are_deleted_completely_or_not_at_all_wherever_the_server_dies(tmp_path: Path, stride: int) -> None:
     assert deaths_of("dying_deletion", tmp_path, str(stride)) > 15 // stride
 
 
 @pytest.mark.timeout(180)  # several kills, each with a recovery
+@pytest.mark.soak
 def test_repeating_an_undo_finishes_it_wherever_the_server_died(tmp_path: Path) -> None:
     assert deaths_of("dying_undo", tmp_path) > 5
 

@@ -254,6 +254,7 @@ def run(server: AuthorisedServer, caller: str, calls: int) -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.represented_by("without a token")
 def test_a_caller_sees_and_changes_nothing_without_a_grant(server: AuthorisedServer, caller: str) -> None:
     run(server, caller, FEW_CALLS)
 

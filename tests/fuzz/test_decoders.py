@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.represented_by("bearer tokens", "archive segments")
 def test_a_changed_input_is_decoded_or_refused(name: str) -> None:
     target = TARGETS[name]
     seeds = target.seeds()

@@ -137,6 +137,7 @@ def test_a_page_shows_the_writes_of_a_loader_and_refreshes_if_asked(
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.represented_by("light")
 def test_charts_keep_the_rules_of_accessibility(
     server: ChartServer, gateway: GatewayProcess, browser: Chrome, mode: Mode
 ) -> None:
@@ -248,6 +249,7 @@ def test_without_a_token_the_gateway_samples_while_a_page_is_open(server: ChartS
         server.check_is_not_sampled("reader", beside="stays")
 
 
+@pytest.mark.soak
 def test_a_session_that_ends_by_itself_is_sampled_no_more(server: ChartServer, tmp_path: Path) -> None:
     with server.gateway(sessions=str(tmp_path)) as gateway:
         session = log_in(gateway, server.issuer.create("read:game.*", principal="ends"))

@@ -116,6 +116,7 @@ def stops(browser: Chrome) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.represented_by("light")
 def test_every_link_field_and_button_is_reached_in_order_and_visibly_focused(
     browser: Chrome, busy: BusyConsole, mode: Mode
 ) -> None:
@@ -173,6 +174,7 @@ def test_an_admin_works_with_the_keyboard_alone(browser: Chrome, busy: BusyConso
     assert browser.title == "Log in - ScanKV"
 
 
+@pytest.mark.soak
 def test_no_page_refreshes_unless_asked_to_and_none_with_a_form(browser: Chrome, busy: BusyConsole) -> None:
     """A refresh clears what was typed, and takes the focus away."""
     log_in(browser, busy)

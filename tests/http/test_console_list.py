@@ -122,6 +122,7 @@ def test_a_filter_by_name_works_with_the_keyboard_and_stays_when_the_page_refres
     assert many.get("/", page="0").status == 400
 
 
+@pytest.mark.soak
 def test_a_long_list_keeps_the_rules_of_accessibility_wide_and_narrow(many: GatewayProcess, browser: Chrome) -> None:
     for width in (1280, 390):
         set_size(browser, width, 900)

@@ -193,6 +193,7 @@ STREAMS: dict[str, dict[str, Any]] = {"top": {"order_by": "score"}, "rows": {"ke
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.represented_by("top")
 def test_a_heartbeat_confirms_the_last_answer(secured: TokenGateway, quick: GatewayProcess, kind: str) -> None:
     headers = {"Authorization": f"Bearer {secured.issuer.create('read:*')}"}
     with events(quick, f"/v1/tables/game.scores/watch/{kind}", headers, every=60, **STREAMS[kind]) as reader:
@@ -204,6 +205,7 @@ def test_a_heartbeat_confirms_the_last_answer(secured: TokenGateway, quick: Gate
 
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("end", ["revoked", "expired", "without the grant"])
+@pytest.mark.represented_by("revoked-top", "without the grant-count")
 def test_a_stream_ends_with_its_token_while_no_row_changes(
     secured: TokenGateway, quick: GatewayProcess, kind: str, end: str
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_stream_ends_with_its_token_while_no_row_changes(
         assert json.loads(event["data"])["reason"] == reason
 
 
+@pytest.mark.soak
 def test_a_stream_says_that_the_server_does_not_answer(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data") as server,

@@ -67,6 +67,7 @@ def ends(connection: socket.socket) -> bool:
     ],
     ids=["silent", "slow-head", "slow-body"],
 )
+@pytest.mark.represented_by("silent")
 def test_a_request_that_does_not_arrive_in_time_ends_its_connection(impatient: GatewayProcess, start: bytes) -> None:
     with opened(impatient) as connection:
         began = time.monotonic()

@@ -236,6 +236,7 @@ def test_the_page_continues_when_the_server_restarts(
         await_rows(browser, [["cem", "40", "null"], *FIRST])
 
 
+@pytest.mark.soak
 def test_the_page_continues_when_the_gateway_restarts(wall: Wall, table: Table, browser: Chrome) -> None:
     with wall.gateway() as gateway:
         open_link(browser, gateway.port, wall.issuer.root)
@@ -290,6 +291,7 @@ def test_only_the_visible_one_of_many_pages_has_a_connection(
         await_rows(browser, [["cem", "40", "null"], *FIRST])
 
 
+@pytest.mark.soak
 def test_of_many_visible_pages_four_have_a_connection_and_the_others_say_so_and_wait(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -358,6 +360,7 @@ def test_a_page_that_is_paused_closes_its_connection_and_says_so_until_it_contin
     assert text(browser, "spoken").startswith("Current again, as of")
 
 
+@pytest.mark.soak
 def test_a_connection_that_falls_silent_is_noticed_and_replaced(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -423,6 +426,7 @@ def test_a_revoked_token_ends_the_page_and_the_session_while_no_row_changes(
     assert not file.exists()
 
 
+@pytest.mark.soak
 def test_a_session_lasts_its_time_at_most_however_long_the_page_is_open(
     wall: Wall, table: Table, browser: Chrome
 ) -> None:
@@ -540,6 +544,7 @@ def test_a_dropped_table_is_shown_and_its_successor_after_a_slow_retry(
         assert text(browser, "problem") == ""
 
 
+@pytest.mark.soak
 def test_a_stream_that_the_gateway_refuses_is_shown_and_tried_again(wall: Wall, table: Table, browser: Chrome) -> None:
     with wall.gateway(max_event_streams=1) as gateway:
         connection = gateway.connection()
@@ -696,6 +701,7 @@ def test_a_server_without_tokens_needs_no_session(gateway: GatewayProcess, score
 
 
 @pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.represented_by("390")
 def test_the_page_fits_its_screen(wall: Wall, own: GatewayProcess, table: Table, browser: Chrome, width: int) -> None:
     set_size(browser, width, 900)
     open_link(browser, own.port, wall.issuer.root)

@@ -38,6 +38,7 @@ def totals(spark: SparkSession, url: str, checkpoint: Path) -> Iterator[Streamin
         query.stop()
 
 
+@pytest.mark.soak
 def test_report_and_totals_equal_pandas_while_flights_depart_and_server_and_query_are_killed(
     spark: SparkSession, server: ServerProcess, tmp_path: Path
 ) -> None:

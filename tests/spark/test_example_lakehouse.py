@@ -32,6 +32,7 @@ def check_example(*arguments: str, rounds: int) -> None:
     assert all("26,353 flights" in line for line in found[-1])
 
 
+@pytest.mark.soak
 def test_one_command_runs_the_example_over_a_directory(tmp_path: Path) -> None:
     check_example("--lake", str(tmp_path), "--start", "2013-01-31", "--hours-per-second", "6", rounds=3)
 

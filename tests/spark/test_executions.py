@@ -52,6 +52,7 @@ def test_branches_of_a_query_that_loads_a_table_twice_read_one_instant(
 
 
 @pytest.mark.usefixtures("adaptive")
+@pytest.mark.represented_by("adaptive")
 def test_a_subquery_that_ends_before_the_query_begins_reads_the_same_instant(
     spark: SparkSession, shared_server: ServerProcess, load: Callable[..., DataFrame], table: sync.Table
 ) -> None:

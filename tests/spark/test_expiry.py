@@ -171,6 +171,7 @@ def test_a_stream_starts_with_expired_rows_if_their_removal_is_still_to_come(
 @pytest.mark.parametrize("is_planned", [False, True], ids=["between_batches", "within_a_batch"])
 @pytest.mark.parametrize("is_swept", [False, True], ids=["unswept", "swept"])
 @pytest.mark.parametrize("changes", ["delete", "none"])
+@pytest.mark.represented_by("delete-unswept-between_batches", "none-swept-within_a_batch")
 def test_a_stream_that_stopped_in_its_initial_rows_is_exact_although_the_ttl_was_removed(
     tmp_path: Path, changes: str, is_swept: bool, is_planned: bool
 ) -> None:

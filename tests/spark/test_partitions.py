@@ -50,6 +50,7 @@ def numbers(client: sync.Client) -> sync.Table:
         ({}, 10, ROWS),
     ],
 )
+@pytest.mark.represented_by("options0-1-1", "options13-10-20000")
 def test_the_number_of_tasks_depends_on_the_rows_to_read(
     load: Callable[..., DataFrame], numbers: sync.Table, options: dict[str, object], tasks: int, rows: int
 ) -> None:

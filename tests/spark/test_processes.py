@@ -29,6 +29,7 @@ def said(how: str, url: str, table: str, *paths: str, **variables: str) -> list[
 WHOLE = f"({LARGE_ROWS}, {LARGE_ROWS}, {LARGE_ROWS * (LARGE_ROWS - 1) // 2})"
 
 
+@pytest.mark.soak
 def test_every_row_is_read_once_by_a_client_of_spark_connect(
     shared_server: ServerProcess, large: sync.Table, spark_remote: str
 ) -> None:

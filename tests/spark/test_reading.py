@@ -156,6 +156,7 @@ def answers(
 
 
 @pytest.mark.parametrize("pushing", ["false", "true"])
+@pytest.mark.represented_by("false")
 def test_one_dataframe_in_many_queries_is_the_same_as_its_parquet_copy(
     spark: SparkSession, load: Callable[..., DataFrame], scores: sync.Table, answers: list[list[str]], pushing: str
 ) -> None:
@@ -201,6 +202,7 @@ def test_the_options_that_spark_does_not_push_down_reach_the_server(
 
 
 @pytest.mark.parametrize("options", [{"splits": 1}, {"splits": 7}, {"rows_per_split": 500}, {"rows_per_split": 400}])
+@pytest.mark.represented_by("options0")
 def test_the_parts_of_a_table_with_skewed_buckets_add_up_to_the_table(
     load: Callable[..., DataFrame], client: sync.Client, name: str, options: dict[str, int]
 ) -> None:

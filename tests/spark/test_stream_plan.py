@@ -189,6 +189,7 @@ def test_a_limit_that_spark_lifts_is_lifted(table: sync.Table, query: Callable[.
 
 
 @seeds(2)
+@pytest.mark.represented_by("0")
 def test_a_query_that_stops_anywhere_continues_exactly(
     table: sync.Table, query: Callable[..., Query], seed: int
 ) -> None:

@@ -63,6 +63,7 @@ def table(client: sync.Client, name: str) -> sync.Table:
 
 
 @pytest.mark.parametrize("masks", [False, True], ids=["files", "vectors"])
+@pytest.mark.represented_by("files")
 def test_a_union_has_the_rows_and_the_types_of_the_data_source(
     spark: SparkSession,
     client: sync.Client,
@@ -101,6 +102,7 @@ def test_a_union_has_the_rows_and_the_types_of_the_data_source(
 
 
 @pytest.mark.parametrize("format_", ["parquet", "iceberg"])
+@pytest.mark.represented_by("parquet")
 def test_spark_reads_files_of_every_format(
     spark: SparkSession,
     client: sync.Client,
@@ -183,6 +185,7 @@ KEYS: dict[str, tuple[list[pa.DataType], list[Any]]] = {
 
 
 @pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.represented_by("int64")
 def test_exactly_the_rows_with_changed_keys_are_left_out(
     spark: SparkSession, client: sync.Client, name: str, tmp_path: Path, kind: str
 ) -> None:

@@ -115,6 +115,7 @@ def test_written_rows_are_visible_at_once_in_existing_and_new_tables(
         ({"sequence_column": "n, v"}, (4, "a")),
     ],
 )
+@pytest.mark.represented_by("options0-kept0")
 def test_a_new_table_gets_the_options_of_its_merge_engine(
     save: Callable[..., None],
     spark: SparkSession,
@@ -273,6 +274,10 @@ NEW = {"path": "test.refused", "create": "true", "primary_key": "k"}
         (f"{COLUMNS}, _change_type string", {}, True, 'column "_change_type" cannot be combined with mode'),
         (f"{COLUMNS}, _change_type int", {}, False, 'column "_change_type" cannot be cast to string'),
     ],
+)
+@pytest.mark.represented_by(
+    'k long, v string, n int-options0-False-there is no option "tabel"; did you mean "table"?',
+    'k long, v string, n int, _change_type int-options30-False-column "_change_type" cannot be cast to string',
 )
 def test_an_invalid_write_is_refused_when_it_is_planned(
     shared_server: ServerProcess,

@@ -84,6 +84,7 @@ def test_the_third_scan_reads_the_bases_that_the_first_one_asked_for(tmp_path: P
 
 
 @pytest.mark.parametrize(("ended_by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.represented_by("2-130")
 def test_an_early_end_drops_the_table(own_server: CommandLine, ended_by: signal.Signals, code: int) -> None:
     with own_server.start("bench", "--rows", "5000000", "--calls", "1") as process:
         wait_until(lambda: table_names(own_server), "a table of the benchmark")

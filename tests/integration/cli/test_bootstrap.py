@@ -95,6 +95,7 @@ def test_the_progress_says_how_much_is_left() -> None:
 
 
 @pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.represented_by("2-130")
 def test_an_interrupted_command_says_how_to_continue(
     server: ServerProcess, tmp_path: Path, signal_: signal.Signals, code: int
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_command_refuses_a_source_that_has_changed_or_begins_from_scratch(
 
 
 @pytest.mark.parametrize("format_", ["delta", "iceberg", "parquet"])
+@pytest.mark.represented_by("delta")
 def test_a_short_table_that_means_gigabytes_is_refused(
     scankv: CommandLine, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
 ) -> None:

@@ -101,6 +101,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("part", DAMAGES)
+@pytest.mark.represented_by("clock")
 def test_damage_is_found_and_what_to_do_is_said(prepared: Path, tmp_path: Path, part: str) -> None:
     data = tmp_path / "data"
     shutil.copytree(prepared, data)
@@ -155,6 +156,7 @@ RECOVERED = ["clock", "bucket 0", "consumer job", "snapshot view"]
 
 
 @pytest.mark.parametrize("part", RECOVERED)
+@pytest.mark.represented_by("clock")
 def test_what_can_be_done_without_is_set_aside(prepared: Path, tmp_path: Path, part: str) -> None:
     data = tmp_path / "data"
     shutil.copytree(prepared, data)
@@ -177,6 +179,7 @@ def test_what_can_be_done_without_is_set_aside(prepared: Path, tmp_path: Path, p
 
 
 @pytest.mark.parametrize("damage", ["a byte", "the end"])
+@pytest.mark.represented_by("a byte")
 def test_a_damaged_write_ahead_log_is_replayed_up_to_the_damage(tmp_path: Path, damage: str) -> None:
     data = tmp_path / "data"
     with ServerProcess(data) as server, sync.connect(server.url) as client:

@@ -76,6 +76,7 @@ def write_file(path: Path, rows: list[dict[str, Any]], schema: pa.Schema = OLD) 
     ("format_", "no_key"),
     [*((format_, False) for format_ in FORMATS), ("csv", True), *(further(format_, True) for format_ in FORMATS[1:])],
 )
+@pytest.mark.represented_by("csv-False")
 def test_load_gives_a_column_that_the_file_lacks_its_default(
     scankv: CommandLine, client: sync.Client, table: str, tmp_path: Path, format_: str, no_key: bool
 ) -> None:

@@ -73,6 +73,7 @@ def rows_of(scankv: CommandLine, table: str) -> pa.Table:
 
 @pytest.mark.parametrize("files", [None, 3])
 @pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.represented_by("parquet-None")
 def test_a_table_with_all_types_comes_back_equal(
     scankv: CommandLine, typed: str, tmp_path: Path, format_: str, files: int | None
 ) -> None:

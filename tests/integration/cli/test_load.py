@@ -34,6 +34,7 @@ FORMATS = ["csv", "jsonl", "parquet", "arrow"]
 
 @pytest.mark.parametrize("by_pipe", [False, True], ids=["file", "pipe"])
 @pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.represented_by("csv-file", "arrow-pipe")
 def test_every_type_survives_scan_and_load(
     scankv: CommandLine, table: str, tmp_path: Path, format_: str, by_pipe: bool
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_column_of_no_storable_type_is_refused(scankv: CommandLine, table: str
         ("csv", signal.SIGTERM),
     ],
 )
+@pytest.mark.represented_by("jsonl-2")
 def test_a_signal_ends_the_wait_for_more_input_and_what_is_in_is_reported(
     scankv: CommandLine, scores: str, format_: str, signal_: signal.Signals
 ) -> None:
@@ -390,6 +392,7 @@ ZEROS = ", ".join(f"{name} int64" for name in "kabcde")
 
 @pytest.mark.parametrize(("write", "schema"), [(write_zeros, ZEROS), (write_repeated, "k int64, s string")])
 @pytest.mark.parametrize("command", ["load", "replace"])
+@pytest.mark.represented_by("load-write_zeros-k int64, a int64, b int64, c int64, d int64, e int64")
 def test_a_short_file_that_means_gigabytes_is_refused_and_the_limit_ends_with_the_command(
     scankv: CommandLine,
     table: str,

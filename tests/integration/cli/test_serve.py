@@ -115,6 +115,7 @@ def unusable_access(directory: Path) -> dict[str, tuple[list[str], str]]:
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new directory", "used directory"])
+@pytest.mark.represented_by("new directory")
 def test_a_server_that_cannot_use_its_tokens_or_certificates_leaves_the_data_directory_alone(
     tmp_path: Path, exists: bool
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_server_that_cannot_use_its_tokens_or_certificates_leaves_the_data_dir
         ("{there}", "contain one another", "1"),
     ],
 )
+@pytest.mark.represented_by("/proc/backups-backups cannot be written to /proc/backups: -1")
 def test_a_server_that_cannot_write_backups_says_so_at_the_start(
     tmp_path: Path, location: str, said: str, workers: str
 ) -> None:

@@ -68,6 +68,7 @@ def test_descriptions_are_readable_too(scankv: CommandLine, scores: str) -> None
         (["--schema", "a list<string>", "--key", "a"], '"a"'),
     ],
 )
+@pytest.mark.represented_by('arguments0-"b"')
 def test_an_impossible_table_is_refused(scankv: CommandLine, table: str, arguments: list[str], message: str) -> None:
     assert message in scankv.fails("create", table, *arguments)
     assert table not in [each["name"] for each in scankv("tables", "--json").json]

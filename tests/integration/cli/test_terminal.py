@@ -149,6 +149,7 @@ HOSTILE = "\x1b]0;owned\x07\x9b2J\u202etxt"
         ["scan", "TABLE", "--columns", f"no{HOSTILE}"],
     ],
 )
+@pytest.mark.represented_by("arguments0", "arguments11")
 def test_stored_values_and_names_do_not_steer_the_terminal(
     scankv: CommandLine, table: str, arguments: list[str]
 ) -> None:

@@ -47,6 +47,7 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("type_", VALUES, ids=str)
+@pytest.mark.represented_by("int8-last_row", "string-partial_update")
 async def test_few_rows_and_many_are_ordered_alike(server: ServerProcess, type_: pa.DataType, options: str) -> None:
     schema = pa.schema([("k", pa.int64()), ("at", type_), ("v", pa.int64())])
     pairs = list(product([None, *VALUES[type_]], repeat=2))

@@ -419,6 +419,7 @@ async def test_a_stream_that_is_not_to_go_on_says_where_it_was(table: Table, sha
 
 
 @OF_EITHER
+@pytest.mark.represented_by("off")
 async def test_a_start_from_the_whole_table_is_exact_with_cuts_among_its_rows_and_a_writer(
     table: Table, shared_server: ServerProcess
 ) -> None:

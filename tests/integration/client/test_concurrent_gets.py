@@ -122,6 +122,7 @@ async def test_concurrent_gets_have_the_outcomes_of_single_ones(
 
 
 @pytest.mark.parametrize("turns", range(0, MOST_TURNS, 3))
+@pytest.mark.represented_by("0", "39")
 async def test_gets_work_after_all_callers_were_cancelled(client: Client, name: str, turns: int) -> None:
     table = await client.create_table(name, pa.schema([("key", pa.int64())]), primary_key=["key"])
     await table.upsert(pa.table({"key": range(300)}))
@@ -363,6 +364,7 @@ async def lookup_outcome(table: Table, keys: object, modes: dict[str, Any]) -> t
 
 @pytest.mark.parametrize("kind", LOOKUP_TABLES)
 @seeds(2)
+@pytest.mark.represented_by("0-plain", "1-aggregate")
 async def test_concurrent_lookups_have_the_outcomes_of_single_ones_and_of_many_keys(
     client: Client, shared_server: ServerProcess, name: str, seed: int, kind: str
 ) -> None:

@@ -104,6 +104,7 @@ async def test_a_consumer_that_never_committed_begins_where_its_first_stream_did
 
 
 @pytest.mark.parametrize("committed", [0, 1, 4, 7, 100])
+@pytest.mark.represented_by("0")
 async def test_a_start_from_the_whole_table_goes_on_exactly_behind_its_commit(table: Table, committed: int) -> None:
     """Each change must fit the known rows: committed rows are known, and no others."""
     await table.upsert(rows(*range(100)))

@@ -88,6 +88,7 @@ async def write_both(client: Client, name: str, columns: dict[str, pa.DataType],
 
 
 @pytest.mark.seeds
+@pytest.mark.soak
 async def test_a_transaction_writes_every_type_to_every_kind_of_table(client: Client, name: str) -> None:
     for number, types in enumerate(groups()):
         columns = {f"v{place}": type_ for place, type_ in enumerate(types)}

@@ -85,6 +85,7 @@ async def test_without_faults_it_is_as_if_there_were_no_proxy(proxy: FaultProxy,
 
 @pytest.mark.parametrize("kind", ["cut", "reset", "half_close"])
 @pytest.mark.parametrize("bytes_before", [0, 20, 1000, 1_500_000])
+@pytest.mark.represented_by("0-cut", "1500000-half_close")
 async def test_a_connection_that_ends_is_an_error_unless_nothing_was_shown_and_the_next_scan_is_whole(
     client: Client, proxy: FaultProxy, filled: str, kind: FaultKind, bytes_before: int
 ) -> None:
@@ -253,6 +254,7 @@ async def test_a_refused_connection_fails_at_once_and_works_again_later(proxy: F
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.represented_by("1")
 async def test_under_random_faults_a_scan_is_whole_or_an_error(proxy: FaultProxy, filled: str, seed: int) -> None:
     proxy.seed = seed
     proxy.random_faults(after_bytes=(0, 2 * DATA.nbytes))

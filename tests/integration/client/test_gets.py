@@ -42,6 +42,7 @@ async def looked_up(table: Table, key: object) -> dict[str, Any] | None:
 
 
 @pytest.mark.parametrize("type_", KEYS)
+@pytest.mark.represented_by("int8", "decimal")
 async def test_keys_of_every_type_find_their_rows(client: Client, name: str, type_: str) -> None:
     arrow, keys = KEYS[type_]
     schema = pa.schema([("before", pa.string()), pa.field("key", arrow, nullable=False), ("n", pa.int32())])

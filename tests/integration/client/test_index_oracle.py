@@ -265,6 +265,7 @@ async def check_seed(server: ServerProcess, seed: int, *, rows: int, questions: 
 
 @pytest.mark.asyncio
 @pytest.mark.timeout(180)  # compares many answers in three tables
+@pytest.mark.soak
 async def test_answers_with_and_without_indexes_are_those_of_the_whole_table(shared_server: ServerProcess) -> None:
     seen: Counter[str] = Counter()
     for seed, rows in enumerate([0, 1, 40, 80, 80, 150]):
@@ -295,6 +296,7 @@ def scored(rows: int, scores: Callable[[int], int | None]) -> pa.Table:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.represented_by("False-False")
 async def test_a_scan_goes_on_when_its_index_is_dropped_and_when_one_is_added(
     client: Client, name: str, ordered: bool, reverse: bool
 ) -> None:

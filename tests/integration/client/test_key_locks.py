@@ -127,6 +127,7 @@ async def test_writers_without_locks_do_not_wait_and_what_they_change_is_still_a
 
 
 @pytest.mark.parametrize("end", ["expires", "is aborted", "is begun again"])
+@pytest.mark.represented_by("expires")
 async def test_locks_end_with_their_transaction(client: Client, table: Table, name: str, end: str) -> None:
     first = await client.transaction(lock="keys", id=name, ttl=1 if end == "expires" else 600, lock_timeout=1)
     await first.get_for_update(table, 1)

@@ -198,6 +198,7 @@ def large(client: sync.Client) -> sync.Table:
         ("(c = 'p1' AND a > 49900) OR c = 'p7'", 501),
     ],
 )
+@pytest.mark.represented_by("c IN ('p1', 'p2')-1000")
 def test_only_rows_in_the_ranges_are_read(large: sync.Table, where: str, rows: int) -> None:
     for scan in (large.scan(where=where), large.scan(where=where).ordered().reverse()):
         with scan.stream() as stream:

@@ -56,6 +56,7 @@ QUERIES: dict[str, Callable[[pl.LazyFrame], pl.LazyFrame]] = {
 
 
 @pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.represented_by("all", "join")
 def test_a_lazy_frame_has_the_answer_of_an_eager_one(table: sync.Table, query: str) -> None:
     found = QUERIES[query](table.scan().to_polars(lazy=True)).collect()
     expected = QUERIES[query](ALL.lazy()).collect()

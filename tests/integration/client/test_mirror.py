@@ -111,6 +111,7 @@ async def test_a_mirror_rides_through_a_crash_of_the_server(server: ServerProces
             await same(local, table, last)
 
 
+@pytest.mark.soak
 async def test_a_mirror_reaches_the_offsets_of_buckets_without_writes_since_a_crash(server: ServerProcess) -> None:
     async with connect(server.url) as client:
         table = await make(client, "quiet", 10)

@@ -93,6 +93,7 @@ async def test_net_changes_amount_to_all_changes(hasty: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 5, 17])
+@pytest.mark.represented_by("1")
 async def test_a_cut_loses_no_net_change_and_repeats_none(hasty: ServerProcess, chunks: int) -> None:
     chance = random.Random(chunks)
     async with connect(hasty.url) as client:

@@ -110,6 +110,7 @@ in_child(lambda: sync.connect(url))
 
 
 @pytest.mark.parametrize("opened", ["sync.connect(url)", "asyncio.run(opened())"])
+@pytest.mark.represented_by("sync.connect(url)")
 def test_connecting_after_a_fork_works_when_all_clients_were_closed(run: Callable[..., str], opened: str) -> None:
     script = f"""
 async def opened():
@@ -147,6 +148,7 @@ print(table.count())
 
 
 @pytest.mark.parametrize("waiting", ["table.changes(StartFrom.LATEST).stream()", "table.watch_top_n(1, 'k')"])
+@pytest.mark.represented_by("table.changes(StartFrom.LATEST).stream()")
 def test_ctrl_c_that_does_not_wake_the_thread_that_waits_is_noticed(run: Callable[..., str], waiting: str) -> None:
     """As a Ctrl-C right before the wait.
 

@@ -210,6 +210,7 @@ async def wait_of_a_mirror(table: Table, offsets: LogOffsets) -> object:
         wait_of_a_mirror,
     ],
 )
+@pytest.mark.represented_by("start", "wait_of_a_mirror")
 async def test_what_takes_offsets_refuses_those_of_the_table_before(
     client: Client, name: str, use: Callable[[Table, LogOffsets], Awaitable[object]]
 ) -> None:

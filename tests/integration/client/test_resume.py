@@ -91,6 +91,7 @@ async def read_cut(stream: ScanStream, proxy: FaultProxy, every: int) -> tuple[p
 
 @pytest.mark.parametrize(("every", "reverse"), [(1, False), (2, True), (5, False)])
 @pytest.mark.asyncio
+@pytest.mark.represented_by("1-False")
 async def test_a_pinned_scan_that_is_cut_gives_the_rows_of_one_that_is_not(
     table: Table, cut_client: Client, proxy: FaultProxy, every: int, reverse: bool
 ) -> None:

@@ -189,6 +189,7 @@ class Program:
 
 
 @seeds(4)
+@pytest.mark.represented_by("0")
 async def test_calls_of_many_tasks_end_as_if_each_were_alone(client: Client, name: str, seed: int) -> None:
     drawn = random.Random(seed)
     changelog = ("full", "upsert", "none")[seed % 3]
@@ -227,6 +228,7 @@ async def test_calls_of_many_tasks_end_as_if_each_were_alone(client: Client, nam
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.represented_by("1")
 async def test_writes_of_many_tasks_are_merged_each_as_if_it_were_alone(
     client: Client, name: str, buckets: int
 ) -> None:
@@ -354,6 +356,7 @@ async def test_a_caller_that_gives_up_takes_nothing_from_the_others(client: Clie
 @keys
 @pytest.mark.parametrize("direction", ["to_client", "to_server"])
 @pytest.mark.seeds
+@pytest.mark.represented_by("to_client-upserts")
 async def test_calls_are_applied_once_wherever_the_connection_breaks(
     shared_server: ServerProcess, client: Client, name: str, key: list[str], direction: Any
 ) -> None:
@@ -373,6 +376,7 @@ async def test_calls_are_applied_once_wherever_the_connection_breaks(
 
 
 @keys
+@pytest.mark.represented_by("upserts")
 async def test_calls_are_applied_once_when_the_server_is_killed(
     server: ServerProcess, name: str, key: list[str]
 ) -> None:

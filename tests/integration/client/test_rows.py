@@ -99,6 +99,7 @@ async def test_nothing_is_written_for_no_rows(table: Table) -> None:
         ({"player": "x", "scor": 1}, SchemaMismatch, {"column": "scor", "row": "250000"}),
     ],
 )
+@pytest.mark.represented_by("bad0-SchemaMismatch-details0")
 async def test_one_bad_row_behind_many_good_ones_writes_nothing(
     table: Table, bad: dict[str, Any], error: type[Exception], details: dict[str, str]
 ) -> None:

@@ -53,6 +53,7 @@ def by_bucket(found: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("count", [1, 2, 3, BUCKETS, BUCKETS + 3])
 @pytest.mark.parametrize("start", [StartFrom.FULL, StartFrom.EARLIEST, StartFrom.timestamp(LONG_AGO)], ids=repr)
+@pytest.mark.represented_by("StartFrom.FULL-1", "StartFrom.timestamp(2001-01-01T00:00:00+00:00)-8")
 async def test_all_shards_together_are_the_unsharded_stream_each_change_once_in_order(
     table: Table, count: int, start: StartFrom
 ) -> None:

@@ -109,6 +109,7 @@ async def test_a_full_start_needs_no_changes_from_before(client: Client, name: s
 
 
 @pytest.mark.parametrize("where", [None, "v < 3"])
+@pytest.mark.represented_by("None")
 async def test_a_full_start_that_resumes_among_the_rows_ends_with_the_table(
     client: Client, name: str, where: str | None
 ) -> None:
@@ -185,6 +186,7 @@ async def test_large_ranges_come_in_chunks_and_a_stream_resumes_within_them(clie
         pytest.param(StartFrom.FULL, None, marks=pytest.mark.soak),
     ],
 )
+@pytest.mark.represented_by("start0-None")
 async def test_a_stream_that_resumes_within_ranges_ends_with_the_table(
     client: Client, name: str, start: StartFrom, where: str | None
 ) -> None:

@@ -283,6 +283,7 @@ async def test_a_token_fits_the_same_predicate_only(table: Table) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.soak
 async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_does_not_start_over(
     tmp_path: Path,
 ) -> None:

@@ -191,6 +191,7 @@ def text_of(browser: Chrome) -> str:
     return text
 
 
+@pytest.mark.soak
 def test_a_job_that_falls_behind_is_told_with_the_flights_it_lacks(
     board: Board, browser: Chrome, client: Client
 ) -> None:
@@ -218,6 +219,7 @@ return [background.match(/[0-9.]+/g).slice(0, 3).map(Number), shade(document.que
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.represented_by("light")
 def test_the_page_is_light_or_dark_as_the_system_is_and_numbers_stand_to_the_right(
     board: Board, browser: Chrome, scheme: str
 ) -> None:
@@ -280,6 +282,7 @@ def test_a_write_is_on_the_page_within_one_interval_with_what_moved(
     flights.delete(keys_of(1000))
 
 
+@pytest.mark.soak
 def test_while_nothing_is_written_all_tabs_together_have_one_call_a_watch_that_waits(
     board: Board, browser: Chrome, client: Client
 ) -> None:
@@ -307,6 +310,7 @@ def test_while_nothing_is_written_all_tabs_together_have_one_call_a_watch_that_w
     browser.switch_to.window(browser.window_handles[0])
 
 
+@pytest.mark.soak
 def test_one_command_starts_all_and_an_interrupt_stops_all(browser: Chrome) -> None:
     with running("--start", "2013-01-02", "--hours-per-second", "4") as board:
         browser.get(board.page)

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from aio_client.sync import connect
 from examples.leaderboard.replay import Replay
 
@@ -36,6 +38,7 @@ print(json.dumps({"shown": shown, "total": names["total"], "destinations": names
 """
 
 
+@pytest.mark.soak
 def test_every_cell_runs_and_draws(server: ServerProcess) -> None:
     with connect(server.url) as client:
         Replay(client, "2013-01-20")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 import pyarrow.compute as pc
+import pytest
 
 from aio_client.sync import connect
 from examples.leaderboard import replay as replay_module
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
-    import pytest
 
     from aio_client.sync import Client
     from tests.support.server_process import ServerProcess
@@ -138,6 +138,7 @@ def commits(client: Client) -> int:
     return client.stats().commits
 
 
+@pytest.mark.soak
 def test_a_job_commits_what_has_come_meanwhile_at_once(server: ServerProcess, first_days: pa.Table) -> None:
     with connect(server.url) as client:
         create_totals(client)

@@ -75,6 +75,7 @@ def write_source(path: Path, format_: str) -> str:
 
 
 @pytest.mark.parametrize("format_", ["delta", "parquet", "iceberg"])
+@pytest.mark.represented_by("delta")
 async def test_only_the_rest_is_sent(client: Client, name: str, tmp_path: Path, format_: str) -> None:
     source = write_source(tmp_path / "source", format_)
     sent = await interrupt(client, name, source)
@@ -163,6 +164,7 @@ async def test_data_in_memory_begin_again(client: Client, name: str) -> None:
 @pytest.mark.parametrize(
     ("format_", "masks"), [("delta", True), ("delta", False), ("iceberg", False), ("parquet", False)]
 )
+@pytest.mark.represented_by("delta-True")
 async def test_the_rows_of_a_published_table_come_in_the_same_order_each_time(
     client: Client, name: str, uri: str, format_: str, masks: bool
 ) -> None:

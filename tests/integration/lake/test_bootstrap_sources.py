@@ -47,6 +47,7 @@ async def published(client: Client, name: str, uri: str, format_: str, *, masks:
 @pytest.mark.parametrize(
     ("format_", "masks"), [("delta", False), ("delta", True), ("iceberg", False), ("parquet", False)]
 )
+@pytest.mark.represented_by("delta-False")
 async def test_a_published_table_comes_back_as_its_newest_version(
     client: Client, name: str, uri: str, format_: str, masks: bool
 ) -> None:
@@ -92,6 +93,7 @@ async def test_an_iceberg_table_of_another_catalog_is_named_by_its_metadata(
 
 
 @pytest.mark.parametrize("format_", ["parquet", "delta"])
+@pytest.mark.represented_by("parquet")
 async def test_sources_on_an_object_store(client: Client, name: str, format_: str) -> None:
     with s3_bucket("sources") as bucket:
         uri = bucket % name

@@ -82,6 +82,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize(("format_", "masks", "when", "number"), MOMENTS)
+@pytest.mark.represented_by("delta-False-before-2")
 async def test_a_pass_publishes_values_under_the_columns_that_have_them(
     client: Client,
     name: str,
@@ -113,6 +114,7 @@ async def test_a_pass_publishes_values_under_the_columns_that_have_them(
 
 
 @pytest.mark.parametrize("step", ["_read_header", "_read_changes", "_make_plan"])
+@pytest.mark.represented_by("_read_header")
 async def test_a_union_read_returns_values_under_the_columns_that_have_them(
     client: Client, shared_server: ServerProcess, name: str, uri: str, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -85,6 +85,7 @@ async def live(scan: Scan) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.represented_by("delta")
 async def test_the_rows_of_files_and_the_changes_since_lead_to_the_live_table(
     client: Client, name: str, uri: str, format_: str
 ) -> None:

@@ -220,6 +220,7 @@ async def test_partitions_carry_over(client: Client, name: str, uri: str) -> Non
 
 
 @pytest.mark.parametrize("column", ["flag", "i64", "u64", "price", "day", "s", "us", "text", "at"])
+@pytest.mark.represented_by("flag", "at")
 async def test_partition_columns_of_every_type_carry_over(client: Client, name: str, uri: str, column: str) -> None:
     type_, values = VALUES[column]
     schema = pa.schema([(column, type_), ("id", pa.int64())])
@@ -230,6 +231,7 @@ async def test_partition_columns_of_every_type_carry_over(client: Client, name: 
 
 
 @pytest.mark.parametrize("engine", ["first_row", "aggregate", "partial_update"])
+@pytest.mark.represented_by("first_row")
 async def test_merged_rows_are_published(client: Client, name: str, uri: str, engine: str) -> None:
     arguments: dict[str, Any] = {"aggregators": {"value": agg.sum()}} if engine == "aggregate" else {}
     table = await client.create_table(name, SCHEMA, primary_key=["id"], buckets=2, merge_engine=engine, **arguments)
@@ -248,6 +250,7 @@ async def test_rows_of_a_table_without_a_key_are_added(client: Client, name: str
         assert sorted(IcebergReader(uri).read()["id"].to_pylist()) == list(range(start + 100))
 
 
+@pytest.mark.soak
 async def test_manifests_do_not_add_up(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     for value in range(2, 27):
@@ -286,6 +289,7 @@ async def test_of_two_first_publishers_one_commits(client: Client, name: str, ur
 
 
 @pytest.mark.parametrize("change", ["delete", "append", "rollback", "list"])
+@pytest.mark.represented_by("delete")
 async def test_what_another_program_has_changed_is_replaced(
     client: Client, name: str, uri: str, tmp_path: Path, change: str
 ) -> None:

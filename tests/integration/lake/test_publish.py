@@ -93,6 +93,7 @@ async def test_only_files_with_changed_rows_are_replaced(client: Client, name: s
     assert report.rows <= 3 * SMALL.file_rows
 
 
+@pytest.mark.soak
 async def test_rows_that_arrive_in_key_order_leave_complete_files_alone(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     await publish_and_compare(client, name, uri)
@@ -217,6 +218,7 @@ async def test_a_table_of_another_program_is_left_alone(client: Client, name: st
 
 
 @pytest.mark.parametrize("change", ["compact", "delete some", "delete all"])
+@pytest.mark.represented_by("compact")
 async def test_files_that_another_program_has_changed_are_replaced(
     client: Client, name: str, uri: str, change: str
 ) -> None:
@@ -281,6 +283,7 @@ async def test_old_files_are_deleted_and_others_are_not(client: Client, name: st
     assert sorted_rows(read_delta(uri), ["player"]) == await live_rows(table)
 
 
+@pytest.mark.soak
 async def test_checkpoints_keep_what_the_next_pass_needs(client: Client, name: str, uri: str, tmp_path: Path) -> None:
     table = await create(client, name)
     for score in range(2, 24):
@@ -319,6 +322,7 @@ async def test_a_location_that_cannot_be_created_is_reported(client: Client, nam
 
 @pytest.mark.parametrize("masks", [False, True], ids=["files", "vectors"])
 @pytest.mark.parametrize("is_before", [True, False], ids=["before the view", "after the view"])
+@pytest.mark.represented_by("before the view-files")
 async def test_a_table_that_loses_its_changelog_during_a_pass_is_written_again(
     client: Client, name: str, uri: str, monkeypatch: pytest.MonkeyPatch, is_before: bool, masks: bool
 ) -> None:

@@ -38,6 +38,7 @@ def bucket() -> Iterator[str]:
         yield uri
 
 
+@pytest.mark.soak
 async def test_versions_are_committed_to_an_object_store(client: Client, name: str, bucket: str) -> None:
     uri = bucket % name
     table = await client.create_table(name, SCHEMA, primary_key=["id"], buckets=2)
@@ -66,6 +67,7 @@ async def test_versions_are_committed_to_an_object_store(client: Client, name: s
 
 
 @pytest.mark.parametrize("format_", ["parquet", "iceberg"])
+@pytest.mark.represented_by("parquet")
 async def test_other_formats_are_committed_to_an_object_store(
     client: Client, name: str, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
 ) -> None:

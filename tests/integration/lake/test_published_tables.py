@@ -102,6 +102,7 @@ async def test_every_type_is_published(client: Client, name: str, uri: str) -> N
 
 
 @pytest.mark.parametrize("column", ["i32", "u64", "price", "text", "blob", "day", "us", "s"])
+@pytest.mark.represented_by("i32", "s")
 async def test_every_type_of_key_orders_the_files(client: Client, name: str, uri: str, column: str) -> None:
     type_, values = VALUES[column]
     schema = pa.schema([(column, type_), ("n", pa.int64())])
@@ -214,6 +215,7 @@ async def test_partitions_carry_over(client: Client, name: str, uri: str) -> Non
 
 
 @pytest.mark.parametrize("column", ["flag", "i64", "u64", "price", "day", "s", "us", "text"])
+@pytest.mark.represented_by("flag", "text")
 async def test_partition_columns_of_every_type_carry_over(client: Client, name: str, uri: str, column: str) -> None:
     type_, values = VALUES[column]
     schema = pa.schema([(column, type_), ("id", pa.int64())])
@@ -234,6 +236,7 @@ async def test_an_empty_text_is_no_partition(client: Client, name: str, uri: str
 
 
 @pytest.mark.parametrize("engine", ["first_row", "versioned", "aggregate", "partial_update"])
+@pytest.mark.represented_by("first_row")
 async def test_merged_rows_are_published(client: Client, name: str, uri: str, engine: str) -> None:
     of_engine: dict[str, dict[str, Any]] = {
         "first_row": {},
@@ -267,6 +270,7 @@ async def test_rows_that_expire_are_published_until_they_are_removed(client: Cli
     assert report.reason == 'rows expire without a change (ttl_changes="none")'
 
 
+@pytest.mark.soak
 async def test_small_files_of_appended_rows_are_joined(client: Client, name: str, uri: str) -> None:
     table = await create_log(client, name)
     options = PublishOptions(file_rows=100)

@@ -69,6 +69,7 @@ def with_escapes(uri: str) -> None:
 
 
 @pytest.mark.parametrize("partition_by", [[], ["city"]])
+@pytest.mark.represented_by("partition_by0")
 async def test_filters_of_delta_readers_find_texts_of_every_plane(
     client: Client, name: str, uri: str, partition_by: list[str]
 ) -> None:

@@ -58,6 +58,7 @@ async def test_only_changed_rows_are_written(client: Client, name: str, uri: str
     assert "deletionVectors" in (deltalake.DeltaTable(uri).protocol().reader_features or ())
 
 
+@pytest.mark.soak
 async def test_rows_are_masked_again_and_again(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     await publish_and_compare(client, name, uri)
@@ -94,6 +95,7 @@ async def test_long_vectors_are_in_files_that_expire(client: Client, name: str, 
     assert (await publish_and_compare(client, name, uri)).mode == "unchanged"
 
 
+@pytest.mark.soak
 async def test_vectors_survive_checkpoints(client: Client, name: str, uri: str, tmp_path: Path) -> None:
     table = await create(client, name)
     for value in range(24):

@@ -78,6 +78,7 @@ def second_version() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("format_", "masks"), [*((each, False) for each in FORMATS), ("delta", True)])
+@pytest.mark.represented_by("delta-False")
 async def test_versions_and_times_have_the_rows_of_their_instants(
     client: Client, name: str, uri: str, format_: str, masks: bool
 ) -> None:
@@ -170,6 +171,7 @@ async def test_explain_names_the_version_its_instant_and_its_offsets(client: Cli
 
 
 @pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.represented_by("delta")
 async def test_a_version_that_does_not_exist_is_an_error_that_names_those_that_do(
     client: Client, name: str, uri: str, format_: str
 ) -> None:
@@ -185,6 +187,7 @@ async def test_a_version_that_does_not_exist_is_an_error_that_names_those_that_d
 
 
 @pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.represented_by("delta")
 async def test_an_expired_version_is_an_error_that_names_the_oldest_one_left(
     client: Client, name: str, uri: str, format_: str
 ) -> None:
@@ -230,6 +233,7 @@ async def test_what_is_not_a_version_of_the_table_is_an_error(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.represented_by("delta")
 async def test_versions_that_expire_during_a_search_are_passed_over(
     client: Client, name: str, uri: str, format_: str
 ) -> None:

@@ -72,6 +72,7 @@ async def compare(table: Table, scan: Scan, uri: str, fallback: str | None = Non
 
 @pytest.mark.parametrize("changelog", ["full", "upsert"])
 @pytest.mark.parametrize("options", [SMALL, VECTORS], ids=["files", "vectors"])
+@pytest.mark.represented_by("files-full")
 async def test_changes_after_the_published_version_are_read_from_the_server(
     client: Client, name: str, uri: str, options: PublishOptions, changelog: str
 ) -> None:

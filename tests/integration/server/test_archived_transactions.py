@@ -105,6 +105,7 @@ async def stage(tables: Tables, score: int) -> str:
 
 
 @pytest.mark.asyncio
+@pytest.mark.soak
 async def test_a_transaction_that_is_decided_but_not_applied_is_restored_once_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ QUERIES: dict[str, Query] = {
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+@pytest.mark.represented_by("scan", "snapshot")
 async def test_the_first_query_after_a_restart_uses_the_bases_on_disk(data: Path, query: Query) -> None:
     built = built_at(data, TABLE)
     with ServerProcess(data, *WITHOUT_MAINTENANCE) as server:
@@ -150,6 +151,7 @@ async def test_queries_that_read_no_base_open_none(data: Path) -> None:
             assert await bases_in_use(client) == 0
 
 
+@pytest.mark.soak
 async def test_explain_and_the_statistics_agree_with_the_first_scan(data: Path) -> None:
     with ServerProcess(data, *WITHOUT_MAINTENANCE) as server:
         for name, has_bases in {TABLE: True, UNLOGGED: False, CHANGED: False}.items():

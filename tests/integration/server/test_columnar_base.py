@@ -122,6 +122,7 @@ QUESTIONS: dict[str, Callable[[Scan], Scan]] = {
 
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.asyncio
+@pytest.mark.represented_by("all", "a limit of rows kept")
 async def test_a_base_gives_the_rows_of_the_iterator_in_the_same_order(table: Table, question: str) -> None:
     scan = QUESTIONS[question](table.scan())
     assert [(await scan.read_path(read_path).explain()).read_path for read_path in ("columnar", "rocksdb")] == [
@@ -150,6 +151,7 @@ async def test_chunks_out_of_a_base_are_no_larger_than_asked_for(table: Table, s
 )
 @pytest.mark.parametrize("question", ["all", "descending", "a range", "buckets", "nulls", "a limit within the second"])
 @pytest.mark.asyncio
+@pytest.mark.represented_by("all-columnar-rocksdb", "a limit within the second-columnar-columnar")
 async def test_a_scan_goes_on_from_a_token_of_the_other_kind(
     table: Table, question: str, first: ReadPath, then: ReadPath
 ) -> None:
@@ -292,6 +294,7 @@ async def test_writes_after_a_base_are_seen_at_once(client: Client) -> None:
 
 @pytest.mark.parametrize("changelog", ["full", "upsert", "none"])
 @pytest.mark.asyncio
+@pytest.mark.represented_by("full")
 async def test_bases_are_taken_up_after_a_start_with_the_changes_since(tmp_path: Path, changelog: str) -> None:
     with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
         async with connect(server.url) as client:

@@ -31,6 +31,7 @@ DELETES: dict[str, tuple[Callable[[Table], Awaitable[Any]], int]] = {
 
 
 @pytest.mark.parametrize("delete", DELETES)
+@pytest.mark.represented_by("a key range, untracked")
 async def test_deleted_rows_soon_take_no_space(tmp_path: Path, delete: str) -> None:
     # A partition has nine times the rows, to delete as much as the others.
     scale = DAYS - 1 if delete == "a partition" else 1
