@@ -4,10 +4,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # The site needs a sixth of what the tests need, so that building it does not install all of that.
 DOCS_VENV := $(if $(wildcard $(INSTALLED)),.venv,.venv-docs)
-# Tests of what clients see of tables, which is the same if the tables have tablets: those that `make test` runs again in
-# this way, and further ones in `make soak`.
+# Tests of what clients see of tables, which is the same if the tables have tablets: `make soak` runs them in this way.
 WITH_TABLETS := SCANKV_TEST_TABLETS=3 SCANKV_TEST_WORKERS=2
-SEEN := $(patsubst %,tests/integration/client/test_%.py,changes deletes indexes merges rows scans snapshots transactions)
 SEEN_BY_ALL := tests/integration/client $(patsubst %,tests/integration/server/test_%.py,aggregates alter bad_input \
     check_table columnar_base combined_features consistent_cut encoded_rows expiry expiry_before_changes indexes \
     lifecycle locking_matrix pinned_changes query_binding resume rows snapshots types versions \
@@ -53,9 +51,7 @@ test: tools $(INSTALLED)
 	@export PYTHONDONTWRITEBYTECODE=; status=0; \
 	pytest='.ci/in-memory $(BIN)/python -m pytest -o tmp_path_retention_policy=failed'; \
 	$$pytest -m 'not soak and not alone' -n 4 --dist loadfile --no-loadscope-reorder || status=$$?; \
-	$(WITH_TABLETS) $$pytest -o cache_dir=.pytest_cache/tablets -m 'not soak and not alone' -n 4 --dist loadfile $(SEEN) \
-	    || status=$$?; \
-	$$pytest -m alone $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
+	$$pytest -m 'alone and not soak' $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
 	exit $$status
 
 check: tools $(INSTALLED)
