@@ -48,10 +48,14 @@ tools:
 # of Spark first and tests/unit last, so that no long file starts at the end. Bytecode is kept, since tests start many
 # processes.
 test: tools $(INSTALLED)
-	@export PYTHONDONTWRITEBYTECODE=; status=0; \
+	@export PYTHONDONTWRITEBYTECODE=; status=0 begin=$$(date +%s); \
 	pytest='.ci/in-memory $(BIN)/python -m pytest -o tmp_path_retention_policy=failed'; \
-	$$pytest -m 'not soak and not alone' -n 4 --dist loadfile --no-loadscope-reorder || status=$$?; \
-	$$pytest -m 'alone and not soak' $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
+	$$pytest -m 'not soak and not alone' -n 4 --dist loadfile --no-loadscope-reorder --junit-xml=build/tests.xml \
+	    || status=$$?; \
+	$$pytest -m 'alone and not soak' --junit-xml=build/tests-alone.xml \
+	    $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
+	echo "make test took $$((($$(date +%s) - begin) / 60)) min $$((($$(date +%s) - begin) % 60)) s; build/tests*.xml has the" \
+	    "duration of each test"; \
 	exit $$status
 
 check: tools $(INSTALLED)
