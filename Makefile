@@ -10,6 +10,9 @@ SEEN_BY_ALL := tests/integration/client $(patsubst %,tests/integration/server/te
     check_table columnar_base combined_features consistent_cut encoded_rows expiry expiry_before_changes indexes \
     lifecycle locking_matrix pinned_changes query_binding resume rows snapshots types versions \
     waiting_calls write_identity)
+# `make soak SLICE=0` to `SLICE=23` run a part of the tests that take minutes, `SLICE=all` runs all of them.
+SLICES := 24
+SLICE := all
 SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
@@ -24,7 +27,7 @@ help:
 	@echo 'make bench   compare ScanKV with an in-process loop over RocksDB and with Arrow Flight'
 	@echo 'make bench-field  compare ScanKV with Redis, PostgreSQL, DuckDB and others that are installed'
 	@echo 'make guard   compare ratios of processor time with the committed values'
-	@echo 'make soak    run the tests that take minutes'
+	@echo 'make soak    run the tests that take minutes; SLICE=0 to SLICE=23 runs a part of them'
 	@echo 'make lowest  run most tests with the lowest version of each dependency'
 	@echo 'make versions  test other versions of Python, pyarrow and PySpark than those of .venv'
 	@echo 'make dist    build wheel and sdist, and check them'
@@ -85,11 +88,16 @@ bench-field: $(INSTALLED)
 guard: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.guard
 
+# Every test is in one slice, by the hash of its name, so that each slice has tests of every kind.
 soak: $(INSTALLED)
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group fuzz
-	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true
-	@SCANKV_EXAMPLES_FACTOR=20 $(BIN)/python -m pytest -m "(hypothesis or seeds) and not soak" -n 2
-	@$(WITH_TABLETS) $(BIN)/python -m pytest -m 'not alone' $(SEEN_BY_ALL) tests/model
+	@status=0 begin=$$(date +%s) pytest='$(BIN)/python -m pytest'; \
+	$(if $(filter-out all,$(SLICE)),export SCANKV_SLICE=$(SLICE)/$(SLICES);) \
+	$$pytest -m soak -o asyncio_debug=true || status=$$?; \
+	SCANKV_EXAMPLES_FACTOR=20 $$pytest -m '(hypothesis or seeds) and not soak' -n 2 || status=$$?; \
+	$(WITH_TABLETS) $$pytest -m 'not alone' $(SEEN_BY_ALL) tests/model || status=$$?; \
+	echo "make soak SLICE=$(SLICE) took $$((($$(date +%s) - begin) / 60)) min"; \
+	exit $$status
 
 lowest: $(INSTALLED)
 	@.ci/test-lowest

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -35,6 +37,8 @@ if TABLETS > 1:
 
 
 _SPARK = "tests/spark/"
+_SLICE: Final = os.environ.get("SCANKV_SLICE", "")
+"""The slice of all tests that runs, such as `3/24`. Empty: all."""
 
 # Seconds for tests without a mark of their own, where the default of pyproject.toml may not do on a busy machine.
 _TIMEOUTS = {
@@ -76,6 +80,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif not item.get_closest_marker("timeout") and (seconds := _timeout_of(item)):
             item.add_marker(pytest.mark.timeout(seconds))
     _leave_to_soak(items)
+    if _SLICE:
+        number, count = map(int, _SLICE.split("/"))
+        items[:] = [item for item in items if crc32(item.nodeid.encode()) % count == number]
 
 
 def _leave_out(marker: str, config: pytest.Config, items: list[pytest.Item]) -> None:
