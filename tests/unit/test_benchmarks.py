@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.timeout(300)  # measures three workloads
+@pytest.mark.soak
 def test_figures_are_measured_over_all_rows(tmp_path: Path) -> None:
     found = _report(tmp_path, "--only=scan", "--only=predicate", "--only=changes")
     assert set(found["results"]) == {"scan", "predicate", "changes"}

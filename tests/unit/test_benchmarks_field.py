@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.timeout(300)  # starts servers
+@pytest.mark.soak
 def test_systems_are_compared_on_the_same_rows(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.field", "--rows=2000", "--calls=8", "--callers=4,2", "--runs=1"]
     command += ["--only=scankv", "--only=redis", "--only=duckdb", "--only=flight"]

@@ -94,6 +94,7 @@ def test_the_committed_file_is_as_the_update_writes_it(tmp_path: Path) -> None:
     assert path.read_text() == VALUES.read_text()
 
 
+@pytest.mark.alone
 def test_processor_time_is_counted_per_unit_of_work() -> None:
     def work(turns: int) -> float:
         for _ in range(turns):

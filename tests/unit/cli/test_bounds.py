@@ -39,6 +39,7 @@ def objects(depth: int) -> str:
 
 @pytest.mark.parametrize("nested", [lists, objects])
 @pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.represented_by("100-lists")
 def test_a_line_that_is_nested_too_deeply_is_a_bad_row(
     tmp_path: Path, nested: Callable[[int], str], depth: int
 ) -> None:

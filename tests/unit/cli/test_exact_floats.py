@@ -157,6 +157,7 @@ def test_every_float_is_read_as_it_is_printed(number: float) -> None:
     [LARGE, "9223372036854775808", *(pytest.param(each, marks=pytest.mark.soak) for each in (f"-{LARGE}", f"{2**64}"))],
 )
 @pytest.mark.parametrize("late", [False, True])
+@pytest.mark.represented_by("False-9007199254740993")
 def test_large_integers_and_fractions_of_one_field_are_refused_before_a_table_is_made(
     tmp_path: Path, large: str, late: bool
 ) -> None:
@@ -194,6 +195,7 @@ def test_integers_that_a_type_holds_are_inferred_as_before(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("large", [f"+{LARGE}", f"{LARGE}.0", f"{LARGE}.5", "1e400", "1e9999999999999999999"])
 @pytest.mark.parametrize("late", [False, True])
+@pytest.mark.represented_by("False-+9007199254740993", "True-1e9999999999999999999")
 def test_a_csv_column_with_a_number_that_double_changes_is_text(tmp_path: Path, large: str, late: bool) -> None:
     path = tmp_path / "mixed.csv"
     filler = "x" * 1500

@@ -209,6 +209,7 @@ def test_a_csv_row_of_wrong_length_that_is_not_utf8_is_refused_and_not_left_out(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
 @pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.represented_by("None")
 def test_the_memory_for_a_pipe_rises_with_what_has_been_read_and_not_with_what_it_means(
     monkeypatch: pytest.MonkeyPatch, compression: str | None
 ) -> None:

@@ -46,6 +46,7 @@ FAR = 11_000
         ("10:00:00", "23:59:59.5", pa.time64("us")),
     ],
 )
+@pytest.mark.represented_by("1-2-type_0", "10:00:00-23:59:59.5-type_22")
 def test_the_whole_csv_file_decides_the_type(tmp_path: Path, first: str, last: str, type_: pa.DataType) -> None:
     path = tmp_path / "late.csv"
     _write_csv(path, [*[first] * FAR, last])
@@ -84,6 +85,7 @@ def test_rows_of_a_wrong_length_stop_or_are_left_out(tmp_path: Path) -> None:
         ([{"a": [1]}], [{"a": [1.5]}], pa.list_(pa.struct([("a", pa.list_(pa.float64()))]))),
     ],
 )
+@pytest.mark.represented_by("1-2-type_0", "first10-last10-type_10")
 def test_the_whole_json_lines_file_decides_the_type(
     tmp_path: Path, first: object, last: object, type_: pa.DataType
 ) -> None:

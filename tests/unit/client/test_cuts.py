@@ -87,6 +87,12 @@ async def keys_until(stream: ScanStream, error: type[ScanKvError]) -> tuple[list
     ids=str,
 )
 @pytest.mark.parametrize(("code", "reason"), CUTS)
+@pytest.mark.represented_by(
+    "StatusCode.UNAVAILABLE-None-ScanSpec(table='game.scores', snapshot_id='pin')-0",
+    "StatusCode.OK-None-ScanSpec(table='game.scores', snapshot_id='pin')-0",
+    "StatusCode.DEADLINE_EXCEEDED-SCAN_STALLED-ScanSpec(table='game.scores', snapshot_id='pin')-0",
+    "StatusCode.DEADLINE_EXCEEDED-SCAN_TOO_LONG-ScanSpec(table='game.scores', resume=<Resume.LATEST: 'latest'>)-8",
+)
 async def test_a_cut_at_any_place_loses_and_doubles_nothing(
     after: int, code: grpc.StatusCode, reason: str | None, spec: ScanSpec
 ) -> None:

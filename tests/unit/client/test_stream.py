@@ -182,6 +182,7 @@ async def test_a_stall_before_the_header_ends_with_the_attempt_timeout() -> None
 
 @pytest.mark.parametrize("timeout", ["operation_timeout", "next_chunk_timeout"])
 @pytest.mark.parametrize(("server", "token"), [(StallsAfterHeader, None), (StallsAfterFirstChunk, b"after 4")])
+@pytest.mark.represented_by("StallsAfterHeader-None-operation_timeout")
 async def test_a_stall_in_the_middle_ends_with_the_shorter_timeout(
     server: type[KeepsItsContract], token: bytes | None, timeout: str
 ) -> None:

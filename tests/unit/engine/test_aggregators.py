@@ -98,6 +98,7 @@ def all_series(name: str, values: list[Any], *, taken_back: bool) -> list[list[t
 
 
 @pytest.mark.parametrize(("name", "type_", "parameters"), CASES)
+@pytest.mark.represented_by("sum-int8-", "max-int32-", "first_value-int8-", "merge_map-map<int8, list<item: string>>-")
 def test_a_function_gives_what_the_model_says_however_its_inputs_are_cut_into_batches(
     name: str, type_: pa.DataType, parameters: dict[str, Any]
 ) -> None:

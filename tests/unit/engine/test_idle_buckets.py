@@ -219,6 +219,7 @@ async def test_statistics_that_would_open_buckets_for_too_long_are_refused_and_g
 
 
 @pytest.mark.timeout(180)  # opens and closes buckets continuously
+@pytest.mark.soak
 async def test_pins_work_on_buckets_at_rest_and_while_they_are_closed_all_the_time(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables, buckets=3)

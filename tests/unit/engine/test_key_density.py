@@ -78,6 +78,7 @@ def in_clusters(rows: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("make", "error"), [(even, 0.05), (random_ids, 0.1), (in_clusters, 0.1)])
+@pytest.mark.represented_by("even-0.05")
 def test_a_hundred_times_more_keys_are_looked_at_as_often_and_places_are_about_right(
     make: Callable[[int], list[bytes]], error: float
 ) -> None:

@@ -164,6 +164,7 @@ STEPS = st.lists(
 )
 @given(steps=STEPS, deduplicate=st.booleans())
 @examples(15)
+@pytest.mark.represented_by("full-False")
 def test_any_history_merges_as_a_dictionary_does(
     changelog: str, indexed: bool, steps: list[tuple[str, list[Any]]], deduplicate: bool
 ) -> None:

@@ -117,6 +117,7 @@ STEPS = st.lists(
 @pytest.mark.parametrize(("title", "deletes"), TABLES)
 @given(steps=STEPS)
 @examples(8)
+@pytest.mark.represented_by("last_row-allow", "aggregate by default-allow")
 def test_an_engine_does_what_the_model_says_row_by_row(title: str, deletes: str, steps: list[Any]) -> None:
     definition = table_of(title, deletes)
     table, model = MergedTable(definition), model_of(title, deletes)
@@ -152,6 +153,7 @@ def _takes_back_before_an_older_row(events: list[Any]) -> bool:
 @pytest.mark.parametrize(("title", "deletes"), TABLES)
 @given(events=st.lists(st.tuples(st.sampled_from(KINDS), ROWS), min_size=1, max_size=12), data=st.data())
 @examples(6)
+@pytest.mark.represented_by("last_row-allow", "aggregate by default-allow")
 def test_how_rows_are_cut_into_requests_never_changes_the_result(
     title: str, deletes: str, events: list[Any], data: st.DataObject
 ) -> None:
@@ -217,6 +219,7 @@ def test_without_deduplication_each_key_that_a_row_counted_for_is_a_change() -> 
 
 @pytest.mark.parametrize("changelog", ["upsert", "none"])
 @pytest.mark.parametrize("title", [title for title in ENGINES if "aggregate" not in title])
+@pytest.mark.represented_by("last_row-upsert", "partial_update with a group of two-none")
 def test_an_engine_gives_the_same_rows_with_every_changelog(title: str, changelog: str) -> None:
     deletes = "ignore"
     tables = [MergedTable(table_of(title, deletes, **options)) for options in ({}, {"changelog": changelog})]

@@ -167,6 +167,7 @@ async def test_an_error_of_the_process_is_that_of_the_commit(tmp_path: Path, use
     await tables.close()
 
 
+@pytest.mark.soak
 async def test_a_frozen_process_does_not_keep_the_server_from_ending(tmp_path: Path, used: UsedProcesses) -> None:
     is_frozen = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -148,6 +148,7 @@ def views() -> Iterator[list[tuple[BucketCursor, list[tuple[int, int]]]]]:
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("kind", ["full", "upsert", "none", "indexed"])
+@pytest.mark.represented_by("full")
 def test_any_history_leaves_the_rows_that_it_should(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, views: list[tuple[BucketCursor, list[tuple[int, int]]]]
 ) -> None:

@@ -161,6 +161,7 @@ async def filled(tables: Tables, rows: int, *, buckets: int, shape: str) -> Live
     ("rows", "buckets", "shape"),
     [(60_000, 1, "unflushed"), (60_000, 4, "compacted"), (30_000, 16, "unflushed"), (60_000, 4, "skewed"), (5, 3, "-")],
 )
+@pytest.mark.represented_by("60000-1-unflushed")
 async def test_the_ranges_of_a_real_view_are_balanced(tmp_path: Path, rows: int, buckets: int, shape: str) -> None:
     async with tables_in(tmp_path) as tables:
         table = await filled(tables, rows, buckets=buckets, shape=shape)

@@ -279,6 +279,7 @@ def test_with_a_schema_too_text_that_cannot_be_read_is_refused_where_reading_end
     ["(" * 20_000 + "a" + ")" * 20_000, "not " * 20_000 + "a", " and ".join(["a"] * 20_000), "a = '" + "x" * 2**22],
     ids=["parentheses", "not", "and", "length"],
 )
+@pytest.mark.represented_by("parentheses")
 def test_hostile_text_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_where(text)

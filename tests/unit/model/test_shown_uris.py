@@ -130,6 +130,7 @@ def test_a_directory_is_shown_as_it_is() -> None:
         *((use, uri) for use in (LakeLocation, BackupStore) for uri in SECRETS if "://" in uri),
     ],
 )
+@pytest.mark.represented_by("<lambda>-scankv://ann:pa55word@localhost:7070", "BackupStore-nonsense://bucket?x=pa55word")
 def test_a_refused_address_shows_no_password_and_neither_does_its_traceback(
     use: Callable[[str], object], uri: str
 ) -> None:

@@ -311,6 +311,7 @@ def base(offline: FollowedBucket, tmp_path: Path) -> ColumnarBase:
     ("first", "end"),
     [(0, 1000), (0, 500), (300, 400), (305, 395), (301, 305), (250, 755), (740, 2000), (-50, 0), (2000, 3000)],
 )
+@pytest.mark.represented_by("0-1000", "2000-3000")
 def test_a_base_without_a_range_has_all_other_rows(
     offline: FollowedBucket, base: ColumnarBase, first: int, end: int
 ) -> None:
@@ -347,6 +348,7 @@ def read(cursor: BaseCursor, rows: int = 1000) -> list[int]:
     ],
 )
 @pytest.mark.parametrize("delete", [False, True])
+@pytest.mark.represented_by("False-nothing-False", "True-far more than there is-True")
 def test_changes_at_any_place_are_seen(
     offline: FollowedBucket, base: ColumnarBase, changed: Sequence[int], reverse: bool, delete: bool
 ) -> None:

@@ -65,6 +65,7 @@ def read(scan: OpenedScan, chunk_rows: int = 8192, chunks: int = 10**9) -> tuple
 
 @given(st.data())
 @examples(12)
+@pytest.mark.represented_by("(1, 150)")
 def test_rows_order_and_tokens_are_the_same_with_and_without_the_index(
     table: IndexedTable, data: st.DataObject
 ) -> None:
@@ -141,6 +142,10 @@ def test_a_value_that_twenty_rows_have_scans_twenty(scores: IndexedTable) -> Non
         ((col("score") > 9) & (col("score") < 3), 0),
     ],
     ids=str,
+)
+@pytest.mark.represented_by(
+    '1-((col("score") == 7) & (col("text") == \'text 7\')) | ((col("score") == 9) & (col("text") == \'text 609\'))-2',
+    '4-(col("score") > 9) & (col("score") < 3)-0',
 )
 def test_several_ranges_of_an_index_scan_only_their_rows(scores: IndexedTable, where: Predicate, rows: int) -> None:
     for reverse in (False, True):

@@ -67,6 +67,7 @@ def by_looking_at_all(table: IndexedTable, spec: TopNSpec, where: Predicate | No
 
 @given(st.data())
 @examples(15)
+@pytest.mark.represented_by("(1, 150)")
 def test_the_index_tells_the_rows_that_looking_at_all_of_them_finds(table: IndexedTable, data: st.DataObject) -> None:
     by = data.draw(st.sampled_from(sorted(ORDERS)))
     index = data.draw(st.sampled_from([one for one in table.buckets[0].indexes if one.index.columns[-1] == by]))
@@ -99,6 +100,9 @@ def test_the_index_tells_the_rows_that_looking_at_all_of_them_finds(table: Index
 @pytest.mark.parametrize("by", sorted(ORDERS))
 @pytest.mark.parametrize("ascending", [False, True])
 @pytest.mark.parametrize("with_ties", [False, True])
+@pytest.mark.represented_by(
+    "(1, 150)-False-False-at", "(3, 200)-False-True-money", "(5, 4)-True-False-number", "(2, 0)-True-True-small"
+)
 def test_every_n_of_every_type_is_the_same_in_both_ways(
     table: IndexedTable, by: str, ascending: bool, with_ties: bool
 ) -> None:
@@ -154,6 +158,7 @@ def test_many_ties_are_not_all_read(scores: IndexedTable) -> None:
     assert 900 < len(everything.stored) < 1100
 
 
+@pytest.mark.represented_by("1")
 def test_ten_thousand_rows_are_read_by_the_index_and_more_are_not(scores: IndexedTable) -> None:
     spec = top(10_000, columns=("k",))
     found = by_index(scores, spec)
@@ -172,6 +177,7 @@ def test_an_index_is_given_up_where_it_would_not_find_the_rows_soon(tmp_path: Pa
 
 
 @pytest.mark.timeout(180)  # writes megabytes of entries
+@pytest.mark.soak
 def test_an_index_of_very_long_entries_is_given_up(tmp_path: Path) -> None:
     long = pa.RecordBatch.from_pydict(
         {"k": range(5000), "score": range(5000), "text": [f"{k:05}" + "x" * 16_000 for k in range(5000)]},
@@ -184,6 +190,7 @@ def test_an_index_of_very_long_entries_is_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)  # indexes 100,003 rows
+@pytest.mark.soak
 def test_more_than_a_hundred_thousand_ties_are_refused_in_both_ways(tmp_path: Path) -> None:
     rows = [5] * 100_002 + [9]
     with indexed_table(tmp_path, numbers(rows), buckets=2, indexes=[["score"]]) as table:

@@ -201,6 +201,7 @@ def based(table: Offline) -> Iterator[Offline]:
 @pytest.mark.parametrize("of_bases", [False, True])
 @pytest.mark.parametrize("where", [None, col("v") != 5, col("a") >= 0])
 @pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.represented_by("whole-False-None-False", "last-True-where2-True")
 def test_a_scan_resumed_after_every_chunk_reads_each_row_once(
     table: Offline, based: Offline, of_bases: bool, reverse: bool, where: Predicate | None
 ) -> None:

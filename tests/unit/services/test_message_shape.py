@@ -51,6 +51,7 @@ MANY_VALUES: dict[str, tuple[type[Message], Callable[[], bytes]]] = {
 
 
 @pytest.mark.parametrize(("cls", "made"), MANY_VALUES.values(), ids=MANY_VALUES)
+@pytest.mark.represented_by("numbers for a text", "a group")
 def test_a_message_of_many_small_values_is_refused_at_once(cls: Any, made: Callable[[], bytes]) -> None:
     data = made()
     begun = time.process_time()

@@ -78,6 +78,7 @@ def test_a_row_that_was_written_after_the_rows_were_read_stays(bucket: Bucket, r
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.represented_by("0")
 def test_whatever_was_read_before_only_the_named_rows_are_deleted(bucket: Bucket, ranges: list[int], seed: int) -> None:
     chosen = random.Random(seed)
     expected = set(chosen.sample(range(4000), 3000))

@@ -154,6 +154,7 @@ def test_a_cursor_shows_the_moment_it_was_made(path: Path) -> None:
 
 @pytest.mark.parametrize("max_rows", [1, 7, 100, 8192])
 @pytest.mark.parametrize("max_bytes", [1024, 100_000, 1 << 24])
+@pytest.mark.represented_by("1024-1", "16777216-8192")
 def test_chunks_keep_to_their_bounds_and_lose_nothing(path: Path, max_rows: int, max_bytes: int) -> None:
     definition = define(pa.schema([("k", pa.int32()), ("v", pa.binary())]))
     lengths = [i % 50 if i % 97 else 3000 for i in range(600)]

@@ -86,6 +86,7 @@ def open_bucket(path: Path) -> Bucket:
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
+@pytest.mark.represented_by("ascending")
 def test_lookups_of_many_keys_equal_lookups_of_few(tmp_path: Path, order: str) -> None:
     seed = random.randrange(2**32)
     chosen = random.Random(seed)
@@ -108,6 +109,7 @@ def test_lookups_of_many_keys_equal_lookups_of_few(tmp_path: Path, order: str) -
 
 @pytest.mark.parametrize("flush", [False, True])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.represented_by("0-False")
 def test_an_iterator_finds_the_same_rows_as_lookups(store: RocksStore, seed: int, flush: bool) -> None:
     randomness = random.Random(seed)
     batch = store.batch()

@@ -207,6 +207,7 @@ def emptied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.usefixtures("real_steps")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("bounds", [(None, None), ((5).to_bytes(8, "big"), (DELETED - 5).to_bytes(8, "big"))])
+@pytest.mark.represented_by("in memory-bounds0-False", "in files-bounds1-True")
 def test_no_step_across_many_deleted_rows_takes_long(
     emptied: RocksStore, bounds: tuple[bytes | None, bytes | None], reverse: bool
 ) -> None:

@@ -241,6 +241,7 @@ def test_it_shows_the_moment_of_its_making(offline: OfflineBucket) -> None:
 
 @pytest.mark.parametrize("harmed", [0, 3000, 5999])
 @pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.represented_by("False-0")
 def test_a_key_in_a_damaged_block_is_data_loss_and_never_missing(tmp_path: Path, harmed: int, reverse: bool) -> None:
     rows = 6000
     prepared_table(tmp_path, "test.t", rows, buckets=1)
@@ -263,6 +264,7 @@ def test_a_key_in_a_damaged_block_is_data_loss_and_never_missing(tmp_path: Path,
 
 @pytest.mark.parametrize("harmed", [0, 3000, 5999])
 @pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.represented_by("False-0")
 def test_a_range_with_a_damaged_block_is_data_loss_and_never_short(tmp_path: Path, harmed: int, reverse: bool) -> None:
     """The position in a block at which a range begins or ends makes no difference."""
     rows = 6000

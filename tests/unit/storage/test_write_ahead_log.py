@@ -169,6 +169,7 @@ def with_last_write_cut(content: bytes, writes: list[LoggedWrite], cut: int, zer
 
 
 @pytest.mark.parametrize("zeros", [0, 5, 100_000])
+@pytest.mark.represented_by("0")
 def test_a_last_write_that_ends_in_zeros_is_left_out(tmp_path: Path, resources: RocksResources, zeros: int) -> None:
     write_some(tmp_path / "a", resources, flushes=False)
     content = find_log_files(tmp_path / "a")[0].path.read_bytes()
