@@ -111,7 +111,9 @@ def _write(
         return
     assert is_own, f"{kept.name} is another table, or the writer is fenced, and its rows are taken"
     assert table is not None
+    table.author = kept.value.id if kept.kind == "writer" else ""
     table.upsert([_translated(table, columns, row) for row in rows])
+    table.author = ""
     world.record(name, table)
     world.check(table.name)
 
