@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from aio_client import TableNotFound, TableRecreated, WriteConflict
-from tests.model.checker.drawing import KEYED, KEYS, rows_of, table_of
+from tests.model.checker.drawing import KEYED, KEYS, kept_of, rows_of, table_of
 from tests.model.checker.model import KEY, key_values
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.writes import DELETING, fits
@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 
 
 def _draw_conditional(world: CheckerWorld, random: Random) -> Arguments | None:
-    names = [name for name, kept in world.kept.items() if kept.kind == "offsets"]
-    if not names:
-        return None
-    name = random.choice(names)
-    table = world.tables.get(world.kept[name].name)
+    name = kept_of("offsets", world, random)
+    table = None if name is None else world.tables.get(world.kept[name].name)
     if table is None or not table.has_key:
         return None
     return {"kept": name, "rows": rows_of(table, random)[:3], "delete": random.random() < 0.3}
@@ -64,10 +61,12 @@ def _write_if_unchanged(world: CheckerWorld, arguments: Arguments) -> None:
 
 def _draw_race(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random, KEYED)
-    return None if table is None else {"table": table.name, "key": random.randrange(KEYS), "writers": 4}
+    if table is None or table.engine not in DELETING:
+        return None
+    return {"table": table.name, "key": random.randrange(KEYS), "writers": 4}
 
 
-@define("race_conditional_writes", 0.7, _draw_race)
+@define("race_conditional_writes", 1.5, _draw_race)
 def _race(world: CheckerWorld, arguments: Arguments) -> None:
     """Of several writers that have read the same version of a row, one changes it."""
     table, key = world.tables.get(arguments["table"]), arguments["key"]

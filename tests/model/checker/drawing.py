@@ -33,6 +33,15 @@ def table_of(world: CheckerWorld, random: Random, more: tuple[str, ...] = ()) ->
     return world.tables[random.choice(names)] if names else None
 
 
+def kept_of(kind: str, world: CheckerWorld, random: Random) -> str | None:
+    """Returns the name of something of a kind that is kept, mostly of a table that still exists; None if none is."""
+    names = [name for name, kept in world.kept.items() if kept.kind == kind]
+    numbers = {table.number for table in world.tables.values()}
+    current = [name for name in names if world.kept[name].table in numbers]
+    chosen = current if current and random.random() < 0.9 else names
+    return random.choice(chosen) if chosen else None
+
+
 def new_column(world: CheckerWorld, random: Random, taken: Iterable[str]) -> CheckerColumn | None:
     """Returns a column with a name that is free; None if none is."""
     free = [name for name in COLUMN_NAMES if name not in set(taken)]

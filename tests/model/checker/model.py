@@ -168,6 +168,11 @@ class CheckerTable:
             else:
                 self.possible.add(part_of(key))
 
+    def settle(self, keys: Iterable[int]) -> None:
+        """Removes expired rows for good: no other time to live brings them back."""
+        for key in list(keys):
+            self.expired.pop(key, None)
+
     def erase(self, keys: Iterable[int]) -> None:
         """Deletes rows without a change for each. Expired ones may have been removed before, with a change or not."""
         for key in list(keys):
@@ -291,8 +296,15 @@ class CheckerTable:
 
     def matching(self, name: str, below: Any) -> list[int]:  # a value of the column
         """Returns the keys of the rows whose column is less than a value. Null is not."""
+        return self._matching(self.rows, name, below)
+
+    def matching_expired(self, name: str, below: Any) -> list[int]:  # a value of the column
+        """As `matching`, of the rows that have expired."""
+        return self._matching({key: values for key, (values, _) in self.expired.items()}, name, below)
+
+    def _matching(self, rows: Mapping[int, Values], name: str, below: Any) -> list[int]:
         number = self.column(name).number
-        return [key for key, values in self.rows.items() if number in values and values[number] < below]
+        return [key for key, values in rows.items() if number in values and values[number] < below]
 
     def position(self) -> Position:
         """Returns the position after all changes."""

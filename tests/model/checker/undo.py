@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from aio_client import RangeNotTracked, TableNotFound, TableRecreated
+from tests.model.checker.drawing import kept_of
 from tests.model.checker.operation import Arguments, define
 
 if TYPE_CHECKING:
@@ -17,11 +18,16 @@ _NO_CHANGES: Final = (0, 0)
 
 
 def _draw_undo(world: CheckerWorld, random: Random) -> Arguments | None:
-    names = [name for name, kept in world.kept.items() if kept.kind == "offsets"]
-    return {"kept": random.choice(names), "writer": random.choice(["w1", "w2"])} if names else None
+    name, writer = kept_of("offsets", world, random), random.choice(["w1", "w2"])
+    table = None if name is None else world.tables.get(world.kept[name].name)
+    if name is None or table is None:
+        return None
+    # Mostly if there is something to undo.
+    is_written = any(_plan(table, world.kept[name].position, writer))
+    return {"kept": name, "writer": writer} if is_written or random.random() < 0.2 else None
 
 
-@define("undo", 1.5, _draw_undo)
+@define("undo", 4, _draw_undo)
 def _undo(world: CheckerWorld, arguments: Arguments) -> None:
     kept, writer = world.kept.get(arguments["kept"]), arguments["writer"]
     table = None if kept is None else world.tables.get(kept.name)

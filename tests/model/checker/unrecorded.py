@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aio_client import StartFrom, StopAt
-from tests.model.checker.drawing import KEYED, KEYS, NAMES, PARTITIONED, rows_of, table_of
+from tests.model.checker.drawing import KEYED, KEYS, NAMES, PARTITIONED, kept_of, rows_of, table_of
 from tests.model.checker.model import KEY, PART, part_of, show
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.world import differences
@@ -71,9 +71,8 @@ def _delete_range(world: CheckerWorld, arguments: Arguments) -> None:
 
 
 def _draw_replay(world: CheckerWorld, random: Random) -> Arguments | None:
-    names = [name for name, kept in world.kept.items() if kept.kind == "offsets"]
-    rows, is_net = random.choice([1, 7, 4096]), random.random() < 0.3
-    return {"kept": random.choice(names), "chunk": rows, "net": is_net} if names else None
+    name, rows, is_net = kept_of("offsets", world, random), random.choice([1, 7, 4096]), random.random() < 0.3
+    return {"kept": name, "chunk": rows, "net": is_net} if name is not None else None
 
 
 @define("replay_from_offsets", 2, _draw_replay)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aio_client import SchemaMismatch, TableNotFound, TableRecreated, WriterFenced
-from tests.model.checker.drawing import keys_of, table_of, value_of
+from tests.model.checker.drawing import kept_of, keys_of, table_of, value_of
 from tests.model.checker.model import KEY, ModelView
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.world import Kept
@@ -55,12 +55,11 @@ def _open_writer(world: CheckerWorld, arguments: Arguments) -> None:
 
 
 def _draw_write(kind: str, world: CheckerWorld, random: Random) -> Arguments | None:
-    names = [name for name, kept in world.kept.items() if kept.kind == kind]
-    if not names:
+    name = kept_of(kind, world, random)
+    if name is None:
         return None
-    kept = world.kept[random.choice(names)]
+    kept = world.kept[name]
     assert kept.view is not None
-    name = next(name for name, each in world.kept.items() if each is kept)
     return {"kept": name, "rows": [_row(key, kept.view.columns, random) for key in keys_of(random)]}
 
 

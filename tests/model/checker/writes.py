@@ -100,6 +100,7 @@ def _delete_where(world: CheckerWorld, arguments: Arguments) -> None:
     found = world.table(table.name).delete(where=f"{arguments['column']} < {arguments['below']!r}")
     assert found.rows == len(keys), f"deleted {found.rows} rows instead of {len(keys)}"
     table.delete(keys)
+    table.settle(table.matching_expired(arguments["column"], arguments["below"]))
     world.record("delete_where", table)
     world.check(table.name)
 
@@ -116,6 +117,7 @@ def _truncate(world: CheckerWorld, arguments: Arguments) -> None:
         return
     world.table(table.name).truncate()
     table.delete(list(table.rows))
+    table.settle(table.expired)
     world.record("truncate", table)
     world.check(table.name)
 
