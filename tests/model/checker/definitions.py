@@ -50,6 +50,8 @@ def draw_create(names: tuple[str, ...], world: CheckerWorld, random: Random) -> 
     buckets = random.choice([1, 2, 4])
     tablets = 2 if buckets > 1 and name not in EVERY_KIND and random.random() < 0.4 else 1
     arguments = {"table": name, "columns": columns, "engine": engine, "buckets": buckets, "tablets": tablets}
+    if name == LOG:
+        arguments["bucket_key"] = random.choice([[], [KEY]])
     if engine == "aggregate":
         arguments["functions"] = {name: random.choice(_FUNCTIONS[kind]) for name, kind in columns.items()}
     return arguments
@@ -77,6 +79,8 @@ def new_table(world: CheckerWorld, arguments: Arguments) -> tuple[CheckerTable, 
     key = (PART, KEY) if name == PARTITIONED else (KEY,)
     functions = arguments.get("functions", {})
     order = columns[0].number if engine in ("sequenced", "versioned") else None
+    if "bucket_key" in arguments:
+        options["bucket_key"] = arguments["bucket_key"]
     if name == PARTITIONED:
         options["partition_by"] = [PART]
     merging: dict[str, Any] = {"merge_engine": engine}
