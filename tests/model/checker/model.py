@@ -168,6 +168,11 @@ class CheckerTable:
             else:
                 self.possible.add(part_of(key))
 
+    def replace(self, row: Shown) -> None:
+        """Makes a row what it would be without a row before it."""
+        values = {column.number: self._merged(column, None, row[column.name]) for column in self.columns}
+        self._set(row[KEY], {number: value for number, value in values.items() if value is not None})
+
     def settle(self, keys: Iterable[int]) -> None:
         """Removes expired rows for good: no other time to live brings them back."""
         for key in list(keys):

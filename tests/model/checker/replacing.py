@@ -1,23 +1,20 @@
-"""Operations that write many rows as one, or one row in each of many calls."""
+"""Operations that write many rows as one: in place of others, or as a new table."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from aio_client import InvalidRequest, UsageError
+from aio_client import UsageError
 from tests.model.checker.definitions import draw_create, new_table
-from tests.model.checker.drawing import KEYED, KEYS, PARTITIONED, keys_of, rows_of, table_of
+from tests.model.checker.drawing import KEYED, KEYS, PARTITIONED, rows_of, table_of
 from tests.model.checker.model import KEY, PART, part_of
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.writes import DELETING, fits
+from tests.model.checker.writes import fits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
     from tests.model.checker.world import CheckerWorld
@@ -30,12 +27,12 @@ def _draw_replace(world: CheckerWorld, random: Random) -> Arguments | None:
     first = random.randrange(KEYS)
     rows, end = rows_of(table, random), random.randrange(first + 1, KEYS + 1)
     if random.random() < 0.8:
-        rows = [row for row in rows if first <= row[KEY] < end and part_of(row[KEY]) == part_of(first)]
+        rows = [row for row in rows if first <= row[KEY] < end and row.get(PART, part_of(first)) == part_of(first)]
     whole = random.random() < 0.3
     return {"table": table.name, "rows": rows, "first": first, "end": end, "whole": whole}
 
 
-@define("replace", 1.5, _draw_replace)
+@define("replace", 2, _draw_replace)
 def _replace(world: CheckerWorld, arguments: Arguments) -> None:
     table, rows = world.tables.get(arguments["table"]), arguments["rows"]
     # Which rows count as written again by it is not promised.
@@ -58,8 +55,7 @@ def _replace(world: CheckerWorld, arguments: Arguments) -> None:
         return
     table.delete(scope - {row[KEY] for row in rows})
     for row in rows:
-        values = {column.number: row[column.name] for column in table.columns if row[column.name] is not None}
-        table.put(row[KEY], values)
+        table.replace(row)
     world.record("replace", table)
     world.check(table.name)
 
@@ -85,37 +81,3 @@ def _bootstrap(world: CheckerWorld, arguments: Arguments) -> None:
     world.tables[name] = table
     world.record("bootstrap", table)
     world.check(name)
-
-
-def _draw_single(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random, KEYED)
-    return None if table is None else {"table": table.name, "rows": rows_of(table, random), "keys": keys_of(random)}
-
-
-@define("write_single_rows", 1.5, _draw_single)
-def _write_single_rows(world: CheckerWorld, arguments: Arguments) -> None:
-    """Calls with one row each share requests, also with calls that are refused."""
-    table, rows = world.tables.get(arguments["table"]), arguments["rows"]
-    if table is None or not fits(table, rows, complete=True):
-        return
-    opened, written = world.table(table.name), {row[KEY] for row in rows}
-    keys = [key for key in arguments["keys"] if key not in written] if table.engine in DELETING else []
-    calls: list[Callable[[], Any]] = []
-    for row in rows:
-        calls += [partial(opened.upsert, [row]), partial(opened.upsert, [{**row, KEY: None}])]
-    calls += [partial(opened.delete, [key]) for key in table.keys(keys)]
-
-    def attempt(call: Callable[[], Any]) -> bool:
-        try:
-            call()
-        except InvalidRequest:
-            return False
-        return True
-
-    with ThreadPoolExecutor(8) as threads:
-        accepted = list(threads.map(attempt, calls))
-    assert accepted == [True, False] * len(rows) + [True] * len(keys), f"calls were accepted or not: {accepted}"
-    table.upsert(rows)
-    table.delete(keys)
-    world.record("write_single_rows", table)
-    world.check(table.name)

@@ -253,5 +253,27 @@ FAULTS: Final = (
         ),
         seed=3,
     ),
+    SeededFault(
+        name="newest_rows_by_record",
+        breaks="a reversed scan of a table without a key begins with its newest rows",
+        file="streaming_server/scan/log_cursor.py",
+        edits=(("pa.concat_batches(reversed(batches) if self._reverse else batches)", "pa.concat_batches(batches)"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="deleted_after_the_replacement",
+        breaks="the rows that replace others are there, even if they have the same keys",
+        file="aio_client/_client/transaction_part.py",
+        edits=(
+            (
+                '        await self._stage_selected(table, scope, "overwrite", locks)\n'
+                "        return await self._stage(table, pieces, locks)\n",
+                "        rows = await self._stage(table, pieces, locks)\n"
+                '        await self._stage_selected(table, scope, "overwrite", locks)\n'
+                "        return rows\n",
+            ),
+        ),
+        seed=1,
+    ),
 )
 """All faults."""
