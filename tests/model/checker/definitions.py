@@ -103,7 +103,7 @@ def new_table(world: CheckerWorld, arguments: Arguments) -> tuple[CheckerTable, 
 for _name, _weight, _names in (
     ("create", 2, NAMES),
     ("create_partitioned", 1, (PARTITIONED,)),
-    ("create_log", 1, (LOG,)),
+    ("create_log", 1.5, (LOG,)),
     ("create_untracked", 1, (UNTRACKED,)),
 ):
     define(_name, _weight, partial(draw_create, _names))(partial(_create, _name))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _draw_read(world: CheckerWorld, random: Random) -> Arguments | None:
-    return {"newest": random.choice([1, 3, 10])} if LOG in world.tables else None
+    return {"newest": random.choice([2, 30])} if LOG in world.tables else None
 
 
 @define("read_log_in_order", 1.5, _draw_read)

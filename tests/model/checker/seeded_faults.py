@@ -273,7 +273,7 @@ FAULTS: Final = (
                 "        return rows\n",
             ),
         ),
-        seed=1,
+        seed=6,
     ),
 )
 """All faults."""
