@@ -258,7 +258,7 @@ FAULTS: Final = (
         breaks="a reversed scan of a table without a key begins with its newest rows",
         file="streaming_server/scan/log_cursor.py",
         edits=(("pa.concat_batches(reversed(batches) if self._reverse else batches)", "pa.concat_batches(batches)"),),
-        seed=1,
+        seed=3,
     ),
     SeededFault(
         name="deleted_after_the_replacement",
