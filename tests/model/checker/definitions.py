@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from aio_client import agg
-from tests.model.checker.drawing import COLUMN_NAMES, KINDS, NAMES, new_column, table_of
-from tests.model.checker.model import KEY, CheckerColumn, CheckerTable
+from tests.model.checker.drawing import (
+    COLUMN_NAMES,
+    EVERY_KIND,
+    KINDS,
+    LOG,
+    NAMES,
+    PARTITIONED,
+    UNTRACKED,
+    new_column,
+    table_of,
+)
+from tests.model.checker.model import KEY, PART, CheckerColumn, CheckerTable
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.world import TYPES
 
@@ -19,39 +30,87 @@ if TYPE_CHECKING:
     from tests.model.checker.world import CheckerWorld
 
 
-def _draw_create(world: CheckerWorld, random: Random) -> Arguments | None:
-    free = [name for name in NAMES if name not in world.tables]
+_ENGINES: Final = ("last_row", "last_row", "sum", "first_row", "sequenced", "versioned", "partial_update", "aggregate")
+_FUNCTIONS: Final = {
+    "int": ("sum", "max", "min", "count", "first_non_null_value"),
+    "text": ("max", "min", "listagg", "last_value"),
+    "float": ("sum", "max", "min", "last_value"),
+}
+
+
+def draw_create(names: tuple[str, ...], world: CheckerWorld, random: Random) -> Arguments | None:
+    """Returns the arguments for a table with one of some names; None if all of them exist."""
+    free = [name for name in names if name not in world.tables]
     if not free:
         return None
-    engine = random.choice(["last_row", "last_row", "sum", "first_row"])
+    name = random.choice(free)
+    engine = "log" if name == LOG else random.choice(_ENGINES)
     kinds = ("int",) if engine == "sum" else KINDS
     columns = {name: random.choice(kinds) for name in COLUMN_NAMES[: random.randrange(1, 4)]}
     buckets = random.choice([1, 2, 4])
-    tablets = 2 if buckets > 1 and random.random() < 0.4 else 1
-    name = random.choice(free)
-    return {"table": name, "columns": columns, "engine": engine, "buckets": buckets, "tablets": tablets}
+    tablets = 2 if buckets > 1 and name not in EVERY_KIND and random.random() < 0.4 else 1
+    arguments = {"table": name, "columns": columns, "engine": engine, "buckets": buckets, "tablets": tablets}
+    if name == LOG:
+        arguments["bucket_key"] = random.choice([[], [KEY]])
+    if engine == "aggregate":
+        arguments["functions"] = {name: random.choice(_FUNCTIONS[kind]) for name, kind in columns.items()}
+    return arguments
 
 
-@define("create", 2, _draw_create)
-def _create(world: CheckerWorld, arguments: Arguments) -> None:
+def _create(operation: str, world: CheckerWorld, arguments: Arguments) -> None:
     name = arguments["table"]
     if name in world.tables:
         return
-    columns = tuple(CheckerColumn(world.next_number(), each, kind) for each, kind in arguments["columns"].items())
-    engine = arguments["engine"]
-    options = {each: arguments[each] for each in ("buckets", "tablets")}
-    merging: dict[str, Any] = {"merge_engine": engine}
-    if engine == "sum":
-        merging = {"merge_engine": "aggregate", "aggregators": {column.name: agg.sum() for column in columns}}
-    world.client.create_table(name, world.schema(columns), primary_key=[KEY], **options, **merging)
-    table = CheckerTable(name, world.next_number(), columns, engine, options)
+    table, merging = new_table(world, arguments)
+    primary_key = table.key if table.has_key else ()
+    world.client.create_table(
+        name, world.schema(table.columns, table.key), primary_key=primary_key, **table.options, **merging
+    )
     world.tables[name] = table
-    world.record("create", table)
+    world.record(operation, table)
     world.check(name)
 
 
+def new_table(world: CheckerWorld, arguments: Arguments) -> tuple[CheckerTable, dict[str, Any]]:
+    """Returns the model of a table without rows, and what merges its rows, as arguments for a client."""
+    name, engine = arguments["table"], arguments["engine"]
+    columns = tuple(CheckerColumn(world.next_number(), each, kind) for each, kind in arguments["columns"].items())
+    options: dict[str, Any] = {each: arguments[each] for each in ("buckets", "tablets")}
+    key = (PART, KEY) if name == PARTITIONED else (KEY,)
+    functions = arguments.get("functions", {})
+    order = columns[0].number if engine in ("sequenced", "versioned") else None
+    if "bucket_key" in arguments:
+        options["bucket_key"] = arguments["bucket_key"]
+    if name == PARTITIONED:
+        options["partition_by"] = [PART]
+    merging: dict[str, Any] = {"merge_engine": engine}
+    if engine == "log":
+        merging = {}
+    elif engine == "sequenced":
+        merging = {"sequence_column": columns[0].name}
+    elif engine == "versioned":
+        merging["version_column"] = columns[0].name
+    elif engine in ("sum", "aggregate"):
+        functions = functions or {column.name: "sum" for column in columns}
+        aggregators = {each: getattr(agg, function)() for each, function in functions.items()}
+        merging = {"merge_engine": "aggregate", "aggregators": aggregators}
+    by_number = {column.number: functions[column.name] for column in columns if column.name in functions}
+    return CheckerTable(
+        name, world.next_number(), columns, engine, options, key=key, functions=by_number, order=order
+    ), merging
+
+
+for _name, _weight, _names in (
+    ("create", 2, NAMES),
+    ("create_partitioned", 1, (PARTITIONED,)),
+    ("create_log", 1.5, (LOG,)),
+    ("create_untracked", 1, (UNTRACKED,)),
+):
+    define(_name, _weight, partial(draw_create, _names))(partial(_create, _name))
+
+
 def _draw_table(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, EVERY_KIND)
     return None if table is None else {"table": table.name}
 
 
@@ -65,11 +124,12 @@ def _drop(world: CheckerWorld, arguments: Arguments) -> None:
 
 
 def _draw_add(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, EVERY_KIND)
     column = None if table is None else new_column(world, random, [each.name for each in table.columns])
-    return (
-        None if table is None or column is None else {"table": table.name, "column": column.name, "kind": column.kind}
-    )
+    if table is None or column is None:
+        return None
+    function = random.choice([*_FUNCTIONS[column.kind], None]) if table.engine == "aggregate" else None
+    return {"table": table.name, "column": column.name, "kind": column.kind, "function": function}
 
 
 @define("add_column", 1.5, _draw_add)
@@ -77,16 +137,20 @@ def _add_column(world: CheckerWorld, arguments: Arguments) -> None:
     table, name, kind = world.tables.get(arguments["table"]), arguments["column"], arguments["kind"]
     if table is None or name in {column.name for column in table.columns} or (table.engine == "sum" and kind != "int"):
         return
-    aggregators = {name: agg.sum()} if table.engine == "sum" else None
+    function: str = "sum" if table.engine == "sum" else arguments.get("function") or ""
+    aggregators = {name: getattr(agg, function)()} if function and table.engine in ("sum", "aggregate") else None
     added = pa.schema([pa.field(name, TYPES[kind])])
     world.client.alter_table(table.name, add_columns=added, add_aggregators=aggregators)
-    table.alter(lambda column: column, [CheckerColumn(world.next_number(), name, kind)])
+    column = CheckerColumn(world.next_number(), name, kind)
+    table.alter(lambda column: column, [column])
+    if aggregators:
+        table.functions[column.number] = function
     world.record("add_column", table)
     world.check(table.name)
 
 
 def _draw_column(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, EVERY_KIND)
     if table is None or not table.columns:
         return None
     return {"table": table.name, "column": random.choice(table.columns).name}
@@ -96,7 +160,7 @@ def _draw_column(world: CheckerWorld, random: Random) -> Arguments | None:
 def _drop_column(world: CheckerWorld, arguments: Arguments) -> None:
     table, name = world.tables.get(arguments["table"]), arguments["column"]
     dropped = next((column for column in table.columns if column.name == name), None) if table else None
-    if table is None or dropped is None or dropped.number in table.indexes or table.engine == "sum":
+    if table is None or dropped is None or dropped.number in {*table.indexes, *table.functions, table.order}:
         return
     world.client.alter_table(table.name, drop_columns=[name])
     table.alter(lambda column: None if column is dropped else column)
@@ -105,7 +169,7 @@ def _drop_column(world: CheckerWorld, arguments: Arguments) -> None:
 
 
 def _draw_rename(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, EVERY_KIND)
     if table is None or not table.columns:
         return None
     columns = [column.name for column in table.columns]
@@ -137,7 +201,7 @@ def _rename_columns(world: CheckerWorld, arguments: Arguments) -> None:
 def _add_index(world: CheckerWorld, arguments: Arguments) -> None:
     table, name = world.tables.get(arguments["table"]), arguments["column"]
     column = next((column for column in table.columns if column.name == name), None) if table else None
-    if table is None or column is None or column.number in table.indexes:
+    if table is None or column is None or column.number in table.indexes or not table.has_key:
         return
     world.client.alter_table(table.name, add_indexes=[name])
     table.indexes.add(column.number)

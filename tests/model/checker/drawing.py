@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.model.checker.model import KEY, CheckerColumn
+from tests.model.checker.model import CheckerColumn, key_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,14 +14,32 @@ if TYPE_CHECKING:
     from tests.model.checker.world import CheckerWorld
 
 NAMES: Final = ("checker.a", "checker.b", "checker.c")
+PARTITIONED: Final = "checker.parts"
+"""A table that is partitioned."""
+UNTRACKED: Final = "checker.untracked"
+"""A table that is also written without a change for each row."""
+LOG: Final = "checker.log"
+"""A table without a key."""
+KEYED: Final = (PARTITIONED, UNTRACKED)
+EVERY_KIND: Final = (*KEYED, LOG)
 COLUMN_NAMES: Final = ("x", "y", "z")
 KINDS: Final = ("int", "text", "float")
 KEYS: Final = 24
 
 
-def table_of(world: CheckerWorld, random: Random) -> CheckerTable | None:
-    """Returns one of the tables that exist; None if none does."""
-    return world.tables[random.choice(sorted(world.tables))] if world.tables else None
+def table_of(world: CheckerWorld, random: Random, more: tuple[str, ...] = ()) -> CheckerTable | None:
+    """Returns one of the plain tables that exist, or of those with one of more names; None if none does."""
+    names = [name for name in sorted(world.tables) if name in NAMES or name in more]
+    return world.tables[random.choice(names)] if names else None
+
+
+def kept_of(kind: str, world: CheckerWorld, random: Random) -> str | None:
+    """Returns the name of something of a kind that is kept, mostly of a table that still exists; None if none is."""
+    names = [name for name, kept in world.kept.items() if kept.kind == kind]
+    numbers = {table.number for table in world.tables.values()}
+    current = [name for name in names if world.kept[name].table in numbers]
+    chosen = current if current and random.random() < 0.9 else names
+    return random.choice(chosen) if chosen else None
 
 
 def new_column(world: CheckerWorld, random: Random, taken: Iterable[str]) -> CheckerColumn | None:
@@ -41,7 +59,13 @@ def value_of(kind: str, random: Random) -> Any:  # of the column's type
 def rows_of(table: CheckerTable, random: Random, names: list[str] | None = None) -> list[dict[str, Any]]:
     """Returns rows to write, with distinct keys, and all columns or some."""
     columns = [column for column in table.columns if names is None or column.name in names]
-    return [{KEY: key, **{column.name: value_of(column.kind, random) for column in columns}} for key in keys_of(random)]
+    keys = keys_of(random)
+    if not table.has_key:
+        keys = [random.getrandbits(48) for _ in keys]
+    return [
+        {**key_values(table.key, key), **{column.name: value_of(column.kind, random) for column in columns}}
+        for key in keys
+    ]
 
 
 def keys_of(random: Random) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tests.model.checker.drawing import table_of
+from tests.model.checker.drawing import KEYED, table_of
 from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.reads import check_all
@@ -19,7 +19,7 @@ _TTLS: Final = (5_000, 20_000)
 
 
 def _draw_ttl(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, KEYED)
     return None if table is None else {"table": table.name, "seconds": random.choice([None, *_TTLS, *_TTLS])}
 
 
@@ -31,6 +31,8 @@ def _set_ttl(world: CheckerWorld, arguments: Arguments) -> None:
     world.client.alter_table(table.name, ttl_seconds=seconds)
     table.set_ttl(seconds, [row[KEY] for row in world.table(table.name).scan([KEY]).to_pylist()])
     world.record("set_ttl", table)
+    # Rows that were written before may have expired by the new time to live.
+    world.tick()
     world.check(table.name)
 
 

@@ -6,9 +6,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from tests.model.checker.drawing import rows_of, table_of
+from tests.model.checker.drawing import EVERY_KIND, rows_of, table_of
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.reads import check_all
+from tests.model.checker.world import write_rows
+from tests.model.checker.writes import fits
 
 if TYPE_CHECKING:
     from random import Random
@@ -40,7 +42,7 @@ def _stop(world: CheckerWorld, _arguments: Arguments) -> None:
 
 
 def _draw_kill_during(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, EVERY_KIND)
     return (
         None
         if table is None
@@ -55,15 +57,14 @@ def _draw_kill_during(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("kill_during_writes", 0.6, _draw_kill_during)
 def _kill_during_writes(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
-    columns = {"k", *(column.name for column in table.columns)} if table else set()
-    if table is None or not all(row.keys() == columns for rows in arguments["requests"] for row in rows):
+    if table is None or not all(fits(table, rows, complete=True) for rows in arguments["requests"]):
         return
     opened, failures = world.table(table.name), list[BaseException]()
 
     def write(requests: list[list[dict[str, Any]]]) -> None:
         try:
             for rows in requests:
-                opened.upsert(rows)
+                write_rows(opened, rows)
         except BaseException as error:  # raised below, in the thread of the checker
             failures.append(error)
 

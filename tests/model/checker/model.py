@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 KEY: Final = "k"
-"""The name of the key column of every table. It is an int64."""
+"""The name of the column of every table that tells its rows apart. It is an int64."""
+
+PART: Final = "p"
+"""The name of the column by which a table is partitioned. It follows from the key: see `key_values`."""
 
 Values: TypeAlias = dict[int, Any]
 """The values of a row outside the key, by the number of the column. A missing one is null."""
@@ -25,6 +28,31 @@ Position: TypeAlias = dict[int, tuple[int, int]]
 """How many changes of each key come before a position, at least and at most. A missing key has none."""
 
 _NO_CHANGES: Final = (0, 0)
+
+_MARKS: Final = -1
+"""In a position, the key that stands for the ranges that were written without a change for each row."""
+
+_PARTITIONS: Final = 3
+
+_FOLDING: Final = ("sum", "aggregate", "partial_update")
+"""The engines that make a row of the one before and the written one, column by column."""
+
+
+def _without_nulls(fold: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda before, value: before if value is None else value if before is None else fold(before, value)
+
+
+FOLDS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "sum": _without_nulls(lambda before, value: before + value),
+    "max": _without_nulls(max),
+    "min": _without_nulls(min),
+    "count": lambda before, value: (before or 0) + (value is not None),
+    "last_value": lambda _, value: value,
+    "last_non_null_value": _without_nulls(lambda _, value: value),
+    "first_non_null_value": _without_nulls(lambda before, _: before),
+    "listagg": _without_nulls(lambda before, value: f"{before},{value}"),
+}
+"""What the functions of aggregate tables make of a value and the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +70,11 @@ class ModelView:
 
     columns: tuple[CheckerColumn, ...]
     rows: Mapping[int, Values]
+    key: tuple[str, ...] = (KEY,)
 
     def shown(self) -> dict[int, Shown]:
         """Returns the rows by key, as a reader of the view gets them."""
-        return {key: show(self.columns, key, values) for key, values in self.rows.items()}
+        return {key: show(self.columns, key, values, self.key) for key, values in self.rows.items()}
 
 
 @dataclass
@@ -59,8 +88,18 @@ class CheckerTable:
         rows: The rows by key.
         changes: The changes of each key in their order: the symbol of the row kind, and the values.
         indexes: The names of the indexed columns.
-        engine: How rows with one key are merged: "last_row", "first_row", or "sum", which adds up every column.
+        engine: How rows with one key are merged: a merge engine, or "sum", which adds up every column, or "sequenced",
+            which is `last_row` with a sequence column. "log": the table has no key, and all rows have different ones.
         options: How it was created.
+        key: The columns of its primary key. A table by whose partitions rows are dropped has two.
+        functions: The functions of the columns of an aggregate table.
+        order: The column whose lesser values lose, of a versioned or sequenced table.
+        partitions: The partitions of a partitioned table.
+        possible: More partitions that may exist: a deletion of rows that do not exist may create them.
+        marked: How many ranges of rows were certainly and possibly written without a change for each row.
+        marks: The number of the last range in which a key certainly is.
+        author: The id of the writer whose writes follow.
+        authors: The id of the writer of each change of a key.
         version: A number that changes with every change of the rows.
         now: The time at which the next write happens, in seconds.
         ttl: After how many seconds a row expires, counted from its last write. None: never.
@@ -74,6 +113,15 @@ class CheckerTable:
     columns: tuple[CheckerColumn, ...]
     engine: str = "last_row"
     options: dict[str, Any] = field(default_factory=dict)
+    key: tuple[str, ...] = (KEY,)
+    functions: dict[int, str] = field(default_factory=dict)
+    order: int | None = None
+    partitions: set[str] = field(default_factory=set)
+    possible: set[str] = field(default_factory=set)
+    marked: tuple[int, int] = _NO_CHANGES
+    marks: dict[int, int] = field(default_factory=dict)
+    author: str = ""
+    authors: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     rows: dict[int, Values] = field(default_factory=dict)
     changes: defaultdict[int, list[tuple[str, Values]]] = field(default_factory=lambda: defaultdict(list))
     indexes: set[int] = field(default_factory=set)
@@ -83,46 +131,111 @@ class CheckerTable:
     written: dict[int, float] = field(default_factory=dict)
     expired: dict[int, tuple[Values, float]] = field(default_factory=dict)
 
-    def upsert(self, rows: Iterable[Shown], names: Iterable[str] | None = None) -> None:
-        """Upserts rows. With names, the other columns keep their values."""
+    def upsert(self, rows: Iterable[Shown], names: Iterable[str] | None = None, *, tracked: bool = True) -> None:
+        """Upserts rows. With names, the other columns keep their values. If not tracked, changes have only a mark."""
         written = [self.column(name) for name in names] if names is not None else list(self.columns)
         for row in rows:
             before = self.rows.get(row[KEY])
-            if before is not None and self.engine == "first_row":
+            if before is not None and self._is_ignored(before, row):
                 continue
-            is_kept = names is not None or self.engine == "sum"
+            is_kept = names is not None or self.engine in _FOLDING
             after = dict(before or {}) if is_kept else {}
             for column in written:
-                after[column.number] = self._merged(after.get(column.number), row.get(column.name))
-            self._set(row[KEY], {number: value for number, value in after.items() if value is not None})
+                after[column.number] = self._merged(column, after.get(column.number), row.get(column.name))
+            values = {number: value for number, value in after.items() if value is not None}
+            if not tracked:
+                is_certain = before is None or self._current(before) != self._current(values)
+                self._mark(row[KEY], is_certain=is_certain)
+            self._set(row[KEY], values, tracked=tracked)
 
-    def _merged(self, before: Any, value: Any) -> Any:  # of the column's type
-        if self.engine != "sum" or before is None:
+    def _is_ignored(self, before: Values, row: Shown) -> bool:
+        if self.order is None:
+            return self.engine == "first_row"
+        old, new = before.get(self.order), row[next(each.name for each in self.columns if each.number == self.order)]
+        # Null is the least value.
+        return old is not None and (new is None or new < old)
+
+    def _merged(self, column: CheckerColumn, before: Any, value: Any) -> Any:  # of the column's type
+        if self.engine not in _FOLDING:
             return value
-        return before if value is None else before + value
+        return FOLDS[self.functions.get(column.number, "last_non_null_value")](before, value)
 
     def delete(self, keys: Iterable[int]) -> None:
         """Deletes the rows that exist among these keys."""
         for key in dict.fromkeys(keys):
             if key in self.rows:
                 self._set(key, None)
+            else:
+                self.possible.add(part_of(key))
 
-    def _set(self, key: int, values: Values | None) -> None:
+    def replace(self, row: Shown) -> None:
+        """Makes a row what it would be without a row before it."""
+        values = {column.number: self._merged(column, None, row[column.name]) for column in self.columns}
+        self._set(row[KEY], {number: value for number, value in values.items() if value is not None})
+
+    def settle(self, keys: Iterable[int]) -> None:
+        """Removes expired rows for good: no other time to live brings them back."""
+        for key in list(keys):
+            self.expired.pop(key, None)
+
+    def erase(self, keys: Iterable[int]) -> None:
+        """Deletes rows without a change for each. Expired ones may have been removed before, with a change or not."""
+        for key in list(keys):
+            if key in self.rows or key in self.expired:
+                self._mark(key, is_certain=key in self.rows)
+                self.version += 1
+                self.rows.pop(key, None)
+                self.expired.pop(key, None)
+
+    def _mark(self, key: int, *, is_certain: bool) -> None:
+        self.marked = (self.marked[0] + is_certain, self.marked[1] + 1)
+        if is_certain:
+            self.marks[key] = self.marked[0]
+
+    def lacks_changes(self, position: Position) -> set[bool]:
+        """Returns whether rows were written after a position without changes, or both if either is possible."""
+        certain, possible = position.get(_MARKS, _NO_CHANGES)
+        return {self.marked[0] > certain, self.marked[1] > possible}
+
+    def changed(self, key: int, position: Position) -> set[bool]:
+        """Returns whether a key has changed since a position, or both if either is possible."""
+        then, now = position.get(key, _NO_CHANGES), self.position().get(key, _NO_CHANGES)
+        if now[0] > then[1] or self.marks.get(key, 0) > position.get(_MARKS, _NO_CHANGES)[0]:
+            return {True}
+        # A range may have more keys than were written.
+        return {False, now[1] > then[0], True in self.lacks_changes(position)}
+
+    def put(self, key: int, values: Values | None) -> None:
+        """Makes a row exactly this one, whatever the merge engine is. None: deletes it if it exists."""
+        if values is not None or key in self.rows:
+            self._set(key, values)
+
+    def _set(self, key: int, values: Values | None, *, tracked: bool = True) -> None:
         before = self.rows.get(key)
         self.version += 1
         self.written[key] = self.now
         # Before another row has the key, the expired one is removed.
         self.expired.pop(key, None)
+        if values is not None:
+            self.partitions.add(part_of(key))
+        if not tracked:
+            assert values is not None
+            self.rows[key] = values
+            return
         if values is None:
             assert before is not None
-            self.changes[key].append(("-D", before))
+            self._record(key, ("-D", before))
             del self.rows[key]
             return
         if before is None:
-            self.changes[key].append(("+I", values))
+            self._record(key, ("+I", values))
         elif self._current(before) != self._current(values):
-            self.changes[key] += [("-U", before), ("+U", values)]
+            self._record(key, ("-U", before), ("+U", values))
         self.rows[key] = values
+
+    def _record(self, key: int, *changes: tuple[str, Values]) -> None:
+        self.changes[key] += changes
+        self.authors[key] += [self.author] * len(changes)
 
     def expire(self, now: float, slack: float) -> bool:
         """Removes the rows that have expired. Returns False if some row is about to expire, or may just have.
@@ -141,7 +254,7 @@ class CheckerTable:
                 continue
             values = self.rows.pop(key)
             self.version += 1
-            self.changes[key].append(("-D", values))
+            self._record(key, ("-D", values))
             self.expired[key] = (values, self.written[key])
         return is_certain
 
@@ -163,10 +276,20 @@ class CheckerTable:
             del self.expired[key]
             if key in seen:
                 assert self.changes[key].pop() == ("-D", values)
+                self.authors[key].pop()
                 self.rows[key], self.written[key] = values, written
 
     def _current(self, values: Values) -> list[Any]:
         return [values.get(column.number) for column in self.columns]
+
+    @property
+    def has_key(self) -> bool:
+        """Whether it has a primary key."""
+        return self.engine != "log"
+
+    def keys(self, keys: Iterable[int]) -> list[Any]:
+        """Returns keys as the calls of a client take them."""
+        return [(part_of(key), key) if PART in self.key else key for key in keys]
 
     def column(self, name: str) -> CheckerColumn:
         """Returns the column of a name."""
@@ -174,22 +297,30 @@ class CheckerTable:
 
     def view(self) -> ModelView:
         """Returns the rows as of now."""
-        return ModelView(self.columns, {key: dict(values) for key, values in self.rows.items()})
+        return ModelView(self.columns, {key: dict(values) for key, values in self.rows.items()}, self.key)
 
     def matching(self, name: str, below: Any) -> list[int]:  # a value of the column
         """Returns the keys of the rows whose column is less than a value. Null is not."""
+        return self._matching(self.rows, name, below)
+
+    def matching_expired(self, name: str, below: Any) -> list[int]:  # a value of the column
+        """As `matching`, of the rows that have expired."""
+        return self._matching({key: values for key, (values, _) in self.expired.items()}, name, below)
+
+    def _matching(self, rows: Mapping[int, Values], name: str, below: Any) -> list[int]:
         number = self.column(name).number
-        return [key for key, values in self.rows.items() if number in values and values[number] < below]
+        return [key for key, values in rows.items() if number in values and values[number] < below]
 
     def position(self) -> Position:
         """Returns the position after all changes."""
-        return {key: (len(all_) - (key in self.expired), len(all_)) for key, all_ in self.changes.items()}
+        after = {key: (len(all_) - (key in self.expired), len(all_)) for key, all_ in self.changes.items()}
+        return {**after, _MARKS: self.marked}
 
     def wrong_changes(self, position: Position, found: Mapping[int, list[tuple[str, Shown]]]) -> dict[int, Any]:
         """Returns the expected changes after a position of those keys of which others were found."""
         wrong = {}
         for key in {*self.changes, *found}:
-            shown = [(kind, show(self.columns, key, values)) for kind, values in self.changes.get(key, ())]
+            shown = [(kind, show(self.columns, key, values, self.key)) for kind, values in self.changes.get(key, ())]
             ends = {len(shown), len(shown) - (key in self.expired)}
             allowed = [shown[start:end] for start in set(position.get(key, _NO_CHANGES)) for end in ends]
             if found.get(key, []) not in allowed:
@@ -204,6 +335,16 @@ class CheckerTable:
         self.columns = (*kept, *added)
 
 
-def show(columns: Iterable[CheckerColumn], key: int, values: Values) -> Shown:
-    """Returns a row as a reader gets it."""
-    return {KEY: key, **{column.name: values.get(column.number) for column in columns}}
+def show(columns: Iterable[CheckerColumn], key: int, values: Values, names: tuple[str, ...] = (KEY,)) -> Shown:
+    """Returns a row as a reader gets it. The names are those of the key columns."""
+    return {**key_values(names, key), **{column.name: values.get(column.number) for column in columns}}
+
+
+def key_values(names: tuple[str, ...], key: int) -> Shown:
+    """Returns the values of the key columns of a row."""
+    return {PART: part_of(key), KEY: key} if PART in names else {KEY: key}
+
+
+def part_of(key: int) -> str:
+    """Returns the partition of a row."""
+    return f"p{key % _PARTITIONS}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.model.checker.drawing import KEYS, keys_of, table_of, value_of
+from tests.model.checker.drawing import EVERY_KIND, KEYED, KEYS, keys_of, table_of, value_of
 from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.world import by_key, differences
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _draw_scan(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, KEYED)
     return (
         None
         if table is None
@@ -35,12 +35,13 @@ def _scan(world: CheckerWorld, arguments: Arguments) -> None:
     found, expected = by_key(rows), table.view().shown()
     assert found == expected, differences(found, expected)
     if arguments["ordered"]:
-        assert [row[KEY] for row in rows] == sorted(expected), "the rows are not in the order of the key"
+        in_order = [row[KEY] for row in sorted(expected.values(), key=lambda row: [row[name] for name in table.key])]
+        assert [row[KEY] for row in rows] == in_order, "the rows are not in the order of the key"
     world.record("scan", table)
 
 
 def _draw_get(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, KEYED)
     return None if table is None else {"table": table.name, "keys": keys_of(random)}
 
 
@@ -51,15 +52,18 @@ def _get(world: CheckerWorld, arguments: Arguments) -> None:
         return
     opened, expected = world.table(table.name), table.view().shown()
     if len(keys) == 1:
-        found = opened.get(keys[0])
+        found = opened.get(table.keys(keys)[0])
         assert found == expected.get(keys[0]), f"key {keys[0]}: found {found}, expected {expected.get(keys[0])}"
-    rows, wanted = by_key(opened.lookup(keys).to_pylist()), {key: expected[key] for key in keys if key in expected}
+    rows, wanted = (
+        by_key(opened.lookup(table.keys(keys)).to_pylist()),
+        {key: expected[key] for key in keys if key in expected},
+    )
     assert rows == wanted, differences(rows, wanted)
     world.record("get", table)
 
 
 def _draw_predicate(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, EVERY_KIND)
     if table is None or not table.columns:
         return None
     column = random.choice(table.columns)
@@ -106,5 +110,8 @@ def check_all(world: CheckerWorld) -> None:
     """Compares every table with the model, and every key by itself."""
     for table in world.tables.values():
         world.check(table.name)
-        found: dict[int, Any] = by_key(world.table(table.name).lookup(list(range(KEYS))).to_pylist())
+        if not table.has_key:
+            continue
+        keys = table.keys(range(KEYS))
+        found: dict[int, Any] = by_key(world.table(table.name).lookup(keys).to_pylist())
         assert found == (expected := table.view().shown()), differences(found, expected)

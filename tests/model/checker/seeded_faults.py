@@ -154,5 +154,126 @@ FAULTS: Final = (
         edits=(("            batch.delete_entries(sorted(entries.delete_keys.to_pylist()))\n", ""),),
         seed=1,
     ),
+    SeededFault(
+        name="dropped_rows_of_unknown_number_stay",
+        breaks="a partition that is dropped and created again has none of its rows",
+        file="streaming_server/storage/bucket/bucket.py",
+        edits=(("            if any(count != 0 for count in counts):\n", "            if any(counts):\n"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="undo_forgets_a_bucket",
+        breaks="an undo reverts what a writer has written in all buckets",
+        file="streaming_server/engine/transactions/undo.py",
+        edits=(
+            (
+                "        buckets = [self._table.buckets[number] for number in sorted(offsets)]\n",
+                "        buckets = [self._table.buckets[number] for number in sorted(offsets)[:-1]]\n",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="ranges_are_no_changes",
+        breaks="a conditional write takes a range that was written without its changes for a change of its keys",
+        file="streaming_server/engine/writes/changed_keys.py",
+        edits=(("            changed |= within\n", "            pass\n"),),
+        seed=3,
+    ),
+    SeededFault(
+        name="conditions_before_the_write",
+        breaks="no other write comes between the check of a condition and the write",
+        file="streaming_server/engine/writes/writing.py",
+        edits=(
+            (
+                "                if self._preconditions.unchanged_since is not None:\n"
+                "                    # All mutexes",
+                "                if False:\n                    # All mutexes",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="functions_of_renamed_columns",
+        breaks="an aggregated column keeps its function when it is renamed",
+        file="scankv/model/tables/merge_spec.py",
+        edits=(
+            (
+                "tuple(replace(each, column=names.get(each.column, each.column)) for each in self.aggregates),",
+                "self.aggregates,",
+            ),
+        ),
+        seed=3,
+    ),
+    SeededFault(
+        name="expired_rows_survive_a_truncate",
+        breaks="a change of the time to live does not bring back rows that had expired when all rows were deleted",
+        file="streaming_server/engine/transactions/delete_all.py",
+        edits=(
+            (
+                "    keys = replace(plan, columns=table.definition.primary_key, keeps_expired=True)\n",
+                "    keys = replace(plan, columns=table.definition.primary_key)\n",
+            ),
+        ),
+        seed=3,
+    ),
+    SeededFault(
+        name="bootstrap_counts_rows_twice",
+        breaks="a table made at once has as many rows as keys, even if keys occur twice in its source",
+        file="streaming_server/engine/bootstrap/bucket_merge.py",
+        edits=(
+            (
+                "            self.files.rows += len(change.put_keys)\n",
+                "            self.files.rows += len(keys)\n",
+            ),
+        ),
+        seed=3,
+    ),
+    SeededFault(
+        name="range_of_one_key",
+        breaks="the range that stands for untracked changes has all keys of the write",
+        file="streaming_server/engine/merging/outcome.py",
+        edits=(
+            (
+                "marker=RangeMarker.between(keys[0].as_py(), keys[-1].as_py()))",
+                "marker=RangeMarker.between(keys[0].as_py(), keys[0].as_py()))",
+            ),
+        ),
+        seed=3,
+    ),
+    SeededFault(
+        name="appended_again_elsewhere",
+        breaks="rows are appended once, even if their request is repeated",
+        file="streaming_server/engine/merging/appended_rows.py",
+        edits=(
+            (
+                "    return xxh3_64_intdigest(data) if writer is None else",
+                "    return __import__('time').monotonic_ns() if writer is None or sequence else",
+            ),
+        ),
+        seed=3,
+    ),
+    SeededFault(
+        name="newest_rows_by_record",
+        breaks="a reversed scan of a table without a key begins with its newest rows",
+        file="streaming_server/scan/log_cursor.py",
+        edits=(("pa.concat_batches(reversed(batches) if self._reverse else batches)", "pa.concat_batches(batches)"),),
+        seed=3,
+    ),
+    SeededFault(
+        name="deleted_after_the_replacement",
+        breaks="the rows that replace others are there, even if they have the same keys",
+        file="aio_client/_client/transaction_part.py",
+        edits=(
+            (
+                '        await self._stage_selected(table, scope, "overwrite", locks)\n'
+                "        return await self._stage(table, pieces, locks)\n",
+                "        rows = await self._stage(table, pieces, locks)\n"
+                '        await self._stage_selected(table, scope, "overwrite", locks)\n'
+                "        return rows\n",
+            ),
+        ),
+        seed=6,
+    ),
 )
 """All faults."""

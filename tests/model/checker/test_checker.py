@@ -77,6 +77,16 @@ def test_the_removal_of_an_expired_row_may_be_seen_or_not() -> None:
     assert table.wrong_changes(position, {1: [("+I", {"k": 1, "x": 6})]}) != {}
 
 
+def test_rows_that_are_written_without_their_changes_count_as_changed() -> None:
+    table = CheckerTable("checker.untracked", 1, (CheckerColumn(2, "x", "int"),))
+    position = table.position()
+    assert table.lacks_changes(position) == {False}
+    table.upsert([{"k": 1, "x": 5}], tracked=False)
+    assert table.lacks_changes(position) == table.changed(1, position) == {True}
+    assert table.changed(2, position) == {False, True}
+    assert table.changed(1, table.position()) == table.lacks_changes(table.position()) == {False}
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from aio_client.sync import connect
-from tests.model.checker.model import KEY, CheckerColumn, CheckerTable, ModelView, Position
+from tests.model.checker.model import KEY, PART, CheckerColumn, CheckerTable, ModelView, Position
 from tests.model.checker.passing_time import passing
 from tests.support.server_process import ServerProcess
 
@@ -147,15 +147,26 @@ class CheckerWorld:
             self.covered |= {(each, operation) for each in before}
             before.add(operation)
 
-    def schema(self, columns: tuple[CheckerColumn, ...]) -> pa.Schema:
+    def schema(self, columns: tuple[CheckerColumn, ...], key: tuple[str, ...] = (KEY,)) -> pa.Schema:
         """Returns the Arrow schema of a table with these columns."""
-        key = pa.field(KEY, pa.int64(), nullable=False)
-        return pa.schema([key, *(pa.field(column.name, TYPES[column.kind]) for column in columns)])
+        part = [pa.field(PART, pa.string(), nullable=False)] if PART in key else []
+        return pa.schema(
+            [
+                *part,
+                pa.field(KEY, pa.int64(), nullable=False),
+                *(pa.field(column.name, TYPES[column.kind]) for column in columns),
+            ]
+        )
 
     def check(self, name: str) -> None:
         """Compares all rows of a table with the model."""
         found, expected = by_key(self.table(name).scan().to_pylist()), self.tables[name].view().shown()
         assert found == expected, differences(found, expected)
+
+
+def write_rows(opened: Table, rows: list[dict[str, Any]]) -> None:
+    """Upserts rows, or appends them to a table without a key."""
+    (opened.upsert if opened.primary_key else opened.append)(rows)
 
 
 def by_key(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tests.model.checker.drawing import KINDS, keys_of, rows_of, table_of, value_of
+import pytest
+
+from aio_client import InvalidRequest
+from tests.model.checker.drawing import EVERY_KIND, KEYED, KINDS, keys_of, rows_of, table_of, value_of
 from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
+from tests.model.checker.world import write_rows
 
 if TYPE_CHECKING:
     from random import Random
@@ -21,23 +25,23 @@ class _GivenUpError(Exception):
 
 
 def _draw_upsert(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, EVERY_KIND)
     return None if table is None else {"table": table.name, "rows": rows_of(table, random)}
 
 
 @define("upsert", 6, _draw_upsert)
 def _upsert(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
-    if table is None or not _fits(table, arguments["rows"], complete=True):
+    if table is None or not fits(table, arguments["rows"], complete=True):
         return
-    world.table(table.name).upsert(arguments["rows"])
+    write_rows(world.table(table.name), arguments["rows"])
     table.upsert(arguments["rows"])
     world.record("upsert", table)
     world.check(table.name)
 
 
 def _draw_upsert_columns(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, KEYED)
     if table is None or not table.columns:
         return None
     names = random.sample([column.name for column in table.columns], random.randrange(1, len(table.columns) + 1))
@@ -47,32 +51,39 @@ def _draw_upsert_columns(world: CheckerWorld, random: Random) -> Arguments | Non
 @define("upsert_columns", 3, _draw_upsert_columns)
 def _upsert_columns(world: CheckerWorld, arguments: Arguments) -> None:
     table, names = world.tables.get(arguments["table"]), arguments["columns"]
-    if table is None or table.engine == "first_row" or not _fits(table, arguments["rows"]):
+    if table is None or not fits(table, arguments["rows"]) or not takes_columns(table, names):
         return
-    world.table(table.name).upsert(arguments["rows"], columns=[KEY, *names])
+    world.table(table.name).upsert(arguments["rows"], columns=[*table.key, *names])
     table.upsert(arguments["rows"], names)
     world.record("upsert_columns", table)
     world.check(table.name)
 
 
 def _draw_delete(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, KEYED)
     return None if table is None else {"table": table.name, "keys": keys_of(random)}
 
 
 @define("delete", 3, _draw_delete)
 def _delete(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
-    if table is None or table.engine != "last_row":
+    if table is None:
         return
-    world.table(table.name).delete(arguments["keys"])
-    table.delete(arguments["keys"])
+    opened, keys = world.table(table.name), table.keys(arguments["keys"])
+    if table.engine == "partial_update":
+        with pytest.raises(InvalidRequest):
+            opened.delete(keys)
+    else:
+        opened.delete(keys)
+    # The other engines ignore it.
+    if table.engine in DELETING:
+        table.delete(arguments["keys"])
     world.record("delete", table)
     world.check(table.name)
 
 
 def _draw_delete_where(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, KEYED)
     if table is None or not table.columns:
         return None
     column = random.choice(table.columns)
@@ -83,18 +94,19 @@ def _draw_delete_where(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("delete_where", 2, _draw_delete_where)
 def _delete_where(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
-    if table is None or table.engine != "last_row" or not _has(table, arguments["column"], arguments["below"]):
+    if table is None or table.engine not in DELETING or not _has(table, arguments["column"], arguments["below"]):
         return
     keys = table.matching(arguments["column"], arguments["below"])
     found = world.table(table.name).delete(where=f"{arguments['column']} < {arguments['below']!r}")
     assert found.rows == len(keys), f"deleted {found.rows} rows instead of {len(keys)}"
     table.delete(keys)
+    table.settle(table.matching_expired(arguments["column"], arguments["below"]))
     world.record("delete_where", table)
     world.check(table.name)
 
 
 def _draw_truncate(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random)
+    table = table_of(world, random, KEYED)
     return None if table is None else {"table": table.name}
 
 
@@ -105,6 +117,7 @@ def _truncate(world: CheckerWorld, arguments: Arguments) -> None:
         return
     world.table(table.name).truncate()
     table.delete(list(table.rows))
+    table.settle(table.expired)
     world.record("truncate", table)
     world.check(table.name)
 
@@ -121,14 +134,14 @@ def _draw_transaction(world: CheckerWorld, random: Random) -> Arguments | None:
 def _transaction(world: CheckerWorld, arguments: Arguments) -> None:
     parts = [(world.tables.get(part["table"]), part) for part in arguments["parts"]]
     known = [(table, part) for table, part in parts if table is not None]
-    if len(known) < len(parts) or not all(_fits(table, part["rows"], complete=True) for table, part in known):
+    if len(known) < len(parts) or not all(fits(table, part["rows"], complete=True) for table, part in known):
         return
     with suppress(_GivenUpError), world.client.transaction() as transaction:
         for table, part in known:
             opened = world.table(table.name)
             if table.engine == "last_row":
-                transaction.delete(opened, part["keys"])
-            transaction.upsert(opened, part["rows"])
+                transaction.delete(opened, table.keys(part["keys"]))
+            (transaction.upsert if table.has_key else transaction.append)(opened, part["rows"])
         if not arguments["commit"]:
             raise _GivenUpError
     if arguments["commit"]:
@@ -142,14 +155,25 @@ def _transaction(world: CheckerWorld, arguments: Arguments) -> None:
         world.check(table.name)
 
 
-def _fits(table: CheckerTable, rows: list[dict[str, object]], *, complete: bool = False) -> bool:
+DELETING: Final = ("last_row", "sequenced")
+"""The engines with which deletes take effect."""
+
+
+def fits(table: CheckerTable, rows: list[dict[str, object]], *, complete: bool = False) -> bool:
     """Returns whether rows have columns of the table, with their types; if `complete`, all of them."""
-    names = {column.name for column in table.columns}
+    names, key = {column.name for column in table.columns}, {KEY, *table.key}
     return all(
-        (not complete or row.keys() == {KEY, *names})
-        and all(name == KEY or _has(table, name, value) for name, value in row.items())
+        (not complete or row.keys() == key | names)
+        and all(name in key or _has(table, name, value) for name, value in row.items())
         for row in rows
     )
+
+
+def takes_columns(table: CheckerTable, names: list[str]) -> bool:
+    """Returns whether rows with some of the columns can be written."""
+    if table.engine == "sequenced":
+        return table.order in {table.column(name).number for name in names}
+    return table.engine not in ("first_row", "versioned", "log")
 
 
 def _has(table: CheckerTable, name: str, value: object) -> bool:
