@@ -52,7 +52,7 @@ tools:
 # processes.
 test: tools $(INSTALLED)
 	@export PYTHONDONTWRITEBYTECODE=; status=0 begin=$$(date +%s); \
-	pytest='.ci/in-memory $(BIN)/python -m pytest -o tmp_path_retention_policy=failed'; \
+	pytest='.ci/in-memory $(BIN)/python -m pytest -o tmp_path_retention_policy=failed -o junit_family=xunit1'; \
 	$$pytest -m 'not soak and not alone' -n 4 --dist loadfile --no-loadscope-reorder --junit-xml=build/tests.xml \
 	    || status=$$?; \
 	$$pytest -m 'alone and not soak' --junit-xml=build/tests-alone.xml \

@@ -107,7 +107,7 @@ from streaming_server.services.write import WriteService
 from streaming_server.storage.files.file_limit import max_connections, raise_file_limit
 from streaming_server.storage.files.memory_limit import memory_limit
 from streaming_server.storage.tables.data_directory import DirectoryLocked, ForeignDirectory
-from streaming_server.workers import HEARTBEAT_SECONDS, alone
+from streaming_server.workers import CONNECTED, HEARTBEAT_SECONDS, alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -248,11 +248,13 @@ class Server:
         return self
 
     async def announce_ready(self) -> None:
-        """Reports to health checks that the server is ready.
+        """Connects to the other workers, and reports to health checks that the server is ready.
 
         A server of one process does so itself. The supervisor notifies a worker once every worker has been ready,
         because no worker can answer all calls before. When a worker is started again, the others stay ready.
         """
+        if self._worker is not None:
+            await self._workers.connect()
         for name in ("", *_SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._not_ready = None
@@ -682,6 +684,7 @@ async def _serve(config: ServerConfig, turns: LoopTurns, worker: WorkerSettings 
             await all_ready.wait()
             if not stop.is_set():
                 await server.announce_ready()
+                _report(CONNECTED)
 
         # What is loaded now stays until the end. Otherwise each full garbage collection would visit it, and hold the
         # event loop for 15 to 60 ms.
@@ -703,10 +706,14 @@ async def _serve(config: ServerConfig, turns: LoopTurns, worker: WorkerSettings 
 
 async def _send_heartbeat() -> None:
     """Reports to the supervisor that the event loop runs."""
+    _report(b"\n")
+
+
+def _report(what: bytes) -> None:
     # A supervisor that is frozen reads nothing.
     os.set_blocking(sys.stdout.fileno(), False)
     with suppress(BlockingIOError):
-        os.write(sys.stdout.fileno(), b"\n")
+        os.write(sys.stdout.fileno(), what)
 
 
 def _read_supervisor(all_ready: asyncio.Event) -> None:

@@ -38,7 +38,7 @@ from streaming_server.shared_times import create_times
 from streaming_server.storage.tables.data_directory import WORKERS_FORMAT, DataDirectory
 from streaming_server.storage.tables.placement import Placement
 from streaming_server.worker_process import WorkerProcess, fork
-from streaming_server.workers import HEARTBEAT_SECONDS, WorkerSettings
+from streaming_server.workers import CONNECTED, HEARTBEAT_SECONDS, WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -82,6 +82,7 @@ class WorkerSupervisor:
         self._key, self.peer_key = secrets.token_hex(32), secrets.token_hex(32)
         self._children: dict[int, WorkerProcess] = {}
         self._ready = [asyncio.Event() for _ in range(config.workers)]
+        self._connected = [asyncio.Event() for _ in range(config.workers)]
         self._is_stopping = False
         # Workers answer on their own standard output, and write the audit log to that of the server.
         self._stdout = os.dup(1) if config.audit_output == "stdout" else None
@@ -100,9 +101,9 @@ class WorkerSupervisor:
                 task.cancel()
 
     async def wait_ready(self) -> None:
-        """Waits until every worker has been ready once."""
-        for ready in self._ready:
-            await ready.wait()
+        """Waits until every worker has been ready once, and connected to the others."""
+        for connected in self._connected:
+            await connected.wait()
 
     async def stop(self) -> None:
         """Has all workers drain, and waits for them. Workers that do not end in time are killed."""
@@ -184,8 +185,10 @@ class WorkerSupervisor:
         while missed * HEARTBEAT_SECONDS < self._config.worker_timeout_seconds:
             try:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
-                    if not await child.output.read(_MOST_READ_BYTES):
+                    if not (reports := await child.output.read(_MOST_READ_BYTES)):
                         return
+                if CONNECTED in reports:
+                    self._connected[number].set()
                 missed = 0
             except TimeoutError:
                 # Counted, because a supervisor that was frozen together with its workers has waited for nothing.

@@ -11,6 +11,8 @@ from streaming_server.storage.tables.placement import ALONE
 
 HEARTBEAT_SECONDS: Final = 1.0
 """How often a worker that is ready reports to its supervisor, over its standard output, that its event loop runs."""
+CONNECTED: Final = b"+"
+"""What a worker reports once it is connected to the others, after all have been ready."""
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
@@ -53,6 +53,7 @@ RETRY_SECONDS: Final = 0.5
 """How long a client should wait before it tries again to call a worker that does not run. A start takes about a second.
 """
 
+_CONNECT_SECONDS: Final = 2.0
 _STALL_MARGIN_SECONDS: Final = 1.0
 # gRPC reports a stream that was reset as INTERNAL. An error of a worker always has a reason.
 _ABSENT: Final = frozenset(
@@ -124,6 +125,15 @@ class Workers:
 
     def __len__(self) -> int:
         return len(self._connections)
+
+    async def connect(self) -> None:
+        """Connects to all workers. Gives up those that do not listen within a few seconds.
+
+        Without it, a call right after the start could fail, because gRPC waits after an attempt that came too early.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await asyncio.gather(*(connections.connect() for connections in self._connections))
 
     def is_forwarded(self, metadata: Metadata) -> bool:
         """Whether a worker of this server makes a call, in the name of a client or of the server."""
@@ -323,6 +333,11 @@ class _Connections:
         finally:
             if channel in self._calls:
                 self._calls[channel] -= 1
+
+    async def connect(self) -> None:
+        """Waits until there is a connection."""
+        with self.use() as channel:
+            await channel.channel_ready()
 
     async def close(self) -> None:
         channels, self._calls = list(self._calls), {}

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240)  # several processes start again and again
 
 WORKERS = 2
+# Its sitecustomize has worker 0 stop itself when it begins.
+STOPPED_FORK = Path(__file__).parents[2] / "support" / "stopped_fork"
 
 
 @pytest.fixture(scope="module")
@@ -291,13 +293,16 @@ def test_a_server_is_ready_once_every_worker_has_been(tmp_path: Path) -> None:
     port = free_port()
     data, log = tmp_path / "data", tmp_path / "log"
     command = [sys.executable, "-m", "scankv", "serve", "--workers", "2", "--data", str(data), "--port", str(port)]
-    with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as server:
+    stopped_worker = os.environ | {"PYTHONPATH": str(STOPPED_FORK)}
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=stopped_worker) as server,
+    ):
         try:
             children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
             workers = wait_until(
                 lambda: [*map(int, pids)] if len(pids := children.read_text().split()) == 2 else [], "2"
             )
-            os.kill(workers[0], signal.SIGSTOP)
             wait_until(lambda: "is ready, with process id" in log.read_text(), "the other worker starts")
             with sync.connect(f"127.0.0.1:{port}") as client:
                 with pytest.raises(DeadlineExceeded, match="NOT_SERVING"):

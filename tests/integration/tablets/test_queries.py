@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
     ]
 )
 ROWS = 3000
-LARGE = 400_000
+LARGE = 1_200_000
 SLOW = " AND ".join(f"text <> 'y{number}'" for number in range(900))
 GREAT = 2**63 - 1
 DECIMAL = Decimal("9" * 36 + ".99")
