@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from aio_client.sync import Scan
-    from tests.model.checker.model import CheckerTable
+    from tests.model.checker.model import CheckerTable, Position
     from tests.model.checker.world import CheckerWorld
 
 
@@ -63,12 +63,19 @@ def _must_refuse(world: CheckerWorld, kept: Kept) -> None:
 
 
 def _compare_changes(rows: list[dict[str, Any]], table: CheckerTable, kept: Kept) -> None:
+    wrong, found = _wrong(rows, table, kept.position)
+    assert not wrong, differences({key: found.get(key, []) for key in wrong}, wrong)
+
+
+def _wrong(
+    rows: list[dict[str, Any]], table: CheckerTable, position: Position
+) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Returns the changes that were expected of some keys and not found, and all that were found."""
     found: defaultdict[int, list[tuple[str, Any]]] = defaultdict(list)
     for row in rows:
         shown = {name: value for name, value in row.items() if not name.startswith("_")}
         found[row[KEY]].append((row["_change_type"], shown))
-    wrong = table.wrong_changes(kept.position, found)
-    assert not wrong, differences({key: found.get(key, []) for key in wrong}, wrong)
+    return table.wrong_changes(position, found), found
 
 
 @define("pin", 1, _draw_take)
@@ -163,15 +170,20 @@ def _consume(world: CheckerWorld, arguments: Arguments) -> None:
     kept = world.kept.get(name)
     if kept is None:
         kept = world.kept[name] = Kept("consumer", table.number, table.name, None)
-    opened = world.table(table.name)
-    scan = opened.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id=arguments["consumer"])
-    if kept.value == "restored":
+    opened, id_ = world.table(table.name), arguments["consumer"]
+    scan = opened.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id=id_)
+    if kept.value == "restored or gone" and id_ not in {each.id for each in opened.consumers()}:
+        kept.value, kept.position, kept.earlier = None, {}, []
+    earlier = kept.earlier if kept.value == "restored or gone" else []
+    if kept.value is not None:
         _must_be_accepted(scan)
-        opened.accept_consumer(arguments["consumer"])
+        opened.accept_consumer(id_)
         kept.value = None
     with scan.stream() as stream:
-        _compare_changes([row for batch in stream for row in batch.to_pylist()], table, kept)
+        rows = [row for batch in stream for row in batch.to_pylist()]
+        kept.position = next((each for each in earlier if not _wrong(rows, table, each)[0]), kept.position)
+        _compare_changes(rows, table, kept)
         if arguments["commit"]:
             stream.commit()
-            kept.position = table.position()
+            kept.earlier, kept.position = [*kept.earlier, kept.position], table.position()
     world.record("consume", table)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+import socket
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from aio_client.sync import connect
+from streaming_server.storage.backup.backup_store import BackupStore
 from tests.model.checker.model import KEY, CheckerColumn, CheckerTable, ModelView, Position
 from tests.model.checker.passing_time import passing
 from tests.support.server_process import ServerProcess
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from aio_client.sync import Client, Table
+    from tests.support.recording_disk import RecordingDisk
 
 TYPES: Final = {"int": pa.int64(), "text": pa.string(), "float": pa.float64()}
 DATABASE: Final = "checker"
@@ -25,7 +30,8 @@ _TIMEOUT: Final = 60.0
 SLACK_SECONDS: Final = 60
 """Longer than any step takes."""
 
-_SETTINGS: Final = ("--set", "archive_every_seconds=0")
+MOST_WORKERS: Final = 3
+_SETTINGS: Final = ("--set", "archive_every_seconds=0.3")
 
 
 @dataclass
@@ -39,6 +45,7 @@ class Kept:
         value: What the client keeps.
         position: What a reader that continues from it has seen.
         view: What a reader that uses it sees.
+        earlier: The positions before, from which a consumer may continue after a restore.
     """
 
     kind: str
@@ -47,21 +54,24 @@ class Kept:
     value: Any
     position: Position = field(default_factory=dict)
     view: ModelView | None = None
+    earlier: list[Position] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Backup:
-    """What a backup has.
+    """What a backup has, or the archive as of an instant.
 
     Attributes:
-        id: The id of the backup.
         tables: The models of its tables.
-        consumed: What the consumers had committed, by their name in `CheckerWorld.kept`.
+        consumers: The consumers, by their name in `CheckerWorld.kept`.
+        id: The id of the backup.
+        micros: The instant, by the clock of the server.
     """
 
-    id: str
     tables: dict[str, CheckerTable]
-    consumed: dict[str, Position]
+    consumers: dict[str, Kept]
+    id: str = ""
+    micros: int = 0
 
 
 class CheckerWorld:
@@ -73,8 +83,11 @@ class CheckerWorld:
     Attributes:
         tables: The model of each table, by name.
         kept: What clients keep, by a name that steps use.
-        backups: The backups, by a name that steps use.
-        location: Where they are.
+        backups: The backups and archived instants, by a name that steps use.
+        store: Where they are.
+        archives: Whether it is known that the server archives what is written.
+        workers: How many processes the server has when it is started again by `serve_again`.
+        disk: What records the changes of the data directory. None: nothing does.
         took_effect: The names of the operations that took effect on each table, by its number.
         covered: The pairs of operations that took effect on one table, in this order.
     """
@@ -83,7 +96,10 @@ class CheckerWorld:
         self.tables: dict[str, CheckerTable] = {}
         self.kept: dict[str, Kept] = {}
         self.backups: dict[str, Backup] = {}
-        self.location = directory / "backups"
+        self.store = BackupStore(str(directory / "backups"))
+        self.workers = 1
+        self.archives = False
+        self.disk: RecordingDisk | None = None
         self._ahead = 0
         self._ahead_file = directory / "ahead"
         self.took_effect: dict[int, set[str]] = {}
@@ -93,7 +109,7 @@ class CheckerWorld:
 
     def __enter__(self) -> Self:
         self.let_pass(0)
-        self.server = self._serve(self._directory / "data", 0)
+        self.server = self._serve(self._directory / "data", _free_ports())
         self.client: Client = connect(self.server.url, operation_timeout=_TIMEOUT)
         return self
 
@@ -102,8 +118,9 @@ class CheckerWorld:
         self.server.kill()
 
     def _serve(self, data: Path, port: int) -> ServerProcess:
-        location = ("--backup-location", str(self.location))
-        return ServerProcess(data, *_SETTINGS, *location, port=port, wrapper=passing(self._ahead_file))
+        settings = (*_SETTINGS, "--backup-location", self.store.location, "--workers", str(self.workers))
+        wrapper = (*(self.disk.wrapper if self.disk else ()), *passing(self._ahead_file))
+        return ServerProcess(data, *settings, port=port, wrapper=wrapper)
 
     def let_pass(self, seconds: int) -> None:
         """Lets time pass for the server."""
@@ -126,9 +143,15 @@ class CheckerWorld:
         """Returns a path for a data directory that does not exist yet."""
         return self._directory / f"data-{self.next_number()}"
 
-    def serve_again(self, data: Path) -> None:
-        """Serves another directory at the address of the server, which has ended."""
-        self.server = self._serve(data, int(self.server.url.rpartition(":")[2]))
+    def now_micros(self) -> int:
+        """Returns the time of the server, in microseconds since 1970 UTC."""
+        return time.time_ns() // 1000 + self._ahead * 1_000_000
+
+    def serve_again(self, data: Path | None = None) -> None:
+        """Serves a directory at the address of the server, which has ended. None: the directory that it had."""
+        if data is not None:
+            self.archives = False
+        self.server = self._serve(data or self.server.data_dir, int(self.server.url.rpartition(":")[2]))
         self.client.wait_ready()
 
     def next_number(self) -> int:
@@ -156,6 +179,16 @@ class CheckerWorld:
         """Compares all rows of a table with the model."""
         found, expected = by_key(self.table(name).scan().to_pylist()), self.tables[name].view().shown()
         assert found == expected, differences(found, expected)
+
+
+def _free_ports() -> int:
+    """Returns a free port before free ones, which workers may get. The system gives them to no other process."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with suppress(OSError), ExitStack() as probes:
+            for number in range(port, port + MOST_WORKERS + 1):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", number))
+            return port
 
 
 def by_key(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
