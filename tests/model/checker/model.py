@@ -155,7 +155,6 @@ class CheckerTable:
         if self.ttl is None:
             self.written = dict.fromkeys(self.rows, self.now)
         self.ttl = ttl
-        self.version += 1
         seen = set(visible)
         for key, (values, written) in list(self.expired.items()):
             if ttl is not None and written + ttl < self.now:
@@ -164,6 +163,7 @@ class CheckerTable:
             if key in seen:
                 assert self.changes[key].pop() == ("-D", values)
                 self.rows[key], self.written[key] = values, written
+                self.version += 1
 
     def _current(self, values: Values) -> list[Any]:
         return [values.get(column.number) for column in self.columns]
