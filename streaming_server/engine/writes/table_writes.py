@@ -129,6 +129,7 @@ class TableWrites:
             DataLoss: A bucket is damaged.
         """
         self._table.reserve.check(len(data))
+        preconditions.check_history(self._table.definition)
         check = self.check_upsert(data, schema_id, kind, preconditions.identity)
         schema_id = schema_id or self._table.definition.schema.id
         return await self._write(*await self._table.executor.run(check), preconditions, kind, schema_id)
@@ -141,6 +142,7 @@ class TableWrites:
         schema_id: int = 0,
     ) -> tuple[int, dict[int, int]]:
         """Deletes the rows, or columns of the rows, whose keys are in an Arrow IPC stream; otherwise as `upsert`."""
+        preconditions.check_history(self._table.definition)
         check = self.check_delete(data, kind, schema_id)
         schema_id = schema_id or self._table.definition.schema.id
         return await self._write(*await self._table.executor.run(check), preconditions, kind, schema_id)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from scankv.model.changes.log_offsets import LogOffsets
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.merging.few_rows import BucketRows
@@ -53,6 +54,11 @@ class WritePreconditions:
         if self.undo_as is not None or self.identity is None:
             return self.undo_as
         return self.identity.writer if self.identity.epoch else None
+
+    def check_history(self, definition: TableDefinition) -> None:
+        """Raises WriterFenced if the writer was opened in another history of its table: see `WriteIdentity`."""
+        if self.identity is not None:
+            self.identity.check_history(definition)
 
 
 NO_PRECONDITIONS: Final = WritePreconditions()
@@ -119,8 +125,7 @@ class WriteOperation:
         *,
         independent: bool = False,
     ) -> None:
-        if preconditions.identity is not None:
-            preconditions.identity.check_history(scope.table.definition)
+        preconditions.check_history(scope.table.definition)
         self._parts = parts
         self._preconditions = preconditions
         self._scope = scope

@@ -178,6 +178,7 @@ async def upsert(request: write_pb2.UpsertRequest, calls: TabletCalls) -> write_
     if request.encoded_rows:
         return await _few(request, "encoded_rows", UPSERT_CALL, calls, _keys_of_rows(request.encoded_rows, calls))
     calls.table.state.reserve.check(len(request.rows))
+    preconditions_of(request).check_history(calls.definition)
     kind = replace(kind_of(request), tracks_changes=not request.untracked)
     check = calls.table.writes.check_upsert(request.rows, request.schema_id, kind)
     return await (await _divide(request, "rows", request.rows, UPSERT_CALL, calls, check)).run()
@@ -190,6 +191,7 @@ async def delete(request: write_pb2.DeleteRequest, calls: TabletCalls) -> write_
         return await stage_write(request, calls)
     if request.encoded_keys:
         return await _few(request, "encoded_keys", DELETE_CALL, calls, list(request.encoded_keys))
+    preconditions_of(request).check_history(calls.definition)
     check = calls.table.writes.check_delete(request.keys, kind_of(request), request.schema_id)
     return await (await _divide(request, "keys", request.keys, DELETE_CALL, calls, check)).run()
 

@@ -172,6 +172,25 @@ async def test_a_named_writer_fences_the_one_before_and_goes_on_behind_it(client
     assert sorted(await applied(table)) == [(1, 1), (1, 4), (2, 1), (2, 5), (3, 1)]
 
 
+@pytest.mark.parametrize("tablets", [1, 2])
+async def test_a_named_writer_is_fenced_when_another_table_has_the_name_and_lacks_a_column(
+    client: Client, name: str, tablets: int
+) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2, tablets=tablets)
+
+    async def write_to_both() -> None:
+        async with table.writer(id="job-1") as writer:
+            await writer.upsert(rows([1], 1))
+            await writer.flush()
+            await client.drop_table(name)
+            await client.create_table(name, pa.schema([("k", pa.int64())]), primary_key=["k"], tablets=tablets)
+            await writer.upsert(rows([1], 2))
+            await writer.flush()
+
+    with pytest.raises(WriterFenced):
+        await write_to_both()
+
+
 async def test_the_first_failure_ends_a_writer_and_says_what_was_lost(client: Client, name: str) -> None:
     table = await made(client, name)
     writer = table.writer(batch_delay=3600)
