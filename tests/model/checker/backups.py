@@ -49,18 +49,15 @@ def _draw_instant(world: CheckerWorld, _random: Random) -> Arguments | None:
 def _keep_instant(world: CheckerWorld, arguments: Arguments) -> None:
     if not world.backups:
         return
-    # Only a server that has archived something since it was started on another directory continues the archive.
+    # Another server continues the archive only if this one has stored a segment, for which there must be a write.
     if not world.archives:
-        wait_archived(world, world.now_micros())
-        wait_until((world.server.data_dir / "archived.json").exists, "the segment was recorded")
-        world.archives = True
+        now = world.now_micros()
+        wait_until(lambda: reaches(world, now), "everything was archived")
+        world.archives = (world.server.data_dir / "archived.json").exists()
+        if not world.archives:
+            return
     world.backups[arguments["as"]] = Backup(deepcopy(world.tables), _consumers(world), micros=world.now_micros())
     world.record("keep_instant")
-
-
-def wait_archived(world: CheckerWorld, micros: int) -> None:
-    """Waits until the archive reaches an instant."""
-    wait_until(lambda: reaches(world, micros), "everything was archived")
 
 
 def reaches(world: CheckerWorld, micros: int) -> bool:
@@ -112,10 +109,7 @@ def _must_not_restore_into_a_used_directory(world: CheckerWorld, plan: RestorePl
 def _continue_from(world: CheckerWorld, backup: Backup) -> None:
     """Makes the models those of a backup, with other numbers: what was kept of the tables is not taken any more."""
     world.tables = deepcopy(backup.tables)
-    numbers = {table.number: world.next_number() for table in world.tables.values()}
-    for table in world.tables.values():
-        world.took_effect[numbers[table.number]] = set(world.took_effect[table.number])
-        table.number = numbers[table.number]
+    numbers = {table.number: world.renumber(table) for table in world.tables.values()}
     for name, consumer in backup.consumers.items():
         restored = deepcopy(consumer)
         restored.table = numbers[consumer.table]

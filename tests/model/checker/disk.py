@@ -58,7 +58,7 @@ def crash(world: CheckerWorld, cut: int | None) -> None:
     if cut is None or world.disk is None:
         world.serve_again()
         return
-    _forget_instants(world)
+    forget_instants(world)
     chance, left, name = random.Random(cut), world.new_directory(), world.server.data_dir.name
     disk = world.disk.replay(chance.choice(RULES))
     # After its end, the server has answered nothing: whatever it has answered was synced before.
@@ -67,7 +67,7 @@ def crash(world: CheckerWorld, cut: int | None) -> None:
     _record(world, left / name)
 
 
-def _forget_instants(world: CheckerWorld) -> None:
+def forget_instants(world: CheckerWorld) -> None:
     """Forgets the instants that are not archived: the name of the archive's last segment may be lost."""
     for name, backup in list(world.backups.items()):
         if backup.micros and not reaches(world, backup.micros):

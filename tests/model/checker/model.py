@@ -165,6 +165,18 @@ class CheckerTable:
                 self.rows[key], self.written[key] = values, written
                 self.version += 1
 
+    def truncate_changes(self, left: Mapping[int, int]) -> None:
+        """Loses all changes of each key but so many first ones, and what they have done."""
+        for key, count in left.items():
+            if count == len(self.changes[key]):
+                continue
+            del self.changes[key][count:]
+            self.version += 1
+            kind, values = self.changes[key][-1] if count else ("-D", {})
+            self.rows.pop(key, None)
+            if kind in ("+I", "+U"):
+                self.rows[key] = values
+
     def _current(self, values: Values) -> list[Any]:
         return [values.get(column.number) for column in self.columns]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from aio_client import ServerRefused, SnapshotLost, StartFrom, StopAt, TableNotFound, TableRecreated
+from aio_client import PositionOutOfRange, ServerRefused, SnapshotLost, StartFrom, StopAt, TableNotFound, TableRecreated
 from tests.model.checker.drawing import table_of
 from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
@@ -49,6 +49,9 @@ def _read_from_offsets(world: CheckerWorld, arguments: Arguments) -> None:
         _must_refuse(world, kept)
         return
     scan = world.table(table.name).changes(StartFrom.offsets(kept.value), StopAt.LATEST)
+    if kept.is_lost:
+        _must_be_lost(scan)
+        return
     _compare_changes(scan.to_pylist(), table, kept)
     world.record("read_from_offsets", table)
 
@@ -60,6 +63,15 @@ def _must_refuse(world: CheckerWorld, kept: Kept) -> None:
     except (TableNotFound, TableRecreated):
         return
     raise AssertionError(f"{kept.name} was dropped, and log offsets from before are taken")
+
+
+def _must_be_lost(scan: Scan) -> None:
+    """The position is in changes that a recovery has lost, or of which it does not know whether it has lost them."""
+    try:
+        scan.to_arrow()
+    except (PositionOutOfRange, TableRecreated):
+        return
+    raise AssertionError("a reader continues from lost changes")
 
 
 def _compare_changes(rows: list[dict[str, Any]], table: CheckerTable, kept: Kept) -> None:
@@ -174,6 +186,10 @@ def _consume(world: CheckerWorld, arguments: Arguments) -> None:
     scan = opened.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id=id_)
     if kept.value == "restored or gone" and id_ not in {each.id for each in opened.consumers()}:
         kept.value, kept.position, kept.earlier = None, {}, []
+    if kept.is_lost:
+        _must_be_lost(scan)
+        opened.reset_consumer(id_, StartFrom.EARLIEST)
+        kept.is_lost, kept.position, kept.earlier = False, {}, []
     earlier = kept.earlier if kept.value == "restored or gone" else []
     if kept.value is not None:
         _must_be_accepted(scan)

@@ -46,6 +46,7 @@ class Kept:
         position: What a reader that continues from it has seen.
         view: What a reader that uses it sees.
         earlier: The positions before, from which a consumer may continue after a restore.
+        is_lost: Whether the position is in changes that were lost.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Kept:
     position: Position = field(default_factory=dict)
     view: ModelView | None = None
     earlier: list[Position] = field(default_factory=list)
+    is_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class CheckerWorld:
         workers: How many processes the server has when it is started again by `serve_again`.
         disk: What records the changes of the data directory. None: nothing does.
         took_effect: The names of the operations that took effect on each table, by its number.
+        ahead_file: What the clocks of the server follow: see `passing`.
         covered: The pairs of operations that took effect on one table, in this order.
     """
 
@@ -101,7 +104,7 @@ class CheckerWorld:
         self.archives = False
         self.disk: RecordingDisk | None = None
         self._ahead = 0
-        self._ahead_file = directory / "ahead"
+        self.ahead_file = directory / "ahead"
         self.took_effect: dict[int, set[str]] = {}
         self.covered: set[tuple[str, str]] = set()
         self._directory = directory
@@ -119,16 +122,16 @@ class CheckerWorld:
 
     def _serve(self, data: Path, port: int) -> ServerProcess:
         settings = (*_SETTINGS, "--backup-location", self.store.location, "--workers", str(self.workers))
-        wrapper = (*(self.disk.wrapper if self.disk else ()), *passing(self._ahead_file))
+        wrapper = (*(self.disk.wrapper if self.disk else ()), *passing(self.ahead_file))
         return ServerProcess(data, *settings, port=port, wrapper=wrapper)
 
     def let_pass(self, seconds: int) -> None:
         """Lets time pass for the server."""
         self._ahead += seconds
         # Renamed, so that the server reads all of it.
-        written = self._ahead_file.with_suffix(".new")
+        written = self.ahead_file.with_suffix(".new")
         written.write_text(str(self._ahead))
-        written.rename(self._ahead_file)
+        written.rename(self.ahead_file)
 
     def tick(self) -> None:
         """Removes from the models what has expired by now. Lets some time pass if that is not certain of some row."""
@@ -169,6 +172,12 @@ class CheckerWorld:
             before = self.took_effect.setdefault(table.number, set())
             self.covered |= {(each, operation) for each in before}
             before.add(operation)
+
+    def renumber(self, table: CheckerTable) -> int:
+        """Makes a table a new one with the same contents, and returns its number."""
+        before, table.number = table.number, self.next_number()
+        self.took_effect[table.number] = set(self.took_effect[before])
+        return table.number
 
     def schema(self, columns: tuple[CheckerColumn, ...]) -> pa.Schema:
         """Returns the Arrow schema of a table with these columns."""
