@@ -79,11 +79,7 @@ def _restore(world: CheckerWorld, arguments: Arguments) -> None:
     if backup is None:
         return
     assert world.server.stop() == 0
-    plan = (
-        plan_instant(world.store, backup.micros)
-        if backup.micros
-        else plan_backup(read_manifest(world.store, backup.id))
-    )
+    plan = _plan(world, backup)
     _must_not_restore_into_a_used_directory(world, plan)
     data = world.new_directory()
     result = restore_all(world.store, plan, data)
@@ -96,6 +92,13 @@ def _restore(world: CheckerWorld, arguments: Arguments) -> None:
     # Rows may have expired since the backup.
     world.tick()
     check_all(world)
+
+
+def _plan(world: CheckerWorld, backup: Backup) -> RestorePlan:
+    if not backup.micros:
+        return plan_backup(read_manifest(world.store, backup.id))
+    # The server has archived its last write. If the instant is later than that, nothing was written in between.
+    return plan_instant(world.store, backup.micros if reaches(world, backup.micros) else None)
 
 
 def _must_not_restore_into_a_used_directory(world: CheckerWorld, plan: RestorePlan) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from aio_client import StartFrom, StopAt
 from tests.model.checker.disk import forget_instants
 from tests.model.checker.drawing import table_of
-from tests.model.checker.model import KEY, show
+from tests.model.checker.model import show
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.passing_time import passing
 from tests.model.checker.reads import check_all
-from tests.model.checker.world import Kept
+from tests.model.checker.world import Kept, changes_by_key
 from tests.support.forked import run_forked
 
 if TYPE_CHECKING:
@@ -63,8 +62,9 @@ def _consumers(world: CheckerWorld, table: CheckerTable) -> list[Any]:
 
 def _break(bucket: Path, how: str, left: float) -> None:
     if how == "cut log":
-        log = max(path for path in bucket.glob("*.log") if path.stat().st_size)
-        os.truncate(log, int(left * log.stat().st_size))
+        # Without a log, nothing was written since the bucket was opened.
+        for log in sorted(path for path in bucket.glob("*.log") if path.stat().st_size)[-1:]:
+            os.truncate(log, int(left * log.stat().st_size))
         return
     shutil.rmtree(bucket)
     if how == "lost bucket and watermark":
@@ -79,10 +79,7 @@ def _lose(world: CheckerWorld, table: CheckerTable, *, is_new: bool) -> None:
         table: The table.
         is_new: Whether the fork of its history is unknown, so that it is a new incarnation.
     """
-    found = defaultdict[int, list[tuple[str, dict[str, Any]]]](list)
-    for row in world.table(table.name).changes(StartFrom.EARLIEST, StopAt.LATEST).to_pylist():
-        shown = {name: value for name, value in row.items() if not name.startswith("_")}
-        found[row[KEY]].append((row["_change_type"], shown))
+    found = changes_by_key(world.table(table.name).changes(StartFrom.EARLIEST, StopAt.LATEST).to_pylist())
     assert found.keys() <= table.changes.keys()
     left = {key: len(found.get(key, ())) for key in table.changes}
     for key, count in left.items():

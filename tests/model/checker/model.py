@@ -177,6 +177,14 @@ class CheckerTable:
             if kind in ("+I", "+U"):
                 self.rows[key] = values
 
+    def take_over(self, other: CheckerTable, keys: Iterable[int]) -> None:
+        """Takes over what another model has of some keys, all of which have a row there."""
+        for key in keys:
+            self.rows[key], self.changes[key] = other.rows[key], other.changes[key]
+            self.written[key] = other.written[key]
+            self.expired.pop(key, None)
+        self.version += 1
+
     def _current(self, values: Values) -> list[Any]:
         return [values.get(column.number) for column in self.columns]
 

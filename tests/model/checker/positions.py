@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from aio_client import PositionOutOfRange, ServerRefused, SnapshotLost, StartFrom, StopAt, TableNotFound, TableRecreated
 from tests.model.checker.drawing import table_of
-from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.world import Kept, by_key, differences
+from tests.model.checker.world import Kept, by_key, changes_by_key, differences
 
 if TYPE_CHECKING:
     from random import Random
@@ -83,10 +81,7 @@ def _wrong(
     rows: list[dict[str, Any]], table: CheckerTable, position: Position
 ) -> tuple[dict[int, Any], dict[int, Any]]:
     """Returns the changes that were expected of some keys and not found, and all that were found."""
-    found: defaultdict[int, list[tuple[str, Any]]] = defaultdict(list)
-    for row in rows:
-        shown = {name: value for name, value in row.items() if not name.startswith("_")}
-        found[row[KEY]].append((row["_change_type"], shown))
+    found = changes_by_key(rows)
     return table.wrong_changes(position, found), found
 
 

@@ -154,5 +154,82 @@ FAULTS: Final = (
         edits=(("            batch.delete_entries(sorted(entries.delete_keys.to_pylist()))\n", ""),),
         seed=1,
     ),
+    SeededFault(
+        name="later_definitions_in_a_restore",
+        breaks="a table that is restored as of an instant has the definition of that instant",
+        file="streaming_server/engine/backups/restore_plan.py",
+        edits=(("            if change.micros > micros:\n", "            if False:\n"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="index_ids_go_back_in_a_restore",
+        breaks="an index of a restored table has none of the entries of a later one",
+        file="streaming_server/engine/backups/replay.py",
+        edits=(("            or max(state.indexes, default=0) > self._definition.last_index_id\n", ""),),
+        seed=1,
+    ),
+    SeededFault(
+        name="consumers_beyond_a_restore",
+        breaks="a consumer that was beyond the restored changes is set back to their end",
+        file="streaming_server/engine/backups/restore.py",
+        edits=(("beyond = _ends_passed(token.position.offsets, states)", "beyond = {}"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="restores_into_a_used_directory",
+        breaks="all tables are restored only into an empty directory",
+        file="streaming_server/storage/tables/data_directory.py",
+        edits=(("        if restoring and not is_half and (", "        if False and ("),),
+        seed=1,
+    ),
+    SeededFault(
+        name="the_archive_continues_after_a_recovery",
+        breaks="after a recovery, the archive continues from a new backup",
+        file="streaming_server/storage/tables/data_directory.py",
+        edits=(("            self.archived.unlink()\n", "            pass\n"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="writes_are_not_synced",
+        breaks="an acknowledged write survives a power cut",
+        file="streaming_server/storage/rocks/store.py",
+        edits=(("self._db.flush_wal(True)", "self._db.flush_wal(False)"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="names_are_not_synced",
+        breaks="a file that was replaced has its new content after a power cut",
+        file="streaming_server/storage/files/checked_json.py",
+        edits=(
+            ("        partial.replace(path)\n        sync_directory(path.parent)\n", "        partial.replace(path)\n"),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="epochs_are_used_twice",
+        breaks="a position in changes that a recovery has lost is refused",
+        file="streaming_server/engine/backups/recovery.py",
+        edits=(("in_epoch(max(state.epoch, epoch_of(durable or 0)) + 1)", "in_epoch(state.epoch)"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="writers_survive_a_recovery",
+        breaks="a writer from before a recovery is refused",
+        file="streaming_server/engine/backups/recovery.py",
+        edits=(("losses=table.losses + 1", "losses=table.losses"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="writers_survive_a_restore",
+        breaks="a writer from before a restore is refused",
+        file="streaming_server/storage/bucket/writer_states.py",
+        edits=(
+            (
+                "is_known = self.history == definition.history if self.history else not definition.has_other_histories",
+                "is_known = True",
+            ),
+        ),
+        seed=1,
+    ),
 )
 """All faults."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import time
+from collections import defaultdict
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -204,6 +205,15 @@ def by_key(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """Returns rows by key, after checking that no key occurs twice."""
     found = {row[KEY]: row for row in rows}
     assert len(found) == len(rows), f"keys occur twice: {[row[KEY] for row in rows]}"
+    return found
+
+
+def changes_by_key(rows: list[dict[str, Any]]) -> dict[int, list[tuple[str, dict[str, Any]]]]:
+    """Returns changes by key, each as the symbol of its row kind and the row."""
+    found = defaultdict[int, list[tuple[str, dict[str, Any]]]](list)
+    for row in rows:
+        shown = {name: value for name, value in row.items() if not name.startswith("_")}
+        found[row[KEY]].append((row["_change_type"], shown))
     return found
 
 
