@@ -29,6 +29,7 @@ def _draw_backup(world: CheckerWorld, random: Random) -> Arguments | None:
 def _back_up(world: CheckerWorld, arguments: Arguments) -> None:
     if not world.tables:
         return
+    _wait_archived(world)
     done = world.client.create_backup()
     world.backups[arguments["as"]] = Backup(deepcopy(world.tables), _consumers(world), id=done.backup_id)
     world.record("backup")
@@ -49,15 +50,20 @@ def _draw_instant(world: CheckerWorld, _random: Random) -> Arguments | None:
 def _keep_instant(world: CheckerWorld, arguments: Arguments) -> None:
     if not world.backups:
         return
-    # Another server continues the archive only if this one has stored a segment, for which there must be a write.
+    _wait_archived(world)
     if not world.archives:
-        now = world.now_micros()
-        wait_until(lambda: reaches(world, now), "everything was archived")
-        world.archives = (world.server.data_dir / "archived.json").exists()
-        if not world.archives:
-            return
+        return
     world.backups[arguments["as"]] = Backup(deepcopy(world.tables), _consumers(world), micros=world.now_micros())
     world.record("keep_instant")
+
+
+def _wait_archived(world: CheckerWorld) -> None:
+    """Waits for the backup that the server creates by itself if the archive has a gap, and for the archive after it."""
+    if world.backups and not world.archives:
+        now = world.now_micros()
+        wait_until(lambda: reaches(world, now), "everything was archived")
+        # The next start continues the archive only if this server has stored a segment, and so after a write.
+        world.archives = (world.server.data_dir / "archived.json").exists()
 
 
 def reaches(world: CheckerWorld, micros: int) -> bool:

@@ -231,5 +231,19 @@ FAULTS: Final = (
         ),
         seed=1,
     ),
+    SeededFault(
+        name="requests_in_parts",
+        breaks="a request is applied to a bucket completely or not at all",
+        file="streaming_server/engine/writes/bucket_steps.py",
+        edits=(("_MAX_BATCH_ROWS = 2 * MAX_CHANGES_PER_RECORD", "_MAX_BATCH_ROWS = 2"),),
+        seed=1,
+    ),
+    SeededFault(
+        name="repeated_requests_are_applied_again",
+        breaks="a request that is repeated after a kill is applied once",
+        file="streaming_server/storage/bucket/writer_states.py",
+        edits=(("            if answer.sequence == identity.sequence:\n", "            if False:\n"),),
+        seed=1,
+    ),
 )
 """All faults."""
