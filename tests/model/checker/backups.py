@@ -79,7 +79,7 @@ def _draw_restore(world: CheckerWorld, random: Random) -> Arguments | None:
     return {"backup": random.choice(sorted(world.backups))} if world.backups else None
 
 
-@define("restore", 0.7, _draw_restore)
+@define("restore", 0.5, _draw_restore)
 def _restore(world: CheckerWorld, arguments: Arguments) -> None:
     backup = world.backups.get(arguments["backup"])
     if backup is None:

@@ -14,7 +14,7 @@ from tests.model.checker.model import show
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.passing_time import passing
 from tests.model.checker.reads import check_all
-from tests.model.checker.world import Kept, changes_by_key
+from tests.model.checker.world import changes_by_key
 from tests.support.forked import run_forked
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def _draw_damage(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random)
     if table is None:
         return None
-    how = random.choice(["cut log", "cut log", "lost bucket", "lost bucket and watermark"])
+    # If its durable watermark is lost, too, a bucket looks like one that was never opened.
+    how = random.choice(["cut log", "cut log", "lost bucket"])
     return {"table": table.name, "how": how, "bucket": random.random(), "left": round(random.random(), 2)}
 
 
@@ -43,14 +44,17 @@ def _damage(world: CheckerWorld, arguments: Arguments) -> None:
     forget_instants(world)
     # What the damage and the recovery change is not recorded.
     world.disk, world.archives = None, False
-    database, _, name = table.name.partition(".")
-    buckets = sorted((world.server.data_dir / "tables" / database / name).glob("**/buckets/[0-9]*[0-9]"))
-    _break(buckets[int(arguments["bucket"] * len(buckets))], arguments["how"], arguments["left"])
+    directory = world.server.data_dir / "tables" / table.name.replace(".", "/")
+    found = [
+        path for each in ("buckets", "tablets/*/buckets") for path in sorted(directory.glob(f"{each}/[0-9]*[0-9]"))
+    ]
+    for bucket in found[int(arguments["bucket"] * len(found)) :][:1]:
+        _break(bucket, arguments["how"], arguments["left"])
     command = [*passing(world.ahead_file), sys.executable, "-m", "scankv", "check", "--offline"]
     done = run_forked(*command, str(world.server.data_dir), "--recover")
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     world.serve_again()
-    _lose(world, table, is_new=arguments["how"] == "lost bucket and watermark")
+    _lose(world, table)
     world.record("damage", table)
     assert all(bucket.is_consistent for bucket in world.client.check_table(table.name))
     check_all(world)
@@ -67,18 +71,10 @@ def _break(bucket: Path, how: str, left: float) -> None:
             os.truncate(log, int(left * log.stat().st_size))
         return
     shutil.rmtree(bucket)
-    if how == "lost bucket and watermark":
-        bucket.with_suffix(".durable").unlink()
 
 
-def _lose(world: CheckerWorld, table: CheckerTable, *, is_new: bool) -> None:
-    """Takes from the model what the recovery has lost: of each key, its last changes.
-
-    Args:
-        world: The world.
-        table: The table.
-        is_new: Whether the fork of its history is unknown, so that it is a new incarnation.
-    """
+def _lose(world: CheckerWorld, table: CheckerTable) -> None:
+    """Takes from the model what the recovery has lost: of each key, its last changes."""
     found = changes_by_key(world.table(table.name).changes(StartFrom.EARLIEST, StopAt.LATEST).to_pylist())
     assert found.keys() <= table.changes.keys()
     left = {key: len(found.get(key, ())) for key in table.changes}
@@ -98,13 +94,3 @@ def _lose(world: CheckerWorld, table: CheckerTable, *, is_new: bool) -> None:
                 kept.table = 0  # It belongs to no table any more.
             else:
                 del world.kept[name]
-    if is_new:
-        _renumber(world, table)
-
-
-def _renumber(world: CheckerWorld, table: CheckerTable) -> None:
-    consumers = {name: kept for name, kept in world.kept.items() if kept in _consumers(world, table)}
-    world.renumber(table)
-    for name in consumers:
-        continued = Kept("consumer", table.number, table.name, None, is_lost=True)
-        world.kept[f"{table.number} {name.partition(' ')[2]}"] = continued

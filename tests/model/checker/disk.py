@@ -32,7 +32,7 @@ def _draw_record(world: CheckerWorld, _random: Random) -> Arguments | None:
     return {} if world.disk is None else None
 
 
-@define("record_disk", 0.5, _draw_record)
+@define("record_disk", 1, _draw_record)
 def _record_disk(world: CheckerWorld, _arguments: Arguments) -> None:
     """Lets the server run on a recorded disk from now on."""
     assert world.server.stop() == 0

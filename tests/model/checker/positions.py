@@ -64,10 +64,10 @@ def _must_refuse(world: CheckerWorld, kept: Kept) -> None:
 
 
 def _must_be_lost(scan: Scan) -> None:
-    """The position is in changes that a recovery has lost, or of which it does not know whether it has lost them."""
+    """The position is in changes that a recovery has lost."""
     try:
         scan.to_arrow()
-    except (PositionOutOfRange, TableRecreated):
+    except PositionOutOfRange:
         return
     raise AssertionError("a reader continues from lost changes")
 
