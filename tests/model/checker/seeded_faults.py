@@ -162,13 +162,6 @@ FAULTS: Final = (
         seed=1,
     ),
     SeededFault(
-        name="consumers_beyond_a_restore",
-        breaks="a consumer that was beyond the restored changes is set back to their end",
-        file="streaming_server/engine/backups/restore.py",
-        edits=(("beyond = _ends_passed(token.position.offsets, states)", "beyond = {}"),),
-        seed=1,
-    ),
-    SeededFault(
         name="restores_into_a_used_directory",
         breaks="all tables are restored only into an empty directory",
         file="streaming_server/storage/tables/data_directory.py",
@@ -180,7 +173,7 @@ FAULTS: Final = (
         breaks="an acknowledged write survives a power cut",
         file="streaming_server/storage/rocks/store.py",
         edits=(("self._db.flush_wal(True)", "self._db.flush_wal(False)"),),
-        seed=165,
+        seed=54,
     ),
     SeededFault(
         name="names_are_not_synced",
@@ -189,21 +182,21 @@ FAULTS: Final = (
         edits=(
             ("        partial.replace(path)\n        sync_directory(path.parent)\n", "        partial.replace(path)\n"),
         ),
-        seed=165,
+        seed=54,
     ),
     SeededFault(
         name="epochs_are_used_twice",
         breaks="a position in changes that a recovery has lost is refused",
         file="streaming_server/engine/backups/recovery.py",
         edits=(("in_epoch(max(state.epoch, epoch_of(durable or 0)) + 1)", "in_epoch(state.epoch)"),),
-        seed=159,
+        seed=111,
     ),
     SeededFault(
         name="writers_survive_a_recovery",
         breaks="a writer from before a recovery is refused",
         file="streaming_server/engine/backups/recovery.py",
         edits=(("losses=table.losses + 1", "losses=table.losses"),),
-        seed=828,
+        seed=14,
     ),
     SeededFault(
         name="writers_survive_a_restore",
@@ -215,14 +208,14 @@ FAULTS: Final = (
                 "is_known = True",
             ),
         ),
-        seed=1,
+        seed=757,
     ),
     SeededFault(
         name="repeated_requests_are_applied_again",
         breaks="a request that is repeated after a kill is applied once",
         file="streaming_server/storage/bucket/writer_states.py",
         edits=(("            if answer.sequence == identity.sequence:\n", "            if False:\n"),),
-        seed=82,
+        seed=37,
     ),
 )
 """All faults."""
