@@ -268,7 +268,6 @@ class CheckerTable:
         if self.ttl is None:
             self.written = dict.fromkeys(self.rows, self.now)
         self.ttl = ttl
-        self.version += 1
         seen = set(visible)
         for key, (values, written) in list(self.expired.items()):
             if ttl is not None and written + ttl < self.now:
@@ -278,6 +277,28 @@ class CheckerTable:
                 assert self.changes[key].pop() == ("-D", values)
                 self.authors[key].pop()
                 self.rows[key], self.written[key] = values, written
+                self.version += 1
+
+    def truncate_changes(self, left: Mapping[int, int]) -> None:
+        """Loses all changes of each key but so many first ones, and what they have done."""
+        for key, count in left.items():
+            if count == len(self.changes[key]):
+                continue
+            del self.changes[key][count:], self.authors[key][count:]
+            self.version += 1
+            kind, values = self.changes[key][-1] if count else ("-D", {})
+            self.rows.pop(key, None)
+            if kind in ("+I", "+U"):
+                self.rows[key] = values
+
+    def take_over(self, other: CheckerTable, keys: Iterable[int]) -> None:
+        """Takes over what another model has of some keys, all of which have a row there."""
+        for key in keys:
+            self.rows[key], self.written[key] = other.rows[key], other.written[key]
+            self.changes[key], self.authors[key] = other.changes[key], other.authors[key]
+            self.partitions.add(part_of(key))
+            self.expired.pop(key, None)
+        self.version += 1
 
     def _current(self, values: Values) -> list[Any]:
         return [values.get(column.number) for column in self.columns]

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from tests.model.checker import (
     backups,
     conditional,
+    damage,
     definitions,
+    disk,
     expiry,
     host,
     logs,
@@ -43,7 +45,9 @@ __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_line
 _MODULES: Final = (
     backups,
     conditional,
+    damage,
     definitions,
+    disk,
     expiry,
     host,
     logs,
