@@ -30,6 +30,7 @@ def _set_ttl(world: CheckerWorld, arguments: Arguments) -> None:
         return
     world.client.alter_table(table.name, ttl_seconds=seconds)
     table.set_ttl(seconds, [row[KEY] for row in world.table(table.name).scan([KEY]).to_pylist()])
+    world.tick()
     world.record("set_ttl", table)
     world.check(table.name)
 

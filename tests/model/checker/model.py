@@ -21,6 +21,9 @@ Values: TypeAlias = dict[int, Any]
 Shown: TypeAlias = dict[str, Any]
 """A row as a reader gets it: by the names of the columns, with the key."""
 
+Change: TypeAlias = tuple[str, Shown]
+"""The symbol of a row kind, and the row."""
+
 Position: TypeAlias = dict[int, tuple[int, int]]
 """How many changes of each key come before a position, at least and at most. A missing key has none."""
 
@@ -185,13 +188,25 @@ class CheckerTable:
         """Returns the position after all changes."""
         return {key: (len(all_) - (key in self.expired), len(all_)) for key, all_ in self.changes.items()}
 
-    def wrong_changes(self, position: Position, found: Mapping[int, list[tuple[str, Shown]]]) -> dict[int, Any]:
-        """Returns the expected changes after a position of those keys of which others were found."""
+    def wrong_changes(
+        self,
+        position: Position,
+        found: Mapping[int, list[Change]],
+        forms: Callable[[int, list[Change]], list[list[Change]]] = lambda _, changes: [changes],
+    ) -> dict[int, Any]:
+        """Returns the expected changes after a position of those keys of which others were found.
+
+        Args:
+            position: After which changes they begin.
+            found: What was found, by key.
+            forms: Returns what may come instead of all changes of a key.
+        """
         wrong = {}
         for key in {*self.changes, *found}:
             shown = [(kind, show(self.columns, key, values)) for kind, values in self.changes.get(key, ())]
             ends = {len(shown), len(shown) - (key in self.expired)}
-            allowed = [shown[start:end] for start in set(position.get(key, _NO_CHANGES)) for end in ends]
+            starts = set(position.get(key, _NO_CHANGES))
+            allowed = [form for start in starts for end in ends for form in forms(key, shown[start:end])]
             if found.get(key, []) not in allowed:
                 wrong[key] = allowed[0]
         return wrong

@@ -13,7 +13,19 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tests.model.checker import backups, definitions, expiry, host, positions, queries, reads, resuming, writers, writes
+from tests.model.checker import (
+    backups,
+    definitions,
+    expiry,
+    following,
+    host,
+    positions,
+    queries,
+    reads,
+    resuming,
+    writers,
+    writes,
+)
 from tests.model.checker.operation import OPERATIONS, Arguments
 from tests.model.checker.reads import check_all
 from tests.model.checker.world import CheckerWorld
@@ -25,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_lines"]
 
 # The modules fill the list of operations when they are imported.
-_MODULES: Final = (backups, definitions, expiry, host, positions, queries, reads, resuming, writers, writes)
+_MODULES: Final = (backups, definitions, expiry, following, host, positions, queries, reads, resuming, writers, writes)
 
 Step: TypeAlias = tuple[str, Arguments]
 """The name of an operation, and its arguments."""
