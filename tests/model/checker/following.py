@@ -197,8 +197,9 @@ def _compare(table: CheckerTable, left: _Left, found: dict[int, list[Change]], *
         if left.options["net"] and left.token is not None:
             # One net change came before the token, and others come after it: only where they lead to is known.
             mine = found.get(key, [])
-            leads = _net(mine[-1:])[-1:] == _net(_project(matching[-1:], names))[-1:] if mine else True
-            return [mine] if leads and (mine or before or not _net(matching)) else [_project(matching, names)]
+            leads = _net(mine[-1:])[-1:] == _net(_project(matching[-1:], names))[-1:]
+            is_right = not is_complete or (leads if mine else bool(before) or not _net(matching))
+            return [mine if is_right else _project(matching, names)]
         return [_project(each, names)[before:end] for each in all_]
 
     wrong = table.wrong_changes(left.position, found, forms)

@@ -110,6 +110,11 @@ class CheckerTable:
             if key in self.rows:
                 self._set(key, None)
 
+    def put(self, key: int, values: Values | None) -> None:
+        """Gives a key other values, or none."""
+        if values is not None or key in self.rows:
+            self._set(key, values)
+
     def _set(self, key: int, values: Values | None) -> None:
         before = self.rows.get(key)
         self.version += 1

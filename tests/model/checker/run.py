@@ -19,6 +19,7 @@ from tests.model.checker import (
     expiry,
     following,
     host,
+    open_transactions,
     positions,
     queries,
     reads,
@@ -37,7 +38,20 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_lines"]
 
 # The modules fill the list of operations when they are imported.
-_MODULES: Final = (backups, definitions, expiry, following, host, positions, queries, reads, resuming, writers, writes)
+_MODULES: Final = (
+    backups,
+    definitions,
+    expiry,
+    following,
+    host,
+    open_transactions,
+    positions,
+    queries,
+    reads,
+    resuming,
+    writers,
+    writes,
+)
 
 Step: TypeAlias = tuple[str, Arguments]
 """The name of an operation, and its arguments."""

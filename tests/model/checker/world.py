@@ -113,11 +113,14 @@ class CheckerWorld:
         written.write_text(str(self._ahead))
         written.rename(self._ahead_file)
 
+    def now(self) -> float:
+        """Returns the time of the server, in seconds."""
+        return time.monotonic() + self._ahead
+
     def tick(self) -> None:
         """Removes from the models what has expired by now. Lets some time pass if that is not certain of some row."""
         while True:
-            now = time.monotonic() + self._ahead
-            certain = [table.expire(now, SLACK_SECONDS) for table in self.tables.values()]
+            certain = [table.expire(self.now(), SLACK_SECONDS) for table in self.tables.values()]
             if all(certain):
                 return
             self.let_pass(SLACK_SECONDS)

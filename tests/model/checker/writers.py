@@ -111,12 +111,12 @@ def _write(
         return
     assert is_own, f"{kept.name} is another table, or the writer is fenced, and its rows are taken"
     assert table is not None
-    table.upsert([_translated(table, columns, row) for row in rows])
+    table.upsert([translate(table, columns, row) for row in rows])
     world.record(name, table)
     world.check(table.name)
 
 
-def _translated(table: CheckerTable, columns: tuple[CheckerColumn, ...], row: dict[str, Any]) -> dict[str, Any]:
+def translate(table: CheckerTable, columns: tuple[CheckerColumn, ...], row: dict[str, Any]) -> dict[str, Any]:
     """Returns a row that was written with an earlier definition as a row of the current one."""
     values = {column.number: row[column.name] for column in columns}
     return {KEY: row[KEY], **{column.name: values.get(column.number) for column in table.columns}}

@@ -28,7 +28,7 @@ def _draw_upsert(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("upsert", 6, _draw_upsert)
 def _upsert(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
-    if table is None or not _fits(table, arguments["rows"], complete=True):
+    if table is None or not fits(table, arguments["rows"], complete=True):
         return
     world.table(table.name).upsert(arguments["rows"])
     table.upsert(arguments["rows"])
@@ -47,7 +47,7 @@ def _draw_upsert_columns(world: CheckerWorld, random: Random) -> Arguments | Non
 @define("upsert_columns", 3, _draw_upsert_columns)
 def _upsert_columns(world: CheckerWorld, arguments: Arguments) -> None:
     table, names = world.tables.get(arguments["table"]), arguments["columns"]
-    if table is None or table.engine == "first_row" or not _fits(table, arguments["rows"]):
+    if table is None or table.engine == "first_row" or not fits(table, arguments["rows"]):
         return
     world.table(table.name).upsert(arguments["rows"], columns=[KEY, *names])
     table.upsert(arguments["rows"], names)
@@ -121,7 +121,7 @@ def _draw_transaction(world: CheckerWorld, random: Random) -> Arguments | None:
 def _transaction(world: CheckerWorld, arguments: Arguments) -> None:
     parts = [(world.tables.get(part["table"]), part) for part in arguments["parts"]]
     known = [(table, part) for table, part in parts if table is not None]
-    if len(known) < len(parts) or not all(_fits(table, part["rows"], complete=True) for table, part in known):
+    if len(known) < len(parts) or not all(fits(table, part["rows"], complete=True) for table, part in known):
         return
     with suppress(_GivenUpError), world.client.transaction() as transaction:
         for table, part in known:
@@ -142,7 +142,7 @@ def _transaction(world: CheckerWorld, arguments: Arguments) -> None:
         world.check(table.name)
 
 
-def _fits(table: CheckerTable, rows: list[dict[str, object]], *, complete: bool = False) -> bool:
+def fits(table: CheckerTable, rows: list[dict[str, object]], *, complete: bool = False) -> bool:
     """Returns whether rows have columns of the table, with their types; if `complete`, all of them."""
     names = {column.name for column in table.columns}
     return all(
