@@ -11,7 +11,7 @@ from aio_client import InvalidResumeToken, SchemaMismatch, StartFrom, StopAt, Ta
 from tests.model.checker.drawing import table_of
 from tests.model.checker.model import KEY, Change, CheckerColumn, Position, Shown, Values, show
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.predicates import draw_where, fits_columns, matches, to_expression
+from tests.model.checker.predicates import draw_where, fits_columns, has_columns, matches, names_of, to_expression
 from tests.model.checker.world import Kept, differences
 
 if TYPE_CHECKING:
@@ -59,11 +59,9 @@ class _Left:
             changes = changes.with_catch_up("net", lag_threshold=1)
         return changes if self.token is None else changes.resume_from(self.token)
 
-    def is_altered(self, now: tuple[CheckerColumn, ...]) -> bool:
-        """Returns whether a name that the stream uses means something else in a table with these columns."""
-        used = {*(self.options["columns"] or ())}
-        used |= {name for all_ in (self.where or {"any": []})["any"] for _, name, _ in all_}
-        return {each for each in self.columns if each.name in used} != {each for each in now if each.name in used}
+    def is_altered(self, table: CheckerTable) -> set[bool]:
+        """Returns whether a name that the stream uses means something else now: both, if it has in between."""
+        return table.is_altered(self.columns, [*(self.options["columns"] or ()), *names_of(self.where)])
 
 
 @define("keep_time", 1, lambda world, random: _draw_table(world, random))
@@ -105,7 +103,7 @@ def _begin_changes(world: CheckerWorld, arguments: Arguments) -> None:
     table, start, where = world.tables.get(arguments["table"]), arguments["start"], arguments["where"]
     if table is None or not fits_columns(where, table.columns):
         return
-    if not {KEY, *(column.name for column in table.columns)} >= {*(arguments["columns"] or ())} | {KEY}:
+    if not has_columns(table.columns, arguments["columns"]):
         return
     begun = _start_of(world, table, start)
     if begun is None:
@@ -146,17 +144,17 @@ def _resume_changes(world: CheckerWorld, arguments: Arguments) -> None:
         return
     left: _Left = kept.value
     table = world.tables.get(kept.name)
-    is_right = table is not None and table.number == kept.table and not left.is_altered(table.columns)
+    altered = left.is_altered(table) if table is not None and table.number == kept.table else {True}
     try:
-        if is_right and table is not None:
+        if altered != {True} and table is not None:
             _read(world, table, left, arguments)
         else:
             left.scan(world).to_arrow()
     except _REFUSALS:
-        if is_right:
+        if True not in altered:
             raise
         return
-    assert is_right, f"the token of changes of {kept.name} is taken, although the table is another one now"
+    assert False in altered, f"the token of changes of {kept.name} is taken, although the table is another one now"
     assert table is not None
     world.record("resume_changes", table)
 
@@ -248,10 +246,12 @@ def _replay(table: CheckerTable, rows: dict[int, Values], found: dict[int, list[
     after = dict(rows)
     for key, changes in found.items():
         for kind, row in changes:
+            # The row before an update goes before the row after it comes.
+            assert (key in after) == (kind in ("-U", "-D")), f"{kind} of {row} does not fit what came before"
             if kind in ("+I", "+U"):
                 after[key] = {column.number: row.get(column.name) for column in table.columns}
-            elif kind == "-D":
-                after.pop(key, None)
+            else:
+                del after[key]
     return after
 
 

@@ -70,6 +70,7 @@ class CheckerTable:
         written: When each row was last written.
         expired: The values of the rows that have expired, and when they were written. The server may have removed them
             already, so the last change of these keys, their `-D`, may have happened or not.
+        meanings: The numbers of the columns that had each name, if the columns were ever altered.
     """
 
     name: str
@@ -85,6 +86,7 @@ class CheckerTable:
     ttl: float | None = None
     written: dict[int, float] = field(default_factory=dict)
     expired: dict[int, tuple[Values, float]] = field(default_factory=dict)
+    meanings: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def upsert(self, rows: Iterable[Shown], names: Iterable[str] | None = None) -> None:
         """Upserts rows. With names, the other columns keep their values."""
@@ -221,7 +223,19 @@ class CheckerTable:
     ) -> None:
         """Changes each column (None: drops it), and adds others at the end."""
         kept = [changed for column in self.columns if (changed := change(column)) is not None]
+        for column in (*self.columns, *kept, *added):
+            self.meanings[column.name].add(column.number)
         self.columns = (*kept, *added)
+
+    def is_altered(self, before: Iterable[CheckerColumn], names: Iterable[str] | None) -> set[bool]:
+        """Returns whether names meant something else in a table with other columns. None: all names.
+
+        Both, if a name has meant something else in between.
+        """
+        used = {column.name for column in (*before, *self.columns)} if names is None else {*names}
+        if [each for each in before if each.name in used] != [each for each in self.columns if each.name in used]:
+            return {True}
+        return {True, False} if any(len(self.meanings.get(name, ())) > 1 for name in used) else {False}
 
 
 def show(columns: Iterable[CheckerColumn], key: int, values: Values) -> Shown:

@@ -61,6 +61,16 @@ def fits_columns(where: Where | None, columns: Iterable[CheckerColumn]) -> bool:
     )
 
 
+def names_of(where: Where | None) -> list[str]:
+    """Returns the columns of a predicate."""
+    return [] if where is None else [name for comparisons in where["any"] for _, name, _ in comparisons]
+
+
+def has_columns(columns: Iterable[CheckerColumn], names: list[str] | None) -> bool:
+    """Returns whether names, with that of the key, are those of columns. None: all are."""
+    return names is None or {KEY} <= {*names} <= {KEY, *(column.name for column in columns)}
+
+
 def _values_of(value: Any) -> list[Any]:  # of a comparison
     return value if isinstance(value, list) else [] if value is None else [value]
 

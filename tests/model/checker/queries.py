@@ -10,10 +10,10 @@ from aio_client import SnapshotLost
 from tests.model.checker.drawing import KEYS, KINDS, table_of
 from tests.model.checker.model import KEY, ModelView, Shown
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.predicates import draw_where, fits_columns, matches, to_expression, to_sql
+from tests.model.checker.predicates import draw_where, fits_columns, has_columns, matches, to_expression, to_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from random import Random
 
     from aio_client import Predicate
@@ -61,10 +61,6 @@ def source_of(world: CheckerWorld, arguments: Arguments) -> tuple[CheckerTable, 
     return (table, view, snapshot) if fits_columns(arguments["where"], view.columns) else None
 
 
-def _has_columns(view: ModelView, names: Iterable[str]) -> bool:
-    return {KEY, *(column.name for column in view.columns)} >= set(names)
-
-
 def predicate_of(arguments: Arguments) -> str | Predicate | None:
     # Text is parsed with the columns that the table has now.
     where = arguments["where"]
@@ -106,7 +102,7 @@ def _draw_query(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("query", 3, _draw_query)
 def _query(world: CheckerWorld, arguments: Arguments) -> None:
     source = source_of(world, arguments)
-    if source is None or not _has_columns(source[1], arguments["columns"] or ()):
+    if source is None or not has_columns(source[1].columns, [KEY, *(arguments["columns"] or ())]):
         return
     table, view, snapshot = source
     scans = _scans(world, table, snapshot, arguments)
@@ -175,7 +171,7 @@ def _draw_aggregate(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("aggregate", 1.5, _draw_aggregate)
 def _aggregate(world: CheckerWorld, arguments: Arguments) -> None:
     source, functions, groups = source_of(world, arguments), arguments["functions"], arguments["group_by"]
-    if source is None or not _has_columns(source[1], [*functions, *groups]):
+    if source is None or not has_columns(source[1].columns, [KEY, *functions, *groups]):
         return
     table, view, snapshot = source
     kinds = {column.name: column.kind for column in view.columns}
@@ -230,7 +226,7 @@ def _draw_top_n(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("top_n", 3, _draw_top_n)
 def _top_n(world: CheckerWorld, arguments: Arguments) -> None:
     source, by, n = source_of(world, arguments), arguments["by"], arguments["n"]
-    if source is None or not _has_columns(source[1], [by]):
+    if source is None or not has_columns(source[1].columns, [KEY, by]):
         return
     table, view, snapshot = source
     options = {"descending": arguments["descending"], "ties": arguments["ties"]}

@@ -11,7 +11,7 @@ from aio_client import InvalidResumeToken, SchemaMismatch, SnapshotLost, TableNo
 from tests.model.checker.drawing import table_of
 from tests.model.checker.model import KEY, CheckerColumn, Shown, show
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.predicates import matches
+from tests.model.checker.predicates import has_columns, matches, names_of
 from tests.model.checker.queries import draw_source, predicate_of, source_of
 from tests.model.checker.world import Kept
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.model.checker.model import CheckerTable, ModelView
     from tests.model.checker.world import CheckerWorld
 
+_START: Final = (-1, 0)
+_END: Final = (1_000_000, 0)
 _REFUSALS: Final = (InvalidResumeToken, SchemaMismatch, TableNotFound)
 
 
@@ -36,6 +38,8 @@ class _Left:
         columns: The columns that it reads.
         token: Its last resume token.
         last: The place of the last row that was returned: its bucket, if the order depends on it, and its key.
+        until: The place of the row that would have come next. The token is somewhere between both: it may have passed
+            rows that did not match.
         rows: How many rows were returned.
         expired: The keys whose rows had expired by then, and when those had been written.
     """
@@ -46,6 +50,7 @@ class _Left:
     columns: tuple[CheckerColumn, ...]
     token: bytes
     last: tuple[int, int]
+    until: tuple[int, int]
     rows: int
     expired: frozenset[tuple[int, float]]
 
@@ -54,16 +59,12 @@ class _Left:
         scan = _scan(world, name, self.arguments)
         return scan if self.snapshot is None else scan.as_of(self.snapshot)
 
-    def is_altered(self, now: tuple[CheckerColumn, ...]) -> bool:
-        """Returns whether a name that the scan uses means something else in a table with these columns."""
-        names = self.arguments["columns"]
+    def is_altered(self, table: CheckerTable) -> set[bool]:
+        """Returns whether a name that the scan uses means something else now: both, if it has in between."""
         if self.snapshot is not None:
-            return False
-        if names is None:
-            return self.columns != now
-        where = self.arguments["where"] or {"any": []}
-        used = {*(names or ()), *(name for all_ in where["any"] for _, name, _ in all_)}
-        return {each for each in self.columns if each.name in used} != {each for each in now if each.name in used}
+            return {False}
+        names = self.arguments["columns"]
+        return table.is_altered(self.columns, names and [*names, *names_of(self.arguments["where"])])
 
 
 def _scan(world: CheckerWorld, name: str, arguments: Arguments) -> Scan:
@@ -93,14 +94,13 @@ def _draw_begin(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("begin_scan", 2.5, _draw_begin)
 def _begin_scan(world: CheckerWorld, arguments: Arguments) -> None:
     source = source_of(world, arguments)
-    names = arguments["columns"] or ()
-    if source is None or not {KEY, *(column.name for column in source[1].columns)} >= {*names} | {KEY}:
+    if source is None or not has_columns(source[1].columns, arguments["columns"]):
         return
     table, _, snapshot = source
     scan = _scan(world, table.name, arguments)
     view = None if snapshot is None else source[1]
     expired = frozenset((key, written) for key, (_, written) in table.expired.items())
-    left = _Left(arguments, snapshot, view, source[1].columns, b"", (-1, -1), 0, expired)
+    left = _Left(arguments, snapshot, view, source[1].columns, b"", _START, _START, 0, expired)
     try:
         _read(world, table, scan if snapshot is None else scan.as_of(snapshot), left, arguments)
     except SnapshotLost:
@@ -133,10 +133,10 @@ def _resume_scan(world: CheckerWorld, arguments: Arguments) -> None:
     if arguments["misuse"] is not None:
         _must_refuse(world, kept, arguments)
         return
-    is_right = table is not None and table.number == kept.table and not left.is_altered(table.columns)
+    altered = left.is_altered(table) if table is not None and table.number == kept.table else {True}
     try:
         scan = left.scan(world, kept.name).resume_from(left.token)
-        if not is_right:
+        if altered == {True}:
             scan.to_arrow()
         elif table is not None:
             _read(world, table, scan, left, arguments)
@@ -145,10 +145,10 @@ def _resume_scan(world: CheckerWorld, arguments: Arguments) -> None:
         del world.kept[arguments["kept"]]
         return
     except _REFUSALS:
-        if is_right:
+        if True not in altered:
             raise
         return
-    assert is_right, f"the token of a scan of {kept.name} is taken, although the table is another one now"
+    assert False in altered, f"the token of a scan of {kept.name} is taken, although the table is another one now"
     assert table is not None
     world.record("resume_scan", table)
 
@@ -177,18 +177,20 @@ def _read(world: CheckerWorld, table: CheckerTable, scan: Scan, left: _Left, arg
     found = [row for _, rows in parts for row in rows]
     buckets = {} if left.arguments["order"] == "key" else _buckets(world, table, left)
     buckets |= {row[KEY]: bucket for bucket, rows in parts for row in rows if bucket is not None}
-    _compare(table, left, found, buckets, is_complete=batches is None or len(parts) < batches)
+    until = _compare(table, left, found, buckets, is_complete=batches is None or len(parts) < batches)
     if not found or token is None or batches is None:
         return
     bucket = parts[-1][0] or 0
-    last = (0 if left.arguments["order"] == "key" else bucket, found[-1][KEY])
-    value = replace(left, token=token, last=last, rows=left.rows + len(found))
+    sign = -1 if left.arguments["reverse"] else 1
+    last = (0 if left.arguments["order"] == "key" else bucket, sign * found[-1][KEY])
+    value = replace(left, token=token, last=last, until=until, rows=left.rows + len(found))
     world.kept[name] = Kept("scan", table.number, table.name, value)
 
 
 def _compare(
     table: CheckerTable, left: _Left, found: list[Shown], buckets: dict[int, int], *, is_complete: bool
-) -> None:
+) -> tuple[int, int]:
+    """Compares rows with those after the token. Returns the place of the next one."""
     arguments, view = left.arguments, left.view or table.view()
     sign = -1 if arguments["reverse"] else 1
 
@@ -197,25 +199,25 @@ def _compare(
 
     optional = {} if left.snapshot is not None else _expired_since(table, left)
     rows = view.shown() | {key: show(view.columns, key, values) for key, values in optional.items()}
-    after = (left.last[0], sign * left.last[1]) if left.rows else (-1, 0)
     chosen = arguments["columns"] or [KEY, *(column.name for column in view.columns)]
     wanted = [
-        ({name: row[name] for name in chosen}, key in optional)
+        ({name: row[name] for name in chosen}, key in optional or place(key) < left.until)
         for key, row in sorted(rows.items(), key=lambda item: place(item[0]))
-        if place(key) > after and matches(arguments["where"], row)
+        if place(key) > left.last and matches(arguments["where"], row)
     ]
     limit = arguments["limit"]
     is_full = limit is not None and left.rows + len(found) == limit
     rest = iter(wanted)
+    assert limit is None or left.rows + len(found) <= limit, "more rows came than the limit"
     for row in found:
-        skipped = [each for each, may_lack in _until(rest, row) if not may_lack]
+        skipped = [each for each, may_lack in _before(rest, row) if not may_lack]
         assert not skipped, f"{row} comes before {skipped}: found {found}, expected {wanted}"
-    if is_complete and not is_full:
-        missing = [row for row, may_lack in rest if not may_lack]
-        assert not missing, f"{missing} are missing: found {found}, expected {wanted}"
+    missing = [row for row, may_lack in rest if not may_lack]
+    assert is_full or not is_complete or not missing, f"{missing} are missing: found {found}, expected {wanted}"
+    return place(missing[0][KEY]) if missing else _END
 
 
-def _until(rest: Any, row: Shown) -> list[tuple[Shown, bool]]:  # an iterator of rows
+def _before(rest: Any, row: Shown) -> list[tuple[Shown, bool]]:  # an iterator of rows
     """Returns the rows before a given one, which must come."""
     before = list[tuple[Shown, bool]]()
     for each in rest:
