@@ -134,9 +134,11 @@ class NetChanges:
 
     def take(self, max_rows: int) -> NetChangeBatch:
         """Returns the next net changes. An update before and its update after stay together."""
+        # At least two, since an update before and its update after stay together.
+        max_rows = max(max_rows, 2)
         rows = self._ready.popleft()
         if len(rows.kinds) > max_rows:
-            count = max_rows - int(max_rows > 1 and rows.kinds[max_rows - 1] == RowKind.UPDATE_BEFORE)
+            count = max_rows - int(rows.kinds[max_rows - 1] == RowKind.UPDATE_BEFORE)
             self._ready.appendleft(rows.slice(count, len(rows.kinds) - count))
             rows = rows.slice(0, count)
         position = self.position

@@ -92,6 +92,17 @@ async def test_net_changes_amount_to_all_changes(hasty: ServerProcess) -> None:
             }
 
 
+async def test_net_updates_stay_together_in_chunks_of_one_row(hasty: ServerProcess) -> None:
+    async with connect(hasty.url) as client:
+        table = await client.create_table("net.pairs", SCHEMA, primary_key=["k"], buckets=1)
+        await table.upsert([{"k": n, "v": "before"} for n in range(10)])
+        offsets, _ = await state_of(table)
+        await table.upsert([{"k": n, "v": "after"} for n in range(10)])
+        for scan in (net(table, offsets), net(table, offsets).where("v < 'c'")):
+            batches = [rows["_change_type"].to_pylist() async for rows in scan.with_chunk(rows=1).stream()]
+            assert batches == [["-U", "+U"]] * 10
+
+
 @pytest.mark.parametrize("chunks", [1, 2, 5, 17])
 async def test_a_cut_loses_no_net_change_and_repeats_none(hasty: ServerProcess, chunks: int) -> None:
     chance = random.Random(chunks)
