@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tests.model.checker import (
     backups,
+    copies,
     definitions,
     expiry,
     following,
@@ -40,6 +41,7 @@ __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_line
 # The modules fill the list of operations when they are imported.
 _MODULES: Final = (
     backups,
+    copies,
     definitions,
     expiry,
     following,

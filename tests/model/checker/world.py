@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,6 +76,7 @@ class CheckerWorld:
         kept: What clients keep, by a name that steps use.
         backups: The backups, by a name that steps use.
         location: Where they are.
+        closing: What to close before the server ends.
         took_effect: The names of the operations that took effect on each table, by its number.
         covered: The pairs of operations that took effect on one table, in this order.
     """
@@ -88,6 +90,7 @@ class CheckerWorld:
         self._ahead_file = directory / "ahead"
         self.took_effect: dict[int, set[str]] = {}
         self.covered: set[tuple[str, str]] = set()
+        self.closing = ExitStack()
         self._directory = directory
         self._numbers = 0
 
@@ -98,6 +101,7 @@ class CheckerWorld:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.closing.close()
         self.client.close()
         self.server.kill()
 
