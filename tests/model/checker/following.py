@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from aio_client import InvalidResumeToken, SchemaMismatch, StartFrom, StopAt, TableNotFound
+from aio_client import InvalidResumeToken, SchemaMismatch, StartFrom, StopAt, TableNotFound, TableRecreated
 from tests.model.checker.drawing import table_of
 from tests.model.checker.model import KEY, Change, CheckerColumn, Position, Shown, Values, show
 from tests.model.checker.operation import Arguments, define
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.model.checker.predicates import Where
     from tests.model.checker.world import CheckerWorld
 
-_REFUSALS: Final = (InvalidResumeToken, SchemaMismatch, TableNotFound)
+_REFUSALS: Final = (InvalidResumeToken, SchemaMismatch, TableNotFound, TableRecreated)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _resume_changes(world: CheckerWorld, arguments: Arguments) -> None:
         if altered != {True} and table is not None:
             _read(world, table, left, arguments)
         else:
-            left.scan(world).to_arrow()
+            left.scan(world).to_pylist()
     except _REFUSALS:
         if True not in altered:
             raise

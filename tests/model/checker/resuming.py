@@ -137,7 +137,7 @@ def _resume_scan(world: CheckerWorld, arguments: Arguments) -> None:
     try:
         scan = left.scan(world, kept.name).resume_from(left.token)
         if altered == {True}:
-            scan.to_arrow()
+            scan.to_pylist()
         elif table is not None:
             _read(world, table, scan, left, arguments)
     except SnapshotLost:
@@ -164,7 +164,7 @@ def _must_refuse(world: CheckerWorld, kept: Kept, arguments: Arguments) -> None:
     with suppress(*_REFUSALS, SnapshotLost, UsageError):
         scan = left.scan(world, name)
         scan = scan.reverse() if misuse == "reverse" else scan.limit(9) if misuse == "limit" else scan
-        scan.resume_from(left.token).to_arrow()
+        scan.resume_from(left.token).to_pylist()
         raise AssertionError(f"the token of a scan is taken by another one: {misuse}")
 
 
