@@ -252,7 +252,8 @@ class Mirror:
     def _rows(self) -> pa.Table:
         """Returns all rows, expired or not."""
         self._compact()
-        return pa.Table.from_batches(self._batches, self._current_columns().schema)
+        columns = self._current_columns()  # before the batches, which it converts
+        return pa.Table.from_batches(self._batches, columns.schema)
 
     def _unexpired(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows that have not expired."""
@@ -351,7 +352,8 @@ class Mirror:
         if len(self._batches) < 2 and self._stored == len(self._positions):
             return
         places = np.fromiter(self._positions.values(), np.int64, len(self._positions))
-        kept = pa.Table.from_batches(self._batches, self._current_columns().schema)
+        columns = self._current_columns()  # before the batches, which it converts
+        kept = pa.Table.from_batches(self._batches, columns.schema)
         kept = kept.take(pa.array(places)).combine_chunks()
         self._batches = kept.to_batches() or []
         self._positions = dict(zip(self._positions, range(len(places)), strict=True))

@@ -135,6 +135,21 @@ async def test_columns_added_later_are_mirrored(shared_server: ServerProcess) ->
             assert local.get(key(4)) == {**row(4), "note": None}
 
 
+async def test_a_column_that_was_added_is_mirrored_after_a_crash_without_later_writes(server: ServerProcess) -> None:
+    async with connect(server.url) as client:
+        table = await make(client, "beside", 10)
+        async with mirror(table) as local:
+            await client.alter_table(table.name, add_columns=pa.schema([("note", pa.string())]))
+            before = local.log_offsets
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.restart)
+            await client.wait_ready()
+            table = await client.table(table.name)
+            await local.wait_for(await table.log_offsets())
+            assert local.log_offsets != before
+            assert [each["n"] for each in local.to_arrow().sort_by("n").to_pylist()] == list(range(10))
+
+
 async def test_changed_returns_when_something_has(shared_server: ServerProcess) -> None:
     async with connect(shared_server.url) as client:
         table = await make(client, "changed", 10)
