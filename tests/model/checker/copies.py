@@ -94,13 +94,14 @@ def _open_mirror(world: CheckerWorld, arguments: Arguments) -> None:
     table, where = world.tables.get(arguments["table"]), arguments["where"]
     if table is None or not fits_columns(where, table.columns):
         return
-    loop, copy = _loop(world), _Copy(where, table.columns)
+    loop, copy = loop_of(world), _Copy(where, table.columns)
     loop.run(lambda: copy.open(loop.client, table.name))
     world.kept[arguments["as"]] = Kept("mirror", table.number, table.name, copy)
     world.record("open_mirror", table)
 
 
-def _loop(world: CheckerWorld) -> Loop:
+def loop_of(world: CheckerWorld) -> Loop:
+    """Returns the loop of a world."""
     if "loop" not in world.kept:
         world.kept["loop"] = Kept("loop", 0, "", Loop(world))
     loop: Loop = world.kept["loop"].value
@@ -118,7 +119,7 @@ def _read_mirror(world: CheckerWorld, arguments: Arguments) -> None:
     if kept is None:
         return
     copy: _Copy = kept.value
-    table, loop = world.tables.get(kept.name), _loop(world)
+    table, loop = world.tables.get(kept.name), loop_of(world)
     is_same = table is not None and table.number == kept.table
     altered = table.is_altered(copy.columns, names_of(copy.where)) if table is not None and is_same else {True}
     try:

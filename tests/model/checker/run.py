@@ -20,6 +20,7 @@ from tests.model.checker import (
     expiry,
     following,
     host,
+    lake,
     open_transactions,
     positions,
     queries,
@@ -46,6 +47,7 @@ _MODULES: Final = (
     expiry,
     following,
     host,
+    lake,
     open_transactions,
     positions,
     queries,
@@ -85,6 +87,7 @@ def run(
     seconds: float = math.inf,
     most_steps: float = math.inf,
     operations: Collection[str] | None = None,
+    profile: str = "fast",
 ) -> tuple[Failure | None, list[Step], Pairs]:
     """Draws and runs steps. Returns the failure, if any, all steps, and the pairs that were covered.
 
@@ -94,9 +97,11 @@ def run(
         seconds: The time after which no step begins.
         most_steps: The most steps.
         operations: The operations to choose from. Default: all.
+        profile: "slow" also draws the slow ones.
     """
     chooser, steps = random.Random(seed), list[Step]()
-    chosen = [each for each in OPERATIONS.values() if operations is None or each.name in operations]
+    drawn = [each for each in OPERATIONS.values() if each.profile in ("fast", profile)]
+    chosen = [each for each in drawn if operations is None or each.name in operations]
     # Some operations are left out or frequent in each run, so that what is rare together meets somewhere.
     weights = [each.weight * chooser.choice([0.2, 1, 1, 3]) for each in chosen]
     until = time.monotonic() + seconds
