@@ -219,8 +219,8 @@ FAULTS: Final = (
         file="streaming_server/engine/transactions/verify.py",
         edits=(
             (
-                "name for name, touched in self.touched.items() if touched.read_from}",
-                "name for name, touched in self.touched.items() if touched.read_from and touched.merges}",
+                "        offsets = request.buckets if reads else self.since.get(request.table)\n",
+                "        offsets = self.since.get(request.table)\n",
             ),
         ),
         seed=1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aio_client import TableNotFound, TableRecreated, WriterFenced
+from aio_client import SchemaMismatch, TableNotFound, TableRecreated, WriterFenced
 from tests.model.checker.drawing import keys_of, table_of, value_of
 from tests.model.checker.model import KEY, ModelView
 from tests.model.checker.operation import Arguments, define
@@ -105,7 +105,7 @@ def _write(
     is_own = table is not None and table.number == kept.table
     try:
         write(rows)
-    except (TableNotFound, TableRecreated, WriterFenced):
+    except (SchemaMismatch, TableNotFound, TableRecreated, WriterFenced):
         if is_own:
             raise
         return
