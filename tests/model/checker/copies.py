@@ -167,7 +167,7 @@ def _compare(table: CheckerTable, copy: _Copy, rows: list[Shown], names: list[st
 
 
 @dataclass
-class _Watch:
+class _KeptWatch:
     """A watch of the first rows.
 
     Attributes:
@@ -205,7 +205,7 @@ def _watch_top_n(world: CheckerWorld, arguments: Arguments) -> None:
     watch = world.table(table.name).watch_top_n(
         arguments["n"], by, to_expression(where), descending=arguments["descending"], every=0.1
     )
-    world.kept[arguments["as"]] = Kept("watch", table.number, table.name, _Watch(watch, arguments, table.columns))
+    world.kept[arguments["as"]] = Kept("watch", table.number, table.name, _KeptWatch(watch, arguments, table.columns))
     world.record("watch_top_n", table)
 
 
@@ -214,7 +214,7 @@ def _read_watch(world: CheckerWorld, arguments: Arguments) -> None:
     kept = world.kept.get(arguments["kept"])
     if kept is None:
         return
-    watched: _Watch = kept.value
+    watched: _KeptWatch = kept.value
     table, asked = world.tables.get(kept.name), watched.asked
     is_same = table is not None and table.number == kept.table
     used = [asked["by"], *names_of(asked["where"])]

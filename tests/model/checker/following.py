@@ -26,7 +26,7 @@ _REFUSALS: Final = (InvalidResumeToken, SchemaMismatch, TableNotFound, TableRecr
 
 
 @dataclass(frozen=True)
-class _Left:
+class _LeftStream:
     """A stream of changes that was left.
 
     Attributes:
@@ -110,7 +110,7 @@ def _begin_changes(world: CheckerWorld, arguments: Arguments) -> None:
         return
     # Which of the rows that have expired a reader has is not known, so no changes follow a full start with a predicate.
     rows: dict[int, Values] | None = {} if start == "full" else None
-    left = _Left(begun[0], None if start == "full" else where, arguments, begun[1], table.columns, rows=rows)
+    left = _LeftStream(begun[0], None if start == "full" else where, arguments, begun[1], table.columns, rows=rows)
     _read(world, table, left, arguments)
     world.record("begin_changes", table)
 
@@ -142,7 +142,7 @@ def _resume_changes(world: CheckerWorld, arguments: Arguments) -> None:
     kept = world.kept.get(arguments["kept"])
     if kept is None:
         return
-    left: _Left = kept.value
+    left: _LeftStream = kept.value
     table = world.tables.get(kept.name)
     altered = left.is_altered(table) if table is not None and table.number == kept.table else {True}
     try:
@@ -159,7 +159,7 @@ def _resume_changes(world: CheckerWorld, arguments: Arguments) -> None:
     world.record("resume_changes", table)
 
 
-def _read(world: CheckerWorld, table: CheckerTable, left: _Left, arguments: Arguments) -> None:
+def _read(world: CheckerWorld, table: CheckerTable, left: _LeftStream, arguments: Arguments) -> None:
     """Reads some batches or all, compares them, and keeps the last token."""
     batches, name = arguments["batches"], arguments["as"]
     with left.scan(world).stream() as stream:
@@ -184,7 +184,7 @@ def _read(world: CheckerWorld, table: CheckerTable, left: _Left, arguments: Argu
         world.kept[name] = Kept("changes", table.number, table.name, value)
 
 
-def _compare(table: CheckerTable, left: _Left, found: dict[int, list[Change]], *, is_complete: bool) -> None:
+def _compare(table: CheckerTable, left: _LeftStream, found: dict[int, list[Change]], *, is_complete: bool) -> None:
     names = left.options["columns"]
 
     def forms(key: int, changes: list[Change]) -> list[list[Change]]:
@@ -255,7 +255,7 @@ def _replay(table: CheckerTable, rows: dict[int, Values], found: dict[int, list[
     return after
 
 
-def _compare_rows(table: CheckerTable, left: _Left, rows: dict[int, Values]) -> None:
+def _compare_rows(table: CheckerTable, left: _LeftStream, rows: dict[int, Values]) -> None:
     """Compares the rows that a reader has with the table. It may still have rows that have expired."""
     names = left.options["columns"]
     columns = [column for column in table.columns if names is None or column.name in names]

@@ -28,7 +28,7 @@ _REFUSALS: Final = (InvalidResumeToken, SchemaMismatch, TableNotFound)
 
 
 @dataclass(frozen=True)
-class _Left:
+class _LeftScan:
     """A scan that was left.
 
     Attributes:
@@ -100,7 +100,7 @@ def _begin_scan(world: CheckerWorld, arguments: Arguments) -> None:
     scan = _scan(world, table.name, arguments)
     view = None if snapshot is None else source[1]
     expired = frozenset((key, written) for key, (_, written) in table.expired.items())
-    left = _Left(arguments, snapshot, view, source[1].columns, b"", _START, _START, 0, expired)
+    left = _LeftScan(arguments, snapshot, view, source[1].columns, b"", _START, _START, 0, expired)
     try:
         _read(world, table, scan if snapshot is None else scan.as_of(snapshot), left, arguments)
     except SnapshotLost:
@@ -128,7 +128,7 @@ def _resume_scan(world: CheckerWorld, arguments: Arguments) -> None:
     kept = world.kept.get(arguments["kept"])
     if kept is None:
         return
-    left: _Left = kept.value
+    left: _LeftScan = kept.value
     table = world.tables.get(kept.name)
     if arguments["misuse"] is not None:
         _must_refuse(world, kept, arguments)
@@ -155,7 +155,7 @@ def _resume_scan(world: CheckerWorld, arguments: Arguments) -> None:
 
 def _must_refuse(world: CheckerWorld, kept: Kept, arguments: Arguments) -> None:
     """A token belongs to one scan, and no other takes it."""
-    left: _Left = kept.value
+    left: _LeftScan = kept.value
     name, misuse = kept.name, arguments["misuse"]
     if misuse == "table":
         name, left = arguments["other"], replace(left, snapshot=None)
@@ -168,7 +168,7 @@ def _must_refuse(world: CheckerWorld, kept: Kept, arguments: Arguments) -> None:
         raise AssertionError(f"the token of a scan is taken by another one: {misuse}")
 
 
-def _read(world: CheckerWorld, table: CheckerTable, scan: Scan, left: _Left, arguments: Arguments) -> None:
+def _read(world: CheckerWorld, table: CheckerTable, scan: Scan, left: _LeftScan, arguments: Arguments) -> None:
     """Reads some batches or all, compares them, and keeps the last token."""
     batches, name = arguments["batches"], arguments["as"]
     with scan.stream() as stream:
@@ -188,7 +188,7 @@ def _read(world: CheckerWorld, table: CheckerTable, scan: Scan, left: _Left, arg
 
 
 def _compare(
-    table: CheckerTable, left: _Left, found: list[Shown], buckets: dict[int, int], *, is_complete: bool
+    table: CheckerTable, left: _LeftScan, found: list[Shown], buckets: dict[int, int], *, is_complete: bool
 ) -> tuple[int, int]:
     """Compares rows with those after the token. Returns the place of the next one."""
     arguments, view = left.arguments, left.view or table.view()
@@ -227,13 +227,13 @@ def _before(rest: Any, row: Shown) -> list[tuple[Shown, bool]]:  # an iterator o
     raise AssertionError(f"{row} must not come: the others were {[each for each, _ in before]}")
 
 
-def _expired_since(table: CheckerTable, left: _Left) -> dict[int, dict[int, Any]]:
+def _expired_since(table: CheckerTable, left: _LeftScan) -> dict[int, dict[int, Any]]:
     """Returns the rows that have expired since the scan began. All its parts may have them."""
     found = table.expired.items()
     return {key: values for key, (values, written) in found if (key, written) not in left.expired}
 
 
-def _buckets(world: CheckerWorld, table: CheckerTable, left: _Left) -> dict[int, int]:
+def _buckets(world: CheckerWorld, table: CheckerTable, left: _LeftScan) -> dict[int, int]:
     """Returns the bucket of each key, from a scan of each bucket."""
     scan = world.table(table.name).scan([KEY])
     scan = scan if left.snapshot is None else scan.as_of(left.snapshot)
