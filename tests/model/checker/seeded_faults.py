@@ -225,18 +225,5 @@ FAULTS: Final = (
         ),
         seed=1,
     ),
-    SeededFault(
-        name="commits_applied_again",
-        breaks="a transaction is applied once, even if the server dies during its commit",
-        file="streaming_server/engine/transactions/roll_forward.py",
-        edits=(
-            (
-                "            self._applied[live] = 0 if answer is None else answer.rows\n",
-                "            self._applied[live] = 0\n",
-            ),
-            ("            if answer is not None and answer.complete:\n", "            if False:\n"),
-        ),
-        seed=1,
-    ),
 )
 """All faults."""
