@@ -11,6 +11,7 @@ from aio_client import StartFrom, StopAt
 from tests.model.checker.disk import forget_instants
 from tests.model.checker.drawing import LOG, table_of
 from tests.model.checker.model import show
+from tests.model.checker.open_transactions import give_up, open_ones
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.passing_time import passing
 from tests.model.checker.reads import check_all
@@ -41,6 +42,9 @@ def _damage(world: CheckerWorld, arguments: Arguments) -> None:
     # Where rows expire, the time of a lost write would decide about them, and a restored consumer is not accepted yet.
     if table is None or table.ttl is not None or any(each.value is not None for each in _consumers(world, table)):
         return
+    for name, open_ in open_ones(world).items():
+        if table.number in open_.tables:
+            give_up(world, name)  # It is not promised what becomes of it.
     world.server.kill()
     forget_instants(world)
     # What the damage and the recovery change is not recorded.
@@ -86,12 +90,19 @@ def _lose(world: CheckerWorld, table: CheckerTable) -> None:
         )
     lost = {key for key, count in left.items() if count < len(table.changes[key])}
     table.truncate_changes(left)
-    for kept in (each for each in world.kept.values() if each.table == table.number):
-        if kept.kind in ("offsets", "consumer"):
-            kept.is_lost |= any(kept.position.get(key, (0, 0))[1] > left[key] for key in lost)
     for name, kept in list(world.kept.items()):
-        if kept.kind == "writer" and kept.table == table.number:
-            if lost:
-                kept.table = 0  # It belongs to no table any more.
-            else:
-                del world.kept[name]
+        if kept.table != table.number:
+            continue
+        if kept.kind in ("offsets", "consumer", "changes"):
+            kept.is_lost |= any(kept.position.get(key, (0, 0))[1] > left[key] for key in lost)
+        elif kept.kind in ("mirror", "lake"):
+            kept.is_lost |= bool(lost)
+        elif kept.kind == "time":
+            kept.position = {
+                key: (min(a, left.get(key, a)), min(b, left.get(key, b))) for key, (a, b) in kept.position.items()
+            }
+        elif kept.kind == "writer" and lost:
+            kept.table = 0  # It belongs to no table any more.
+        elif kept.kind == "writer" or (kept.kind == "scan" and not table.has_key):
+            # A scan without a key continues at a place that others may have now.
+            del world.kept[name]

@@ -91,6 +91,7 @@ class CheckerWorld:
         archives: Whether it is known that the server archives what is written.
         workers: How many processes the server has when it is started again by `serve_again`.
         disk: What records the changes of the data directory. None: nothing does.
+        closing: What to close before the server ends.
         took_effect: The names of the operations that took effect on each table, by its number.
         ahead_file: What the clocks of the server follow: see `passing`.
         covered: The pairs of operations that took effect on one table, in this order.
@@ -108,6 +109,7 @@ class CheckerWorld:
         self.ahead_file = directory / "ahead"
         self.took_effect: dict[int, set[str]] = {}
         self.covered: set[tuple[str, str]] = set()
+        self.closing = ExitStack()
         self._directory = directory
         self._numbers = 0
 
@@ -118,6 +120,7 @@ class CheckerWorld:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.closing.close()
         self.client.close()
         self.server.kill()
 
@@ -134,11 +137,14 @@ class CheckerWorld:
         written.write_text(str(self._ahead))
         written.rename(self.ahead_file)
 
+    def now(self) -> float:
+        """Returns the time of the server, in seconds."""
+        return time.monotonic() + self._ahead
+
     def tick(self) -> None:
         """Removes from the models what has expired by now. Lets some time pass if that is not certain of some row."""
         while True:
-            now = time.monotonic() + self._ahead
-            certain = [table.expire(now, SLACK_SECONDS) for table in self.tables.values()]
+            certain = [table.expire(self.now(), SLACK_SECONDS) for table in self.tables.values()]
             if all(certain):
                 return
             self.let_pass(SLACK_SECONDS)
