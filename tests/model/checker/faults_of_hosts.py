@@ -26,7 +26,7 @@ FAULTS_OF_HOSTS: Final = (
         breaks="an acknowledged write survives a power cut",
         file="streaming_server/storage/rocks/store.py",
         edits=(("self._db.flush_wal(True)", "self._db.flush_wal(False)"),),
-        seed=54,
+        has_script=True,
     ),
     SeededFault(
         name="names_are_not_synced",
@@ -35,21 +35,21 @@ FAULTS_OF_HOSTS: Final = (
         edits=(
             ("        partial.replace(path)\n        sync_directory(path.parent)\n", "        partial.replace(path)\n"),
         ),
-        seed=54,
+        has_script=True,
     ),
     SeededFault(
         name="epochs_are_used_twice",
         breaks="a position in changes that a recovery has lost is refused",
         file="streaming_server/engine/backups/recovery.py",
         edits=(("in_epoch(max(state.epoch, epoch_of(durable or 0)) + 1)", "in_epoch(state.epoch)"),),
-        seed=111,
+        has_script=True,
     ),
     SeededFault(
         name="writers_survive_a_recovery",
         breaks="a writer from before a recovery is refused",
         file="streaming_server/engine/backups/recovery.py",
         edits=(("losses=table.losses + 1", "losses=table.losses"),),
-        seed=14,
+        has_script=True,
     ),
     SeededFault(
         name="writers_survive_a_restore",
@@ -61,14 +61,14 @@ FAULTS_OF_HOSTS: Final = (
                 "is_known = True",
             ),
         ),
-        seed=757,
+        has_script=True,
     ),
     SeededFault(
         name="repeated_requests_are_applied_again",
         breaks="a request that is repeated after a kill is applied once",
         file="streaming_server/storage/bucket/writer_states.py",
         edits=(("            if answer.sequence == identity.sequence:\n", "            if False:\n"),),
-        seed=37,
+        has_script=True,
     ),
 )
 """Faults in what survives the machine."""

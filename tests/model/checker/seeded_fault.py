@@ -15,10 +15,12 @@ class SeededFault:
         file: The file that it changes.
         edits: The texts to replace, each of which the file has once, and what replaces them.
         seed: The seed that found it soonest, for `make soak`.
+        has_script: Whether it takes a script in `SCRIPTS` to find it soon: `NAME.txt`.
     """
 
     name: str
     breaks: str
     file: str
     edits: tuple[tuple[str, str], ...]
-    seed: int
+    seed: int = 0
+    has_script: bool = False

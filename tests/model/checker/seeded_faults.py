@@ -18,9 +18,11 @@ from tests.model.checker.faults_of_reads import FAULTS_OF_READS
 from tests.model.checker.faults_of_tables import FAULTS_OF_TABLES
 from tests.model.checker.seeded_fault import SeededFault
 
-__all__ = ["FAULTS", "SeededFault", "plant", "run_checker"]
+__all__ = ["FAULTS", "SCRIPTS", "SeededFault", "plant", "run_checker"]
 
 ROOT: Final = Path(__file__).parents[3]
+SCRIPTS: Final = Path(__file__).parent / "scripts"
+"""Scripts that find a fault which random steps seldom find."""
 _PACKAGES: Final = ("aio_client", "scankv", "streaming_server", "tests")
 _END_SECONDS: Final = 60.0
 
@@ -38,12 +40,19 @@ def plant(fault: SeededFault, directory: Path) -> None:
     path.write_text(text)
 
 
-def run_checker(directory: Path, seed: int, seconds: float, shorten_seconds: float = 0.0) -> tuple[int, str]:
-    """Runs the checker with the packages of a directory. Returns its exit code, 1 if a fault was found, and output."""
-    command = [sys.executable, "-m", "tests.model.checker", f"--seed={seed}", f"--seconds={seconds}"]
-    command.append(f"--shorten={shorten_seconds}")
+def run_checker(directory: Path, seed: int, seconds: float, script: Path | None = None) -> tuple[int, str]:
+    """Runs the checker with the packages of a directory. Returns its exit code, 1 if a fault was found, and output.
+
+    Args:
+        directory: Where `plant` has copied the packages to.
+        seed: Decides the steps.
+        seconds: The time after which no step begins.
+        script: Has the steps instead.
+    """
+    command = [sys.executable, "-m", "tests.model.checker", f"--seed={seed}", f"--seconds={seconds}", "--shorten=0"]
+    command += [] if script is None else [f"--script={script}"]
     environment = {**os.environ, "PYTHONPATH": str(directory)}
-    limit = seconds + shorten_seconds + _END_SECONDS
+    limit = seconds + _END_SECONDS
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, cwd=directory, env=environment, timeout=limit
     )
