@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from tests.model.checker.pairs import Pairs
+
 __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_lines"]
 
 # The modules fill the list of operations when they are imported.
@@ -75,8 +77,6 @@ _MODULES: Final = (
 
 Step: TypeAlias = tuple[str, Arguments]
 """The name of an operation, and its arguments."""
-
-Pairs: TypeAlias = set[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.model.checker.model import CheckerColumn, CheckerTable
+from tests.model.checker.pairs import add_pairs, read_pairs
 from tests.model.checker.run import from_lines, replay, run, shorten, to_lines
 from tests.model.checker.seeded_faults import FAULTS, SCRIPTS, SeededFault, plant, run_checker
 
@@ -93,6 +94,12 @@ def test_rows_that_are_written_without_their_changes_count_as_changed() -> None:
     assert table.lacks_changes(position) == table.changed(1, position) == {True}
     assert table.changed(2, position) == {False, True}
     assert table.changed(1, table.position()) == table.lacks_changes(table.position()) == {False}
+
+
+def test_the_list_of_pairs_keeps_those_of_earlier_runs(tmp_path: Path) -> None:
+    add_pairs(tmp_path / "pairs.md", [("upsert", "kill"), ("get", "no operation")])
+    add_pairs(tmp_path / "pairs.md", [("kill", "upsert")])
+    assert read_pairs((tmp_path / "pairs.md").read_text()) == {("upsert", "kill"), ("kill", "upsert")}
 
 
 @pytest.mark.soak
