@@ -100,7 +100,7 @@ def _draw_begin(world: CheckerWorld, random: Random) -> Arguments | None:
         "start": random.choice(["full", "earliest", "latest", *starts[-4:]]),
         "where": draw_where(table.columns, random) if random.random() < 0.4 else None,
         "columns": random.choice([None, None, [KEY, *random.sample(names, random.randrange(len(names) + 1))]]),
-        "net": random.random() < 0.3,
+        "net": table.has_key and random.random() < 0.3,
         "chunk": random.choice([1, 2, 5]),
         "batches": random.choice([None, 0, 1, 2, 6]),
         "as": f"c{world.next_number()}",

@@ -92,7 +92,9 @@ def _draw_query(world: CheckerWorld, random: Random) -> Arguments | None:
         "order": random.choice(["bucket", "key", "key", "any"] if view.has_key else ["bucket", "any"]),
         "reverse": random.random() < 0.3,
         "limit": random.choice([None, None, 0, 1, 5]),
-        "keys": random.choice([None, None, {"start": low, "end": high}]) if view.key == (KEY,) else None,
+        "keys": random.choice([None, None, {"start": low, "end": high}])
+        if view.has_key and view.key == (KEY,)
+        else None,
         "inclusive": random.choice(["both", "left", "right", "neither"]),
         "options": random.choice([{}, {"isolation": "read_latest"}, {"consistency": "owner"}, {"path": "rocksdb"}]),
         "splits": random.choice([None, None, 3]),
