@@ -203,7 +203,8 @@ def _read(world: CheckerWorld, table: CheckerTable, left: _LeftStream, arguments
         _compare_rows(table, left, rows)
     if is_complete:
         # After the last change, the offsets are as good as a token.
-        world.kept[f"{name} offsets"] = Kept("offsets", table.number, table.name, offsets, table.position())
+        kept = Kept("offsets", table.number, table.name, offsets, table.position(), table.view())
+        world.kept[f"{name} offsets"] = kept
     if token is not None:
         seen = left.seen + Counter({key: len(changes) for key, changes in found.items()})
         value = replace(left, token=token, seen=seen, rows=rows)
