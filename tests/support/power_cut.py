@@ -95,6 +95,16 @@ class DiskModel:
         self._directories = [self.root]
         self._syncs: dict[int, tuple[int, int]] = {}
 
+    def add_durable(self, path: str, inode: int, content: bytes | None) -> None:
+        """Adds a file, a link to one that was added before, or with None as its content a directory."""
+        above, _, name = path.rpartition("/")
+        if content is None or inode not in self._nodes:
+            self._nodes[inode] = Node(is_directory=content is None, content=bytearray(content or b""))
+        node = self._nodes[inode]
+        self._directories += [node] if node.is_directory else []
+        for entries in (self.find(above).entries, self.find(above).durable):
+            entries[name] = node
+
     def apply(self, change: DiskChange) -> None:
         """Applies one change."""
         if change.type in ("c", "m"):

@@ -126,6 +126,12 @@ static uint64_t find_inode(int fd) {
     static __typeof__(&name) next; \
     if (!next) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
 
+/* A fork closes the files of its parent, but goes on recording. */
+int close(int fd) {
+    NEXT(close);
+    return fd >= 0 && fd == log_fd ? 0 : next(fd);
+}
+
 /* The writes of an open file, whose position a write without an offset has moved. */
 
 #define WRITTEN(fd, inode, data, length) \

@@ -49,17 +49,40 @@ class DiskChange(NamedTuple):
     end: int
 
 
+class FirstFile(NamedTuple):
+    """A file or a directory that was there before anything was recorded.
+
+    Attributes:
+        path: Its path below the root.
+        inode: Its inode. Several links to one file have the same.
+        content: The content of a file. None: a directory.
+    """
+
+    path: str
+    inode: int
+    content: bytes | None
+
+    @classmethod
+    def of(cls, path: Path, root: Path) -> FirstFile:
+        content = None if path.is_dir() else path.read_bytes()
+        return cls(str(path.relative_to(root)), path.stat().st_ino, content)
+
+
 class RecordingDisk:
     """A directory, the changes of which are recorded while processes run with `wrapper`.
 
     Attributes:
-        root: The directory. It is empty, and counts as durable.
+        root: The directory. What is in it at first is durable.
         wrapper: For `ServerProcess`, and for other commands.
     """
 
-    def __init__(self, directory: Path, library: Path) -> None:
+    def __init__(self, directory: Path, library: Path, content: Path | None = None) -> None:
+        """Creates the directory, empty or with another one that is moved into it under its name."""
         self.root = directory / "disk"
         self.root.mkdir()
+        if content is not None:
+            content.rename(self.root / content.name)
+        self._first = [FirstFile.of(path, self.root) for path in sorted(self.root.rglob("*"))]
         self._records, mutex = directory / "records", directory / "mutex"
         self._records.touch()
         mutex.write_bytes(bytes(4096))
@@ -92,6 +115,8 @@ class RecordingDisk:
     def replay(self, rule: str, moment: int | None = None) -> DiskModel:
         """Returns the disk at a moment, or at the end."""
         disk = DiskModel(rule)
+        for file in self._first:
+            disk.add_durable(*file)
         for change in self.changes(0, moment):
             disk.apply(change)
         return disk

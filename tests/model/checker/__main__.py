@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from tests.model.checker.operation import OPERATIONS
+from tests.model.checker.pairs import add_pairs
 from tests.model.checker.run import from_lines, replay, run, shorten
 
 
@@ -22,6 +23,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--shorten", type=float, default=120.0, help="seconds for making the script shorter")
+    parser.add_argument("--profile", choices=("fast", "slow"), default="fast")
+    parser.add_argument("--pairs", type=Path, help="a list in Markdown, to which the covered pairs are added")
     parser.add_argument("--script", type=Path, help="run these steps instead")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="scankv-checker-") as directory:
@@ -32,11 +35,13 @@ def main() -> int:
         began = time.monotonic()
         first = Path(directory) / "first"
         first.mkdir()
-        failure, steps, covered = run(first, arguments.seed, seconds=arguments.seconds)
+        failure, steps, covered = run(first, arguments.seed, seconds=arguments.seconds, profile=arguments.profile)
         _say(
             f"# seed {arguments.seed}: {len(steps)} steps in {time.monotonic() - began:.0f} s, "
             f"{len(covered)} of {len(OPERATIONS) ** 2} pairs"
         )
+        if arguments.pairs:
+            add_pairs(arguments.pairs, covered)
         if failure is None:
             return 0
         _say(f"# failed: {type(failure.error).__name__}: {failure.error}\n# shortening ...")

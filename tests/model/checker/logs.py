@@ -60,6 +60,7 @@ def _use_keys(world: CheckerWorld, arguments: Arguments) -> None:
         lambda: opened.undo("w1", opened.log_offsets()),
         lambda: opened.delete(where=f"{KEY} < 5"),
         lambda: opened.replace(rows),
+        lambda: opened.changes(StartFrom.EARLIEST, StopAt.LATEST).with_catch_up("net", lag_threshold=1).to_arrow(),
     ]
     for call in refused:
         with pytest.raises(NoPrimaryKey):

@@ -9,6 +9,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from tests.model.checker.folding import FOLDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -24,6 +26,9 @@ Values: TypeAlias = dict[int, Any]
 Shown: TypeAlias = dict[str, Any]
 """A row as a reader gets it: by the names of the columns, with the key."""
 
+Change: TypeAlias = tuple[str, Shown]
+"""The symbol of a row kind, and the row."""
+
 Position: TypeAlias = dict[int, tuple[int, int]]
 """How many changes of each key come before a position, at least and at most. A missing key has none."""
 
@@ -33,26 +38,10 @@ _MARKS: Final = -1
 """In a position, the key that stands for the ranges that were written without a change for each row."""
 
 _PARTITIONS: Final = 3
+_SPAN: Final = 1000  # more than there are keys
 
 _FOLDING: Final = ("sum", "aggregate", "partial_update")
 """The engines that make a row of the one before and the written one, column by column."""
-
-
-def _without_nulls(fold: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda before, value: before if value is None else value if before is None else fold(before, value)
-
-
-FOLDS: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "sum": _without_nulls(lambda before, value: before + value),
-    "max": _without_nulls(max),
-    "min": _without_nulls(min),
-    "count": lambda before, value: (before or 0) + (value is not None),
-    "last_value": lambda _, value: value,
-    "last_non_null_value": _without_nulls(lambda _, value: value),
-    "first_non_null_value": _without_nulls(lambda before, _: before),
-    "listagg": _without_nulls(lambda before, value: f"{before},{value}"),
-}
-"""What the functions of aggregate tables make of a value and the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +60,22 @@ class ModelView:
     columns: tuple[CheckerColumn, ...]
     rows: Mapping[int, Values]
     key: tuple[str, ...] = (KEY,)
+    has_key: bool = True
 
     def shown(self) -> dict[int, Shown]:
         """Returns the rows by key, as a reader of the view gets them."""
         return {key: show(self.columns, key, values, self.key) for key, values in self.rows.items()}
+
+    def places(self, keys: Iterable[int]) -> dict[int, int]:
+        """Returns the place of each row in the order of the key. Without a key: in the order of the appends."""
+        if not self.has_key:
+            return {key: place for place, key in enumerate(self.rows)}
+        return {key: key % _PARTITIONS * _SPAN + key if PART in self.key else key for key in keys}
+
+    def in_order(self) -> list[Shown]:
+        """Returns the rows in this order, as a reader of the view gets them."""
+        places = self.places(self.rows)
+        return [row for _, row in sorted(self.shown().items(), key=lambda item: places[item[0]])]
 
 
 @dataclass
@@ -106,6 +107,7 @@ class CheckerTable:
         written: When each row was last written.
         expired: The values of the rows that have expired, and when they were written. The server may have removed them
             already, so the last change of these keys, their `-D`, may have happened or not.
+        meanings: The numbers of the columns that had each name, if the columns were ever altered.
     """
 
     name: str
@@ -130,6 +132,7 @@ class CheckerTable:
     ttl: float | None = None
     written: dict[int, float] = field(default_factory=dict)
     expired: dict[int, tuple[Values, float]] = field(default_factory=dict)
+    meanings: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def upsert(self, rows: Iterable[Shown], names: Iterable[str] | None = None, *, tracked: bool = True) -> None:
         """Upserts rows. With names, the other columns keep their values. If not tracked, changes have only a mark."""
@@ -268,7 +271,6 @@ class CheckerTable:
         if self.ttl is None:
             self.written = dict.fromkeys(self.rows, self.now)
         self.ttl = ttl
-        self.version += 1
         seen = set(visible)
         for key, (values, written) in list(self.expired.items()):
             if ttl is not None and written + ttl < self.now:
@@ -278,6 +280,28 @@ class CheckerTable:
                 assert self.changes[key].pop() == ("-D", values)
                 self.authors[key].pop()
                 self.rows[key], self.written[key] = values, written
+                self.version += 1
+
+    def truncate_changes(self, left: Mapping[int, int]) -> None:
+        """Loses all changes of each key but so many first ones, and what they have done."""
+        for key, count in left.items():
+            if count == len(self.changes[key]):
+                continue
+            del self.changes[key][count:], self.authors[key][count:]
+            self.version += 1
+            kind, values = self.changes[key][-1] if count else ("-D", {})
+            self.rows.pop(key, None)
+            if kind in ("+I", "+U"):
+                self.rows[key] = values
+
+    def take_over(self, other: CheckerTable, keys: Iterable[int]) -> None:
+        """Takes over what another model has of some keys, all of which have a row there."""
+        for key in keys:
+            self.rows[key], self.written[key] = other.rows[key], other.written[key]
+            self.changes[key], self.authors[key] = other.changes[key], other.authors[key]
+            self.partitions.add(part_of(key))
+            self.expired.pop(key, None)
+        self.version += 1
 
     def _current(self, values: Values) -> list[Any]:
         return [values.get(column.number) for column in self.columns]
@@ -297,7 +321,8 @@ class CheckerTable:
 
     def view(self) -> ModelView:
         """Returns the rows as of now."""
-        return ModelView(self.columns, {key: dict(values) for key, values in self.rows.items()}, self.key)
+        rows = {key: dict(values) for key, values in self.rows.items()}
+        return ModelView(self.columns, rows, self.key, self.has_key)
 
     def matching(self, name: str, below: Any) -> list[int]:  # a value of the column
         """Returns the keys of the rows whose column is less than a value. Null is not."""
@@ -316,13 +341,25 @@ class CheckerTable:
         after = {key: (len(all_) - (key in self.expired), len(all_)) for key, all_ in self.changes.items()}
         return {**after, _MARKS: self.marked}
 
-    def wrong_changes(self, position: Position, found: Mapping[int, list[tuple[str, Shown]]]) -> dict[int, Any]:
-        """Returns the expected changes after a position of those keys of which others were found."""
+    def wrong_changes(
+        self,
+        position: Position,
+        found: Mapping[int, list[Change]],
+        forms: Callable[[int, list[Change]], list[list[Change]]] = lambda _, changes: [changes],
+    ) -> dict[int, Any]:
+        """Returns the expected changes after a position of those keys of which others were found.
+
+        Args:
+            position: After which changes they begin.
+            found: What was found, by key.
+            forms: Returns what may come instead of all changes of a key.
+        """
         wrong = {}
         for key in {*self.changes, *found}:
             shown = [(kind, show(self.columns, key, values, self.key)) for kind, values in self.changes.get(key, ())]
             ends = {len(shown), len(shown) - (key in self.expired)}
-            allowed = [shown[start:end] for start in set(position.get(key, _NO_CHANGES)) for end in ends]
+            starts = set(position.get(key, _NO_CHANGES))
+            allowed = [form for start in starts for end in ends for form in forms(key, shown[start:end])]
             if found.get(key, []) not in allowed:
                 wrong[key] = allowed[0]
         return wrong
@@ -332,7 +369,19 @@ class CheckerTable:
     ) -> None:
         """Changes each column (None: drops it), and adds others at the end."""
         kept = [changed for column in self.columns if (changed := change(column)) is not None]
+        for column in (*self.columns, *kept, *added):
+            self.meanings[column.name].add(column.number)
         self.columns = (*kept, *added)
+
+    def is_altered(self, before: Iterable[CheckerColumn], names: Iterable[str] | None) -> set[bool]:
+        """Returns whether names meant something else in a table with other columns. None: all names.
+
+        Both, if a name has meant something else in between.
+        """
+        used = {column.name for column in (*before, *self.columns)} if names is None else {*names}
+        if [each for each in before if each.name in used] != [each for each in self.columns if each.name in used]:
+            return {True}
+        return {True, False} if any(len(self.meanings.get(name, ())) > 1 for name in used) else {False}
 
 
 def show(columns: Iterable[CheckerColumn], key: int, values: Values, names: tuple[str, ...] = (KEY,)) -> Shown:

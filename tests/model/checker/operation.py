@@ -25,25 +25,27 @@ class CheckerOperation:
         draw: Chooses its arguments. None: it cannot happen now.
         run: Does it, compares what the server answers with the model, and records on which tables it took effect. Does
             nothing if the world does not have what the arguments name, because a step before it was left out.
+        profile: The runs that draw it: all, if it is "fast".
     """
 
     name: str
     weight: float
     draw: Callable[[CheckerWorld, Random], Arguments | None]
     run: Callable[[CheckerWorld, Arguments], None]
+    profile: str = "fast"
 
 
 OPERATIONS: Final[dict[str, CheckerOperation]] = {}
 
 
 def define(
-    name: str, weight: float, draw: Callable[[CheckerWorld, Random], Arguments | None]
+    name: str, weight: float, draw: Callable[[CheckerWorld, Random], Arguments | None], profile: str = "fast"
 ) -> Callable[[Callable[[CheckerWorld, Arguments], None]], Callable[[CheckerWorld, Arguments], None]]:
     """Makes a function the `run` of an operation."""
 
     def register(run: Callable[[CheckerWorld, Arguments], None]) -> Callable[[CheckerWorld, Arguments], None]:
         assert name not in OPERATIONS
-        OPERATIONS[name] = CheckerOperation(name=name, weight=weight, draw=draw, run=run)
+        OPERATIONS[name] = CheckerOperation(name=name, weight=weight, draw=draw, run=run, profile=profile)
         return run
 
     return register

@@ -20,7 +20,7 @@ def passing(ahead: Path) -> tuple[str, ...]:
 
 
 def main(ahead: str, _: str, __: str, module: str, *arguments: str) -> None:
-    """Runs `python -m MODULE ARGUMENTS` in this process."""
+    """Runs `python -m MODULE ARGUMENTS` in this process, the forks of which have the same clocks."""
     file = Path(ahead)
 
     class AheadClocks(SystemClocks):

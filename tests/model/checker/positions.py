@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from aio_client import RangeNotTracked, ServerRefused, SnapshotLost, StartFrom, StopAt, TableNotFound, TableRecreated
+from aio_client import (
+    PositionOutOfRange,
+    RangeNotTracked,
+    ServerRefused,
+    SnapshotLost,
+    StartFrom,
+    StopAt,
+    TableNotFound,
+    TableRecreated,
+)
 from tests.model.checker.drawing import EVERY_KIND, LOG, table_of
-from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.world import Kept, by_key, differences
+from tests.model.checker.world import Kept, by_key, changes_by_key, differences
 
 if TYPE_CHECKING:
     from random import Random
 
     from aio_client.sync import Scan
-    from tests.model.checker.model import CheckerTable
+    from tests.model.checker.model import CheckerTable, Position
     from tests.model.checker.world import CheckerWorld
 
 
@@ -49,6 +56,9 @@ def _read_from_offsets(world: CheckerWorld, arguments: Arguments) -> None:
         _must_refuse(world, kept)
         return
     scan = world.table(table.name).changes(StartFrom.offsets(kept.value), StopAt.LATEST)
+    if kept.is_lost:
+        _must_be_lost(scan)
+        return
     lacking = table.lacks_changes(kept.position)
     try:
         rows = scan.to_pylist()
@@ -69,13 +79,26 @@ def _must_refuse(world: CheckerWorld, kept: Kept) -> None:
     raise AssertionError(f"{kept.name} was dropped, and log offsets from before are taken")
 
 
+def _must_be_lost(scan: Scan) -> None:
+    """The position is in changes that a recovery has lost."""
+    try:
+        scan.to_arrow()
+    except PositionOutOfRange:
+        return
+    raise AssertionError("a reader continues from lost changes")
+
+
 def _compare_changes(rows: list[dict[str, Any]], table: CheckerTable, kept: Kept) -> None:
-    found: defaultdict[int, list[tuple[str, Any]]] = defaultdict(list)
-    for row in rows:
-        shown = {name: value for name, value in row.items() if not name.startswith("_")}
-        found[row[KEY]].append((row["_change_type"], shown))
-    wrong = table.wrong_changes(kept.position, found)
+    wrong, found = _wrong(rows, table, kept.position)
     assert not wrong, differences({key: found.get(key, []) for key in wrong}, wrong)
+
+
+def _wrong(
+    rows: list[dict[str, Any]], table: CheckerTable, position: Position
+) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Returns the changes that were expected of some keys and not found, and all that were found."""
+    found = changes_by_key(rows)
+    return table.wrong_changes(position, found), found
 
 
 @define("pin", 1, _draw_take)
@@ -170,15 +193,24 @@ def _consume(world: CheckerWorld, arguments: Arguments) -> None:
     kept = world.kept.get(name)
     if kept is None:
         kept = world.kept[name] = Kept("consumer", table.number, table.name, None)
-    opened = world.table(table.name)
-    scan = opened.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id=arguments["consumer"])
-    if kept.value == "restored":
+    opened, id_ = world.table(table.name), arguments["consumer"]
+    scan = opened.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id=id_)
+    if kept.value == "restored or gone" and id_ not in {each.id for each in opened.consumers()}:
+        kept.value, kept.position, kept.earlier = None, {}, []
+    if kept.is_lost:
+        _must_be_lost(scan)
+        opened.reset_consumer(id_, StartFrom.EARLIEST)
+        kept.is_lost, kept.position, kept.earlier = False, {}, []
+    earlier = kept.earlier if kept.value == "restored or gone" else []
+    if kept.value is not None:
         _must_be_accepted(scan)
-        opened.accept_consumer(arguments["consumer"])
+        opened.accept_consumer(id_)
         kept.value = None
     with scan.stream() as stream:
-        _compare_changes([row for batch in stream for row in batch.to_pylist()], table, kept)
+        rows = [row for batch in stream for row in batch.to_pylist()]
+        kept.position = next((each for each in earlier if not _wrong(rows, table, each)[0]), kept.position)
+        _compare_changes(rows, table, kept)
         if arguments["commit"]:
             stream.commit()
-            kept.position = table.position()
+            kept.earlier, kept.position = [*kept.earlier, kept.position], table.position()
     world.record("consume", table)

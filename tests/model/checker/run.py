@@ -16,14 +16,22 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from tests.model.checker import (
     backups,
     conditional,
+    copies,
+    damage,
     definitions,
+    disk,
     expiry,
+    following,
     host,
+    lake,
     logs,
+    open_transactions,
     partitions,
     positions,
+    queries,
     reads,
     replacing,
+    resuming,
     undo,
     unrecorded,
     writers,
@@ -37,20 +45,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from tests.model.checker.pairs import Pairs
+
 __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_lines"]
 
 # The modules fill the list of operations when they are imported.
 _MODULES: Final = (
     backups,
     conditional,
+    copies,
+    damage,
     definitions,
+    disk,
     expiry,
+    following,
     host,
+    lake,
     logs,
+    open_transactions,
     partitions,
     positions,
+    queries,
     reads,
     replacing,
+    resuming,
     undo,
     unrecorded,
     writers,
@@ -59,8 +77,6 @@ _MODULES: Final = (
 
 Step: TypeAlias = tuple[str, Arguments]
 """The name of an operation, and its arguments."""
-
-Pairs: TypeAlias = set[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,7 @@ def run(
     seconds: float = math.inf,
     most_steps: float = math.inf,
     operations: Collection[str] | None = None,
+    profile: str = "fast",
 ) -> tuple[Failure | None, list[Step], Pairs]:
     """Draws and runs steps. Returns the failure, if any, all steps, and the pairs that were covered.
 
@@ -96,9 +113,11 @@ def run(
         seconds: The time after which no step begins.
         most_steps: The most steps.
         operations: The operations to choose from. Default: all.
+        profile: "slow" also draws the slow ones.
     """
     chooser, steps = random.Random(seed), list[Step]()
-    chosen = [each for each in OPERATIONS.values() if operations is None or each.name in operations]
+    drawn = [each for each in OPERATIONS.values() if each.profile in ("fast", profile)]
+    chosen = [each for each in drawn if operations is None or each.name in operations]
     # Some operations are left out or frequent in each run, so that what is rare together meets somewhere.
     weights = [each.weight * chooser.choice([0.2, 1, 1, 3]) for each in chosen]
     until = time.monotonic() + seconds

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.model.checker.model import CheckerColumn, CheckerTable
+from tests.model.checker.pairs import add_pairs, read_pairs
 from tests.model.checker.run import from_lines, replay, run, shorten, to_lines
-from tests.model.checker.seeded_faults import FAULTS, SeededFault, plant, run_checker
+from tests.model.checker.seeded_faults import FAULTS, SCRIPTS, SeededFault, plant, run_checker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +53,14 @@ def test_a_script_has_the_same_steps_again_and_leaves_out_what_has_become_imposs
     assert replay(tmp_path / "without", steps[1:]) is None
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.txt")), ids=lambda script: script.stem)
+def test_the_server_answers_a_script_as_the_model_does(tmp_path: Path, script: Path) -> None:
+    failure = replay(tmp_path / "replayed", from_lines(script.read_text()))
+    assert failure is None, str(failure)
+
+
 def test_the_model_tells_which_changes_are_wrong() -> None:
     table = CheckerTable("checker.a", 1, (CheckerColumn(2, "x", "int"),))
     table.upsert([{"k": 1, "x": 5}])
@@ -87,12 +96,19 @@ def test_rows_that_are_written_without_their_changes_count_as_changed() -> None:
     assert table.changed(1, table.position()) == table.lacks_changes(table.position()) == {False}
 
 
+def test_the_list_of_pairs_keeps_those_of_earlier_runs(tmp_path: Path) -> None:
+    add_pairs(tmp_path / "pairs.md", [("upsert", "kill"), ("get", "no operation")])
+    add_pairs(tmp_path / "pairs.md", [("kill", "upsert")])
+    assert read_pairs((tmp_path / "pairs.md").read_text()) == {("upsert", "kill"), ("kill", "upsert")}
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_is_found(tmp_path: Path, fault: SeededFault) -> None:
     plant(fault, tmp_path)
-    code, output = run_checker(tmp_path, fault.seed, 600)
+    script = SCRIPTS / f"{fault.name}.txt" if fault.has_script else None
+    code, output = run_checker(tmp_path, fault.seed, 600, script)
     assert code == 1, output
 
 

@@ -80,7 +80,7 @@ def _replay(world: CheckerWorld, arguments: Arguments) -> None:
     """A reader that knows the rows as of log offsets, and applies all changes since, has the rows of the table."""
     kept = world.kept.get(arguments["kept"])
     table = None if kept is None else world.tables.get(kept.name)
-    if kept is None or table is None or table.number != kept.table or not table.has_key:
+    if kept is None or table is None or table.number != kept.table or not table.has_key or kept.is_lost:
         return
     # Expired rows that another time to live brings back have no change.
     if "set_ttl" in world.took_effect[table.number]:

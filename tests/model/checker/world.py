@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import socket
 import time
+from collections import defaultdict
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from aio_client.sync import connect
+from streaming_server.storage.backup.backup_store import BackupStore
 from tests.model.checker.model import KEY, PART, CheckerColumn, CheckerTable, ModelView, Position
 from tests.model.checker.passing_time import passing
 from tests.support.server_process import ServerProcess
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from aio_client.sync import Client, Table
+    from tests.support.recording_disk import RecordingDisk
 
 TYPES: Final = {"int": pa.int64(), "text": pa.string(), "float": pa.float64()}
 DATABASE: Final = "checker"
@@ -25,7 +31,8 @@ _TIMEOUT: Final = 60.0
 SLACK_SECONDS: Final = 60
 """Longer than any step takes."""
 
-_SETTINGS: Final = ("--set", "archive_every_seconds=0")
+MOST_WORKERS: Final = 3
+_SETTINGS: Final = ("--set", "archive_every_seconds=0.3")
 
 
 @dataclass
@@ -39,6 +46,8 @@ class Kept:
         value: What the client keeps.
         position: What a reader that continues from it has seen.
         view: What a reader that uses it sees.
+        earlier: The positions before, from which a consumer may continue after a restore.
+        is_lost: Whether the position is in changes that were lost.
     """
 
     kind: str
@@ -47,21 +56,25 @@ class Kept:
     value: Any
     position: Position = field(default_factory=dict)
     view: ModelView | None = None
+    earlier: list[Position] = field(default_factory=list)
+    is_lost: bool = False
 
 
 @dataclass(frozen=True)
 class Backup:
-    """What a backup has.
+    """What a backup has, or the archive as of an instant.
 
     Attributes:
-        id: The id of the backup.
         tables: The models of its tables.
-        consumed: What the consumers had committed, by their name in `CheckerWorld.kept`.
+        consumers: The consumers, by their name in `CheckerWorld.kept`.
+        id: The id of the backup.
+        micros: The instant, by the clock of the server.
     """
 
-    id: str
     tables: dict[str, CheckerTable]
-    consumed: dict[str, Position]
+    consumers: dict[str, Kept]
+    id: str = ""
+    micros: int = 0
 
 
 class CheckerWorld:
@@ -73,9 +86,14 @@ class CheckerWorld:
     Attributes:
         tables: The model of each table, by name.
         kept: What clients keep, by a name that steps use.
-        backups: The backups, by a name that steps use.
-        location: Where they are.
+        backups: The backups and archived instants, by a name that steps use.
+        store: Where they are.
+        archives: Whether it is known that the server archives what is written.
+        workers: How many processes the server has when it is started again by `serve_again`.
+        disk: What records the changes of the data directory. None: nothing does.
+        closing: What to close before the server ends.
         took_effect: The names of the operations that took effect on each table, by its number.
+        ahead_file: What the clocks of the server follow: see `passing`.
         covered: The pairs of operations that took effect on one table, in this order.
     """
 
@@ -83,41 +101,50 @@ class CheckerWorld:
         self.tables: dict[str, CheckerTable] = {}
         self.kept: dict[str, Kept] = {}
         self.backups: dict[str, Backup] = {}
-        self.location = directory / "backups"
+        self.store = BackupStore(str(directory / "backups"))
+        self.workers = 1
+        self.archives = False
+        self.disk: RecordingDisk | None = None
         self._ahead = 0
-        self._ahead_file = directory / "ahead"
+        self.ahead_file = directory / "ahead"
         self.took_effect: dict[int, set[str]] = {}
         self.covered: set[tuple[str, str]] = set()
+        self.closing = ExitStack()
         self._directory = directory
         self._numbers = 0
 
     def __enter__(self) -> Self:
         self.let_pass(0)
-        self.server = self._serve(self._directory / "data", 0)
+        self.server = self._serve(self._directory / "data", _free_ports())
         self.client: Client = connect(self.server.url, operation_timeout=_TIMEOUT)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.closing.close()
         self.client.close()
         self.server.kill()
 
     def _serve(self, data: Path, port: int) -> ServerProcess:
-        location = ("--backup-location", str(self.location))
-        return ServerProcess(data, *_SETTINGS, *location, port=port, wrapper=passing(self._ahead_file))
+        settings = (*_SETTINGS, "--backup-location", self.store.location, "--workers", str(self.workers))
+        wrapper = (*(self.disk.wrapper if self.disk else ()), *passing(self.ahead_file))
+        return ServerProcess(data, *settings, port=port, wrapper=wrapper)
 
     def let_pass(self, seconds: int) -> None:
         """Lets time pass for the server."""
         self._ahead += seconds
         # Renamed, so that the server reads all of it.
-        written = self._ahead_file.with_suffix(".new")
+        written = self.ahead_file.with_suffix(".new")
         written.write_text(str(self._ahead))
-        written.rename(self._ahead_file)
+        written.rename(self.ahead_file)
+
+    def now(self) -> float:
+        """Returns the time of the server, in seconds."""
+        return time.monotonic() + self._ahead
 
     def tick(self) -> None:
         """Removes from the models what has expired by now. Lets some time pass if that is not certain of some row."""
         while True:
-            now = time.monotonic() + self._ahead
-            certain = [table.expire(now, SLACK_SECONDS) for table in self.tables.values()]
+            certain = [table.expire(self.now(), SLACK_SECONDS) for table in self.tables.values()]
             if all(certain):
                 return
             self.let_pass(SLACK_SECONDS)
@@ -126,9 +153,15 @@ class CheckerWorld:
         """Returns a path for a data directory that does not exist yet."""
         return self._directory / f"data-{self.next_number()}"
 
-    def serve_again(self, data: Path) -> None:
-        """Serves another directory at the address of the server, which has ended."""
-        self.server = self._serve(data, int(self.server.url.rpartition(":")[2]))
+    def now_micros(self) -> int:
+        """Returns the time of the server, in microseconds since 1970 UTC."""
+        return time.time_ns() // 1000 + self._ahead * 1_000_000
+
+    def serve_again(self, data: Path | None = None) -> None:
+        """Serves a directory at the address of the server, which has ended. None: the directory that it had."""
+        if data is not None:
+            self.archives = False
+        self.server = self._serve(data or self.server.data_dir, int(self.server.url.rpartition(":")[2]))
         self.client.wait_ready()
 
     def next_number(self) -> int:
@@ -146,6 +179,12 @@ class CheckerWorld:
             before = self.took_effect.setdefault(table.number, set())
             self.covered |= {(each, operation) for each in before}
             before.add(operation)
+
+    def renumber(self, table: CheckerTable) -> int:
+        """Makes a table a new one with the same contents, and returns its number."""
+        before, table.number = table.number, self.next_number()
+        self.took_effect[table.number] = set(self.took_effect[before])
+        return table.number
 
     def schema(self, columns: tuple[CheckerColumn, ...], key: tuple[str, ...] = (KEY,)) -> pa.Schema:
         """Returns the Arrow schema of a table with these columns."""
@@ -169,10 +208,29 @@ def write_rows(opened: Table, rows: list[dict[str, Any]]) -> None:
     (opened.upsert if opened.primary_key else opened.append)(rows)
 
 
+def _free_ports() -> int:
+    """Returns a free port before free ones, which workers may get. The system gives them to no other process."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with suppress(OSError), ExitStack() as probes:
+            for number in range(port, port + MOST_WORKERS + 1):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", number))
+            return port
+
+
 def by_key(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """Returns rows by key, after checking that no key occurs twice."""
     found = {row[KEY]: row for row in rows}
     assert len(found) == len(rows), f"keys occur twice: {[row[KEY] for row in rows]}"
+    return found
+
+
+def changes_by_key(rows: list[dict[str, Any]]) -> dict[int, list[tuple[str, dict[str, Any]]]]:
+    """Returns changes by key, each as the symbol of its row kind and the row."""
+    found = defaultdict[int, list[tuple[str, dict[str, Any]]]](list)
+    for row in rows:
+        shown = {name: value for name, value in row.items() if not name.startswith("_")}
+        found[row[KEY]].append((row["_change_type"], shown))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aio_client import SchemaMismatch, TableNotFound, TableRecreated, WriterFenced
+from aio_client import TableNotFound, WriterFenced
 from tests.model.checker.drawing import EVERY_KIND, LOG, kept_of, keys_of, table_of, value_of
 from tests.model.checker.model import KEY, ModelView, key_values
 from tests.model.checker.operation import Arguments, define
@@ -113,20 +113,20 @@ def _write(
     is_own = table is not None and table.number == kept.table
     try:
         write(rows)
-    except (SchemaMismatch, TableNotFound, TableRecreated, WriterFenced):
+    except (TableNotFound, WriterFenced):
         if is_own:
             raise
         return
     assert is_own, f"{kept.name} is another table, or the writer is fenced, and its rows are taken"
     assert table is not None
     table.author = kept.value.id if kept.kind == "writer" else ""
-    table.upsert([_translated(table, columns, row) for row in rows])
+    table.upsert([translate(table, columns, row) for row in rows])
     table.author = ""
     world.record(name, table)
     world.check(table.name)
 
 
-def _translated(table: CheckerTable, columns: tuple[CheckerColumn, ...], row: dict[str, Any]) -> dict[str, Any]:
+def translate(table: CheckerTable, columns: tuple[CheckerColumn, ...], row: dict[str, Any]) -> dict[str, Any]:
     """Returns a row that was written with an earlier definition as a row of the current one."""
     values = {column.number: row[column.name] for column in columns}
     return {KEY: row[KEY], **{column.name: values.get(column.number) for column in table.columns}}
