@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 TABLES = [name for owned in names_of_workers(2, "moved", each=2) for name in owned]
 SETTINGS = ("--set", "worker_timeout_seconds=3600", *ARCHIVING)
+UNDECIDED = "whether the transaction is committed is not known yet: the server stops"
 PATIENT, ATTEMPT = 300.0, 2.0
 
 
@@ -120,7 +121,10 @@ class ArchivedHistory:
         """Restores all tables as of an instant, and checks that each writer could have written what they have."""
         plan = plan_instant(self.store, instant)
         result = await asyncio.to_thread(restore_all, self.store, plan, target)
-        assert [(each.name, each.why) for each in result.tables] == [(name, "") for name in sorted(TABLES)]
+        assert [each.name for each in result.tables] == sorted(TABLES)
+        # The archive of a server that stops in the middle of a commit lacks the rest until the server runs again.
+        undecided = [each.why for each in result.tables if each.why]
+        assert not undecided or (instant is None and all(UNDECIDED in why for why in undecided)), undecided
         with ServerProcess(target, "--workers", "1") as server:
             async with connect(server.url) as client:
                 rows = {name: (await (await client.table(name)).scan().to_arrow()).to_pylist() for name in TABLES}
