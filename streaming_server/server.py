@@ -636,8 +636,8 @@ def start_log(config: ServerConfig, worker: WorkerSettings | None = None) -> Non
     name = "".join(f" {kind} {number}" for kind, number in of_process.items())
     text = logging.Formatter(f"%(asctime)s %(levelname)s{name} %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter(**of_process) if config.log_format == "json" else text)
-    # A worker has the handlers of its supervisor.
-    logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
+    # A worker begins with the handler of its supervisor, from which it is forked.
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=worker is not None)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_not_a_lost_client)
 
 

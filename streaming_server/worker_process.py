@@ -1,8 +1,8 @@
 """A worker process: a fork of the supervisor, with pipes to it as its standard input and output.
 
-A fork has all that the supervisor has imported, so it serves within a fraction of the second or two that imports take,
-also when a worker that has died is started again, and shares the memory of what was imported. This needs a supervisor
-that never opens RocksDB nor gRPC: their threads would be missing in the fork.
+A fork has all that the supervisor has imported, so it serves at once, also when a worker that has died is started
+again: imports alone would take a second or two. It shares the memory of what was imported, too. This needs a supervisor
+that opens neither RocksDB nor gRPC: their threads would be missing in the fork.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class WorkerProcess:
         returncode: Its exit code, or minus the number of the signal that ended it. None: `wait` has not returned yet.
     """
 
-    def __init__(self, pid: int, stdin: int) -> None:
+    def __init__(self, pid: int, stdin: int, output: asyncio.StreamReader, has_closed: asyncio.Event) -> None:
         self.pid = pid
-        self.output = asyncio.StreamReader()
+        self.output = output
         self.returncode: int | None = None
         self._stdin = stdin
-        self._has_closed = asyncio.Event()
+        self._has_closed = has_closed
         self._reaped = asyncio.create_task(self._reap())
 
     @classmethod
@@ -54,16 +54,18 @@ class WorkerProcess:
         """
         stdin, to_stdin = os.pipe()
         from_stdout, stdout = os.pipe()
+        output, has_closed = asyncio.StreamReader(), asyncio.Event()
+        pipe = os.fdopen(from_stdout, "rb", buffering=0)
         try:
-            pid = fork(program, descriptors, {0: stdin, 1: stdout})
+            await asyncio.get_running_loop().connect_read_pipe(partial(_Output, output, has_closed), pipe)
+            # Nothing is awaited behind the fork, so a caller that is cancelled leaves none behind.
+            return cls(fork(program, descriptors, {0: stdin, 1: stdout}), to_stdin, output, has_closed)
+        except BaseException:
+            os.close(to_stdin)
+            raise
         finally:
             os.close(stdin)
             os.close(stdout)
-        process = cls(pid, to_stdin)
-        pipe = os.fdopen(from_stdout, "rb", buffering=0)
-        protocol = partial(_Output, process.output, process._has_closed)
-        await asyncio.get_running_loop().connect_read_pipe(protocol, pipe)
-        return process
 
     def write(self, data: bytes) -> None:
         """Writes some bytes, fewer than a pipe holds, to its standard input."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """The settings that the supervisor gives a worker process. Immutable and picklable.
+    """The settings that the supervisor gives a worker process. Immutable.
 
     Attributes:
         placement: The place of the worker among all workers.

@@ -68,6 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Leaves out tests that need a server of one process if servers have more, and those that need tables without tablets
     if tables have any.
     """
+    represented = _represented(config, items)
     if WORKERS > 1:
         _leave_out("one_process", config, items)
     if TABLETS > 1:
@@ -79,7 +80,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(0), append=False)
         elif not item.get_closest_marker("timeout") and (seconds := _timeout_of(item)):
             item.add_marker(pytest.mark.timeout(seconds))
-    _leave_to_soak(items)
+    for item in represented:
+        # After the limits in seconds, which hold in `make soak`, too.
+        item.add_marker(pytest.mark.soak)
     if _SLICE:
         number, count = map(int, _SLICE.split("/"))
         items[:] = [item for item in items if crc32(item.nodeid.encode()) % count == number]
@@ -90,21 +93,24 @@ def _leave_out(marker: str, config: pytest.Config, items: list[pytest.Item]) -> 
     items[:] = [each for each in items if not each.get_closest_marker(marker)]
 
 
-def _leave_to_soak(items: list[pytest.Item]) -> None:
-    """Marks the cases of a test with `represented_by` that are not among its representatives."""
+def _represented(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Returns the cases of tests with `represented_by` that are not among their representatives."""
     cases: defaultdict[str, set[str]] = defaultdict(set)
-    representatives: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    represented = []
     for item in items:
         if mark := item.get_closest_marker("represented_by"):
             name, _, case = item.nodeid.removesuffix("]").partition("[")
             cases[name].add(case)
-            representatives[name] = set(mark.args)
-            if case not in mark.args:
-                item.add_marker(pytest.mark.soak)
-    for name, named in representatives.items():
-        # One case may have been chosen on the command line.
-        if len(cases[name]) > 1 and not named & cases[name]:
-            raise pytest.UsageError(f"{name}: represented_by names none of its cases: {sorted(cases[name])}")
+            named[name] = set(mark.args)
+            if case not in named[name]:
+                represented.append(item)
+    # Single cases may have been chosen on the command line, or because they failed.
+    if not config.getoption("lf") and not any("::" in argument for argument in config.args):
+        for name, representatives in named.items():
+            if unknown := representatives - cases[name]:
+                raise pytest.UsageError(f"{name}: represented_by names what is no case: {sorted(unknown)}")
+    return represented
 
 
 def _timeout_of(item: pytest.Item) -> int | None:

@@ -50,8 +50,8 @@ CERTIFIED: Final = "scankv-certified"
 certificate, and when the certificate ends."""
 
 RETRY_SECONDS: Final = 0.5
-"""How long a client should wait before it tries again to call a worker that does not run. A start takes about a second.
-"""
+"""How long a client should wait before it tries again to call a worker that does not run. A start takes some tenths
+of a second, and the opening of tables longer."""
 
 _CONNECT_SECONDS: Final = 2.0
 _STALL_MARGIN_SECONDS: Final = 1.0

@@ -280,6 +280,9 @@ def test_a_directory_is_served_by_any_number_of_workers(tmp_path_factory: pytest
         assert server.stop() == 0
     for workers in (2, 3, 2, 1):
         with ServerProcess(data, "--workers", str(workers)) as server, sync.connect(server.url) as client:
+            if workers > 1:
+                # The workers, which are forks, would lack any other thread, such as those of RocksDB.
+                assert len(os.listdir(f"/proc/{server.process.pid}/task")) == 1
             for number, name in enumerate(names):
                 table = client.table(name)
                 assert table.count() == 50 + number
