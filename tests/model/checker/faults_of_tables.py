@@ -218,5 +218,12 @@ FAULTS_OF_TABLES: Final = (
         ),
         seed=6,
     ),
+    SeededFault(
+        name="changelogs_change_without_a_marker",
+        breaks="a stream does not pass a change of the changelog after which the rows before changes are missing",
+        file="streaming_server/storage/bucket/bucket.py",
+        edits=(("            elif recorded and recorded[-1] != after:\n", "            elif False:\n"),),
+        seed=1,
+    ),
 )
 """Faults in definitions, writes and expiry."""

@@ -91,7 +91,7 @@ def _draw_table(world: CheckerWorld, random: Random) -> Arguments | None:
 
 def _draw_begin(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random, EVERY_KIND)
-    if table is None:
+    if table is None or table.partly:
         return None
     names = [column.name for column in table.columns]
     starts = [n for n, kept in world.kept.items() if kept.kind in ("offsets", "time") and kept.table == table.number]
@@ -110,7 +110,7 @@ def _draw_begin(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("begin_changes", 3, _draw_begin)
 def _begin_changes(world: CheckerWorld, arguments: Arguments) -> None:
     table, start, where = world.tables.get(arguments["table"]), arguments["start"], arguments["where"]
-    if table is None or not fits_columns(where, table.columns):
+    if table is None or table.partly or not fits_columns(where, table.columns):
         return
     if not has_columns(table.columns, arguments["columns"]):
         return

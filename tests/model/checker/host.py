@@ -85,7 +85,7 @@ def _draw_kill_during(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("kill_during_writes", 0.8, _draw_kill_during)
 def _kill_during_writes(world: CheckerWorld, arguments: Arguments) -> None:
     table, requests = world.tables.get(arguments["table"]), arguments["requests"]
-    if table is None or not all(fits(table, rows, complete=True) for rows in requests):
+    if table is None or table.changelog != "full" or not all(fits(table, rows, complete=True) for rows in requests):
         return
     if not arguments["repeats"] and table.ttl is not None:
         return  # A request without changes decides when rows expire, and nothing shows whether it was applied.

@@ -37,6 +37,9 @@ _NO_CHANGES: Final = (0, 0)
 _MARKS: Final = -1
 """In a position, the key that stands for the ranges that were written without a change for each row."""
 
+_PARTLY: Final = -2
+"""In a position, the key that stands for the writes of which the changelog lacks the rows before."""
+
 _PARTITIONS: Final = 3
 _SPAN: Final = 1000  # more than there are keys
 
@@ -99,6 +102,9 @@ class CheckerTable:
         possible: More partitions that may exist: a deletion of rows that do not exist may create them.
         marked: How many ranges of rows were certainly and possibly written without a change for each row.
         marks: The number of the last range in which a key certainly is.
+        changelog: What its changelog has: "full", or "upsert" if it lacks the rows before changes.
+        partly: How many writes it may lack them of, and changes of this option.
+        parts: The number of the last of these writes that certainly changed a key.
         author: The id of the writer whose writes follow.
         authors: The id of the writer of each change of a key.
         version: A number that changes with every change of the rows.
@@ -122,6 +128,9 @@ class CheckerTable:
     possible: set[str] = field(default_factory=set)
     marked: tuple[int, int] = _NO_CHANGES
     marks: dict[int, int] = field(default_factory=dict)
+    changelog: str = "full"
+    partly: int = 0
+    parts: dict[int, int] = field(default_factory=dict)
     author: str = ""
     authors: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     rows: dict[int, Values] = field(default_factory=dict)
@@ -139,6 +148,7 @@ class CheckerTable:
         written = [self.column(name) for name in names] if names is not None else list(self.columns)
         for row in rows:
             before = self.rows.get(row[KEY])
+            self.partly += self.changelog == "upsert"
             if before is not None and self._is_ignored(before, row):
                 continue
             is_kept = names is not None or self.engine in _FOLDING
@@ -169,6 +179,7 @@ class CheckerTable:
             if key in self.rows:
                 self._set(key, None)
             else:
+                self.partly += self.changelog == "upsert"
                 self.possible.add(part_of(key))
 
     def replace(self, row: Shown) -> None:
@@ -205,8 +216,28 @@ class CheckerTable:
         then, now = position.get(key, _NO_CHANGES), self.position().get(key, _NO_CHANGES)
         if now[0] > then[1] or self.marks.get(key, 0) > position.get(_MARKS, _NO_CHANGES)[0]:
             return {True}
-        # A range may have more keys than were written.
-        return {False, now[1] > then[0], True in self.lacks_changes(position)}
+        if self.parts.get(key, 0) > position.get(_PARTLY, _NO_CHANGES)[0]:
+            return {True}
+        # A range may have more keys than were written, and an unchanged row may be written again.
+        return {False, now[1] > then[0], True in self.lacks_changes(position), self.is_partly_recorded(position)}
+
+    def is_partly_recorded(self, position: Position) -> bool:
+        """Returns whether the changelog may lack rows before changes after a position."""
+        return self.partly > position.get(_PARTLY, _NO_CHANGES)[0]
+
+    def set_changelog(self, value: str) -> None:
+        """Changes what the changelog has of later writes."""
+        if (self.changelog, value) == ("full", "upsert"):
+            self.marked = (self.marked[0] + 1, self.marked[1] + 1)
+        self.partly += self.changelog != value
+        self.changelog = value
+
+    def lose_changes(self) -> None:
+        """Loses the changelog, and no row."""
+        self.changes.clear()
+        self.authors.clear()
+        for key, (values, _) in self.expired.items():
+            self._record(key, ("-D", values))
 
     def put(self, key: int, values: Values | None) -> None:
         """Makes a row exactly this one, whatever the merge engine is. None: deletes it if it exists."""
@@ -225,16 +256,23 @@ class CheckerTable:
             assert values is not None
             self.rows[key] = values
             return
+        changes: list[tuple[str, Values]] = []
         if values is None:
             assert before is not None
-            self._record(key, ("-D", before))
+            changes = [("-D", before)]
             del self.rows[key]
-            return
-        if before is None:
-            self._record(key, ("+I", values))
-        elif self._current(before) != self._current(values):
-            self._record(key, ("-U", before), ("+U", values))
-        self.rows[key] = values
+        else:
+            if before is None:
+                changes = [("+I", values)]
+            elif self._current(before) != self._current(values):
+                changes = [("-U", before), ("+U", values)]
+            self.rows[key] = values
+        if self.changelog == "full":
+            self._record(key, *changes)
+        else:
+            self.partly += 1
+            if changes:
+                self.parts[key] = self.partly
 
     def _record(self, key: int, *changes: tuple[str, Values]) -> None:
         self.changes[key] += changes
@@ -257,6 +295,7 @@ class CheckerTable:
                 continue
             values = self.rows.pop(key)
             self.version += 1
+            self.partly += self.changelog == "upsert"
             self._record(key, ("-D", values))
             self.expired[key] = (values, self.written[key])
         return is_certain
@@ -339,7 +378,7 @@ class CheckerTable:
     def position(self) -> Position:
         """Returns the position after all changes."""
         after = {key: (len(all_) - (key in self.expired), len(all_)) for key, all_ in self.changes.items()}
-        return {**after, _MARKS: self.marked}
+        return {**after, _MARKS: self.marked, _PARTLY: (self.partly, self.partly)}
 
     def wrong_changes(
         self,
@@ -354,7 +393,9 @@ class CheckerTable:
             found: What was found, by key.
             forms: Returns what may come instead of all changes of a key.
         """
-        wrong = {}
+        wrong: dict[int, Any] = {}
+        if self.is_partly_recorded(position):
+            return wrong
         for key in {*self.changes, *found}:
             shown = [(kind, show(self.columns, key, values, self.key)) for kind, values in self.changes.get(key, ())]
             ends = {len(shown), len(shown) - (key in self.expired)}

@@ -79,7 +79,7 @@ class _Open:
 
     def outcome(self, table: CheckerTable) -> CheckerTable:
         """Returns a table as the commit would leave it. `written` has the keys that it writes."""
-        after = replace(table, rows=dict(table.rows), written={}, expired={}, possible=set(table.possible))
+        after = replace(table, rows=dict(table.rows), written={}, expired={}, possible=set(table.possible), parts={})
         after.changes, after.authors, after.partitions = defaultdict(list), defaultdict(list), set()
         for staged in self.staged[table.number]:
             after.delete(staged.keys)

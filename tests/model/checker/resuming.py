@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from aio_client import InvalidResumeToken, SchemaMismatch, SnapshotLost, TableNotFound, UsageError
+from aio_client import InvalidResumeToken, NoPrimaryKey, SchemaMismatch, SnapshotLost, TableNotFound, UsageError
 from tests.model.checker.drawing import EVERY_KIND, table_of
 from tests.model.checker.model import KEY, CheckerColumn, Shown, show
 from tests.model.checker.operation import Arguments, define
@@ -161,7 +161,7 @@ def _must_refuse(world: CheckerWorld, kept: Kept, arguments: Arguments) -> None:
         name, left = arguments["other"], replace(left, snapshot=None)
         if name is None or name == kept.name:
             return
-    with suppress(*_REFUSALS, SnapshotLost, UsageError):
+    with suppress(*_REFUSALS, NoPrimaryKey, SnapshotLost, UsageError):
         scan = left.scan(world, name)
         scan = scan.reverse() if misuse == "reverse" else scan.limit(9) if misuse == "limit" else scan
         scan.resume_from(left.token).to_pylist()

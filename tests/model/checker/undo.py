@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from aio_client import PositionOutOfRange, RangeNotTracked, TableNotFound, TableRecreated
+from aio_client import (
+    InvalidRequest,
+    PositionOutOfRange,
+    RangeNotTracked,
+    TableNotFound,
+    TableRecreated,
+)
 from tests.model.checker.drawing import kept_of
 from tests.model.checker.operation import Arguments, define
 
@@ -35,13 +41,15 @@ def _undo(world: CheckerWorld, arguments: Arguments) -> None:
     if kept is None or table is None or not table.has_key or table.ttl is not None:
         return
     is_own, lacking = table.number == kept.table, table.lacks_changes(kept.position)
+    if table.is_partly_recorded(kept.position) or table.changelog != "full":
+        lacking = {True}
     try:
         report = world.table(table.name).undo(writer, kept.value)
     except (TableNotFound, TableRecreated):
         if is_own:
             raise
         return
-    except RangeNotTracked:
+    except (RangeNotTracked, InvalidRequest):
         if is_own and True not in lacking:
             raise
         world.check(table.name)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from aio_client import StartFrom, StopAt
-from tests.model.checker.drawing import KEYED, KEYS, NAMES, PARTITIONED, kept_of, rows_of, table_of
+import pytest
+
+from aio_client import InvalidRequest, PositionExpired, RangeNotTracked, StartFrom, StopAt
+from tests.model.checker.drawing import KEYED, KEYS, NAMES, PARTITIONED, UNTRACKED, kept_of, rows_of, table_of
 from tests.model.checker.model import KEY, PART, part_of, show
+from tests.model.checker.open_transactions import give_up, open_ones
 from tests.model.checker.operation import Arguments, define
+from tests.model.checker.predicates import draw_where, fits_columns, matches, to_expression
 from tests.model.checker.world import differences
-from tests.model.checker.writes import fits
+from tests.model.checker.writes import fits, takes_columns
 
 if TYPE_CHECKING:
     from random import Random
 
     from aio_client import ClearedRange
-    from tests.model.checker.model import CheckerTable
-    from tests.model.checker.world import CheckerWorld
+    from aio_client.sync import Table
+    from tests.model.checker.model import CheckerTable, Shown
+    from tests.model.checker.predicates import Where
+    from tests.model.checker.world import CheckerWorld, Kept
 
 
 def _table_of(world: CheckerWorld, random: Random) -> CheckerTable | None:
@@ -26,16 +33,23 @@ def _table_of(world: CheckerWorld, random: Random) -> CheckerTable | None:
 
 def _draw_upsert(world: CheckerWorld, random: Random) -> Arguments | None:
     table = _table_of(world, random)
-    return None if table is None else {"table": table.name, "rows": rows_of(table, random)}
+    if table is None:
+        return None
+    names = [column.name for column in table.columns]
+    some = random.sample(names, random.randrange(1, len(names) + 1)) if names and random.random() < 0.3 else None
+    return {"table": table.name, "columns": some, "rows": rows_of(table, random, some)}
 
 
 @define("upsert_untracked", 2, _draw_upsert)
 def _upsert(world: CheckerWorld, arguments: Arguments) -> None:
-    table = world.tables.get(arguments["table"])
-    if table is None or not fits(table, arguments["rows"], complete=True):
+    table, names = world.tables.get(arguments["table"]), arguments.get("columns")
+    if table is None or not fits(table, arguments["rows"], complete=names is None):
         return
-    world.table(table.name).upsert(arguments["rows"], track_changes=False)
-    table.upsert(arguments["rows"], tracked=False)
+    if names is not None and not takes_columns(table, names):
+        return
+    written = None if names is None else [*table.key, *names]
+    world.table(table.name).upsert(arguments["rows"], columns=written, track_changes=False)
+    table.upsert(arguments["rows"], names, tracked=False)
     world.record("upsert_untracked", table)
     world.check(table.name)
 
@@ -71,24 +85,30 @@ def _delete_range(world: CheckerWorld, arguments: Arguments) -> None:
 
 
 def _draw_replay(world: CheckerWorld, random: Random) -> Arguments | None:
-    name, rows, is_net = kept_of("offsets", world, random), random.choice([1, 7, 4096]), random.random() < 0.3
-    return {"kept": name, "chunk": rows, "net": is_net} if name is not None else None
+    name = kept_of("offsets", world, random)
+    view = None if name is None else world.kept[name].view
+    if name is None or view is None:
+        return None
+    where = draw_where(view.columns, random) if random.random() < 0.4 else None
+    options = {"chunk": random.choice([1, 7, 4096]), "net": random.random() < 0.3, "part": random.choice([1, 3, 1000])}
+    return {"kept": name, "where": where, **options}
 
 
 @define("replay_from_offsets", 2, _draw_replay)
 def _replay(world: CheckerWorld, arguments: Arguments) -> None:
     """A reader that knows the rows as of log offsets, and applies all changes since, has the rows of the table."""
-    kept = world.kept.get(arguments["kept"])
+    kept, where = world.kept.get(arguments["kept"]), arguments.get("where")
     table = None if kept is None else world.tables.get(kept.name)
     if kept is None or table is None or table.number != kept.table or not table.has_key or kept.is_lost:
         return
     # Expired rows that another time to live brings back have no change.
-    if "set_ttl" in world.took_effect[table.number]:
+    if "set_ttl" in world.took_effect[table.number] or not fits_columns(where, table.columns):
         return
-    assert kept.view is not None
-    rows = {key: show(table.columns, key, values, table.key) for key, values in kept.view.rows.items()}
-    scan = world.table(table.name).changes(StartFrom.offsets(kept.value), StopAt.LATEST).with_untracked("rescan")
-    scan = scan.with_chunk(rows=arguments["chunk"])
+    rows, expected = known_rows(table, kept, where), table.view().shown()
+    expected = {key: row for key, row in expected.items() if matches(where, row)}
+    start = StartFrom.offsets(kept.value)
+    scan = world.table(table.name).changes(start, StopAt.LATEST, where=to_expression(where))
+    scan = scan.with_unmatched("delete").with_untracked("rescan").with_chunk(rows=arguments["chunk"])
     if arguments["net"]:
         scan = scan.with_catch_up("net", lag_threshold=1)
 
@@ -98,12 +118,86 @@ def _replay(world: CheckerWorld, arguments: Arguments) -> None:
             if is_gone:
                 del rows[key]
 
-    stream = scan.stream()
-    stream.on_cleared(clear)
-    for row in (row for batch in stream for row in batch.to_pylist()):
+    part, is_complete = arguments.get("part", 1000), False
+    while not is_complete:
+        stream = scan.stream()
+        stream.on_cleared(clear)
+        with stream:
+            read = 0
+            for batch in islice(stream, part):
+                apply_changes(rows, batch.to_pylist())
+                read += 1
+            token, is_complete = stream.resume_token, read < part
+        scan = scan if token is None else scan.resume_from(token)
+    assert rows == expected, differences(rows, expected)
+    world.record("replay_from_offsets", table)
+
+
+def known_rows(table: CheckerTable, kept: Kept, where: Where | None = None) -> dict[int, Shown]:
+    """Returns the matching rows that a reader knows which has kept a view, with the present columns."""
+    assert kept.view is not None
+    rows = {key: show(table.columns, key, values, table.key) for key, values in kept.view.rows.items()}
+    return {key: row for key, row in rows.items() if matches(where, row)}
+
+
+def apply_changes(rows: dict[int, Shown], changes: list[Shown]) -> None:
+    """Applies changes as a reader does that stores the last row of each key."""
+    for row in changes:
         if row["_change_type"] == "-D":
             rows.pop(row[KEY], None)
         elif row["_change_type"] != "-U":
             rows[row[KEY]] = {name: value for name, value in row.items() if not name.startswith("_")}
-    assert rows == (expected := table.view().shown()), differences(rows, expected)
-    world.record("replay_from_offsets", table)
+
+
+def _draw_changelog(world: CheckerWorld, random: Random) -> Arguments | None:
+    table = world.tables.get(UNTRACKED)
+    if table is None or table.engine in ("sum", "aggregate") or table.partly > 10_000:
+        return None
+    to = "upsert" if table.changelog == "full" else "full"
+    return {"table": UNTRACKED, "to": to, "removes": random.random() < 0.3, "rows": rows_of(table, random)}
+
+
+@define("set_changelog", 1.5, _draw_changelog)
+def _set_changelog(world: CheckerWorld, arguments: Arguments) -> None:
+    """Changes what the changelog has, with or without a time in which there is none."""
+    table, to, removes = world.tables.get(arguments["table"]), arguments["to"], arguments["removes"]
+    if table is None or table.engine in ("sum", "aggregate") or table.changelog == to:
+        return
+    if not fits(table, arguments["rows"], complete=True):
+        return
+    if removes:
+        _remove_changelog(world, table, arguments["rows"])
+    opened = world.client.alter_table(table.name, changelog=to)
+    table.set_changelog(to)
+    for name, kept in [(name, kept) for name, kept in world.kept.items() if kept.table == table.number]:
+        kept.is_lost |= removes and kept.kind == "mirror"
+        if removes and kept.kind == "offsets" and "set_ttl" not in world.took_effect[table.number]:
+            _must_not_miss_changes(opened, table, kept)
+        # What becomes of tokens depends on how far they have read.
+        if kept.kind in ("changes", "time") or (removes and kept.kind == "offsets"):
+            del world.kept[name]
+    world.record("set_changelog", table)
+    world.check(table.name)
+
+
+def _remove_changelog(world: CheckerWorld, table: CheckerTable, rows: list[Shown]) -> None:
+    for name, open_ in open_ones(world).items():
+        if table.number in open_.tables:
+            give_up(world, name)
+    opened = world.client.alter_table(table.name, changelog="none")
+    with pytest.raises(InvalidRequest):
+        opened.changes(StartFrom.EARLIEST, StopAt.LATEST).to_arrow()
+    opened.upsert(rows)
+    table.upsert(rows)
+    world.check(table.name)
+    table.lose_changes()
+
+
+def _must_not_miss_changes(opened: Table, table: CheckerTable, kept: Kept) -> None:
+    """A position from before has expired, unless no bucket has changed since."""
+    found = known_rows(table, kept)
+    try:
+        apply_changes(found, opened.changes(StartFrom.offsets(kept.value), StopAt.LATEST).to_pylist())
+    except (PositionExpired, RangeNotTracked):
+        return
+    assert found == (expected := table.view().shown()), differences(found, expected)
