@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-import pyarrow as pa
 
 from aio_client import agg
 from tests.model.checker.drawing import (
@@ -17,12 +14,10 @@ from tests.model.checker.drawing import (
     NAMES,
     PARTITIONED,
     UNTRACKED,
-    new_column,
     table_of,
 )
 from tests.model.checker.model import KEY, PART, CheckerColumn, CheckerTable
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.world import TYPES
 
 if TYPE_CHECKING:
     from random import Random
@@ -31,10 +26,13 @@ if TYPE_CHECKING:
 
 
 _ENGINES: Final = ("last_row", "last_row", "sum", "first_row", "sequenced", "versioned", "partial_update", "aggregate")
-_FUNCTIONS: Final = {
+FUNCTIONS: Final = {
     "int": ("sum", "max", "min", "count", "first_non_null_value"),
     "text": ("max", "min", "listagg", "last_value"),
     "float": ("sum", "max", "min", "last_value"),
+    "int8": ("max", "min", "first_non_null_value"),
+    "int32": ("sum", "max", "last_value"),
+    "float32": ("max", "min", "last_value"),
 }
 
 
@@ -45,15 +43,17 @@ def draw_create(names: tuple[str, ...], world: CheckerWorld, random: Random) -> 
         return None
     name = random.choice(free)
     engine = "log" if name == LOG else random.choice(_ENGINES)
-    kinds = ("int",) if engine == "sum" else KINDS
+    kinds = ("int",) if engine == "sum" else (*KINDS,)
     columns = {name: random.choice(kinds) for name in COLUMN_NAMES[: random.randrange(1, 4)]}
     buckets = random.choice([1, 2, 4])
     tablets = 2 if buckets > 1 and name not in EVERY_KIND and random.random() < 0.4 else 1
     arguments = {"table": name, "columns": columns, "engine": engine, "buckets": buckets, "tablets": tablets}
-    if name == LOG:
+    if name != LOG:
+        arguments["columnar_base"] = random.choice(["off", "eager"])
+    else:
         arguments["bucket_key"] = random.choice([[], [KEY]])
     if engine == "aggregate":
-        arguments["functions"] = {name: random.choice(_FUNCTIONS[kind]) for name, kind in columns.items()}
+        arguments["functions"] = {name: random.choice(FUNCTIONS[kind]) for name, kind in columns.items()}
     return arguments
 
 
@@ -75,7 +75,9 @@ def new_table(world: CheckerWorld, arguments: Arguments) -> tuple[CheckerTable, 
     """Returns the model of a table without rows, and what merges its rows, as arguments for a client."""
     name, engine = arguments["table"], arguments["engine"]
     columns = tuple(CheckerColumn(world.next_number(), each, kind) for each, kind in arguments["columns"].items())
-    options: dict[str, Any] = {each: arguments[each] for each in ("buckets", "tablets")}
+    options: dict[str, Any] = {
+        each: arguments[each] for each in ("buckets", "tablets", "columnar_base") if each in arguments
+    }
     key = (PART, KEY) if name == PARTITIONED else (KEY,)
     functions = arguments.get("functions", {})
     order = columns[0].number if engine in ("sequenced", "versioned") else None
@@ -121,101 +123,3 @@ def _drop(world: CheckerWorld, arguments: Arguments) -> None:
         return
     world.client.drop_table(table.name)
     world.record("drop", table)
-
-
-def _draw_add(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random, EVERY_KIND)
-    column = None if table is None else new_column(world, random, [each.name for each in table.columns])
-    if table is None or column is None:
-        return None
-    function = random.choice([*_FUNCTIONS[column.kind], None]) if table.engine == "aggregate" else None
-    return {"table": table.name, "column": column.name, "kind": column.kind, "function": function}
-
-
-@define("add_column", 1.5, _draw_add)
-def _add_column(world: CheckerWorld, arguments: Arguments) -> None:
-    table, name, kind = world.tables.get(arguments["table"]), arguments["column"], arguments["kind"]
-    if table is None or name in {column.name for column in table.columns} or (table.engine == "sum" and kind != "int"):
-        return
-    function: str = "sum" if table.engine == "sum" else arguments.get("function") or ""
-    aggregators = {name: getattr(agg, function)()} if function and table.engine in ("sum", "aggregate") else None
-    added = pa.schema([pa.field(name, TYPES[kind])])
-    world.client.alter_table(table.name, add_columns=added, add_aggregators=aggregators)
-    column = CheckerColumn(world.next_number(), name, kind)
-    table.alter(lambda column: column, [column])
-    if aggregators:
-        table.functions[column.number] = function
-    world.record("add_column", table)
-    world.check(table.name)
-
-
-def _draw_column(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random, EVERY_KIND)
-    if table is None or not table.columns:
-        return None
-    return {"table": table.name, "column": random.choice(table.columns).name}
-
-
-@define("drop_column", 1, _draw_column)
-def _drop_column(world: CheckerWorld, arguments: Arguments) -> None:
-    table, name = world.tables.get(arguments["table"]), arguments["column"]
-    dropped = next((column for column in table.columns if column.name == name), None) if table else None
-    if table is None or dropped is None or dropped.number in {*table.indexes, *table.functions, table.order}:
-        return
-    world.client.alter_table(table.name, drop_columns=[name])
-    table.alter(lambda column: None if column is dropped else column)
-    world.record("drop_column", table)
-    world.check(table.name)
-
-
-def _draw_rename(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random, EVERY_KIND)
-    if table is None or not table.columns:
-        return None
-    columns = [column.name for column in table.columns]
-    if len(columns) > 1 and random.random() < 0.5:
-        one, other = random.sample(columns, 2)
-        return {"table": table.name, "names": {one: other, other: one}}
-    free = [name for name in (*COLUMN_NAMES, "v", "w") if name not in columns]
-    return {"table": table.name, "names": {random.choice(columns): random.choice(free)}} if free else None
-
-
-@define("rename_columns", 1.5, _draw_rename)
-def _rename_columns(world: CheckerWorld, arguments: Arguments) -> None:
-    table, names = world.tables.get(arguments["table"]), arguments["names"]
-    if table is None:
-        return
-    columns = {column.name for column in table.columns}
-    if not names.keys() <= columns or {*names.values()} & (columns - names.keys()):
-        return
-    indexed = {column.name for column in table.columns if column.number in table.indexes}
-    if indexed & names.keys():
-        return
-    world.client.alter_table(table.name, rename_columns=names)
-    table.alter(lambda column: replace(column, name=names.get(column.name, column.name)))
-    world.record("rename_columns", table)
-    world.check(table.name)
-
-
-@define("add_index", 1, _draw_column)
-def _add_index(world: CheckerWorld, arguments: Arguments) -> None:
-    table, name = world.tables.get(arguments["table"]), arguments["column"]
-    column = next((column for column in table.columns if column.name == name), None) if table else None
-    if table is None or column is None or column.number in table.indexes or not table.has_key:
-        return
-    world.client.alter_table(table.name, add_indexes=[name])
-    table.indexes.add(column.number)
-    world.record("add_index", table)
-    world.check(table.name)
-
-
-@define("drop_index", 0.7, _draw_column)
-def _drop_index(world: CheckerWorld, arguments: Arguments) -> None:
-    table, name = world.tables.get(arguments["table"]), arguments["column"]
-    column = next((column for column in table.columns if column.name == name), None) if table else None
-    if table is None or column is None or column.number not in table.indexes:
-        return
-    world.client.alter_table(table.name, drop_indexes=[name])
-    table.indexes.discard(column.number)
-    world.record("drop_index", table)
-    world.check(table.name)

@@ -23,7 +23,17 @@ LOG: Final = "checker.log"
 KEYED: Final = (PARTITIONED, UNTRACKED)
 EVERY_KIND: Final = (*KEYED, LOG)
 COLUMN_NAMES: Final = ("x", "y", "z")
-KINDS: Final = ("int", "text", "float")
+KINDS: Final[dict[str, type]] = {
+    "int": int,
+    "text": str,
+    "float": float,
+    "int8": int,
+    "int32": int,
+    "float32": float,
+}
+"""The kinds of columns, and what their values are in Python."""
+WIDER: Final = {"int8": ("int32", "int"), "int32": ("int",), "float32": ("float",)}
+"""The kinds that columns of a kind can be widened to."""
 KEYS: Final = 24
 
 
@@ -45,7 +55,7 @@ def kept_of(kind: str, world: CheckerWorld, random: Random) -> str | None:
 def new_column(world: CheckerWorld, random: Random, taken: Iterable[str]) -> CheckerColumn | None:
     """Returns a column with a name that is free; None if none is."""
     free = [name for name in COLUMN_NAMES if name not in set(taken)]
-    return CheckerColumn(world.next_number(), random.choice(free), random.choice(KINDS)) if free else None
+    return CheckerColumn(world.next_number(), random.choice(free), random.choice([*KINDS])) if free else None
 
 
 def value_of(kind: str, random: Random) -> Any:  # of the column's type
@@ -53,12 +63,16 @@ def value_of(kind: str, random: Random) -> Any:  # of the column's type
     if random.random() < 0.15:
         return None
     number = random.randrange(-5, 20)
-    return {"int": number, "text": f"t{number + 5:02d}", "float": number / 4}[kind]
+    return {int: number, str: f"t{number + 5:02d}", float: number / 4}[KINDS[kind]]
 
 
 def rows_of(table: CheckerTable, random: Random, names: list[str] | None = None) -> list[dict[str, Any]]:
-    """Returns rows to write, with distinct keys, and all columns or some."""
-    columns = [column for column in table.columns if names is None or column.name in names]
+    """Returns rows to write, with distinct keys, and all columns, perhaps without those with defaults, or some."""
+    columns = [
+        column
+        for column in table.columns
+        if (column.name in names if names is not None else column.default is None or random.random() < 0.7)
+    ]
     keys = keys_of(random)
     if not table.has_key:
         keys = [random.getrandbits(48) for _ in keys]

@@ -225,5 +225,29 @@ FAULTS_OF_TABLES: Final = (
         edits=(("            elif recorded and recorded[-1] != after:\n", "            elif False:\n"),),
         seed=1,
     ),
+    SeededFault(
+        name="current_defaults_of_earlier_rows",
+        breaks="rows keep the default that a column had when it was added",
+        file="streaming_server/storage/rows/conversion.py",
+        edits=(
+            (
+                "return _constant(column.initial_default, column.type, count)",
+                "return _constant(column.write_default, column.type, count)",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="order_of_an_index_without_equality",
+        breaks="an index has rows in the order of its last column only if all columns before it equal a value",
+        file="scankv/model/expressions/index_planning.py",
+        edits=(
+            (
+                "    if ranges and len(shared) < position:\n",
+                "    if ranges and len(shared) < position - 1:\n",
+            ),
+        ),
+        seed=1,
+    ),
 )
 """Faults in definitions, writes and expiry."""

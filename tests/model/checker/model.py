@@ -10,24 +10,36 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tests.model.checker.folding import FOLDS
+from tests.model.checker.model_rows import (
+    KEY,
+    PART,
+    Change,
+    CheckerColumn,
+    ModelView,
+    Shown,
+    Values,
+    key_values,
+    part_of,
+    show,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-KEY: Final = "k"
-"""The name of the column of every table that tells its rows apart. It is an int64."""
-
-PART: Final = "p"
-"""The name of the column by which a table is partitioned. It follows from the key: see `key_values`."""
-
-Values: TypeAlias = dict[int, Any]
-"""The values of a row outside the key, by the number of the column. A missing one is null."""
-
-Shown: TypeAlias = dict[str, Any]
-"""A row as a reader gets it: by the names of the columns, with the key."""
-
-Change: TypeAlias = tuple[str, Shown]
-"""The symbol of a row kind, and the row."""
+__all__ = [
+    "KEY",
+    "PART",
+    "Change",
+    "CheckerColumn",
+    "CheckerTable",
+    "ModelView",
+    "Position",
+    "Shown",
+    "Values",
+    "key_values",
+    "part_of",
+    "show",
+]
 
 Position: TypeAlias = dict[int, tuple[int, int]]
 """How many changes of each key come before a position, at least and at most. A missing key has none."""
@@ -40,45 +52,9 @@ _MARKS: Final = -1
 _PARTLY: Final = -2
 """In a position, the key that stands for the writes of which the changelog lacks the rows before."""
 
-_PARTITIONS: Final = 3
-_SPAN: Final = 1000  # more than there are keys
 
 _FOLDING: Final = ("sum", "aggregate", "partial_update")
 """The engines that make a row of the one before and the written one, column by column."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckerColumn:
-    """A column outside the key. Its number stays when it is renamed; no other column ever has it."""
-
-    number: int
-    name: str
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelView:
-    """The rows and columns of a table at one instant."""
-
-    columns: tuple[CheckerColumn, ...]
-    rows: Mapping[int, Values]
-    key: tuple[str, ...] = (KEY,)
-    has_key: bool = True
-
-    def shown(self) -> dict[int, Shown]:
-        """Returns the rows by key, as a reader of the view gets them."""
-        return {key: show(self.columns, key, values, self.key) for key, values in self.rows.items()}
-
-    def places(self, keys: Iterable[int]) -> dict[int, int]:
-        """Returns the place of each row in the order of the key. Without a key: in the order of the appends."""
-        if not self.has_key:
-            return {key: place for place, key in enumerate(self.rows)}
-        return {key: key % _PARTITIONS * _SPAN + key if PART in self.key else key for key in keys}
-
-    def in_order(self) -> list[Shown]:
-        """Returns the rows in this order, as a reader of the view gets them."""
-        places = self.places(self.rows)
-        return [row for _, row in sorted(self.shown().items(), key=lambda item: places[item[0]])]
 
 
 @dataclass
@@ -91,7 +67,7 @@ class CheckerTable:
         columns: The columns outside the key, in order.
         rows: The rows by key.
         changes: The changes of each key in their order: the symbol of the row kind, and the values.
-        indexes: The names of the indexed columns.
+        indexes: The numbers of the columns of each index.
         engine: How rows with one key are merged: a merge engine, or "sum", which adds up every column, or "sequenced",
             which is `last_row` with a sequence column. "log": the table has no key, and all rows have different ones.
         options: How it was created.
@@ -135,7 +111,7 @@ class CheckerTable:
     authors: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     rows: dict[int, Values] = field(default_factory=dict)
     changes: defaultdict[int, list[tuple[str, Values]]] = field(default_factory=lambda: defaultdict(list))
-    indexes: set[int] = field(default_factory=set)
+    indexes: set[tuple[int, ...]] = field(default_factory=set)
     version: int = 0
     now: float = 0.0
     ttl: float | None = None
@@ -152,10 +128,10 @@ class CheckerTable:
             if before is not None and self._is_ignored(before, row):
                 continue
             is_kept = names is not None or self.engine in _FOLDING
-            after = dict(before or {}) if is_kept else {}
+            kept = {column.number: column.of(before) for column in self.columns} if before and is_kept else {}
+            values = dict.fromkeys((column.number for column in self.columns), None) | kept
             for column in written:
-                after[column.number] = self._merged(column, after.get(column.number), row.get(column.name))
-            values = {number: value for number, value in after.items() if value is not None}
+                values[column.number] = self._merged(column, kept.get(column.number), self._given(column, row))
             if not tracked:
                 is_certain = before is None or self._current(before) != self._current(values)
                 self._mark(row[KEY], is_certain=is_certain)
@@ -164,9 +140,14 @@ class CheckerTable:
     def _is_ignored(self, before: Values, row: Shown) -> bool:
         if self.order is None:
             return self.engine == "first_row"
-        old, new = before.get(self.order), row[next(each.name for each in self.columns if each.number == self.order)]
+        column = next(each for each in self.columns if each.number == self.order)
+        old, new = column.of(before), self._given(column, row)
         # Null is the least value.
         return old is not None and (new is None or new < old)
+
+    def _given(self, column: CheckerColumn, row: Shown) -> Any:  # of the column's type
+        # Where null means "keep the value", there are no defaults.
+        return row.get(column.name, None if self.merges_nulls else column.default)
 
     def _merged(self, column: CheckerColumn, before: Any, value: Any) -> Any:  # of the column's type
         if self.engine not in _FOLDING:
@@ -184,8 +165,9 @@ class CheckerTable:
 
     def replace(self, row: Shown) -> None:
         """Makes a row what it would be without a row before it."""
-        values = {column.number: self._merged(column, None, row[column.name]) for column in self.columns}
-        self._set(row[KEY], {number: value for number, value in values.items() if value is not None})
+        self._set(
+            row[KEY], {column.number: self._merged(column, None, self._given(column, row)) for column in self.columns}
+        )
 
     def settle(self, keys: Iterable[int]) -> None:
         """Removes expired rows for good: no other time to live brings them back."""
@@ -343,12 +325,17 @@ class CheckerTable:
         self.version += 1
 
     def _current(self, values: Values) -> list[Any]:
-        return [values.get(column.number) for column in self.columns]
+        return [column.of(values) for column in self.columns]
 
     @property
     def has_key(self) -> bool:
         """Whether it has a primary key."""
         return self.engine != "log"
+
+    @property
+    def merges_nulls(self) -> bool:
+        """Whether a null in a written row keeps the value."""
+        return self.engine in _FOLDING
 
     def keys(self, keys: Iterable[int]) -> list[Any]:
         """Returns keys as the calls of a client take them."""
@@ -372,8 +359,8 @@ class CheckerTable:
         return self._matching({key: values for key, (values, _) in self.expired.items()}, name, below)
 
     def _matching(self, rows: Mapping[int, Values], name: str, below: Any) -> list[int]:
-        number = self.column(name).number
-        return [key for key, values in rows.items() if number in values and values[number] < below]
+        found = {key: self.column(name).of(values) for key, values in rows.items()}
+        return [key for key, value in found.items() if value is not None and value < below]
 
     def position(self) -> Position:
         """Returns the position after all changes."""
@@ -420,21 +407,9 @@ class CheckerTable:
         Both, if a name has meant something else in between.
         """
         used = {column.name for column in (*before, *self.columns)} if names is None else {*names}
-        if [each for each in before if each.name in used] != [each for each in self.columns if each.name in used]:
+        then, now = ([each for each in columns if each.name in used] for columns in (before, self.columns))
+        if {each.name: each.number for each in then} != {each.name: each.number for each in now}:
             return {True}
+        if [(each.number, each.kind) for each in then] != [(each.number, each.kind) for each in now]:
+            return {True, False}
         return {True, False} if any(len(self.meanings.get(name, ())) > 1 for name in used) else {False}
-
-
-def show(columns: Iterable[CheckerColumn], key: int, values: Values, names: tuple[str, ...] = (KEY,)) -> Shown:
-    """Returns a row as a reader gets it. The names are those of the key columns."""
-    return {**key_values(names, key), **{column.name: values.get(column.number) for column in columns}}
-
-
-def key_values(names: tuple[str, ...], key: int) -> Shown:
-    """Returns the values of the key columns of a row."""
-    return {PART: part_of(key), KEY: key} if PART in names else {KEY: key}
-
-
-def part_of(key: int) -> str:
-    """Returns the partition of a row."""
-    return f"p{key % _PARTITIONS}"

@@ -28,14 +28,13 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "=": operator.eq,
     "!=": operator.ne,
 }
-_TYPES: Final = dict(zip(KINDS, (int, str, float), strict=True))
 
 
 def draw_where(columns: Iterable[CheckerColumn], random: Random) -> Where | None:
     """Returns a predicate, or none."""
     if random.random() < 0.25:
         return None
-    usable = [column for column in columns if column.kind in KINDS]
+    usable = list(columns)
     sizes = [random.choice([1, 1, 2]) for _ in range(random.choice([1, 2]))]
     alternatives = [[_draw_comparison(usable, random) for _ in range(size)] for size in sizes]
     return {"any": alternatives, "not": random.random() < 0.15}
@@ -54,7 +53,7 @@ def _draw_comparison(columns: list[CheckerColumn], random: Random) -> list[Any]:
 
 def fits_columns(where: Where | None, columns: Iterable[CheckerColumn]) -> bool:
     """Returns whether the columns of a predicate exist, and can have its values."""
-    types = {KEY: int, **{column.name: _TYPES.get(column.kind) for column in columns}}
+    types = {KEY: int, **{column.name: KINDS[column.kind] for column in columns}}
     comparisons = [] if where is None else [each for all_ in where["any"] for each in all_]
     return all(
         name in types and {type(each) for each in _values_of(value)} <= {types[name]} for _, name, value in comparisons

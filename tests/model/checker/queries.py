@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from aio_client import SnapshotLost
-from tests.model.checker.drawing import EVERY_KIND, KEYS, KINDS, table_of
+from tests.model.checker.drawing import EVERY_KIND, KEYS, table_of
 from tests.model.checker.model import KEY, ModelView, Shown
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.predicates import draw_where, fits_columns, has_columns, matches, to_expression, to_sql
@@ -160,7 +160,7 @@ def _compare(found: list[Shown], view: ModelView, arguments: Arguments, *, is_sp
 
 def _draw_aggregate(world: CheckerWorld, random: Random) -> Arguments | None:
     source = draw_source(world, random)
-    columns = [] if source is None else [each for each in source[1].columns if each.kind in KINDS]
+    columns = [] if source is None else [*source[1].columns]
     if source is None or not columns:
         return None
     functions = {
@@ -214,7 +214,7 @@ def _aggregates(rows: list[Shown], functions: dict[str, list[str]], groups: list
 
 def _draw_top_n(world: CheckerWorld, random: Random) -> Arguments | None:
     source = draw_source(world, random)
-    columns = [] if source is None else [each for each in source[1].columns if each.kind in KINDS]
+    columns = [] if source is None else [*source[1].columns]
     if source is None:
         return None
     return {

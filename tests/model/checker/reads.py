@@ -11,6 +11,7 @@ from tests.model.checker.world import by_key, differences
 if TYPE_CHECKING:
     from random import Random
 
+    from tests.model.checker.model import CheckerTable
     from tests.model.checker.world import CheckerWorld
 
 
@@ -36,10 +37,23 @@ def _get(world: CheckerWorld, arguments: Arguments) -> None:
     world.record("get", table)
 
 
+def check_definition(world: CheckerWorld, table: CheckerTable) -> None:
+    """Compares the columns and indexes of a table with the model, and what is stored with itself."""
+    opened, names = world.table(table.name), {column.number: column.name for column in table.columns}
+    assert opened.schema.equals(world.schema(table.columns, table.key)), f"{table.name} has the columns {opened.schema}"
+    assert opened.column_comments == {column.name: column.comment for column in table.columns if column.comment}
+    indexes = {tuple(names[number] for number in index) for index in table.indexes}
+    assert {*opened.indexes} == indexes, f"{table.name} has the indexes {opened.indexes}, not {indexes}"
+    assert all(status.failure is None for status in opened.index_status())
+    for bucket in world.client.check_table(table.name):
+        assert bucket.is_consistent, str(bucket)
+
+
 def check_all(world: CheckerWorld) -> None:
     """Compares every table with the model, and every key by itself."""
     for table in world.tables.values():
         world.check(table.name)
+        check_definition(world, table)
         if not table.has_key:
             continue
         keys = table.keys(range(KEYS))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tests.model.checker import (
+    altering,
     backups,
     conditional,
     copies,
@@ -27,6 +28,7 @@ from tests.model.checker import (
     logs,
     open_transactions,
     partitions,
+    parts_of_rows,
     positions,
     queries,
     reads,
@@ -51,6 +53,7 @@ __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_line
 
 # The modules fill the list of operations when they are imported.
 _MODULES: Final = (
+    altering,
     backups,
     conditional,
     copies,
@@ -64,6 +67,7 @@ _MODULES: Final = (
     logs,
     open_transactions,
     partitions,
+    parts_of_rows,
     positions,
     queries,
     reads,

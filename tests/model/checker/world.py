@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from aio_client.sync import Client, Table
     from tests.support.recording_disk import RecordingDisk
 
-TYPES: Final = {"int": pa.int64(), "text": pa.string(), "float": pa.float64()}
+TYPES: Final = {
+    "int": pa.int64(),
+    "text": pa.string(),
+    "float": pa.float64(),
+    "int8": pa.int8(),
+    "int32": pa.int32(),
+    "float32": pa.float32(),
+}
 DATABASE: Final = "checker"
 _TIMEOUT: Final = 60.0
 SLACK_SECONDS: Final = 60

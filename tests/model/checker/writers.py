@@ -128,5 +128,5 @@ def _write(
 
 def translate(table: CheckerTable, columns: tuple[CheckerColumn, ...], row: dict[str, Any]) -> dict[str, Any]:
     """Returns a row that was written with an earlier definition as a row of the current one."""
-    values = {column.number: row[column.name] for column in columns}
-    return {KEY: row[KEY], **{column.name: values.get(column.number) for column in table.columns}}
+    values = {column.number: row.get(column.name, None if table.merges_nulls else column.default) for column in columns}
+    return {KEY: row[KEY], **{each.name: values[each.number] for each in table.columns if each.number in values}}

@@ -160,10 +160,10 @@ DELETING: Final = ("last_row", "sequenced")
 
 
 def fits(table: CheckerTable, rows: list[dict[str, object]], *, complete: bool = False) -> bool:
-    """Returns whether rows have columns of the table, with their types; if `complete`, all of them."""
-    names, key = {column.name for column in table.columns}, {KEY, *table.key}
+    """Returns whether rows have columns of the table, with their types; if `complete`, all without a default."""
+    names, key = {column.name for column in table.columns if column.default is None}, {KEY, *table.key}
     return all(
-        (not complete or row.keys() == key | names)
+        (not complete or row.keys() >= key | names)
         and all(name in key or _has(table, name, value) for name, value in row.items())
         for row in rows
     )
@@ -178,7 +178,6 @@ def takes_columns(table: CheckerTable, names: list[str]) -> bool:
 
 def _has(table: CheckerTable, name: str, value: object) -> bool:
     """Returns whether the table has a column of a name that can have a value."""
-    types = dict(zip(KINDS, (int, str, float), strict=True))
     return any(
-        column.name == name and (value is None or isinstance(value, types[column.kind])) for column in table.columns
+        column.name == name and (value is None or isinstance(value, KINDS[column.kind])) for column in table.columns
     )
