@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
-from aio_client import UsageError
+from aio_client import BackupFailed, UsageError
 from streaming_server.engine.backups.restore import restore_all
 from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
 from streaming_server.storage.backup.backup_manifest import read_manifest
@@ -17,6 +17,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from random import Random
 
+    from aio_client import BackupStatus
     from streaming_server.engine.backups.restore_plan import RestorePlan
     from tests.model.checker.world import CheckerWorld, Kept
 
@@ -30,9 +31,17 @@ def _back_up(world: CheckerWorld, arguments: Arguments) -> None:
     if not world.tables:
         return
     _wait_archived(world)
-    done = world.client.create_backup()
+    done = wait_until(lambda: _create_backup(world), "a backup was created")
+    assert done is not None
     world.backups[arguments["as"]] = Backup(deepcopy(world.tables), _consumers(world), id=done.backup_id)
     world.record("backup")
+
+
+def _create_backup(world: CheckerWorld) -> BackupStatus | None:
+    try:
+        return world.client.create_backup()
+    except BackupFailed:
+        return None  # The server may be creating one by itself, after a gap in the archive.
 
 
 def _consumers(world: CheckerWorld) -> dict[str, Kept]:

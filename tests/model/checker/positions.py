@@ -15,6 +15,7 @@ from aio_client import (
     TableRecreated,
 )
 from tests.model.checker.drawing import EVERY_KIND, LOG, table_of
+from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.unrecorded import apply_changes, known_rows
 from tests.model.checker.world import Kept, by_key, changes_by_key, differences
@@ -173,13 +174,33 @@ def _ask_since_version(world: CheckerWorld, arguments: Arguments) -> None:
     if kept is None or table is None:
         return
     version, then = kept.value
-    found = world.table(table.name).count_if_changed(version)
-    if found is None:
+    opened = world.table(table.name)
+    answers = (
+        opened.count_if_changed(version),
+        opened.aggregate_if_changed(version, {KEY: "count"}),
+        opened.top_n_if_changed(version, 5, KEY),
+    )
+    with opened.scan().if_changed_since(version).stream() as stream:
+        rows = by_key([row for batch in stream for row in batch.to_pylist()])
+        is_unchanged, current = stream.unchanged, stream.version
+    assert {each is None for each in answers} == {is_unchanged}, "some queries have changed, and others have not"
+    if is_unchanged:
         is_same = kept.table == table.number and then == table.version
         assert is_same, f"{table.name} has changed since the version, and the server says that it has not"
     else:
-        assert found.value == len(table.rows), f"counted {found.value} rows instead of {len(table.rows)}"
+        _compare_answers(table, answers, current)
+        assert rows == (expected := table.view().shown()), differences(rows, expected)
+    # While no row expires, nothing changes.
+    assert table.ttl is not None or opened.count_if_changed(current) is None, "the current version has changed"
     world.record("ask_since_version", table)
+
+
+def _compare_answers(table: CheckerTable, answers: tuple[Any, Any, Any], version: bytes | None) -> None:
+    counted, summed, first = answers
+    assert table.ttl is not None or {each.version for each in answers} == {version}, "queries have other versions"
+    expected = (len(table.rows), [{f"{KEY}_count": len(table.rows)}], sorted(table.rows, reverse=True)[:5])
+    found = (counted.value, summed.value.to_pylist(), first.value[KEY].to_pylist())
+    assert found == expected, f"found {found}, expected {expected}"
 
 
 def _draw_consume(world: CheckerWorld, random: Random) -> Arguments | None:

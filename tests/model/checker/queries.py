@@ -114,6 +114,9 @@ def _query(world: CheckerWorld, arguments: Arguments) -> None:
         _lose(world, arguments)
         return
     _compare(found, view, arguments, is_split=len(scans) > 1)
+    if snapshot is None:
+        used = scans[0].explain().index
+        assert not used or used in world.table(table.name).indexes, f"a query uses the index {used}, which is gone"
     world.record("query", table)
 
 

@@ -47,6 +47,7 @@ def check_definition(world: CheckerWorld, table: CheckerTable) -> None:
     assert all(status.failure is None for status in opened.index_status())
     for bucket in world.client.check_table(table.name):
         assert bucket.is_consistent, str(bucket)
+        assert all(index.entries == bucket.rows for index in bucket.indexes if index.ready), str(bucket)
 
 
 def check_all(world: CheckerWorld) -> None:

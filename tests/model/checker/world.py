@@ -16,6 +16,7 @@ from aio_client.sync import connect
 from streaming_server.storage.backup.backup_store import BackupStore
 from tests.model.checker.model import KEY, PART, CheckerColumn, CheckerTable, ModelView, Position
 from tests.model.checker.passing_time import passing
+from tests.support.bases import ALL_THE_TIME
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ SLACK_SECONDS: Final = 60
 """Longer than any step takes."""
 
 MOST_WORKERS: Final = 3
-_SETTINGS: Final = ("--set", "archive_every_seconds=0.3")
+_SETTINGS: Final = ("--set", "archive_every_seconds=0.3", *ALL_THE_TIME)
 
 
 @dataclass
