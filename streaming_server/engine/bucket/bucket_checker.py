@@ -106,6 +106,9 @@ class BucketChecker:
         self._ended: ScanKvError | None = None
         self._expected = {index: _EntryChecksum() for index in codec.indexes if index in bucket.state.ready_indexes}
         self._found = {index: _EntryChecksum() for index in codec.indexes}
+        # Indexes that were dropped since the bucket last followed the definition, which makes it remove their entries.
+        had = range(1, codec.definition.last_index_id + 1)
+        self._dropped = {index for index in bucket.state.indexes if index in had} - {*codec.indexes}
         self._unknown_entries = 0
         self._problems: list[str] = []
         self._is_complete = True
@@ -205,9 +208,10 @@ class BucketChecker:
         start = 0
         while start < len(keys):
             prefix = keys[start][:_ID_BYTES]
-            found = self._found.get(int.from_bytes(prefix, "big")) if len(prefix) == _ID_BYTES else None
+            index = int.from_bytes(prefix, "big") if len(prefix) == _ID_BYTES else 0
+            found = self._found.get(index)
             if found is None:
-                self._unknown_entries += 1
+                self._unknown_entries += index not in self._dropped
                 start += 1
                 continue
             end_key = KeyRange.under(prefix).end
