@@ -78,5 +78,17 @@ FAULTS_OF_READS: Final = (
         ),
         seed=1,
     ),
+    SeededFault(
+        name="indexes_are_read_during_writes",
+        breaks="a query by an index shows one instant, whatever is written concurrently",
+        file="streaming_server/engine/reads/table_reads.py",
+        edits=(
+            (
+                "            yield self._lock_view(opened, check)\n",
+                "            locked = self._lock_view(opened, check)\n        yield locked\n",
+            ),
+        ),
+        has_script=True,
+    ),
 )
 """Faults in reads and positions."""
