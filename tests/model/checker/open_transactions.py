@@ -79,8 +79,7 @@ class _Open:
 
     def outcome(self, table: CheckerTable) -> CheckerTable:
         """Returns a table as the commit would leave it. `written` has the keys that it writes."""
-        after = replace(table, rows=dict(table.rows), written={}, expired={}, possible=set(table.possible))
-        after.changes, after.authors, after.partitions = defaultdict(list), defaultdict(list), set()
+        after = table.branch()
         for staged in self.staged[table.number]:
             after.delete(staged.keys)
             after.upsert([translate(table, staged.columns, row) for row in staged.rows])
