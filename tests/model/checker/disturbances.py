@@ -7,20 +7,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from aio_client import DiskFailed, DiskFull, TransactionLost
+from aio_client import DiskFailed, DiskFull
+from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
+from streaming_server.storage.backup.backup_manifest import read_manifest
+from tests.model.checker.backups import reaches
 from tests.model.checker.disk import crash
 from tests.support.failing_disk import BROKEN, FULL
+from tests.support.waiting import wait_until
 from tests.support.workers import freeze, kill_worker, processes_of, wait_for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from threading import Thread
 
+    from streaming_server.engine.backups.restore_plan import RestorePlan
     from tests.model.checker.operation import Arguments
     from tests.model.checker.world import CheckerWorld
     from tests.support.failing_disk import DiskFault
 
 _CutOff: TypeAlias = "Callable[[], None]"
+_Plan: TypeAlias = "Callable[[], RestorePlan]"
 _MOST_CALLS: Final = 40
 _PAUSE_SECONDS: Final = 0.3
 
@@ -31,13 +37,14 @@ class Disturbance:
 
     Attributes:
         run: Makes it happen. Gets the world, the arguments of the step, the threads of the writers, and what closes the
-            clients of the writers if they shall not repeat their requests.
+            clients of the writers if they shall not repeat their requests. May return how to restore the tables as of
+            some instant while it ran.
         fits: Whether it can happen now.
         forgives: Whether a read may fail.
         refuses: The errors that writes may get.
     """
 
-    run: Callable[[CheckerWorld, Arguments, Sequence[Thread], _CutOff], None]
+    run: Callable[[CheckerWorld, Arguments, Sequence[Thread], _CutOff], _Plan | None]
     fits: Callable[[CheckerWorld], bool] = lambda _: True
     forgives: bool = True
     refuses: tuple[type[Exception], ...] = ()
@@ -86,6 +93,25 @@ def _fail_disk(
     world.serve_again()
 
 
+def _back_up(world: CheckerWorld, *_: object) -> _Plan:
+    done = world.client.create_backup()
+    return lambda: plan_backup(read_manifest(world.store, done.backup_id))
+
+
+def _keep_instant(world: CheckerWorld, *_: object) -> _Plan:
+    micros = world.now_micros()
+
+    def plan() -> RestorePlan:
+        wait_until(lambda: reaches(world, micros), "the instant is archived")
+        return plan_instant(world.store, micros)
+
+    return plan
+
+
+def _archives(world: CheckerWorld) -> bool:
+    return world.archives
+
+
 def _has_workers(world: CheckerWorld) -> bool:
     return world.workers > 1
 
@@ -100,11 +126,9 @@ DISTURBANCES: Final[dict[str, Disturbance]] = {
     "stop": Disturbance(run=_stop),
     "kill_worker": Disturbance(run=_kill_worker, fits=_has_workers),
     "pause": Disturbance(run=_pause, forgives=False),
-    "full_disk": Disturbance(
-        run=partial(_fail_disk, FULL), fits=_can_fail, refuses=(DiskFull, DiskFailed, TransactionLost)
-    ),
-    "broken_disk": Disturbance(
-        run=partial(_fail_disk, BROKEN), fits=_can_fail, refuses=(DiskFull, DiskFailed, TransactionLost)
-    ),
+    "backup": Disturbance(run=_back_up, forgives=False),
+    "keep_instant": Disturbance(run=_keep_instant, fits=_archives, forgives=False),
+    "full_disk": Disturbance(run=partial(_fail_disk, FULL), fits=_can_fail, refuses=(DiskFull, DiskFailed)),
+    "broken_disk": Disturbance(run=partial(_fail_disk, BROKEN), fits=_can_fail, refuses=(DiskFull, DiskFailed)),
 }
 """Each, by its name."""

@@ -6,6 +6,7 @@ before, and how many had begun at the end.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections import defaultdict
@@ -14,8 +15,9 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
-from aio_client import ConnectionFailed, ServerRefused, StartFrom, StopAt
+from aio_client import ConnectionFailed, ServerRefused, StartFrom, StopAt, TransactionLost
 from aio_client.sync import connect
+from streaming_server.engine.backups.restore import restore_all
 from tests.model.checker.disk import draw_cut
 from tests.model.checker.disturbances import DISTURBANCES
 from tests.model.checker.drawing import EVERY_KIND, LOG, rows_of, table_of
@@ -24,13 +26,15 @@ from tests.model.checker.operation import Arguments, define
 from tests.model.checker.reads import check_all
 from tests.model.checker.world import by_key, changes_by_key, differences, write_rows
 from tests.model.checker.writes import DELETING, fits
+from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from random import Random
 
     from aio_client import LogOffsets
     from aio_client.sync import Client, Table
+    from streaming_server.engine.backups.restore_plan import RestorePlan
     from tests.model.checker.model import CheckerTable, Position
     from tests.model.checker.world import CheckerWorld
 
@@ -49,6 +53,7 @@ class _Writer:
         requests: The requests. Each writes to some tables; a transaction writes to them at one instant.
         client: Its connection.
         tables: The tables, opened by it.
+        may_lose: Whether the server may lose an open transaction: a power cut may take what it has staged.
         states: The rows of its keys in each table, after each number of requests.
         begun: How many requests it has sent.
         answered: How many of them were answered.
@@ -59,6 +64,7 @@ class _Writer:
     requests: list[Arguments]
     client: Client
     tables: dict[str, Table]
+    may_lose: bool
     states: list[dict[str, dict[int, Shown | None]]] = field(default_factory=list)
     begun: int = 0
     answered: int = 0
@@ -69,7 +75,7 @@ class _Writer:
         try:
             for number, request in enumerate(self.requests):
                 self.begun += 1
-                _send(self.client, self.tables, request, f"{self.name}:{number}")
+                _send(self.client, self.tables, request, f"{self.name}:{number}", may_be_lost=self.may_lose)
                 self.answered += 1
         except BaseException as error:  # raised in the thread of the checker
             self.error = error
@@ -86,25 +92,38 @@ class _Writer:
             shown = {name: branch.view().shown() for name, branch in branches.items()}
             self.states.append({name: {key: shown[name].get(key) for key in own} for name, own in keys.items()})
 
-    def least(self, name: str, found: dict[int, Shown], low: int, high: int, *, is_cut: bool) -> int:
-        """Returns the least number of requests that explains what a reader has found in a table.
+    def least(self, found: dict[str, dict[int, Shown]], low: int, high: int, *, is_cut: bool = False) -> int:
+        """Returns the least number of requests that explains what a reader has found in some tables at one instant.
 
         Args:
-            name: The table.
-            found: The rows.
+            found: The rows of each table.
             low: How many requests it must have seen.
             high: How many it may have seen.
             is_cut: Whether it may have seen a part of a transaction.
         """
+        seen = {name: {key: found[name].get(key) for key in self.states[0].get(name, ())} for name in found}
         for number in range(low, high + 1):
-            rows = self.states[number].get(name, {})
             # The buckets of a request are not written at one instant.
             is_partial = number < high and (is_cut or not self.requests[number]["transaction"])
-            after = self.states[number + 1][name] if is_partial and rows else rows
-            if all(found.get(key) in (row, after[key]) for key, row in rows.items()):
+            rows, after = self.states[number], self.states[number + is_partial]
+            if all(row in (rows[name][key], after[name][key]) for name in seen for key, row in seen[name].items()):
                 return number
-        seen = {key: found.get(key) for key in self.states[0][name]}
-        raise AssertionError(f"{name}: no state after {low} to {high} requests of {self.name} has {seen}")
+        raise AssertionError(f"no state after {low} to {high} requests of {self.name} has {seen}")
+
+
+@dataclass(frozen=True)
+class _Restorable:
+    """A backup or an instant in the archive, taken while the writers wrote.
+
+    Attributes:
+        plan: Returns how to restore it.
+        low: How many requests of each writer it must have.
+        high: How many it may have.
+    """
+
+    plan: Callable[[], RestorePlan]
+    low: list[int]
+    high: list[int]
 
 
 @dataclass
@@ -148,7 +167,7 @@ class _Reader:
         low = {writer.name: max(writer.answered, self._seen.get(writer.name, 0)) for writer in self.writers}
         found = self._rows(name, table, way)
         for writer in self.writers:
-            seen = writer.least(name, found, low[writer.name], writer.begun, is_cut=way == "read_latest")
+            seen = writer.least({name: found}, low[writer.name], writer.begun, is_cut=way == "read_latest")
             # A view with half a transaction says nothing about the next one.
             self._seen[writer.name] = low[writer.name] if way == "read_latest" else seen
         others = {
@@ -158,6 +177,9 @@ class _Reader:
 
     def _rows(self, name: str, table: Table, way: str) -> dict[int, Shown]:
         scan = table.scan()
+        if way == "lookup" and table.primary_key:
+            keys = [*self.others[name], *(key for writer in self.writers for key in writer.states[0].get(name, ()))]
+            return by_key(table.lookup(_keys(table, keys)).to_pylist())
         if way == "pinned":
             with table.snapshot(ttl=600) as snapshot:
                 first, again = (by_key(scan.as_of(snapshot).with_chunk(rows=n).to_pylist()) for n in (3, 1000))
@@ -175,7 +197,7 @@ class _Reader:
         return found
 
 
-_WAYS: Final = ("read_committed", "pinned", "read_latest", "rocksdb")
+_WAYS: Final = ("read_committed", "pinned", "lookup", "read_latest", "rocksdb")
 
 
 def _draw(world: CheckerWorld, random: Random) -> Arguments | None:
@@ -228,7 +250,7 @@ def _write_together(world: CheckerWorld, arguments: Arguments) -> None:
         return  # A request without changes decides when rows expire, and nothing shows whether it was applied.
     before = {name: world.table(name).log_offsets() for name in tables}
     positions, rows = ({name: table.position() for name, table in tables.items()}, _shown(tables))
-    writers, views = _run(world, tables, arguments)
+    writers, views, restorable = _run(world, tables, arguments)
     for writer in writers:
         if writer.error is not None and (is_certain or not isinstance(writer.error, _endings(arguments))):
             raise writer.error
@@ -237,6 +259,8 @@ def _write_together(world: CheckerWorld, arguments: Arguments) -> None:
     for name, offsets, view in views:
         changes = _changes(world, name, before[name], StopAt.offsets(offsets))
         assert (after := _replay(rows[name], changes)) == view, differences(view, after)
+    if restorable is not None:
+        _judge_restored(world, tables, restorable, writers)
     world.record("write_together", *tables.values())
     check_all(world)
 
@@ -263,12 +287,18 @@ def _endings(arguments: Arguments) -> tuple[type[BaseException], ...]:
 
 def _run(
     world: CheckerWorld, tables: dict[str, CheckerTable], arguments: Arguments
-) -> tuple[list[_Writer], list[tuple[str, LogOffsets, dict[int, Shown]]]]:
-    """Runs the writers and a reader during a disturbance. Returns the writers, and some of the reader's views."""
+) -> tuple[list[_Writer], list[tuple[str, LogOffsets, dict[int, Shown]]], _Restorable | None]:
+    """Runs writers and a reader during a disturbance. Returns the writers, some views, and what can be restored."""
     disturbance = DISTURBANCES[arguments["disturbance"]]
     clients = [connect(world.server.url, operation_timeout=_TIMEOUT) for _ in (*arguments["writers"], "reader")]
     writers = [
-        _Writer(f"{arguments['as']}-{number}", requests, client, {name: client.table(name) for name in tables})
+        _Writer(
+            f"{arguments['as']}-{number}",
+            requests,
+            client,
+            {name: client.table(name) for name in tables},
+            arguments["cut"] is not None,
+        )
         for number, (requests, client) in enumerate(zip(arguments["writers"], clients[1:], strict=True))
     ]
     for writer in writers:
@@ -291,17 +321,33 @@ def _run(
     for thread in (*threads, reading):
         thread.start()
     time.sleep(arguments["after"])  # the moment of the disturbance is what the step tries
-    disturbance.run(world, arguments, threads, cut_off)
+    low = [writer.answered for writer in writers]
+    plan = disturbance.run(world, arguments, threads, cut_off)
+    restorable = None if plan is None else _Restorable(plan, low, [writer.begun for writer in writers])
     for thread in (*threads, reading):
         thread.join()
     for client in clients:
         client.close()
     if reader.error is not None:
         raise reader.error
-    return writers, reader.views
+    return writers, reader.views, restorable
 
 
-def _send(client: Client, tables: dict[str, Table], request: Arguments, id_: str) -> None:
+def _judge_restored(
+    world: CheckerWorld, tables: dict[str, CheckerTable], kept: _Restorable, writers: Sequence[_Writer]
+) -> None:
+    """Restores a backup or an instant elsewhere. All tables must be there as of one instant, with their changes."""
+    data = world.new_directory()
+    result = restore_all(world.store, kept.plan(), data)
+    assert not result.left_out
+    with ServerProcess(data) as server, connect(server.url) as client:
+        found = {name: by_key(client.table(name).scan().to_pylist()) for name in tables}
+    shutil.rmtree(data)
+    for writer, low, high in zip(writers, kept.low, kept.high, strict=True):
+        writer.least(found, low, high)
+
+
+def _send(client: Client, tables: dict[str, Table], request: Arguments, id_: str, *, may_be_lost: bool) -> None:
     if not request["transaction"]:
         (part,) = request["parts"]
         opened = tables[part["table"]]
@@ -312,13 +358,22 @@ def _send(client: Client, tables: dict[str, Table], request: Arguments, id_: str
         return
     # Who begins a committed id again stages nothing.
     for _ in range(1 + request["twice"]):
-        with client.transaction(id_) as transaction:
-            for part in request["parts"]:
-                opened = tables[part["table"]]
-                if part["keys"]:
-                    transaction.delete(opened, _keys(opened, part["keys"]))
-                if part["rows"]:
-                    (transaction.upsert if opened.primary_key else transaction.append)(opened, part["rows"])
+        try:
+            _transact(client, tables, request, id_)
+        except TransactionLost:
+            if not may_be_lost:
+                raise
+            _transact(client, tables, request, id_)
+
+
+def _transact(client: Client, tables: dict[str, Table], request: Arguments, id_: str) -> None:
+    with client.transaction(id_) as transaction:
+        for part in request["parts"]:
+            opened = tables[part["table"]]
+            if part["keys"]:
+                transaction.delete(opened, _keys(opened, part["keys"]))
+            if part["rows"]:
+                (transaction.upsert if opened.primary_key else transaction.append)(opened, part["rows"])
 
 
 def _keys(opened: Table, keys: list[int]) -> list[Any]:
