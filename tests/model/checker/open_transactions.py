@@ -252,7 +252,9 @@ def _commit(world: CheckerWorld, open_: _Open, tables: list[CheckerTable]) -> bo
         assert open_.may_be_lost(world), "an open transaction is lost"
         return False
     except _REFUSALS:
-        assert not open_.is_whole(world), "the tables of a transaction exist, and it is refused"
+        # A power cut may take the last staged requests.
+        is_refusable = not open_.is_whole(world) or open_.may_be_lost(world)
+        assert is_refusable, "the tables of a transaction exist, and it is refused"
         return False
     assert open_.is_whole(world), "a transaction is committed, although one of its tables was dropped"
     assert all(False in each for each in conflicts), "a transaction is committed in spite of a conflict"
