@@ -162,7 +162,8 @@ def _stage(world: CheckerWorld, arguments: Arguments) -> None:
         del world.kept[arguments["kept"]]
         return
     except _REFUSALS:
-        if not is_recreated:
+        # A power cut may take the last staged requests.
+        if not is_recreated and not replace(open_, life=before).may_be_lost(world):
             raise
         give_up(world, arguments["kept"])
         return
