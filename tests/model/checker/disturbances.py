@@ -112,8 +112,8 @@ def _archives(world: CheckerWorld) -> bool:
     return world.archives
 
 
-def _has_workers(world: CheckerWorld) -> bool:
-    return world.workers > 1
+def _can_kill_worker(world: CheckerWorld) -> bool:
+    return world.workers > 1 and world.disk is None  # as in `draw_cut`
 
 
 def _can_fail(world: CheckerWorld) -> bool:
@@ -124,7 +124,7 @@ DISTURBANCES: Final[dict[str, Disturbance]] = {
     "none": Disturbance(run=_do_nothing, forgives=False),
     "kill": Disturbance(run=_kill),
     "stop": Disturbance(run=_stop),
-    "kill_worker": Disturbance(run=_kill_worker, fits=_has_workers),
+    "kill_worker": Disturbance(run=_kill_worker, fits=_can_kill_worker),
     "pause": Disturbance(run=_pause, forgives=False),
     "backup": Disturbance(run=_back_up, forgives=False),
     "keep_instant": Disturbance(run=_keep_instant, fits=_archives, forgives=False),

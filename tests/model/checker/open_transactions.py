@@ -272,7 +272,8 @@ def give_up(world: CheckerWorld, name: str) -> None:
 def _draw_kill(world: CheckerWorld, random: Random) -> Arguments | None:
     """Draws an open transaction with writes, and when to kill the server after its commit has begun."""
     names = [name for name, open_ in open_ones(world).items() if open_.staged and not open_.locks_keys]
-    return {"kept": random.choice(names), "after": round(random.random() * 0.02, 4)} if names else None
+    is_possible = names and world.disk is None  # as in `draw_cut`
+    return {"kept": random.choice(names), "after": round(random.random() * 0.02, 4)} if is_possible else None
 
 
 @define("kill_during_commit", 1, _draw_kill)

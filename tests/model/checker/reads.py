@@ -37,9 +37,10 @@ def _get(world: CheckerWorld, arguments: Arguments) -> None:
 
 
 def check_all(world: CheckerWorld) -> None:
-    """Compares every table with the model, and every key by itself."""
+    """Compares every table with the model, and every key by itself. What is stored must be consistent."""
     for table in world.tables.values():
         world.check(table.name)
+        assert all(bucket.is_consistent for bucket in world.client.check_table(table.name)), table.name
         if not table.has_key:
             continue
         keys = table.keys(range(KEYS))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
-from aio_client import ConnectionFailed, ServerRefused, StartFrom, StopAt, TransactionLost
+from aio_client import ConnectionFailed, InvalidRequest, ServerRefused, StartFrom, StopAt, TransactionLost
 from aio_client.sync import connect
 from streaming_server.engine.backups.restore import restore_all
 from tests.model.checker.disk import draw_cut
@@ -302,6 +302,7 @@ def _run(
         for number, (requests, client) in enumerate(zip(arguments["writers"], clients[1:], strict=True))
     ]
     for writer in writers:
+        writer.requests *= arguments.get("rounds", 1)  # of scripts
         writer.foresee(tables)
     own = {name: {key for writer in writers for key in writer.states[0].get(name, ())} for name in tables}
     others = {
@@ -360,7 +361,7 @@ def _send(client: Client, tables: dict[str, Table], request: Arguments, id_: str
     for _ in range(1 + request["twice"]):
         try:
             _transact(client, tables, request, id_)
-        except TransactionLost:
+        except (TransactionLost, InvalidRequest):
             if not may_be_lost:
                 raise
             _transact(client, tables, request, id_)
