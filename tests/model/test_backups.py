@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from copy import deepcopy
 from random import Random
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
-from aio_client import TransactionConflict, connect
+from aio_client import connect
 from streaming_server.engine.backups.restore import restore_all
 from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
 from streaming_server.storage.backup.backup_manifest import read_manifest
@@ -26,13 +24,9 @@ from tests.support.server_process import ServerProcess
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aio_client import Client
     from tests.model.model_table import ModelTable
 
 pytestmark = pytest.mark.one_process
-
-ACCOUNTS = 40
-ALL_OF_IT = ACCOUNTS * 100
 
 
 @pytest.mark.asyncio
@@ -112,63 +106,3 @@ async def test_restores_as_of_random_instants_equal_the_model(
         result = restore_all(store, plan_instant(store, instant), tmp_path / f"restored-{number}")
         assert [(each.name, each.why) for each in result.tables] == [("test.history", "")]
         check_stored_table(tmp_path / f"restored-{number}", "test.history", model)
-
-
-@pytest.mark.asyncio
-async def test_backups_and_instants_have_all_tables_as_of_one_instant(tmp_path: Path) -> None:
-    store = BackupStore(str(tmp_path / "backups"))
-    with ServerProcess(tmp_path / "data", "--backup-location", store.location, *ARCHIVING) as server:
-        async with connect(server.url) as client:
-            await _create_accounts(client, "bank.a")
-            await _create_accounts(client, "bank.b")
-            done, moves = asyncio.Event(), asyncio.Queue[None]()
-            moving = [asyncio.create_task(_move(client, Random(seed), done, moves)) for seed in range(3)]
-            backups, instants = [], []
-            for _ in range(4):
-                await moves.get()
-                backups.append((await client.create_backup()).backup_id)
-                for _ in range(5):
-                    await moves.get()
-                instants.append(time.time_ns() // 1000)
-            done.set()
-            await asyncio.gather(*moving)
-            await asyncio.to_thread(wait_archived, store)
-    plans = [plan_backup(read_manifest(store, backup_id)) for backup_id in backups]
-    plans += [plan_instant(store, instant) for instant in instants]
-    seen = set()
-    for number, plan in enumerate(plans):
-        restore_all(store, plan, tmp_path / str(number))
-        with ServerProcess(tmp_path / str(number)) as restored:
-            async with connect(restored.url) as client:
-                balances = [await _balances(client, name) for name in ("bank.a", "bank.b")]
-        assert sum(map(sum, balances)) == 2 * ALL_OF_IT
-        seen.add(tuple(map(tuple, balances)))
-    assert len(seen) > 4
-
-
-async def _create_accounts(client: Client, name: str) -> None:
-    table = await client.create_table(
-        name, pa.schema([("account", pa.int64()), ("balance", pa.int64())]), primary_key=["account"]
-    )
-    await table.upsert([{"account": account, "balance": 100} for account in range(ACCOUNTS)])
-
-
-async def _move(client: Client, random: Random, done: asyncio.Event, moves: asyncio.Queue[None]) -> None:
-    """Moves money from random accounts to some in the other table, until it is told to end."""
-    tables = [await client.table(name) for name in ("bank.a", "bank.b")]
-    while not done.is_set():
-        giver, taker = random.sample(tables, 2)
-        account, other, amount = random.randrange(ACCOUNTS), random.randrange(ACCOUNTS), random.randrange(1, 10)
-        with suppress(TransactionConflict):
-            async with client.transaction() as transaction:
-                has = (await transaction.get_for_update(giver, account)).to_pylist()[0]
-                gets = (await transaction.get_for_update(taker, other)).to_pylist()[0]
-                await transaction.upsert(giver, [{**has, "balance": has["balance"] - amount}])
-                await transaction.upsert(taker, [{**gets, "balance": gets["balance"] + amount}])
-            moves.put_nowait(None)
-
-
-async def _balances(client: Client, name: str) -> list[int]:
-    table = await client.table(name)
-    rows = await table.scan().to_arrow()
-    return [each["balance"] for each in sorted(rows.to_pylist(), key=lambda row: row["account"])]

@@ -6,13 +6,11 @@ import os
 import signal
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aio_client import ConnectionFailed, sync
 from streaming_server.storage.tables.placement import Placement
-from tests.support.server_process import WORKERS
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -32,17 +30,6 @@ def names_of_workers(workers: int, database: str = "test", each: int = 1) -> lis
             names.append(name)
         number += 1
     return owned
-
-
-def names_together(*names: str) -> list[str]:
-    """Returns names that one worker owns, so that a transaction can write to all of the tables.
-
-    They are the given names, with a number where that is necessary.
-    """
-    placement = Placement(0, WORKERS)
-    owner = placement.owner_of(names[0])
-    numbered = ((f"{name}{number or ''}" for number in count()) for name in names)
-    return [next(each for each in candidates if placement.owner_of(each) == owner) for candidates in numbered]
 
 
 def processes_of(server: ServerProcess) -> dict[int, int]:

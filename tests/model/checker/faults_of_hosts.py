@@ -12,7 +12,7 @@ FAULTS_OF_HOSTS: Final = (
         breaks="a table that is restored as of an instant has the definition of that instant",
         file="streaming_server/engine/backups/restore_plan.py",
         edits=(("            if change.micros > micros:\n", "            if False:\n"),),
-        seed=1,
+        has_script=True,
     ),
     SeededFault(
         name="restores_into_a_used_directory",

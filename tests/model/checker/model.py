@@ -6,7 +6,7 @@ Plain Python, which shares nothing with the product: a fault in a shared functio
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tests.model.checker.folding import FOLDS
@@ -315,14 +315,16 @@ class CheckerTable:
             if kind in ("+I", "+U"):
                 self.rows[key] = values
 
-    def take_over(self, other: CheckerTable, keys: Iterable[int]) -> None:
-        """Takes over what another model has of some keys, all of which have a row there."""
-        for key in keys:
-            self.rows[key], self.written[key] = other.rows[key], other.written[key]
-            self.changes[key], self.authors[key] = other.changes[key], other.authors[key]
-            self.partitions.add(part_of(key))
-            self.expired.pop(key, None)
-        self.version += 1
+    def take_over(self, other: CheckerTable, key: int) -> None:
+        """Takes over what another model has of a key."""
+        self.put(key, other.rows.get(key))
+        self.changes[key], self.authors[key] = other.changes[key], other.authors[key]
+
+    def branch(self) -> CheckerTable:
+        """Returns a table with the same rows and without a history. `written` has the keys that are written to it."""
+        after = replace(self, rows=dict(self.rows), written={}, expired={}, possible=set(self.possible), parts={})
+        after.changes, after.authors, after.partitions = defaultdict(list), defaultdict(list), set()
+        return after
 
     def _current(self, values: Values) -> list[Any]:
         return [column.of(values) for column in self.columns]

@@ -79,8 +79,7 @@ class _Open:
 
     def outcome(self, table: CheckerTable) -> CheckerTable:
         """Returns a table as the commit would leave it. `written` has the keys that it writes."""
-        after = replace(table, rows=dict(table.rows), written={}, expired={}, possible=set(table.possible), parts={})
-        after.changes, after.authors, after.partitions = defaultdict(list), defaultdict(list), set()
+        after = table.branch()
         for staged in self.staged[table.number]:
             after.delete(staged.keys)
             after.upsert([translate(table, staged.columns, row) for row in staged.rows])
@@ -101,7 +100,8 @@ def _keys_of(staged: _Staged) -> list[int]:
 
 
 def _life(world: CheckerWorld) -> tuple[str, int | None, float]:
-    return str(world.server.data_dir), world.server.process.pid, world.now()
+    # Another number of workers divides the directory again, which loses open transactions.
+    return f"{world.server.data_dir}, {world.workers}", world.server.process.pid, world.now()
 
 
 def open_ones(world: CheckerWorld) -> dict[str, _Open]:
@@ -163,7 +163,8 @@ def _stage(world: CheckerWorld, arguments: Arguments) -> None:
         del world.kept[arguments["kept"]]
         return
     except _REFUSALS:
-        if not is_recreated:
+        # A power cut may take the last staged requests.
+        if not is_recreated and not replace(open_, life=before).may_be_lost(world):
             raise
         give_up(world, arguments["kept"])
         return
@@ -195,7 +196,8 @@ def _stage_all(world: CheckerWorld, open_: _Open, table: CheckerTable, arguments
             open_.locked |= {(table.number, key) for key in locked}
             others = {lock for each in open_ones(world).values() if each is not open_ for lock in each.locked}
             assert not open_.locked & others, "a key is locked by two transactions"
-    open_.life = _life(world)
+    # Another worker may have lost it all the same.
+    open_.life = (*open_.life[:2], world.now())
     keys = list(range(0, 24, 2))
     after = open_.outcome(table).view().shown()
     inside = by_key(transaction.lookup(opened, table.keys(keys)).to_pylist())
@@ -252,7 +254,9 @@ def _commit(world: CheckerWorld, open_: _Open, tables: list[CheckerTable]) -> bo
         assert open_.may_be_lost(world), "an open transaction is lost"
         return False
     except _REFUSALS:
-        assert not open_.is_whole(world), "the tables of a transaction exist, and it is refused"
+        # A power cut may take the last staged requests.
+        is_refusable = not open_.is_whole(world) or open_.may_be_lost(world)
+        assert is_refusable, "the tables of a transaction exist, and it is refused"
         return False
     assert open_.is_whole(world), "a transaction is committed, although one of its tables was dropped"
     assert all(False in each for each in conflicts), "a transaction is committed in spite of a conflict"
@@ -269,7 +273,8 @@ def give_up(world: CheckerWorld, name: str) -> None:
 def _draw_kill(world: CheckerWorld, random: Random) -> Arguments | None:
     """Draws an open transaction with writes, and when to kill the server after its commit has begun."""
     names = [name for name, open_ in open_ones(world).items() if open_.staged and not open_.locks_keys]
-    return {"kept": random.choice(names), "after": round(random.random() * 0.02, 4)} if names else None
+    is_possible = names and world.disk is None  # as in `draw_cut`
+    return {"kept": random.choice(names), "after": round(random.random() * 0.02, 4)} if is_possible else None
 
 
 @define("kill_during_commit", 1, _draw_kill)

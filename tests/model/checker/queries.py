@@ -107,8 +107,8 @@ def _query(world: CheckerWorld, arguments: Arguments) -> None:
     if source is None or not has_columns(source[1].columns, [KEY, *(arguments["columns"] or ())]):
         return
     table, view, snapshot = source
-    scans = _scans(world, table, snapshot, arguments)
     try:
+        scans = _scans(world, table, snapshot, arguments)
         found = [row for scan in scans for row in scan.to_pylist()]
     except SnapshotLost:
         _lose(world, arguments)

@@ -51,7 +51,7 @@ def check_definition(world: CheckerWorld, table: CheckerTable) -> None:
 
 
 def check_all(world: CheckerWorld) -> None:
-    """Compares every table with the model, and every key by itself."""
+    """Compares every table with the model, and every key by itself. What is stored must be consistent."""
     for table in world.tables.values():
         world.check(table.name)
         check_definition(world, table)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import random
+import shutil
 import socket
+import tempfile
 import time
 from collections import defaultdict
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -17,10 +22,10 @@ from streaming_server.storage.backup.backup_store import BackupStore
 from tests.model.checker.model import KEY, PART, CheckerColumn, CheckerTable, ModelView, Position
 from tests.model.checker.passing_time import passing
 from tests.support.bases import ALL_THE_TIME
+from tests.support.failing_disk import FailingDisk, compile_library
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import Self
 
     from aio_client.sync import Client, Table
@@ -99,6 +104,7 @@ class CheckerWorld:
         archives: Whether it is known that the server archives what is written.
         workers: How many processes the server has when it is started again by `serve_again`.
         disk: What records the changes of the data directory. None: nothing does.
+        failing_disk: What makes changes of the data directory fail, unless they are recorded.
         closing: What to close before the server ends.
         took_effect: The names of the operations that took effect on each table, by its number.
         ahead_file: What the clocks of the server follow: see `passing`.
@@ -118,12 +124,13 @@ class CheckerWorld:
         self.took_effect: dict[int, set[str]] = {}
         self.covered: set[tuple[str, str]] = set()
         self.closing = ExitStack()
-        self._directory = directory
+        self.failing_disk = FailingDisk(directory, failing_library())
+        self.failing_disk.root.mkdir()
         self._numbers = 0
 
     def __enter__(self) -> Self:
         self.let_pass(0)
-        self.server = self._serve(self._directory / "data", _free_ports())
+        self.server = self._serve(self.new_directory(), _free_ports())
         self.client: Client = connect(self.server.url, operation_timeout=_TIMEOUT)
         return self
 
@@ -134,8 +141,8 @@ class CheckerWorld:
 
     def _serve(self, data: Path, port: int) -> ServerProcess:
         settings = (*_SETTINGS, "--backup-location", self.store.location, "--workers", str(self.workers))
-        wrapper = (*(self.disk.wrapper if self.disk else ()), *passing(self.ahead_file))
-        return ServerProcess(data, *settings, port=port, wrapper=wrapper)
+        wrapper = (self.disk or self.failing_disk).wrapper
+        return ServerProcess(data, *settings, port=port, wrapper=(*wrapper, *passing(self.ahead_file)))
 
     def let_pass(self, seconds: int) -> None:
         """Lets time pass for the server."""
@@ -159,7 +166,7 @@ class CheckerWorld:
 
     def new_directory(self) -> Path:
         """Returns a path for a data directory that does not exist yet."""
-        return self._directory / f"data-{self.next_number()}"
+        return self.failing_disk.root / str(self.next_number())
 
     def now_micros(self) -> int:
         """Returns the time of the server, in microseconds since 1970 UTC."""
@@ -209,6 +216,14 @@ class CheckerWorld:
         """Compares all rows of a table with the model."""
         found, expected = by_key(self.table(name).scan().to_pylist()), self.tables[name].view().shown()
         assert found == expected, differences(found, expected)
+
+
+@cache
+def failing_library() -> Path:
+    """Returns the library that makes changes of a server's disk fail. It exists until this process ends."""
+    directory = Path(tempfile.mkdtemp(prefix="scankv-failing-"))
+    atexit.register(shutil.rmtree, directory)
+    return compile_library(directory)
 
 
 def write_rows(opened: Table, rows: list[dict[str, Any]]) -> None:
