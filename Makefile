@@ -13,15 +13,18 @@ SEEN_BY_ALL := tests/integration/client $(patsubst %,tests/integration/server/te
 # `make soak SLICE=0` to `SLICE=23` run a part of the tests that take minutes, `SLICE=all` runs all of them.
 SLICES := 24
 SLICE := all
+PYTEST := .ci/in-memory $(BIN)/python -m pytest -o tmp_path_retention_policy=failed -o junit_family=xunit1
+PYTEST_OF_ALL := $(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder
 SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tools test check guard docs bench bench-field soak lowest versions fixture dist screenshots lock protos sync capabilities clean
+.PHONY: help demo tools test breadth check guard docs bench bench-field soak lowest versions fixture dist screenshots lock protos sync capabilities clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
 	@echo 'make test    run all tests'
+	@echo 'make breadth run a part of the tests that shorter ones represent; it follows from the commit'
 	@echo 'make check   lint, types, import rules, generated code, the documentation and its links, the wheel'
 	@echo 'make docs    build the documentation site into build/docs'
 	@echo 'make bench   compare ScanKV with an in-process loop over RocksDB and with Arrow Flight'
@@ -52,10 +55,8 @@ tools:
 # processes.
 test: tools $(INSTALLED)
 	@export PYTHONDONTWRITEBYTECODE=; status=0 begin=$$(date +%s); \
-	pytest='.ci/in-memory $(BIN)/python -m pytest -o tmp_path_retention_policy=failed -o junit_family=xunit1'; \
-	$$pytest -m 'not soak and not alone' -n 4 --dist loadfile --no-loadscope-reorder --junit-xml=build/tests.xml \
-	    || status=$$?; \
-	$$pytest -m 'alone and not soak' --junit-xml=build/tests-alone.xml \
+	$(PYTEST_OF_ALL) -m 'not soak and not alone' --junit-xml=build/tests.xml || status=$$?; \
+	$(PYTEST) -m 'alone and not soak' --junit-xml=build/tests-alone.xml \
 	    $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
 	echo "make test took $$((($$(date +%s) - begin) / 60)) min $$((($$(date +%s) - begin) % 60)) s; build/tests*.xml has the" \
 	    "duration of each test"; \
@@ -87,6 +88,12 @@ bench-field: $(INSTALLED)
 
 guard: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.guard
+
+# The part of a commit follows from its hash, so that every test of the mark `breadth` runs for one commit in four.
+breadth: tools $(INSTALLED)
+	@export PYTHONDONTWRITEBYTECODE= SCANKV_SLICE=$$((0x$$(git rev-parse HEAD | cut -c 1-8) % 4))/4; \
+	echo "make breadth runs the part $$SCANKV_SLICE of the tests"; \
+	$(PYTEST_OF_ALL) -m 'breadth and not alone' --junit-xml=build/tests-breadth.xml
 
 # Every test is in one slice, by the hash of its name, so that each slice has tests of every kind.
 soak: $(INSTALLED)

@@ -286,6 +286,13 @@ def grown(new: Callable[[], LogHistory], data: st.DataObject, *, trims: bool = F
     return history
 
 
+@pytest.mark.represented_by(
+    "memory-with another column",
+    "memory-with another column of the same name",
+    "rocksdb-with another column of the same name",
+    "memory-with a renamed column in another place",
+    "rocksdb-with a renamed column in another place",
+)
 @given(data=st.data())
 @examples(15)
 def test_appended_changes_can_be_read_between_any_two_positions(

@@ -20,6 +20,15 @@ PAGES = [page for page in list_pages() if not page.is_for_spark]
 FOR_A_FILE = {"docs/operations/old-rows.md"}
 
 
+@pytest.mark.represented_by(
+    "docs/guides/undo.md",
+    "docs/guides/column-locks.md",
+    "docs/guides/partitions.md",
+    "docs/index.md",
+    "docs/guides/expiry.md",
+    "docs/guides/dashboards.md",
+    "docs/operations/old-rows.md",
+)
 @pytest.mark.timeout(180)  # a page runs several programs
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
 def test_the_code_of_the_page_runs_and_prints_the_documented_output(

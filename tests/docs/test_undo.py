@@ -57,6 +57,7 @@ def expected(positions: int) -> list[dict[str, int]]:
     return [{"k": k, "total": sum(row["total"] for row in mine[k]), "n": len(mine[k])} for k in keys]
 
 
+@pytest.mark.breadth
 def test_the_job_is_exact_though_it_dies_between_write_and_checkpoint(tables: tuple[sync.Table, sync.Table]) -> None:
     table, progress = tables
     recipe = recipes()

@@ -70,6 +70,7 @@ def begin(wire: Wire, id_: str = "") -> str:
     return str(wire.transactions.BeginTransaction(request, timeout=BOUND_SECONDS).token)
 
 
+@pytest.mark.breadth
 def test_calls_about_all_tables_end_with_a_typed_error_while_a_worker_is_frozen(
     server: ServerProcess, client: Client
 ) -> None:
@@ -92,6 +93,7 @@ def test_calls_about_all_tables_end_with_a_typed_error_while_a_worker_is_frozen(
             assert refusal.retry_after
 
 
+@pytest.mark.breadth
 def test_leases_and_transactions_of_a_worker_go_on_while_another_one_is_frozen(
     server: ServerProcess, client: Client
 ) -> None:
@@ -118,6 +120,7 @@ def test_leases_and_transactions_of_a_worker_go_on_while_another_one_is_frozen(
     snapshot.release()
 
 
+@pytest.mark.breadth
 def test_leases_end_while_a_worker_that_does_not_own_them_is_frozen(server: ServerProcess, client: Client) -> None:
     tables = tables_of_workers(client, "ended")
     snapshots = [table.snapshot(ttl=300) for table in tables]
@@ -145,6 +148,7 @@ def test_leases_end_while_a_worker_that_does_not_own_them_is_frozen(server: Serv
     assert not client.column_locks()
 
 
+@pytest.mark.breadth
 def test_a_transaction_of_a_client_with_a_short_timeout_commits_while_another_worker_is_frozen(
     server: ServerProcess, client: Client
 ) -> None:

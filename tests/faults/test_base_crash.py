@@ -223,6 +223,7 @@ async def test_a_base_truncated_under_a_server_is_data_loss_and_rebuilt(tmp_path
             assert built_at(server.data_dir, NAME) != damaged
 
 
+@pytest.mark.breadth
 async def test_a_base_damaged_while_no_server_runs_never_gives_a_wrong_row(tmp_path: Path) -> None:
     damages: list[tuple[str, Callable[[Path], None]]] = [
         ("rows.arrow", flip_a_bit),

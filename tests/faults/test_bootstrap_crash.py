@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.mark.timeout(300)  # up to 90 kills, each with a start
 @pytest.mark.parametrize("tablets", [1, 2])
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.soak)])
-@pytest.mark.represented_by("7-1")
+@pytest.mark.breadth
 def test_a_bootstrap_continues_where_it_was_wherever_the_server_dies(tmp_path: Path, stride: int, tablets: int) -> None:
     # The begin, staged requests, several files for each of two buckets, their ingestion, and the renames are steps.
     assert deaths_of("dying_bootstrap", tmp_path, str(stride), str(tablets)) > 70 // stride
@@ -76,7 +76,7 @@ def kill_and_restart(server: ServerProcess, file: str = "bootstrap.json") -> Non
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("megabytes", [200, 70])
-@pytest.mark.represented_by("200")
+@pytest.mark.breadth
 def test_a_full_disk_ends_a_bootstrap_with_an_error_and_takes_no_space(tmp_path: Path, megabytes: int) -> None:
     # 200 MB do not fit while they are staged; 70 MB do, but not together with the files that are made of them.
     rng = random.Random(1)

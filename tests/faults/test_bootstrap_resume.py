@@ -83,7 +83,7 @@ def bootstrap(url: str, source: str, name: str = NAME) -> list[BootstrapProgress
         ),
     ],
 )
-@pytest.mark.represented_by("parquet-begun0-False", "parquet-made0-True")
+@pytest.mark.breadth
 def test_the_same_call_continues_after_a_kill_of_the_client(
     server: ServerProcess, tmp_path: Path, format_: str, moment: int | str, server_dies: bool
 ) -> None:
@@ -106,6 +106,7 @@ def test_the_same_call_continues_after_a_kill_of_the_client(
         bootstrap(server.url, source)
 
 
+@pytest.mark.breadth
 def test_two_clients_that_resume_at_once_make_one_table(server: ServerProcess, tmp_path: Path) -> None:
     source = write(tmp_path / "source", "delta")
     run_until_killed(server, source, 2 * REQUEST)
@@ -118,6 +119,7 @@ def test_two_clients_that_resume_at_once_make_one_table(server: ServerProcess, t
     assert [*(server.data_dir / "bootstraps").iterdir()] == []
 
 
+@pytest.mark.breadth
 def test_a_bootstrap_continues_with_another_number_of_workers(tmp_path: Path) -> None:
     names, data = [name for name, *_ in names_of_workers(2)], tmp_path / "data"
     source = write(tmp_path / "source", "parquet")

@@ -143,6 +143,7 @@ def test_a_reader_that_stood_still_while_the_owner_started_again_reports_no_dama
     assert "DATA_LOSS" not in divided.log
 
 
+@pytest.mark.breadth
 def test_a_frozen_owner_delays_new_scans_for_a_bounded_time_and_running_ones_not_at_all(
     divided: ServerProcess,
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_frozen_owner_delays_new_scans_for_a_bounded_time_and_running_ones_not
         assert batches_of(there.scan(READER))
 
 
+@pytest.mark.breadth
 def test_a_reader_closes_the_files_of_a_view_that_it_no_longer_reads(divided: ServerProcess) -> None:
     """Otherwise they would take disk space after the view is removed."""
     with pinned(divided, "closed") as (client, there):
@@ -221,6 +223,7 @@ class KeepsReading:
                 self.reads += 1
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.soak)])
 async def test_parts_are_the_table_at_the_instant_of_the_pin_whatever_is_killed(

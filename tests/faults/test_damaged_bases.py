@@ -220,7 +220,7 @@ def test_an_older_base_replaces_a_damaged_one_which_is_removed(
 
 @pytest.mark.parametrize(("what", "batches"), [("kills", 12), ("limits", 0), ("limits", 12)])
 @pytest.mark.timeout(180)  # a dozen kills, each with a recovery
-@pytest.mark.represented_by("kills-12")
+@pytest.mark.breadth
 def test_a_build_that_is_killed_or_finds_a_full_disk_leaves_the_older_base_in_use(
     tmp_path: Path, what: str, batches: int
 ) -> None:

@@ -119,6 +119,7 @@ async def test_a_committed_transaction_waits_for_a_table_whose_definition_is_dam
         assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(OTHER)) == {2}
 
 
+@pytest.mark.breadth
 async def test_a_start_succeeds_even_if_its_writes_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each write, rename and directory creation of a start fails once for lack of space, one after another."""
     crashed = await made(tmp_path / "data", tmp_path)

@@ -54,6 +54,7 @@ def check_restored(store: BackupStore, instant: int, data: Path, names: list[str
     return offsets
 
 
+@pytest.mark.breadth
 @at_steps
 @pytest.mark.parametrize("how", ["", pytest.param("-frozen", marks=pytest.mark.soak)])
 def test_a_transaction_during_which_a_worker_dies_is_restored_everywhere_from_its_commit_on(
@@ -91,6 +92,7 @@ def test_a_transaction_during_which_a_worker_dies_is_restored_everywhere_from_it
         assert check_restored(store, micros, after, ledger.names, number + 1, point) == set(ledger.names)
 
 
+@pytest.mark.breadth
 def test_a_frozen_worker_delays_the_archive_and_keeps_nothing_else_from_being_served(tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     settings = ("--workers", str(WORKERS), "--set", "worker_timeout_seconds=3", "--backup-location", store.location)

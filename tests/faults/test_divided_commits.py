@@ -76,6 +76,7 @@ def steps(*moments: str) -> Iterator[Iterator[str]]:
             yield (f"{worker} {kind} {number} {moment}" for number in count(1) for moment in moments)
 
 
+@pytest.mark.breadth
 @at_steps
 @pytest.mark.parametrize("how", ["", "-frozen"])
 def test_the_commit_goes_on_when_a_worker_dies_or_freezes_at_any_step(tmp_path: Path, every: bool, how: str) -> None:
@@ -103,6 +104,7 @@ def test_the_commit_goes_on_when_a_worker_dies_or_freezes_at_any_step(tmp_path: 
     assert kills >= (24 if every else len(SOME))
 
 
+@pytest.mark.breadth
 @at_steps
 @pytest.mark.parametrize("how", ["all", "drain"])
 def test_a_transaction_is_whole_when_the_server_ends_at_any_step_and_has_another_number_of_workers(

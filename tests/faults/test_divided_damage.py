@@ -151,6 +151,7 @@ async def _ends(workers: DirectWorkers) -> bool:
     return not any(tables.transactions.stuck for tables in workers.tables)
 
 
+@pytest.mark.breadth
 @pytest.mark.timeout(240)  # several processes start again
 def test_an_operator_sees_what_a_divided_transaction_has_lost_at_all_workers(tmp_path: Path) -> None:
     armed, data = tmp_path / "points", tmp_path / "data"

@@ -90,6 +90,7 @@ async def put_everywhere(workers: DirectWorkers, value: int) -> None:
         await workers.put(number, value)
 
 
+@pytest.mark.represented_by("2-phase2", "1-phase0", "2-phase3", "0-phase3", "0-phase1", "0-phase0", "1-phase3")
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("dropped", [0, 1, 2])
 async def test_a_table_that_is_dropped_and_created_again_gets_no_rows_of_an_earlier_transaction(
@@ -184,6 +185,7 @@ async def cancel_after(call: Any, turns: int) -> None:
         await task
 
 
+@pytest.mark.represented_by("steps0-0-sync", "steps0-1-write", "steps0-2-write", "steps0-0-write", "steps0-2-rows")
 @pytest.mark.parametrize("what", ["sync", "write", "rows"])
 @pytest.mark.parametrize("worker", range(WORKERS))
 @pytest.mark.parametrize("steps", [range(1, 3), pytest.param(range(1, 8), marks=soak)])

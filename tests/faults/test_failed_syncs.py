@@ -81,7 +81,7 @@ def can_write(table: Table, k: int, v: int) -> bool:
         ("EIO", ("fdatasync", "fsync"), ScanKvError),
     ],
 )
-@pytest.mark.represented_by("ENOSPC-calls0-DiskFull")
+@pytest.mark.breadth
 def test_writes_go_on_after_a_failed_sync_and_nothing_that_was_acknowledged_is_lost(
     server: ServerProcess, error: str, calls: tuple[str, ...], expected: type[ScanKvError]
 ) -> None:

@@ -121,7 +121,7 @@ def run_to_failure(
 @pytest.mark.parametrize(
     "place", [pytest.param(each, marks=() if each in FEW_PLACES else pytest.mark.soak) for each in range(PLACES)]
 )
-@pytest.mark.represented_by("4")
+@pytest.mark.breadth
 def test_a_disk_that_is_full_from_some_write_on_refuses_writes_and_loses_nothing(
     tmp_path: Path, library: Path, calls: dict[DiskFault, int], place: int
 ) -> None:
@@ -143,6 +143,7 @@ def test_a_disk_that_is_broken_or_read_only_from_some_call_on_refuses_writes_and
     run_to_failure(tmp_path, library, fault, calls[fault] * place // 10, DiskFailed, restarts=False)
 
 
+@pytest.mark.breadth
 def test_an_index_that_finds_no_space_is_built_once_there_is_space(tmp_path: Path, library: Path) -> None:
     # The definition of the table, which is elsewhere, gets its index, however late the build begins.
     disk = FailingDisk(tmp_path, library, "tables/disk/indexed/buckets")
@@ -158,6 +159,7 @@ def test_an_index_that_finds_no_space_is_built_once_there_is_space(tmp_path: Pat
         assert table.scan().where("v = 7").to_arrow()["k"].to_pylist() == [7]
 
 
+@pytest.mark.breadth
 def test_a_table_that_a_read_only_disk_keeps_from_being_dropped_is_served(tmp_path: Path, library: Path) -> None:
     disk = FailingDisk(tmp_path, library)
     with ServerProcess(disk.root, wrapper=disk.wrapper) as server, connect(server.url) as client:

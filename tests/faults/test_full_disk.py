@@ -209,6 +209,7 @@ def can_delete(table: Table, keys: list[int]) -> bool:
     return True
 
 
+@pytest.mark.breadth
 def test_while_the_reserve_is_in_use_reads_and_deletes_continue_until_writes_do(tmp_path: Path) -> None:
     settings = ("write_buffer_bytes=2097152", "log_maintenance_seconds=0.1")
     arguments = [each for setting in settings for each in ("--set", setting)]

@@ -148,6 +148,7 @@ def write_until_broken(url: str, seed: int) -> None:
             put(wire, range(number % 97, 30_000, 97), seed=number)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.soak)])
 async def test_indexes_agree_with_the_rows_after_kills_at_any_moment(server: ServerProcess, kills: int) -> None:

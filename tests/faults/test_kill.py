@@ -150,6 +150,7 @@ class TableMaker:
         return bool(self.dropped)
 
 
+@pytest.mark.breadth
 async def test_a_server_killed_while_tables_are_created_and_dropped_has_each_completely_or_not_at_all(
     server: ServerProcess,
 ) -> None:

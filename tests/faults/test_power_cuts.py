@@ -70,6 +70,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, recorder: Path) -> Record
     return record(tmp_path_factory.mktemp("recorded"), recorder)
 
 
+@pytest.mark.breadth
 def test_the_recording_has_everything_that_the_server_has_written(recorded: Recorded) -> None:
     live = dict(recorded.disk.replay("strict").files())
     root = recorded.disk.root

@@ -103,7 +103,7 @@ async def test_a_kill_at_any_step_leaves_the_version_before_or_after(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.represented_by("delta")
+@pytest.mark.breadth
 async def test_publishers_at_once_commit_each_change_once(
     shared_server: ServerProcess, tmp_path: Path, format_: str
 ) -> None:
@@ -127,6 +127,7 @@ async def test_publishers_at_once_commit_each_change_once(
     assert_ascending(offsets)
 
 
+@pytest.mark.represented_by("False")
 @pytest.mark.parametrize("masks", [False, True])
 async def test_versions_beside_a_writer_show_the_table_at_their_offsets(
     shared_server: ServerProcess, tmp_path: Path, masks: bool

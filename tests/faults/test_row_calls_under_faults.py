@@ -149,7 +149,7 @@ class FaultyCaller:
 
 
 @seeds(2)
-@pytest.mark.represented_by("0")
+@pytest.mark.breadth
 async def test_calls_of_single_rows_fit_a_model_under_kills_cuts_and_added_columns(
     server: ServerProcess, seed: int
 ) -> None:

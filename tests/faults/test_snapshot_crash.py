@@ -89,6 +89,7 @@ class Pinner:
             self.in_doubt = {}
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.soak)])
 async def test_every_acknowledged_snapshot_survives_kills_at_any_moment_of_a_pin(

@@ -44,7 +44,7 @@ async def replayed(table: Table) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("changes", ["delete", "none"])
-@pytest.mark.represented_by("delete")
+@pytest.mark.breadth
 async def test_a_kill_during_the_sweep_loses_and_revives_nothing(tmp_path: Path, changes: str) -> None:
     armed = tmp_path / "point"
     sweep = ("--set", "sweep_seconds=0.05", "--set", "sweep_cpu_share=1")

@@ -32,6 +32,7 @@ def deaths_of(module: str, directory: Path, *arguments: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.breadth
 @pytest.mark.timeout(300)  # up to 60 kills, each with a recovery
 @every_fifth_step
 def test_a_transaction_is_applied_completely_or_not_at_all_wherever_the_server_dies(

@@ -148,6 +148,7 @@ class DividedTableWriter:
         self.acknowledged, self.in_doubt = found[0], {}
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.soak)])
 async def test_every_acknowledged_write_survives_kills_of_any_process(divided: ServerProcess, kills: int) -> None:
@@ -230,6 +231,7 @@ def test_tables_of_a_killed_worker_are_unavailable_until_it_is_back_and_others_a
         assert client.table(killed).count() == 10
 
 
+@pytest.mark.breadth
 def test_a_directory_has_one_owner_whatever_is_killed_or_frozen(divided: ServerProcess) -> None:
     """As long as a worker of a dead server exists, no other server starts."""
     frozen = processes_of(divided)[1]
@@ -247,6 +249,7 @@ def test_a_directory_has_one_owner_whatever_is_killed_or_frozen(divided: ServerP
         assert client.tables() == []
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_kill_while_the_number_of_workers_changes_loses_nothing(tmp_path: Path, kills: int) -> None:
     data, names = tmp_path / "data", [name for (name,) in names_of_workers(WORKERS)]
@@ -306,6 +309,7 @@ def test_workers_apply_what_a_single_process_had_decided(tmp_path: Path, step: i
         assert committed, "a bucket had been written, so the transaction was decided"
 
 
+@pytest.mark.breadth
 def test_a_frozen_worker_is_killed_and_started_again(tmp_path: Path) -> None:
     """The system gives it a part of the new connections, and its tables belong to it as long as it exists."""
     settings = ("--workers", str(WORKERS), "--set", "worker_timeout_seconds=5")

@@ -66,6 +66,7 @@ def is_idle(stats: admin_pb2.StatsResponse) -> bool:
     return not (stats.live_scans or stats.open_cursors or stats.request_bytes_in_flight or stats.waiting_calls)
 
 
+@pytest.mark.breadth
 def test_every_method_answers_or_refuses_random_requests(fuzzed: ServerProcess, world: FuzzedTables) -> None:
     methods = methods_of(fuzzed.url)
     assert len(methods) > 40

@@ -182,6 +182,7 @@ def test_the_text_of_a_line_has_the_same(tmp_path: Path) -> None:
         wait_until(lambda: '"GET /a%22b%5Cc" 404 complete, ' in server.process.log, "the line")
 
 
+@pytest.mark.breadth
 def test_requests_are_not_logged_unless_asked_for(tmp_path: Path) -> None:
     port = free_port()
     with ServerProcess(tmp_path / "data", "--http-port", str(port), "--log-level", "debug") as server:
@@ -191,6 +192,7 @@ def test_requests_are_not_logged_unless_asked_for(tmp_path: Path) -> None:
         assert "/v1/tables" not in server.log
 
 
+@pytest.mark.breadth
 def test_a_gateway_alone_logs_requests_without_users(shared_server: ServerProcess) -> None:
     command = [sys.executable, "-m", "scankv", "http", "--port", "0", "--url", shared_server.url, "--access-log"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

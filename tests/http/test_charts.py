@@ -137,7 +137,7 @@ def test_a_page_shows_the_writes_of_a_loader_and_refreshes_if_asked(
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-@pytest.mark.represented_by("light")
+@pytest.mark.breadth
 def test_charts_keep_the_rules_of_accessibility(
     server: ChartServer, gateway: GatewayProcess, browser: Chrome, mode: Mode
 ) -> None:
@@ -226,6 +226,7 @@ def test_rights_that_are_taken_away_count_at_once(server: ChartServer, gateway: 
     assert b"game.scores" not in session.get("/charts").body
 
 
+@pytest.mark.breadth
 def test_without_a_token_the_gateway_samples_while_a_page_is_open(server: ChartServer, tmp_path: Path) -> None:
     with server.gateway(sessions=str(tmp_path)) as gateway:
         names = ("reader", "stays")
@@ -262,6 +263,7 @@ def test_a_session_that_ends_by_itself_is_sampled_no_more(server: ChartServer, t
         server.check_is_not_sampled("ends", beside="stays on")
 
 
+@pytest.mark.breadth
 def test_a_further_reader_takes_the_charts_of_no_other(server: ChartServer) -> None:
     tokens = [server.issuer.create("read:game.*", principal=f"reader {number}") for number in range(MAX_READERS + 1)]
     with server.gateway() as gateway:
@@ -279,6 +281,7 @@ def test_a_further_reader_takes_the_charts_of_no_other(server: ChartServer) -> N
         wait_until(shows_rate, "a rate for the first reader")
 
 
+@pytest.mark.breadth
 def test_a_token_file_lets_a_gateway_sample_all_the_time(server: ChartServer, tmp_path: Path) -> None:
     file, log = tmp_path / "token", tmp_path / "log"
     token = server.issuer.create("read:*", principal="sampler")
@@ -320,6 +323,7 @@ def write_private(file: Path, text: str) -> None:
     file.chmod(0o600)
 
 
+@pytest.mark.breadth
 def test_a_page_goes_on_refreshing_while_the_server_restarts(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server, GatewayProcess(server.url) as gateway:
         assert gateway.get("/charts", refresh="5").status == 200
@@ -331,6 +335,7 @@ def test_a_page_goes_on_refreshing_while_the_server_restarts(tmp_path: Path) -> 
         assert "refresh" not in gateway.get("/charts").headers
 
 
+@pytest.mark.breadth
 def test_the_own_gateway_samples_the_tables_of_all_workers_when_no_page_is_open(tmp_path: Path) -> None:
     issuer, port, audit = TokenIssuer(tmp_path / "tokens"), free_port(), tmp_path / "audit.log"
     arguments = ("--workers", "2", "--http-port", str(port), "--tokens", str(issuer.path))

@@ -53,6 +53,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.breadth
 def test_the_log_names_the_address_of_the_console(tmp_path: Path) -> None:
     port = free_port()
     with ServerProcess(tmp_path / "plain", "--http-port", str(port)) as server:
@@ -63,6 +64,7 @@ def test_the_log_names_the_address_of_the_console(tmp_path: Path) -> None:
         assert f"serving HTTP and the console on https://0.0.0.0:{port}" in secured.process.log
 
 
+@pytest.mark.breadth
 def test_a_killed_gateway_is_started_again_and_ends_with_a_killed_server(tmp_path: Path) -> None:
     port = free_port()
     with ServerProcess(tmp_path / "data", "--http-port", str(port)) as server:
@@ -119,6 +121,7 @@ def test_a_gateway_trusts_exactly_the_server_with_its_own_certificate(tmp_path: 
             assert server.root.encode() not in Path(f"/proc/{child}/{file}").read_bytes()
 
 
+@pytest.mark.breadth
 def test_a_port_in_use_is_noticed_at_the_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -142,6 +145,7 @@ def test_http_is_as_secure_as_grpc(settings: dict[str, Any], message: str) -> No
         ServerConfig(data=Path("data"), http_port=7080, **settings)
 
 
+@pytest.mark.breadth
 def test_a_gateway_runs_alone(scores: sync.Table, shared_server: ServerProcess) -> None:
     command = [sys.executable, "-m", "scankv", "http", "--port", "0", "--url", shared_server.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -154,6 +158,7 @@ def test_a_gateway_runs_alone(scores: sync.Table, shared_server: ServerProcess) 
         assert process.wait(30) == 0
 
 
+@pytest.mark.breadth
 def test_alone_it_needs_tls_beyond_loopback() -> None:
     command = [sys.executable, "-m", "scankv", "http", "--port", "0", "--host", "0.0.0.0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)

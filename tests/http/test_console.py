@@ -169,6 +169,7 @@ def test_only_an_admin_stops_a_scan(secured: TokenGateway, browser: Chrome) -> N
     browser.delete_all_cookies()
 
 
+@pytest.mark.breadth
 def test_an_admin_sees_slow_calls_without_values(tmp_path: Path) -> None:
     issuer = TokenIssuer(tmp_path / "tokens")
     settings = ("--tokens", str(issuer.path), "--set", "slow_request_seconds=0.000001")
@@ -192,6 +193,7 @@ def test_an_admin_sees_slow_calls_without_values(tmp_path: Path) -> None:
         assert "Longest loop turn" in page("read:*")
 
 
+@pytest.mark.breadth
 def test_a_page_loads_no_script_and_nothing_from_elsewhere(gateway: GatewayProcess, scores: Table) -> None:
     for path in ("/", f"/tables/{scores.name}", "/scans", "/server", "/login", "/nothing-here"):
         answer = gateway.get(path)
@@ -220,6 +222,7 @@ def test_a_script_in_a_row_stays_text(gateway: GatewayProcess, client: Client, b
     assert browser.find_element(By.CSS_SELECTOR, "[role=alert]").text
 
 
+@pytest.mark.breadth
 def test_an_operator_queries_a_table_and_stops_a_scan_with_the_keyboard(
     gateway: GatewayProcess, client: Client, wide: Table, browser: Chrome
 ) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ROWS = 100_000
 
 
+@pytest.mark.breadth
 @pytest.mark.timeout(120)
 def test_the_page_of_a_new_table_explains_that_its_scans_read_rocksdb_and_then_the_base(
     tmp_path: Path, browser: Chrome

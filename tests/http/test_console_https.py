@@ -48,6 +48,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpsConsole]:
         yield console
 
 
+@pytest.mark.breadth
 def test_the_cookie_is_sent_over_https_to_the_paths_of_its_session_only(console: HttpsConsole) -> None:
     answer = console.post("/login", form_key=form_key(console, "/login"), token=console.server.root)
     base = answer.headers["location"]
@@ -65,6 +66,7 @@ def test_the_cookie_is_sent_over_https_to_the_paths_of_its_session_only(console:
     assert console.get(f"{base}scans", headers={"Cookie": cookie}).status == 303
 
 
+@pytest.mark.breadth
 def test_a_live_page_reads_its_events_over_https(console: HttpsConsole) -> None:
     with open_browser(any_certificate=True) as browser, console.connect():
         browser.get(f"https://localhost:{console.port}/tables/{WIDE}/top?order_by=k&limit=2&columns=k")

@@ -116,7 +116,7 @@ def stops(browser: Chrome) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-@pytest.mark.represented_by("light")
+@pytest.mark.breadth
 def test_every_link_field_and_button_is_reached_in_order_and_visibly_focused(
     browser: Chrome, busy: BusyConsole, mode: Mode
 ) -> None:
@@ -136,6 +136,7 @@ def test_every_link_field_and_button_is_reached_in_order_and_visibly_focused(
                 assert each["border"] is None or contrast(each["border"], each["behind"]) >= 3, each
 
 
+@pytest.mark.breadth
 def test_an_admin_works_with_the_keyboard_alone(browser: Chrome, busy: BusyConsole) -> None:
     log_in(browser, busy)
 

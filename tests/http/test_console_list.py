@@ -55,6 +55,7 @@ def rows_of(gateway: GatewayProcess, **query: Any) -> dict[str, list[str]]:
     return {re.sub("<[^>]*>", "", first): [html.unescape(each) for each in rest] for first, *rest in cells}
 
 
+@pytest.mark.breadth
 def test_the_list_has_rows_and_sizes(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data") as server,
@@ -81,6 +82,7 @@ def test_the_list_has_rows_and_sizes(tmp_path: Path) -> None:
         assert rows_of(gateway)["a.counted"][0] == "1,234"
 
 
+@pytest.mark.breadth
 def test_many_tables_come_by_the_hundred(many: GatewayProcess, browser: Chrome) -> None:
     base = f"http://127.0.0.1:{many.port}"
     browser.get(f"{base}/")
@@ -105,6 +107,7 @@ def test_many_tables_come_by_the_hundred(many: GatewayProcess, browser: Chrome) 
     assert caption() == "101 to 200 of 205 tables"
 
 
+@pytest.mark.breadth
 def test_a_filter_by_name_works_with_the_keyboard_and_stays_when_the_page_refreshes(
     many: GatewayProcess, browser: Chrome
 ) -> None:
@@ -140,6 +143,7 @@ def test_sizes_are_those_of_tables_that_the_caller_may_read(secured: TokenGatewa
         assert list(reader.table_sizes(names)) == ["game.scores"]
 
 
+@pytest.mark.breadth
 def test_the_list_comes_without_the_tables_of_a_worker_that_is_away(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False)])
     with ServerProcess(tmp_path / "data", "--workers", "2") as server, sync.connect(server.url) as client:

@@ -87,6 +87,7 @@ def admin(browser: Chrome, busy: BusyConsole) -> Chrome:
     return browser
 
 
+@pytest.mark.represented_by("/tables/game.missing", "/tables/game.scores/top?order_by=score", "/server")
 @pytest.mark.parametrize("path", HEADINGS)
 def test_titles_landmarks_and_headings_say_where_one_is(admin: Chrome, busy: BusyConsole, path: str) -> None:
     with busy.live_scan():
@@ -99,6 +100,7 @@ def test_titles_landmarks_and_headings_say_where_one_is(admin: Chrome, busy: Bus
     assert (tree.names("banner"), tree.names("navigation"), tree.names("main")) == ([""], ["Pages"], [""])
 
 
+@pytest.mark.represented_by("/scans", "/")
 @pytest.mark.parametrize("path", TABLES)
 def test_a_table_has_a_name_and_headers_for_every_cell(admin: Chrome, busy: BusyConsole, path: str) -> None:
     with busy.live_scan(), busy.live_scan():
@@ -114,6 +116,7 @@ def test_a_table_has_a_name_and_headers_for_every_cell(admin: Chrome, busy: Busy
             assert row == [first, *["cell"] * (len(head) - 1)]
 
 
+@pytest.mark.breadth
 def test_buttons_fields_and_links_say_what_they_are_for(admin: Chrome, busy: BusyConsole) -> None:
     admin.get(busy.url("/tables/game.scores?limit=3&run=rows"))
     tree = AccessibilityTree(admin)
@@ -133,6 +136,7 @@ def test_buttons_fields_and_links_say_what_they_are_for(admin: Chrome, busy: Bus
         assert max(Counter(name for name, _ in links).values()) == 1
 
 
+@pytest.mark.breadth
 def test_a_problem_is_an_alert_and_a_result_is_a_status(admin: Chrome, busy: BusyConsole) -> None:
     admin.get(busy.url("/tables/game.scores?where=score+%3C&run=count"))
     assert len(AccessibilityTree(admin).names("alert")) == 1

@@ -87,6 +87,7 @@ def secrets_of(heads: list[tuple[str, dict[str, str]]]) -> set[str]:
     return found - {""}
 
 
+@pytest.mark.breadth
 def test_what_a_browser_sends_to_another_port_is_of_no_use_there(secured: TokenGateway, browser: Chrome) -> None:
     base = log_in_browser(browser, f"http://127.0.0.1:{secured.port}", secured.issuer.root)
     with curious_program() as program:
@@ -182,6 +183,7 @@ def test_sessions_survive_a_restart_and_end_when_their_token_is_revoked(tmp_path
         assert not file.exists()
 
 
+@pytest.mark.breadth
 def test_a_server_without_tokens_makes_no_sessions(tmp_path: Path, shared_server: ServerProcess) -> None:
     with GatewayProcess(shared_server.url, sessions=str(tmp_path)) as gateway:
         answer = gateway.post("/login", form_key=form_key(gateway, "/login"), token="any")
@@ -196,6 +198,7 @@ def test_the_login_says_how_long_a_session_lasts(secured: TokenGateway) -> None:
         assert b"after 1 h without use, with the token, and at the latest after 12 h." in answer.body
 
 
+@pytest.mark.breadth
 def test_a_page_that_refreshes_itself_is_in_use(tmp_path: Path, secured: TokenGateway) -> None:
     with GatewayProcess(secured.url, sessions=str(tmp_path), session_idle_seconds=3600.0) as gateway:
         session = log_in(gateway, secured.issuer.root)
@@ -227,6 +230,7 @@ def test_a_session_ends_without_use_and_at_the_latest_after_its_time(tmp_path: P
     assert len(list(tmp_path.glob("sessions/*"))) == 1
 
 
+@pytest.mark.breadth
 def test_the_file_of_a_session_has_the_end_of_its_token(tmp_path: Path, secured: TokenGateway) -> None:
     end = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     with GatewayProcess(secured.url, sessions=str(tmp_path)) as gateway:

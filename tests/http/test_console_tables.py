@@ -210,6 +210,7 @@ def test_a_refresh_keeps_the_query_and_so_does_its_end(gateway: GatewayProcess, 
     assert browser.find_element(By.ID, "descending").get_attribute("value") == "false"
 
 
+@pytest.mark.breadth
 def test_a_slow_table_does_not_keep_its_page_from_coming_nor_is_its_query_repeated(tmp_path: Path) -> None:
     settings = ("--set", "max_live_scans=1", "--set", "max_waiting_scans=1", "--set", "admission_wait_seconds=60")
     with (
@@ -237,6 +238,7 @@ def test_a_slow_table_does_not_keep_its_page_from_coming_nor_is_its_query_repeat
         assert gateway.get(f"/tables/{table.name}", refresh="5").headers["refresh"] == "5"
 
 
+@pytest.mark.breadth
 def test_a_table_with_a_damaged_bucket_shows_the_damage_and_the_rest(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
         with sync.connect(server.url) as client:

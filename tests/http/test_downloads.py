@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ROWS = 40_000
 
 
+@pytest.mark.breadth
 def test_each_format_has_all_rows(gateway: GatewayProcess, scores: Table) -> None:
     path, expected = f"/v1/tables/{scores.name}/scan", scores.scan().to_arrow().sort_by("player").to_pylist()
 
@@ -99,6 +100,7 @@ def test_the_header_accept_chooses_the_format(
     assert answer.status == (406 if "problem" in media_type else 200)
 
 
+@pytest.mark.breadth
 def test_a_slow_reader_stops_the_scan_and_holds_up_nobody(
     gateway: GatewayProcess, client: Client, wide: Table, scores: Table
 ) -> None:

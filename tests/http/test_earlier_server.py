@@ -30,6 +30,7 @@ def earlier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             yield gateway
 
 
+@pytest.mark.breadth
 def test_the_page_of_the_server_shows_what_the_server_knows_and_names_the_rest(earlier: GatewayProcess) -> None:
     answer = earlier.get("/server")
     text = answer.body.decode()
@@ -51,6 +52,7 @@ def test_the_other_pages_are_complete(earlier: GatewayProcess, path: str) -> Non
     assert "does not know" not in text
 
 
+@pytest.mark.breadth
 def test_a_server_of_this_version_knows_all_calls(gateway: GatewayProcess) -> None:
     text = gateway.get("/server").body.decode()
     assert "does not know" not in text

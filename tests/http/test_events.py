@@ -137,6 +137,7 @@ def test_a_reader_that_comes_back_gets_an_event_only_if_the_table_has_changed(
             assert reader.rows() == [{"player": "bob", "score": 99}]
 
 
+@pytest.mark.breadth
 def test_a_reader_that_is_slow_gets_the_newest_rows(gateway: GatewayProcess, client: Client) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
     table = client.create_table(f"http.t{uuid.uuid4().hex}", schema, primary_key=["k"])
@@ -193,7 +194,7 @@ STREAMS: dict[str, dict[str, Any]] = {"top": {"order_by": "score"}, "rows": {"ke
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.represented_by("top")
+@pytest.mark.breadth
 def test_a_heartbeat_confirms_the_last_answer(secured: TokenGateway, quick: GatewayProcess, kind: str) -> None:
     headers = {"Authorization": f"Bearer {secured.issuer.create('read:*')}"}
     with events(quick, f"/v1/tables/game.scores/watch/{kind}", headers, every=60, **STREAMS[kind]) as reader:
@@ -205,7 +206,7 @@ def test_a_heartbeat_confirms_the_last_answer(secured: TokenGateway, quick: Gate
 
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("end", ["revoked", "expired", "without the grant"])
-@pytest.mark.represented_by("revoked-top", "without the grant-count")
+@pytest.mark.represented_by("revoked-top")
 def test_a_stream_ends_with_its_token_while_no_row_changes(
     secured: TokenGateway, quick: GatewayProcess, kind: str, end: str
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_browser_cannot_name_another_address(server: PeerServer) -> None:
     wait_until(lambda: server.audited_peer("stranger").startswith("ipv4:127.0.0.1:"), "a line with the real address")
 
 
+@pytest.mark.breadth
 def test_a_gateway_that_the_server_has_not_started_is_itself_the_client(server: PeerServer) -> None:
     with GatewayProcess(server.process.url) as alone:
         caller = HttpCaller(alone.port, server.issuer.create("read:none.*", principal="alone"), source=BROWSER)
@@ -130,6 +131,7 @@ def test_a_gateway_that_the_server_has_not_started_is_itself_the_client(server: 
     assert wait_until(lambda: server.audited_peer("alone"), "its line").startswith("ipv4:127.0.0.1:")
 
 
+@pytest.mark.breadth
 def test_the_next_gateway_is_believed_and_no_key_is_in_a_log(server: PeerServer) -> None:
     pid = server.process.process.pid
     first = the_child(pid)

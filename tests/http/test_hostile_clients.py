@@ -67,7 +67,7 @@ def ends(connection: socket.socket) -> bool:
     ],
     ids=["silent", "slow-head", "slow-body"],
 )
-@pytest.mark.represented_by("silent")
+@pytest.mark.breadth
 def test_a_request_that_does_not_arrive_in_time_ends_its_connection(impatient: GatewayProcess, start: bytes) -> None:
     with opened(impatient) as connection:
         began = time.monotonic()
@@ -94,6 +94,7 @@ def test_an_idle_connection_is_closed(impatient: GatewayProcess) -> None:
         assert ends(connection)
 
 
+@pytest.mark.breadth
 def test_a_reader_that_takes_nothing_is_disconnected_and_its_scan_ends(
     impatient: GatewayProcess, client: Client, wide: Table
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_reader_that_takes_nothing_is_disconnected_and_its_scan_ends(
         wait_until(lambda: wide.name not in [scan.table for scan in client.live_scans()], "the end of the scan")
 
 
+@pytest.mark.breadth
 def test_of_too_many_connections_the_oldest_without_a_call_end_first(shared_server: ServerProcess) -> None:
     with GatewayProcess(shared_server.url, max_connections=6, request_seconds=600.0) as gateway, ExitStack() as stack:
         known, *unknown = [stack.enter_context(opened(gateway, f"127.0.0.{2 + number}")) for number in range(6)]
@@ -117,6 +119,7 @@ def test_of_too_many_connections_the_oldest_without_a_call_end_first(shared_serv
         assert all(answer_of(each, "/healthz") for each in (*unknown[3:], *newer))
 
 
+@pytest.mark.breadth
 def test_idle_connections_of_known_callers_keep_some_places_for_others(shared_server: ServerProcess) -> None:
     with GatewayProcess(shared_server.url, max_connections=30, request_seconds=600.0) as gateway, ExitStack() as stack:
         known = [stack.enter_context(opened(gateway)) for _ in range(30)]
@@ -127,6 +130,7 @@ def test_idle_connections_of_known_callers_keep_some_places_for_others(shared_se
         assert all(answer_of(each, "/v1/tables") for each in (*newer, *known[3:]))
 
 
+@pytest.mark.breadth
 def test_connections_with_a_running_request_are_not_ended_for_others(
     shared_server: ServerProcess, scores: Table
 ) -> None:
@@ -145,6 +149,7 @@ def test_connections_with_a_running_request_are_not_ended_for_others(
                 ends(stream)
 
 
+@pytest.mark.breadth
 def test_a_request_of_a_connection_that_ended_as_one_too_many_is_not_answered(
     shared_server: ServerProcess, tmp_path: Path
 ) -> None:
@@ -167,6 +172,7 @@ def test_a_request_of_a_connection_that_ended_as_one_too_many_is_not_answered(
     assert log.read_text().count('"path": "/v1/tables"') == 5
 
 
+@pytest.mark.breadth
 def test_a_request_whose_client_leaves_before_its_answer_ends(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with socket.create_server(("127.0.0.1", 0)) as silent:  # It never answers, so calls are repeated for a minute.
@@ -179,6 +185,7 @@ def test_a_request_whose_client_leaves_before_its_answer_ends(tmp_path: Path) ->
             wait_until(lambda: '"path": "/v1/tables", "status": null' in log.read_text(), "the line of the request")
 
 
+@pytest.mark.breadth
 def test_an_address_has_few_connections_without_a_call_of_the_server(shared_server: ServerProcess) -> None:
     with GatewayProcess(shared_server.url, max_unknown_connections=5) as gateway, ExitStack() as stack:
         known, *unknown = [stack.enter_context(opened(gateway)) for _ in range(5)]
@@ -193,6 +200,7 @@ def test_an_address_has_few_connections_without_a_call_of_the_server(shared_serv
         assert answer_of(known, "/v1/tables")
 
 
+@pytest.mark.breadth
 def test_a_flood_from_one_address_keeps_no_other_caller_behind_it_away(shared_server: ServerProcess) -> None:
     with GatewayProcess(shared_server.url, max_unknown_connections=5) as gateway, ExitStack() as stack:
         for _ in range(20):
@@ -201,6 +209,7 @@ def test_a_flood_from_one_address_keeps_no_other_caller_behind_it_away(shared_se
         assert ends(flood[0])
 
 
+@pytest.mark.breadth
 def test_tls_handshakes_that_stop_count_as_connections_of_their_address(
     shared_server: ServerProcess, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import pyarrow as pa
+import pytest
 
 from aio_client import sync
 from tests.support.browser import open_browser
@@ -28,6 +29,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
         """Logs nothing."""
 
 
+@pytest.mark.breadth
 def test_the_page_shows_the_rows_as_they_change(shared_server: ServerProcess) -> None:
     assert len((EXAMPLE / "index.html").read_text().splitlines()) < 40
     with (

@@ -264,6 +264,7 @@ def test_a_page_that_is_opened_while_the_server_is_away_shows_the_rows_later(
     assert text(browser, "problem") == ""
 
 
+@pytest.mark.breadth
 def test_only_the_visible_one_of_many_pages_has_a_connection(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -381,6 +382,7 @@ def test_a_connection_that_falls_silent_is_noticed_and_replaced(
         browser.get("about:blank")
 
 
+@pytest.mark.represented_by("60")
 @pytest.mark.parametrize("seconds", [60, -60])
 def test_a_clock_that_jumps_as_after_sleep_makes_the_page_connect_again(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome, seconds: int
@@ -436,6 +438,7 @@ def test_a_session_lasts_its_time_at_most_however_long_the_page_is_open(
         await_text(browser, "problem", ENDED)
 
 
+@pytest.mark.breadth
 def test_an_open_page_is_in_use(wall: Wall, table: Table, tmp_path: Path) -> None:
     with wall.gateway(sessions=str(tmp_path), session_idle_seconds=3600.0) as gateway:
         session = log_in(gateway, wall.issuer.root)
@@ -527,6 +530,7 @@ def test_a_query_that_cannot_succeed_is_shown_and_not_repeated(
     assert [each for each in loaded if "/top/events" in each] == []
 
 
+@pytest.mark.breadth
 def test_a_dropped_table_is_shown_and_its_successor_after_a_slow_retry(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -588,6 +592,7 @@ def test_pauses_grow_to_half_a_minute_and_refusals_wait_longer(
         assert decide(0, {"status": status, "detail": "x"})[1:] == (False, is_over)
 
 
+@pytest.mark.represented_by("disabled")
 @pytest.mark.parametrize(
     ("command", "value", "normal"),
     [
@@ -648,6 +653,7 @@ def test_rows_that_are_not_of_today_have_their_date(
     assert re.fullmatch(r"As of 0[34]/02/2020, \d\d:\d\d:\d\d, not confirmed for \d+ h\..*", text(browser, "age"))
 
 
+@pytest.mark.breadth
 def test_a_screen_reader_hears_of_updates_at_most_once_a_minute(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -665,6 +671,7 @@ def test_a_screen_reader_hears_of_updates_at_most_once_a_minute(
     assert browser.find_element(By.TAG_NAME, "table").get_attribute("aria-live") == "off"
 
 
+@pytest.mark.breadth
 def test_a_screen_reader_hears_that_the_page_is_not_current_and_that_it_is_again(
     wall: Wall, table: Table, browser: Chrome
 ) -> None:
@@ -680,6 +687,7 @@ def test_a_screen_reader_hears_that_the_page_is_not_current_and_that_it_is_again
         await_text(browser, "spoken", "Current again, as of")
 
 
+@pytest.mark.breadth
 def test_the_page_of_a_table_leads_to_the_live_page_of_its_query_and_back(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:

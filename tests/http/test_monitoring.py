@@ -30,6 +30,7 @@ def test_metrics_are_those_of_the_server(gateway: GatewayProcess, client: Client
     assert any(name.startswith("scankv_") for name in names)
 
 
+@pytest.mark.breadth
 def test_health_is_that_of_the_gateway_and_readiness_that_of_the_server(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server, GatewayProcess(server.url) as gateway:
         assert gateway.get("/readyz").json == {"ready": True}
@@ -53,6 +54,7 @@ def test_the_description_is_valid_and_has_every_path(gateway: GatewayProcess) ->
     assert names == ["table", *(each.name for each in top.parameters)]
 
 
+@pytest.mark.breadth
 def test_only_pages_of_allowed_origins_may_read_answers(tmp_path: Path) -> None:
     allowed, other = {"Origin": "https://app.example"}, {"Origin": "https://evil.example"}
     with (

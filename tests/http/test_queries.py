@@ -22,6 +22,7 @@ def rows(gateway: GatewayProcess, path: str, **query: Any) -> list[dict[str, Any
     return found
 
 
+@pytest.mark.breadth
 def test_top_n_has_the_rows_of_the_client_in_order(gateway: GatewayProcess, scores: Table) -> None:
     path = f"/v1/tables/{scores.name}/top"
     assert rows(gateway, path, order_by="score") == scores.top_n(10, "score").to_pylist()

@@ -134,6 +134,7 @@ class ArchivedHistory:
             assert (problem := writer.problem_at(plan.micros, found)) is None, problem
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("runs", "servers", "faults", "restores"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.one_process
 
 
+@pytest.mark.represented_by("2-upsert-30-3")
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("seed", "changelog", "operations", "moments"),
@@ -65,6 +66,7 @@ async def test_backups_at_random_moments_equal_the_model(
             check_stored_table(tmp_path / f"restored-{number}", "test.history", model)
 
 
+@pytest.mark.represented_by("1-none-30-3")
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("seed", "changelog", "operations", "moments"),

@@ -22,6 +22,7 @@ KINDS: list[tuple[bool, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.represented_by("first_row")
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_rows_expire_as_in_a_dict(engine: str, tmp_path: Path) -> None:
     by_write, options = KINDS[list(ENGINES).index(engine) % len(KINDS)]

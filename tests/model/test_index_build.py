@@ -181,6 +181,7 @@ def _points(random: Random, columns: tuple[str, ...]) -> tuple[Predicate, Truth]
     return predicate, lambda row: all(row[name] == value for name, value in compared.items())
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("seed", "rounds", "rows"),

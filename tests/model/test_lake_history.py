@@ -34,6 +34,7 @@ _CASES = [
 ]
 
 
+@pytest.mark.represented_by("parquet-partitions-1")
 @seeds(2)
 @pytest.mark.parametrize(("format_", "options"), _CASES)
 async def test_each_version_shows_the_table_at_its_instant(

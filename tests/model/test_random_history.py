@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.represented_by("6-upsert-25-True-False")
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("seed", "changelog", "operations", "evolved", "partitioned"),
@@ -36,6 +37,7 @@ async def test_a_table_equals_a_dictionary_with_the_same_history(
     await check_history(server, seed, operations, changelog, evolved=evolved, partitioned=partitioned)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("seed", "changelog", "operations"),

@@ -28,6 +28,7 @@ def world(shared_server: ServerProcess) -> Iterator[Surroundings]:
         yield Surroundings(client, CommandLine(shared_server.url))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("way", WAYS_IN, ids=lambda way: way.name)
 def test_every_value_comes_back_by_every_way_out(world: Surroundings, way: WayIn) -> None:
     failures = []
@@ -46,6 +47,7 @@ def test_a_way_in_names_the_column_and_the_reason_of_what_it_refuses(world: Surr
     _check([text for way, layout in tried for text in check_refusals_in(world, way, layout, every=_EVERY)])
 
 
+@pytest.mark.breadth
 def test_a_way_out_names_the_column_and_the_reason_of_what_it_refuses(world: Surroundings) -> None:
     failures = []
     for layout in layouts():

@@ -35,6 +35,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.breadth
 @seeds(1)
 @pytest.mark.parametrize("options", _OPTIONS)
 async def test_published_rows_lead_to_the_live_table(

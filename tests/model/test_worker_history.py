@@ -41,6 +41,7 @@ ATTEMPT: Final = 2.0
 """How long a call waits for a paused worker, which may have its connection, until another connection is tried."""
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("runs", "faults"), [(1, 2), pytest.param(40, 14, marks=pytest.mark.soak)], ids=["short", "long"]

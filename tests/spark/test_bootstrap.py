@@ -33,6 +33,7 @@ def rows(spark: SparkSession, count: int = 10_000, partitions: int = 5) -> DataF
     )
 
 
+@pytest.mark.breadth
 def test_a_table_gets_all_rows_of_all_tasks(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, name: str
 ) -> None:

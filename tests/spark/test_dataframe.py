@@ -31,6 +31,7 @@ def table(client: sync.Client, name: str) -> sync.Table:
     return table
 
 
+@pytest.mark.breadth
 def test_scan_dataframe_pushes_everything_down_and_each_query_reads_one_instant(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, table: sync.Table
 ) -> None:

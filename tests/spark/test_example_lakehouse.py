@@ -42,6 +42,7 @@ def test_one_command_runs_the_example_over_s3() -> None:
     check_example(rounds=4)
 
 
+@pytest.mark.breadth
 def test_an_answer_of_another_instant_is_found(server: ServerProcess) -> None:
     with connect(server.url) as client:
         create_flights(client, "2013-01-31")

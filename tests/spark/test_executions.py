@@ -39,6 +39,7 @@ def adaptive(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[No
     spark.conf.unset("spark.sql.adaptive.enabled")
 
 
+@pytest.mark.represented_by("not adaptive")
 @pytest.mark.usefixtures("adaptive")
 def test_branches_of_a_query_that_loads_a_table_twice_read_one_instant(
     shared_server: ServerProcess, load: Callable[..., DataFrame], table: sync.Table
@@ -66,6 +67,7 @@ def test_a_subquery_that_ends_before_the_query_begins_reads_the_same_instant(
         assert tuple(spark.sql(text).first() or ()) == (before, before, 0)
 
 
+@pytest.mark.breadth
 def test_every_action_reads_the_table_as_of_its_own_instant(
     spark: SparkSession, shared_server: ServerProcess, load: Callable[..., DataFrame], table: sync.Table
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_query_whose_snapshot_ends_fails_and_returns_no_rows_of_another_instan
     assert "Run the query again; a greater option snapshot_ttl" in str(caught.value)
 
 
+@pytest.mark.breadth
 def test_a_stream_joined_with_a_table_reads_the_table_as_of_each_micro_batch(
     spark: SparkSession, load: Callable[..., DataFrame], table: sync.Table, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def setting_forward(clock: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterato
     return pass_on
 
 
+@pytest.mark.breadth
 def test_all_stages_of_a_query_read_the_rows_that_had_not_expired_at_one_time(
     spark: SparkSession, unswept: ExpiringServer
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_stream_that_stopped_in_its_initial_rows_is_exact_although_the_ttl_was
         assert rows[0]["v"] == rows[200]["v"] == -1
 
 
+@pytest.mark.breadth
 def test_a_streaming_query_restarts_from_its_initial_rows_after_the_ttl_was_removed(
     spark: SparkSession, swept: ExpiringServer, tmp_path: Path
 ) -> None:

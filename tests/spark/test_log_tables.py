@@ -30,6 +30,7 @@ def test_the_bucket_key_of_a_created_table_is_an_option(
     assert len(table.scan(where="line = 'line 1'").explain().buckets) == 1
 
 
+@pytest.mark.breadth
 def test_rows_make_a_round_trip(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, name: str, tmp_path: Path
 ) -> None:

@@ -211,6 +211,7 @@ def test_a_column_that_is_added_later_is_not_read(
     assert sorted(keys(list(read(whole, whole.parts[0])))) == list(range(1000))
 
 
+@pytest.mark.breadth
 def test_a_task_that_reads_for_longer_than_the_lease_renews_it(
     shared_server: ServerProcess, client: sync.Client, large: sync.Table
 ) -> None:

@@ -223,6 +223,7 @@ def test_an_empty_table_has_no_rows(load: Callable[..., DataFrame], client: sync
     assert load(name, splits=3).count() == 0
 
 
+@pytest.mark.breadth
 def test_tasks_return_each_row_once_when_the_server_is_killed(
     spark: SparkSession, server: ServerProcess, tmp_path: Path
 ) -> None:
@@ -317,6 +318,7 @@ VALUES: dict[str, Any] = {
 }
 
 
+@pytest.mark.represented_by("True")
 @pytest.mark.parametrize("fast", [False, True])
 def test_every_type_has_the_same_values_in_a_session_that_is_not_in_utc(
     spark: SparkSession,

@@ -81,6 +81,7 @@ def restore(path: Path, data: str) -> None:
     restore_all(store, plan_backup(read_manifest(store, find_backup(store, "latest"))), path / data)
 
 
+@pytest.mark.breadth
 def test_a_query_fails_after_a_restore_until_the_restored_table_is_accepted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_query_fails_after_a_restore_until_the_restored_table_is_accepted(
         assert client.transactions() == []
 
 
+@pytest.mark.breadth
 def test_a_query_writes_missing_micro_batches_again_after_they_are_removed_from_its_checkpoint(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_query_writes_missing_micro_batches_again_after_they_are_removed_from_
         assert total(client) == 11_111
 
 
+@pytest.mark.breadth
 def test_a_query_continues_after_a_restore_that_has_all_of_its_micro_batches(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def told(error: Exception) -> str:
     return str(error)[-1000:]
 
 
+@pytest.mark.breadth
 def test_a_statement_can_add_options_to_those_of_its_table(sql: Sql, table: sync.Table) -> None:
     sql.create(table.name, where="score < 8", rows_per_split="3")
     assert sql.rows("select count(*), max(score) from {}") == [(8, 7)]

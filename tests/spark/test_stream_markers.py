@@ -90,6 +90,7 @@ def following(
     return query
 
 
+@pytest.mark.breadth
 def test_a_query_reads_an_untracked_range_again_and_repeats_a_failed_micro_batch(
     following: Following, client: sync.Client, name: str
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_query_reads_an_untracked_range_again_and_repeats_a_failed_micro_batch
     following.check()
 
 
+@pytest.mark.breadth
 def test_a_query_learns_that_the_changelog_no_longer_has_the_rows_before(
     following: Following, client: sync.Client, name: str
 ) -> None:
@@ -176,6 +178,7 @@ def test_a_query_reads_what_was_written_but_not_after_the_rows(
     assert len(found) == 4
 
 
+@pytest.mark.breadth
 def test_a_query_stops_at_a_deleted_range_and_continues_only_if_it_is_told_to(
     following: Following, client: sync.Client, name: str
 ) -> None:

@@ -291,6 +291,7 @@ def test_available_now_ends_with_the_changes_that_existed_at_its_start(
     assert sum(row["v"] == 2 for batch in follower.batches for row in batch) == 20
 
 
+@pytest.mark.breadth
 def test_a_query_begins_at_option_start(table: sync.Table, query: Callable[..., Query]) -> None:
     (before,) = (each.log_offset for each in table.stats() if each.bucket == 0)
     time = datetime.now(UTC)
@@ -544,6 +545,7 @@ def test_an_error_says_that_the_checkpoint_is_too_old(tmp_path: Path) -> None:
         follower.stop()
 
 
+@pytest.mark.breadth
 def test_a_query_begins_in_published_files_and_continues_with_every_change(
     table: sync.Table, query: Callable[..., Query], tmp_path: Path
 ) -> None:

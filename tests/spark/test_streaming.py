@@ -96,6 +96,7 @@ def test_existing_changes_are_delivered_once_despite_failures_and_restarts(
     assert [each.lag for each in table.consumers()] == [2]
 
 
+@pytest.mark.breadth
 def test_changes_of_all_tablets_are_delivered_once_despite_failures_and_restarts(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, name: str, tmp_path: Path
 ) -> None:

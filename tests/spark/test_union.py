@@ -102,7 +102,7 @@ def test_a_union_has_the_rows_and_the_types_of_the_data_source(
 
 
 @pytest.mark.parametrize("format_", ["parquet", "iceberg"])
-@pytest.mark.represented_by("parquet")
+@pytest.mark.breadth
 def test_spark_reads_files_of_every_format(
     spark: SparkSession,
     client: sync.Client,
@@ -157,6 +157,7 @@ def test_an_earlier_version_is_read_by_spark_alone(
         spark_bridge.table(spark, url, table.name, lake=uri, as_of=2)
 
 
+@pytest.mark.breadth
 def test_files_without_changed_keys_are_read_as_they_are(
     spark: SparkSession,
     client: sync.Client,
@@ -185,7 +186,7 @@ KEYS: dict[str, tuple[list[pa.DataType], list[Any]]] = {
 
 
 @pytest.mark.parametrize("kind", KEYS)
-@pytest.mark.represented_by("int64")
+@pytest.mark.breadth
 def test_exactly_the_rows_with_changed_keys_are_left_out(
     spark: SparkSession, client: sync.Client, name: str, tmp_path: Path, kind: str
 ) -> None:
@@ -209,6 +210,7 @@ def test_exactly_the_rows_with_changed_keys_are_left_out(
     assert sorted(map(tuple, union.collect()), key=str) == sorted((tuple(row.values()) for row in expected), key=str)
 
 
+@pytest.mark.breadth
 def test_many_rows_that_have_changed_are_not_a_part_of_the_plan(
     spark: SparkSession, client: sync.Client, table: sync.Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +246,7 @@ def test_a_changed_bit_in_a_file_is_an_error_and_no_wrong_answer(
         rows.collect()
 
 
+@pytest.mark.breadth
 def test_columns_are_found_by_their_ids(
     spark: SparkSession, client: sync.Client, name: str, load: Callable[..., DataFrame], tmp_path: Path
 ) -> None:
@@ -298,6 +301,7 @@ def test_the_server_is_read_where_the_lake_cannot_be_used(
         spark_bridge.table(spark, url, table.name, lake=uri, snapshot="gone")
 
 
+@pytest.mark.breadth
 def test_a_union_of_a_snapshot_needs_no_server_once_it_is_planned(
     spark: SparkSession, name: str, tmp_path: Path
 ) -> None:

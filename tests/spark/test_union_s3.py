@@ -53,6 +53,7 @@ def said(server: ServerProcess, table: str, uri: str, **variables: str) -> list[
     return done.stdout.splitlines()
 
 
+@pytest.mark.breadth
 def test_the_package_that_spark_lacks_is_named(
     spark: SparkSession, client: sync.Client, name: str, published: str
 ) -> None:

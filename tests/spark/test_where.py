@@ -79,6 +79,7 @@ def predicate(chance: random.Random, depth: int = 0) -> str:
     return f"{negated}{column} {compared} {chance.choice(NUMBERS)}"
 
 
+@pytest.mark.breadth
 def test_option_where_keeps_the_rows_that_filter_keeps(
     load: Callable[..., DataFrame], client: sync.Client, name: str, shared_server: ServerProcess
 ) -> None:
@@ -111,7 +112,7 @@ def test_option_where_keeps_the_rows_that_filter_keeps(
 
 
 @pytest.mark.parametrize("text", ["d > 0", "not (f <= 1)", "s.e >= d", "x > 1 and d <> d"])
-@pytest.mark.represented_by("d > 0")
+@pytest.mark.breadth
 def test_every_way_to_pass_a_predicate_means_the_same(
     load: Callable[..., DataFrame], client: sync.Client, name: str, shared_server: ServerProcess, text: str
 ) -> None:

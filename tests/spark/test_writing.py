@@ -144,6 +144,7 @@ def test_overwrite_leaves_exactly_the_written_rows(
     assert before.num_rows == 10
 
 
+@pytest.mark.breadth
 def test_overwrite_replaces_only_the_rows_that_match(
     save: Callable[..., None], rows: DataFrame, table: sync.Table
 ) -> None:

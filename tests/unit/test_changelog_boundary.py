@@ -81,6 +81,7 @@ def _detours_in(source: str, path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "the column family of the changelog belongs to one implementation"
 
 
+@pytest.mark.breadth
 def test_nothing_goes_around_the_interface_of_the_changelog() -> None:
     assert detours(ROOT) == []
 

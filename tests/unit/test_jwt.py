@@ -618,6 +618,7 @@ async def test_settings_that_contradict_each_other_are_refused(
         ServerConfig(data=tmp_path, **{**good, **given})
 
 
+@pytest.mark.breadth
 async def test_a_server_without_the_library_says_how_to_install_it(
     known: Verifying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

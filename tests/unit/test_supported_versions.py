@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,7 @@ def test_the_versions_of_pyarrow_are_tested_and_documented() -> None:
     assert documented("pyarrow, server and Spark") == client[-1]
 
 
+@pytest.mark.breadth
 def test_the_versions_of_pyspark_are_tested_and_documented() -> None:
     versions = [f"{major}.{minor}" for major in (3, 4, 5) for minor in range(20)]
     spark = allowed("pyspark", PROJECT["project"]["optional-dependencies"]["spark"], versions)

@@ -95,7 +95,7 @@ def test_the_progress_says_how_much_is_left() -> None:
 
 
 @pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.represented_by("2-130")
+@pytest.mark.breadth
 def test_an_interrupted_command_says_how_to_continue(
     server: ServerProcess, tmp_path: Path, signal_: signal.Signals, code: int
 ) -> None:

@@ -280,6 +280,7 @@ def test_a_default_may_be_a_time_that_python_does_not_have(
     assert [json.loads(line) for line in lines] == expected
 
 
+@pytest.mark.breadth
 def test_puts_of_a_new_row_by_several_lose_no_column(client: sync.Client, table: str) -> None:
     columns = ("a", "b", "c")
     schema = pa.schema([("k", pa.int64()), *((name, pa.int64()) for name in columns)])

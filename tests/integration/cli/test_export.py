@@ -194,6 +194,7 @@ def test_what_cannot_be_exported_is_refused(scankv: CommandLine, scores: str, tm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.breadth
 @examples(6)
 @given(made=definitions(), format_=st.sampled_from(FORMATS))
 def test_an_exported_table_is_created_again_with_its_whole_definition(

@@ -290,6 +290,7 @@ def test_a_signal_ends_the_wait_for_more_input_and_what_is_in_is_reported(
     assert sure <= loaded <= sure + unsure, (said, loaded)
 
 
+@pytest.mark.breadth
 def test_a_server_that_goes_away_leaves_a_number_of_rows(server: ServerProcess) -> None:
     scankv = CommandLine(server.url)
     scankv("create", "cli.gone", "--schema", "player string", "--key", "player")
@@ -392,7 +393,7 @@ ZEROS = ", ".join(f"{name} int64" for name in "kabcde")
 
 @pytest.mark.parametrize(("write", "schema"), [(write_zeros, ZEROS), (write_repeated, "k int64, s string")])
 @pytest.mark.parametrize("command", ["load", "replace"])
-@pytest.mark.represented_by("load-write_zeros-k int64, a int64, b int64, c int64, d int64, e int64")
+@pytest.mark.breadth
 def test_a_short_file_that_means_gigabytes_is_refused_and_the_limit_ends_with_the_command(
     scankv: CommandLine,
     table: str,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 
 from aio_client import sync
 from scankv.cli import loading
@@ -73,6 +74,7 @@ def is_loaded(some: Loading, blocks: list[KeyBlock], line: int) -> bool:
     return False
 
 
+@pytest.mark.breadth
 def test_an_interrupt_at_any_line_of_the_loading_ends_it_with_the_number_of_rows(
     scankv: CommandLine, table: str
 ) -> None:

@@ -39,6 +39,7 @@ def create_large(url: str) -> str:
     return table.name
 
 
+@pytest.mark.breadth
 def test_a_scan_that_breaks_off_says_what_to_do_in_a_shell(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
         scankv = CommandLine(server.url)

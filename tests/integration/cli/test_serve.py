@@ -58,6 +58,7 @@ def taken_port() -> Iterator[str]:
         yield str(listener.getsockname()[1])
 
 
+@pytest.mark.breadth
 def test_a_taken_port_is_exit_code_4_and_one_line_on_stderr(taken_port: str, tmp_path: Path) -> None:
     # Not forked: gRPC decides when it is imported whether it logs.
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
@@ -115,7 +116,7 @@ def unusable_access(directory: Path) -> dict[str, tuple[list[str], str]]:
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new directory", "used directory"])
-@pytest.mark.represented_by("new directory")
+@pytest.mark.breadth
 def test_a_server_that_cannot_use_its_tokens_or_certificates_leaves_the_data_directory_alone(
     tmp_path: Path, exists: bool
 ) -> None:
@@ -178,6 +179,7 @@ def test_a_server_starts_without_asking_the_object_store_of_its_backups(tmp_path
             store.accept()
 
 
+@pytest.mark.breadth
 def test_everything_that_a_server_writes_is_private(tmp_path: Path) -> None:
     public = ("sh", "-c", 'umask 0 && exec "$@"', "sh")
     with (
@@ -272,6 +274,7 @@ def test_the_log_has_what_its_level_says(tmp_path: Path) -> None:
     assert b"log_level must be debug or info or warning or error, not loud" in refused.stderr
 
 
+@pytest.mark.breadth
 def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
     for arguments, message in (
         ([], "--data DIR"),

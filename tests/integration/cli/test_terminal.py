@@ -98,6 +98,7 @@ def test_dropping_asks_first(scankv: CommandLine, scores: str) -> None:
     assert scores in scankv.fails("count", scores)
 
 
+@pytest.mark.breadth
 def test_loading_shows_how_far_it_is(scankv: CommandLine, scores: str, tmp_path: object) -> None:
     path = f"{tmp_path}/more.csv"
     with open(path, "w") as file:
@@ -120,6 +121,7 @@ def test_building_an_index_and_checking_show_how_far_they_are(scankv: CommandLin
     assert "all consistent" in shown
 
 
+@pytest.mark.breadth
 def test_an_error_in_a_predicate_shows_its_place_below_the_text(scankv: CommandLine, table: str) -> None:
     scankv("load", table, "-", "--create", "--key", "n", stdin="n\n1\n")
     code, shown = on_terminal(scankv, "count", table, "--where", "n > 0 AND n == 1", width=200)

@@ -194,6 +194,7 @@ def test_a_server_with_tls_is_recognized_by_a_client_without(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.breadth
 def test_a_server_without_tls_is_recognized_in_one_line_on_stderr(shared_server: ServerProcess) -> None:
     address = f"localhost:{shared_server.url.rpartition(':')[2]}"
     # Not in this process and not forked from one: gRPC decides when it is imported whether it logs.

@@ -146,6 +146,7 @@ def test_aggregates_are_those_of_the_whole_table(
         assert result.select(group_by).to_pylist() == expected.select(group_by).to_pylist()
 
 
+@pytest.mark.breadth
 @given(
     where=predicates,
     n=st.sampled_from([1, 10, 700, 100_000]),
@@ -269,6 +270,7 @@ async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Ta
     assert (await client.stats()).scans_started == before
 
 
+@pytest.mark.breadth
 @pytest.mark.whole_tables  # One live scan is allowed, and a scan is one for each tablet.
 @pytest.mark.asyncio
 async def test_it_is_listed_cancelled_and_limited_as_a_scan_is(tmp_path: Path) -> None:

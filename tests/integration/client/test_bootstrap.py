@@ -123,7 +123,7 @@ async def assert_same(client: Client, table: Table, expected: Table) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @seeds(1)
-@pytest.mark.represented_by("0-plain", "0-aggregate")
+@pytest.mark.represented_by("0-aggregate")
 async def test_a_bootstrapped_table_equals_one_with_upserts(client: Client, name: str, kind: str, seed: int) -> None:
     rng, options = random.Random(f"{kind} {seed}"), KINDS[kind]
     schema = schema_of(options)

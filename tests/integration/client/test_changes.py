@@ -573,6 +573,7 @@ async def test_a_stream_that_is_left_or_dropped_or_cancelled_leaves_nothing(rest
     await idle(restless_client)
 
 
+@pytest.mark.breadth
 async def test_a_drain_ends_followers_at_once_and_they_go_on_with_the_server_that_comes_back(
     server: ServerProcess,
 ) -> None:
@@ -603,6 +604,7 @@ async def test_a_drain_ends_followers_at_once_and_they_go_on_with_the_server_tha
             assert seen((await reading).to_pylist()) == [("+I", 3)]
 
 
+@pytest.mark.breadth
 async def test_a_bounded_read_over_unclean_stops_has_every_change_in_batches_of_any_size(server: ServerProcess) -> None:
     """Each unclean stop begins a new epoch, in which offsets continue at another number."""
     async with connect(server.url) as client:

@@ -95,6 +95,7 @@ def random_key(random: Random) -> object:
     return random.choice(forms)
 
 
+@pytest.mark.represented_by("1")
 @seeds(2)
 async def test_concurrent_gets_have_the_outcomes_of_single_ones(
     client: Client, shared_server: ServerProcess, name: str, seed: int
@@ -214,6 +215,7 @@ CHANGES: Final = 40
 CALLERS: Final = 20
 
 
+@pytest.mark.represented_by("1")
 @seeds(2)
 async def test_a_get_sees_a_state_between_its_call_and_its_end_while_the_table_changes(
     client: Client, shared_server: ServerProcess, name: str, seed: int
@@ -258,6 +260,7 @@ async def test_a_get_sees_a_state_between_its_call_and_its_end_while_the_table_c
     assert seen > CHANGES
 
 
+@pytest.mark.breadth
 async def test_rows_that_do_not_fit_into_one_answer_are_got_concurrently(client: Client, name: str) -> None:
     schema = pa.schema([("key", pa.int64()), ("blob", pa.binary())])
     table = await client.create_table(name, schema, primary_key=["key"], buckets=2)

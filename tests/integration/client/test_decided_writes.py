@@ -115,6 +115,7 @@ async def test_a_commit_is_refused_if_a_column_became_a_type_without_its_value(c
     await _is_served(client, name)
 
 
+@pytest.mark.breadth
 async def test_a_commit_is_refused_if_a_default_makes_its_row_too_large(client: Client, name: str) -> None:
     schema = pa.schema([("k", pa.int64()), ("v", pa.binary())])
     table = await client.create_table(name, schema, primary_key=["k"], buckets=1)

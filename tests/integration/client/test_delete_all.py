@@ -218,6 +218,7 @@ def _committed_after_a_kill(server: ServerProcess, *, commits: bool) -> dict[Any
         return {row["k"]: row["a"] for row in table.scan().to_pylist()}
 
 
+@pytest.mark.breadth
 async def test_what_is_staged_outlives_the_death_of_the_server(server: ServerProcess) -> None:
     found = await asyncio.to_thread(_committed_after_a_kill, server, commits=True)
     assert found == {**dict.fromkeys(range(5), 2), 1000: 1}

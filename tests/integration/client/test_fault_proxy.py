@@ -110,6 +110,7 @@ async def test_a_connection_that_ends_is_an_error_unless_nothing_was_shown_and_t
         assert await scanned(through, filled) == DATA
 
 
+@pytest.mark.breadth
 async def test_a_stalled_connection_is_noticed_within_its_timeout_and_freed(
     client: Client, proxy: FaultProxy, filled: str
 ) -> None:
@@ -124,6 +125,7 @@ async def test_a_stalled_connection_is_noticed_within_its_timeout_and_freed(
         assert await scanned(through, filled) == DATA
 
 
+@pytest.mark.breadth
 @pytest.mark.timeout(180)
 async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
     client: Client, proxy: FaultProxy, filled: str
@@ -145,6 +147,7 @@ async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
         await await_until(_async(lambda: proxy.open_connections == 1), "the forgotten connection closed")
 
 
+@pytest.mark.breadth
 async def test_a_stream_whose_event_loop_was_blocked_keeps_its_connection(
     client: Client, shared_server: ServerProcess, filled: str
 ) -> None:
@@ -163,6 +166,7 @@ async def test_a_stream_whose_event_loop_was_blocked_keeps_its_connection(
             assert stream.stats().attempts == 1
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 async def test_a_call_after_one_that_was_not_answered_takes_another_connection(proxy: FaultProxy, filled: str) -> None:
     async with connect(proxy.address, attempt_timeout=3) as through:
@@ -189,6 +193,7 @@ async def test_scans_on_a_connection_that_was_replaced_go_on_to_their_end(proxy:
         await await_until(_async(lambda: proxy.open_connections == 1), "the replaced connection closed")
 
 
+@pytest.mark.breadth
 async def test_no_call_takes_the_connection_that_just_broke(proxy: FaultProxy, filled: str) -> None:
     # gRPC uses a broken connection for a moment longer. Without special care, one call in fifteen fails on a busy
     # machine.

@@ -111,6 +111,7 @@ async def test_altering_without_waiting_leaves_the_building_to_the_server(client
     assert [status.ready for status in await altered.index_status() if status.columns == ("team",)] == [True]
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_waiting_for_an_index_outlives_the_server(server: ServerProcess) -> None:
     seen: list[list[IndexStatus]] = []

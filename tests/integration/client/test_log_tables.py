@@ -152,6 +152,7 @@ async def test_a_resumed_scan_of_a_snapshot_has_exactly_the_rest(
         assert min(map(len, parts)) > 400
 
 
+@pytest.mark.breadth
 async def test_a_view_keeps_rows_that_retention_removes(tmp_path: Path) -> None:
     settings = ("--set", "log_maintenance_seconds=0.05")
     with ServerProcess(tmp_path / "data", *settings) as server:

@@ -45,6 +45,7 @@ async def test_many_writes_and_writers_at_once_are_all_applied_once(client: Clie
     assert (await table.aggregate({"n": ["sum"]}))["n_sum"][0].as_py() == 450
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_streams_that_wait_leave_reads_their_turn(client: Client, name: str) -> None:
     table = await client.create_table(name, SCHEMA, primary_key=["k"])

@@ -377,6 +377,7 @@ class Longest:
 """
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_function_of_an_installed_package_is_used_where_the_server_lists_it(tmp_path: Path, name: str) -> None:
     package = tmp_path / "packages"

@@ -75,6 +75,7 @@ async def test_a_limit_is_exact_and_reads_no_more_than_a_row_of_each_bucket(tabl
     assert scanned <= limit * table.tablets + BUCKETS
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_scan_goes_on_in_order_behind_any_chunk(table: Table) -> None:
     scan = table.scan(["k"], limit=3000).ordered().with_chunk(rows=500)

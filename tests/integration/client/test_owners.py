@@ -53,6 +53,7 @@ async def test_a_client_writes_nothing_to_another_server_at_the_port_of_a_worker
     assert owned.count() == 5
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_client_that_is_closed_while_it_connects_to_a_worker_leaves_no_connection(
     forwarded: tuple[ServerProcess, Table],
@@ -79,6 +80,7 @@ async def _read_all(connection: socket.socket) -> None:
         pass
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_worker_that_did_not_answer_at_first_is_found_later(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch

@@ -38,6 +38,7 @@ async def with_little_patience(attempt: Callable[[float], Awaitable[None]]) -> N
     return await attempt(10)
 
 
+@pytest.mark.represented_by("True")
 @pytest.mark.parametrize("chunks_too", [False, True])
 async def test_a_stream_of_an_idle_table_outlives_any_timeout(
     client: Client, shared_server: ServerProcess, name: str, chunks_too: bool
@@ -127,6 +128,7 @@ async def _survives_pings(url: str, interval_millis: int, pings: int) -> bool:
         return not done
 
 
+@pytest.mark.breadth
 async def test_keepalive_pings_that_the_server_allows_end_no_connection(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--set", "min_ping_interval_seconds=0.1") as server:
         # gRPC sends pings at most every second; the third that comes too early ends the connection.

@@ -63,10 +63,12 @@ def run(shared_server: ServerProcess, sync_client: sync.Client, name: str) -> Ca
     return run
 
 
+@pytest.mark.breadth
 def test_a_client_without_with_is_closed_at_exit(run: Callable[..., str]) -> None:
     assert run("print(sync.connect(url).table(name).count())") == f"{ROWS}\n"
 
 
+@pytest.mark.breadth
 def test_a_client_kept_is_closed_at_exit_also_in_the_middle_of_a_scan(run: Callable[..., str]) -> None:
     script = "client = sync.connect(url); stream = iter(client.table(name).scan().with_chunk(rows=10)); "
     assert run(script + "print(next(stream).num_rows)") == "10\n"
@@ -85,6 +87,7 @@ print(next(stream).num_rows)
     assert run(script) == "10\n"
 
 
+@pytest.mark.breadth
 def test_a_client_of_before_a_fork_is_refused_after_it(run: Callable[..., str]) -> None:
     script = """
 table = sync.connect(url).table(name)
@@ -98,6 +101,7 @@ print(table.count())
     ]
 
 
+@pytest.mark.breadth
 def test_connecting_after_a_fork_is_refused_when_a_client_was_open(run: Callable[..., str]) -> None:
     script = """
 client = sync.connect(url)
@@ -110,7 +114,7 @@ in_child(lambda: sync.connect(url))
 
 
 @pytest.mark.parametrize("opened", ["sync.connect(url)", "asyncio.run(opened())"])
-@pytest.mark.represented_by("sync.connect(url)")
+@pytest.mark.breadth
 def test_connecting_after_a_fork_works_when_all_clients_were_closed(run: Callable[..., str], opened: str) -> None:
     script = f"""
 async def opened():
@@ -127,6 +131,7 @@ in_child(lambda: print(sync.connect(url).table(name).count()))
     assert run(script).splitlines() == [str(ROWS), "child ended with 0"]
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 def test_ctrl_c_ends_a_call_that_hangs(run: Callable[..., str]) -> None:
     script = """
@@ -148,7 +153,7 @@ print(table.count())
 
 
 @pytest.mark.parametrize("waiting", ["table.changes(StartFrom.LATEST).stream()", "table.watch_top_n(1, 'k')"])
-@pytest.mark.represented_by("table.changes(StartFrom.LATEST).stream()")
+@pytest.mark.breadth
 def test_ctrl_c_that_does_not_wake_the_thread_that_waits_is_noticed(run: Callable[..., str], waiting: str) -> None:
     """As a Ctrl-C right before the wait.
 

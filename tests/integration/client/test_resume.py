@@ -138,6 +138,7 @@ async def test_a_live_scan_goes_on_over_a_fresh_view_and_says_so(
     assert set(seen) == fresh
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_live_scan_raises_with_a_token_that_goes_on_in_another_process(
     table: Table, cut_client: Client, proxy: FaultProxy, shared_server: ServerProcess
@@ -209,6 +210,7 @@ async def no_scan_is_live(client: Client) -> None:
     await await_until(none, "without a live scan")
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_reader_that_was_too_slow_goes_on_or_learns_how(impatient_server: ServerProcess) -> None:
     url = impatient_server.url

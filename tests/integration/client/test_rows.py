@@ -72,6 +72,7 @@ async def test_rows_of_one_key_in_many_requests_are_applied_in_order(table: Tabl
     assert await contents(table) == {"same": rows - 1}
 
 
+@pytest.mark.breadth
 async def test_a_reader_is_written_as_it_comes(table: Table) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         for start in range(0, 500_000, 1000):
@@ -118,6 +119,7 @@ async def test_a_row_over_the_limit_is_refused_by_its_index(client: Client, name
     assert await table.count() == 0
 
 
+@pytest.mark.breadth
 async def test_rows_as_large_as_allowed_are_written_and_read(client: Client, name: str) -> None:
     table = await client.create_table(name, pa.schema([("k", pa.int64()), ("v", pa.binary())]), primary_key=["k"])
     large = b"x" * ((16 << 20) - 1024)

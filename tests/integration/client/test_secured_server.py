@@ -137,6 +137,7 @@ async def test_a_stream_survives_that_its_token_is_replaced(server: TlsServer, t
             assert (await anext(stream))["player"].to_pylist() == ["bob"]
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_server_may_require_client_certificates(tmp_path: Path) -> None:
     with TlsServer(tmp_path, client_certificates=True) as server:

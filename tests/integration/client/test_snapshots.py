@@ -134,6 +134,7 @@ async def test_a_released_snapshot_is_lost_to_every_call_but_the_release(table: 
     await assert_lost(table, snapshot)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_an_awaited_snapshot_expires_unless_its_holder_renews_it(client: Client, table: Table) -> None:
     snapshot = await table.snapshot(ttl=3)
@@ -200,6 +201,7 @@ async def test_a_snapshot_of_another_table_is_not_read(client: Client, table: Ta
             await other.snapshot(same_view_as=snapshot)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_the_context_keeps_a_snapshot_through_work_that_is_longer_than_its_ttl(
     client: Client, table: Table

@@ -81,6 +81,7 @@ async def test_parts_can_be_read_at_once(divided: ServerProcess) -> None:
             assert 0 not in await asyncio.to_thread(scanned_since, observer, before)
 
 
+@pytest.mark.breadth
 @pytest.mark.whole_tables  # The owners of the tablets read the rows.
 def test_another_process_reads_a_part_at_the_same_worker(divided: ServerProcess) -> None:
     with pinned(divided, "elsewhere") as (client, there):

@@ -155,6 +155,7 @@ async def test_the_lag_threshold_is_a_number_of_changes(table: Table, lag_thresh
         table.changes().with_catch_up("all", lag_threshold=10)
 
 
+@pytest.mark.represented_by("StartFrom.FULL", "StartFrom.LATEST")
 @pytest.mark.asyncio
 @pytest.mark.parametrize("start", [StartFrom.FULL, StartFrom.EARLIEST, StartFrom.LATEST, StartFrom.last(5)], ids=repr)
 async def test_a_shard_without_buckets_stays_open_and_has_its_consumer(

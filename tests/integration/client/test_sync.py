@@ -180,6 +180,7 @@ def test_an_error_in_the_middle_reaches_the_reader_of_the_arrow_stream(table: sy
             reader.read_all()
 
 
+@pytest.mark.breadth
 def test_many_threads_share_one_client(table: sync.Table) -> None:
     def work(number: int) -> int:
         table.upsert([{"k": ROWS + number, "name": "more"}])

@@ -73,6 +73,7 @@ def test_a_shorter_retention_removes_changes_without_a_restart(maintained: Serve
         assert earliest(table) is not None
 
 
+@pytest.mark.breadth
 def test_the_ages_of_changes_are_known_as_precisely_as_a_shorter_retention_needs(maintained: ServerProcess) -> None:
     with sync.connect(maintained.url) as client:
         table = client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=1)

@@ -322,6 +322,7 @@ async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_do
             assert before == 0
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_repeated_text_is_parsed_for_the_columns_that_the_table_has_now(client: Client) -> None:
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])

@@ -73,6 +73,7 @@ def test_each_dashboard_has_fewer_than_40_lines() -> None:
     assert sum(len(cell["source"]) for cell in cells()) < 40
 
 
+@pytest.mark.breadth
 def test_the_streamlit_page_shows_the_players_and_what_is_written(scores: Table) -> None:
     page = AppTest.from_file(str(DASHBOARDS / "streamlit_page.py"), default_timeout=60)
 
@@ -102,6 +103,7 @@ def wait_for_message(kernel: BlockingKernelClient, kind: str) -> dict[str, Any]:
         assert message["msg_type"] != "error", message["content"]["evalue"]
 
 
+@pytest.mark.breadth
 def test_the_notebook_shows_the_players_and_what_is_written(scores: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MPLBACKEND", raising=False)  # Streamlit sets it.
     directory = TemporaryDirectory()  # its path is short, as that of a socket must be
@@ -152,6 +154,7 @@ def select(answer: Any, target: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.breadth
 def test_the_queries_of_grafana_select_the_rows(server: ServerProcess, scores: Table) -> None:
     (source,) = yaml.safe_load((GRAFANA / "datasource.yaml").read_text())["datasources"]
     panels = json.loads((GRAFANA / "dashboard.json").read_text())["panels"]

@@ -167,6 +167,7 @@ def counted(routes: Table, flights: Table) -> bool:
     return bool(pc.sum(routes.scan().to_arrow()["flights"]).as_py() == flights.count("dep_delay IS NOT NULL"))
 
 
+@pytest.mark.breadth
 def test_the_page_has_the_numbers_of_the_server(board: Board, browser: Chrome, client: Client) -> None:
     routes, days, flights = client.table(ROUTE), client.table(CARRIER_DAY), client.table(FLIGHTS)
     browser.get(board.page)
@@ -250,6 +251,7 @@ def hosts_asked(browser: Chrome) -> set[str]:
     return {urlparse(url).netloc for url in urls if urlparse(url).scheme not in ("data", "blob", "chrome", "about")}
 
 
+@pytest.mark.breadth
 def test_a_write_is_on_the_page_within_one_interval_with_what_moved(
     board: Board, browser: Chrome, client: Client, server: ServerProcess
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
+import pytest
 
 from aio_client.sync import connect
 from examples.leaderboard import replay as replay_module
@@ -12,11 +13,11 @@ from examples.leaderboard.replay import FLIGHTS, Replay
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pytest
 
     from tests.support.server_process import ServerProcess
 
 
+@pytest.mark.breadth
 def test_a_replay_that_is_started_anew_goes_on_in_the_hour_in_which_the_last_one_stopped(
     server: ServerProcess, first_days: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

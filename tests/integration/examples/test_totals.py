@@ -79,6 +79,7 @@ def caught_up(client: Client, flights: pa.Table) -> bool:
     return True
 
 
+@pytest.mark.breadth
 def test_the_totals_are_exact_though_server_and_jobs_are_killed_in_the_middle(
     server: ServerProcess, first_days: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_the_totals_are_exact_though_server_and_jobs_are_killed_in_the_middle(
             assert_totals_are_exact(client, first_days)
 
 
+@pytest.mark.breadth
 def test_a_flight_that_changes_or_goes_is_taken_back_and_a_second_job_replaces_the_first(
     server: ServerProcess, first_days: pa.Table
 ) -> None:

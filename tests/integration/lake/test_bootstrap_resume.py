@@ -94,6 +94,7 @@ async def test_only_the_rest_is_sent(client: Client, name: str, tmp_path: Path, 
         await client.bootstrap(name, source, primary_key=["id"])
 
 
+@pytest.mark.represented_by("delta")
 @pytest.mark.parametrize("format_", ["delta", "parquet"])
 async def test_a_source_that_has_changed_is_refused(client: Client, name: str, tmp_path: Path, format_: str) -> None:
     source = write_source(tmp_path / "source", format_)

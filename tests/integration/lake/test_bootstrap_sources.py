@@ -93,7 +93,7 @@ async def test_an_iceberg_table_of_another_catalog_is_named_by_its_metadata(
 
 
 @pytest.mark.parametrize("format_", ["parquet", "delta"])
-@pytest.mark.represented_by("parquet")
+@pytest.mark.breadth
 async def test_sources_on_an_object_store(client: Client, name: str, format_: str) -> None:
     with s3_bucket("sources") as bucket:
         uri = bucket % name

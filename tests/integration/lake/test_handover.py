@@ -297,6 +297,7 @@ async def test_a_consumer_that_has_not_committed_the_last_rows_begins_again(
         assert pa.Table.from_batches([rows async for rows in later]) == first
 
 
+@pytest.mark.breadth
 async def test_a_consumer_survives_the_server_within_the_files(server: ServerProcess, uri: str) -> None:
     async with connect(server.url) as client:
         table = await make(client, "lake.consumer", uri)

@@ -169,6 +169,7 @@ async def test_a_column_that_iceberg_lacks_is_refused_before_anything_is_written
     assert not (tmp_path / "published").exists()
 
 
+@pytest.mark.breadth
 async def test_columns_are_found_by_their_ids(client: Client, name: str, uri: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("value", pa.int32()), ("text", pa.string())])
     table = await client.create_table(name, schema, primary_key=["id"], buckets=2)

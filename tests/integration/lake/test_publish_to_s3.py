@@ -67,7 +67,7 @@ async def test_versions_are_committed_to_an_object_store(client: Client, name: s
 
 
 @pytest.mark.parametrize("format_", ["parquet", "iceberg"])
-@pytest.mark.represented_by("parquet")
+@pytest.mark.breadth
 async def test_other_formats_are_committed_to_an_object_store(
     client: Client, name: str, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
 ) -> None:
@@ -132,6 +132,7 @@ async def test_an_object_is_created_once(bucket: str) -> None:
     assert location.read("a/commit") == b"first"
 
 
+@pytest.mark.breadth
 async def test_a_store_that_does_not_answer_is_reported(client: Client, name: str, bucket: str) -> None:
     await client.create_table(name, SCHEMA, primary_key=["id"])
     lake = open_lake_table(f"s3://lake/t?endpoint_override=127.0.0.1:{free_port()}&scheme=http")

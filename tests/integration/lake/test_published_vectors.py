@@ -80,6 +80,7 @@ async def test_a_file_without_rows_goes(client: Client, name: str, uri: str) -> 
     assert (await publish_and_compare(client, name, uri)).files_kept == 0
 
 
+@pytest.mark.breadth
 async def test_long_vectors_are_in_files_that_expire(client: Client, name: str, uri: str, tmp_path: Path) -> None:
     table = await create(client, name)
     await publish_and_compare(client, name, uri)
@@ -108,6 +109,7 @@ async def test_vectors_survive_checkpoints(client: Client, name: str, uri: str, 
     assert (await publish_and_compare(client, name, uri)).mode == "changes"
 
 
+@pytest.mark.breadth
 async def test_files_can_be_replaced_after_rows_were_masked(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     await publish_and_compare(client, name, uri)

@@ -208,6 +208,7 @@ async def test_explain_says_what_is_read_from_where(client: Client, name: str, u
     assert "without 80 keys changed since, and 70 rows from the server" in str(explanation)
 
 
+@pytest.mark.breadth
 async def test_the_server_alone_is_read_where_the_lake_cannot_be_used(
     client: Client, name: str, uri: str, tmp_path: Path
 ) -> None:

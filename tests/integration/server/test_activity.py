@@ -110,6 +110,7 @@ def test_a_refused_write_counts_nothing(url: str, client: sync.Client) -> None:
     assert count_table(ask_activity(url), "refused.missing") == Counted(0, 0, 0, 0, 0, 0)
 
 
+@pytest.mark.represented_by("one process-2", "one process-1")
 @pytest.mark.parametrize("tablets", [1, 2])
 def test_a_scan_is_one_live_stream_of_its_table(url: str, client: sync.Client, tablets: int) -> None:
     table = make_table(client, f"live.t{tablets}", tablets)
@@ -168,6 +169,7 @@ def test_a_table_that_is_created_again_has_done_nothing(url: str, client: sync.C
     assert now.counters.began_at_micros > before.counters.began_at_micros
 
 
+@pytest.mark.breadth
 def test_a_restart_takes_nothing_from_the_size_of_a_table(tmp_path: Path) -> None:
     rows = [{"player": f"{number:0600}", "score": number} for number in range(4000)]
     with ServerProcess(tmp_path / "data") as server, sync.connect(server.url) as client:
@@ -220,6 +222,7 @@ def test_a_caller_sees_the_tables_that_he_may_read(tmp_path: Path) -> None:
             ask_activity(server.url)
 
 
+@pytest.mark.breadth
 def test_a_worker_that_does_not_answer_hides_no_others(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--workers", "2") as server, sync.connect(server.url) as client:
         (first,), (second,) = names_of_workers(2, "part")

@@ -65,6 +65,7 @@ def rows_at(store: BackupStore, instant: int | None, data: Path) -> dict[str, di
     return found
 
 
+@pytest.mark.represented_by("alone")
 @several
 def test_tables_of_each_kind_that_are_created_and_dropped_after_the_backup(
     tmp_path: Path, workers: tuple[str, ...]
@@ -95,6 +96,7 @@ def test_tables_of_each_kind_that_are_created_and_dropped_after_the_backup(
     assert rows_at(store, None, tmp_path / "latest") == {"t.old": {3: 3}, "t.sum": {1: 20}}
 
 
+@pytest.mark.breadth
 def test_large_writes_closed_buckets_and_restarts_are_archived(tmp_path: Path) -> None:
     # Few rows with long values, since most of the time would go into comparing millions of them.
     schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
@@ -182,6 +184,7 @@ def test_an_archive_that_has_lost_or_changed_a_file_is_detected_and_not_restored
     assert rows_at(store, None, tmp_path / "latest") == {"t.t": {0: 0, 1: 1, 2: 2}}
 
 
+@pytest.mark.breadth
 def test_after_a_run_without_the_archive_it_continues_from_a_new_backup(tmp_path: Path) -> None:
     store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
     with serving(data, store) as client:
@@ -205,6 +208,7 @@ def test_after_a_run_without_the_archive_it_continues_from_a_new_backup(tmp_path
     assert [("the archive lacks writes" in each.why, each.rows) for each in result.tables] == [(True, 1)]
 
 
+@pytest.mark.represented_by("recover")
 @pytest.mark.parametrize("change", ["recover", "add"])
 def test_after_a_change_of_the_directory_without_a_server_the_archive_continues_from_a_new_backup(
     tmp_path: Path, change: str
@@ -270,6 +274,7 @@ def test_a_restart_with_a_damaged_archive_continues_from_a_new_backup(tmp_path: 
     assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 1, 2: 2, 3: 3}}
 
 
+@pytest.mark.represented_by("alone")
 @several
 def test_what_a_killed_server_had_not_archived_of_a_dropped_table_is_reported(
     tmp_path: Path, workers: tuple[str, ...]
@@ -301,6 +306,7 @@ def test_what_a_killed_server_had_not_archived_of_a_dropped_table_is_reported(
     assert rows_at(store, None, tmp_path / "latest") == {"t.kept": {1: 1, 2: 2}}
 
 
+@pytest.mark.breadth
 def test_a_kill_right_after_definitions_changed_leaves_them_as_of_every_instant(tmp_path: Path) -> None:
     schema = pa.schema([("day", pa.int32()), ("k", pa.int64()), ("v", pa.int64())])
     store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
@@ -595,6 +601,7 @@ def wait_archived_without_writes(store: BackupStore) -> int:
     return int(store.read_reached()["micros"]) - 1
 
 
+@pytest.mark.breadth
 def test_the_archive_in_an_object_store(tmp_path: Path) -> None:
     with s3_bucket("backups") as uri:
         store = BackupStore(uri % "prod/scankv")
@@ -623,6 +630,7 @@ def test_metrics_say_how_far_the_archive_is(tmp_path: Path) -> None:
         assert Scrape(port).value("scankv_archive_failures_total") == 0
 
 
+@pytest.mark.represented_by("False")
 @pytest.mark.parametrize("kills", [False, True])
 def test_a_bootstrapped_table_is_left_out_until_a_backup_has_its_rows(tmp_path: Path, kills: bool) -> None:
     store = BackupStore(str(tmp_path / "backups"))

@@ -58,6 +58,7 @@ def commit_times(store: BackupStore) -> list[int]:
     return [each["micros"] for name in store.segments() for each in read_segment(store, name).committed]
 
 
+@pytest.mark.breadth
 def test_a_transaction_that_is_staged_when_a_segment_is_taken_is_restored_from_its_commit_on(tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     rows = pa.table({"player": PLAYERS, "score": [1] * len(PLAYERS)}, schema=SCORES)

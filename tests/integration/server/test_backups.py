@@ -415,6 +415,7 @@ def _forgotten_writers(data: Path, table: str) -> int:
         store.close()
 
 
+@pytest.mark.breadth
 def test_backups_in_an_object_store(tmp_path: Path) -> None:
     with s3_bucket("backups") as uri:
         location = uri % "prod/scankv"

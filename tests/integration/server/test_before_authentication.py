@@ -72,6 +72,7 @@ def stats(server: SecuredServer) -> admin_pb2.StatsResponse:
     return answer
 
 
+@pytest.mark.represented_by("31 MB")
 @pytest.mark.parametrize("has_body", [False, True], ids=["no message", "31 MB"])
 def test_health_calls_that_are_late_or_large_end_their_connection_and_claim_no_memory_of_other_calls(
     server: SecuredServer, *, has_body: bool
@@ -107,6 +108,7 @@ def test_a_large_message_of_a_health_call_ends_its_connection_unless_that_has_ha
     assert refusal_of(refused.value).reason == "REQUEST_TOO_LARGE"
 
 
+@pytest.mark.breadth
 def test_connections_without_a_token_end_and_others_connect_meanwhile(server: SecuredServer) -> None:
     files = stats(server).open_files
     metadata = dict(server.root.metadata)
@@ -158,6 +160,7 @@ def window_updates(connection: Http2Connection, stream: int) -> Iterator[int]:
             yield int.from_bytes(each.payload, "big")
 
 
+@pytest.mark.breadth
 def test_a_caller_at_its_limit_keeps_its_connection(server: SecuredServer) -> None:
     limited = server.caller("read:*", principal="limited", limits={"requests_per_second": 1})
     wait_until(lambda: limited.refusal("scankv.v1.TableService/ListTables"), "the caller is at its limit")
@@ -224,6 +227,7 @@ def test_clients_connect_while_one_address_opens_its_connections_again_at_once(t
             attacker.kill()
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_stream_continues_over_another_connection_once_its_connection_is_too_old(tmp_path: Path) -> None:
     settings = ("--set", "max_connection_age_seconds=4", "--set", "follow_heartbeat_seconds=0.2")

@@ -69,6 +69,7 @@ def test_a_call_beyond_the_rate_is_refused_with_the_time_to_try_again(server: Li
     assert server.refusals("requests") >= len(refused)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_client_keeps_to_the_rate_by_itself(server: LimitingServer) -> None:
     token = server.issuer.create("write:limits.*", principal="keeps", limits={"requests_per_second": 4})
@@ -117,6 +118,7 @@ async def scan_within(server: LimitingServer, token: str, seconds: float) -> pa.
         return await (await client.table("limits.rows")).scan().to_arrow()
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_scan_beyond_the_bytes_is_slowed_down_and_complete(server: LimitingServer) -> None:
     token = server.issuer.create("read:limits.*", principal="bytes", limits={"bytes_per_second": MEBIBYTE})
@@ -129,6 +131,7 @@ async def test_a_scan_beyond_the_bytes_is_slowed_down_and_complete(server: Limit
     assert server.delay() - before >= 2
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_writes_beyond_the_bytes_are_refused_and_made_again(server: LimitingServer) -> None:
     token = server.issuer.create("write:limits.*", principal="writes", limits={"bytes_per_second": MEBIBYTE})

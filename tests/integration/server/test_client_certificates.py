@@ -192,6 +192,7 @@ def test_revoking_the_line_of_a_certificate_ends_its_streams_and_refuses_its_con
         assert caller.code(LIST) == "OK"
 
 
+@pytest.mark.breadth
 def test_a_gateway_gives_no_client_the_grants_of_its_own_certificate(server: CertificateServer) -> None:
     server.grant("CN=gateway.example", "gateway", "admin:*")
     with server.calls("gateway.example") as connected:

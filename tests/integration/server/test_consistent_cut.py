@@ -94,6 +94,7 @@ async def read(table: Table, scans: int) -> dict[str, set[int]]:
     return seen
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_rows_that_come_in_bucket_order_and_go_in_reverse_are_always_the_first_ones(
     client: Client, name: str

@@ -101,6 +101,7 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.represented_by("merged")
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=[] if kind in ("merged", "with tablets") else pytest.mark.soak) for kind in KINDS],

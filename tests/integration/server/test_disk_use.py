@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
 
 from aio_client import sync
 from tests.support.command_line import CommandLine
@@ -34,6 +35,7 @@ def rewrite(table: sync.Table) -> None:
     table.upsert(pa.table({"k": range(ROWS), "v": [os.urandom(20).hex() for _ in range(ROWS)]}, schema=SCHEMA))
 
 
+@pytest.mark.breadth
 def test_what_is_told_of_a_table_and_of_the_server_is_what_the_files_take(server: ServerProcess) -> None:
     path = server.data_dir / "tables" / "test" / "t"
     with sync.connect(server.url) as client:

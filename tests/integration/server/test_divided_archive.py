@@ -31,10 +31,12 @@ def create(client: sync.Client, name: str) -> sync.Table:
     return client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
 
 
+@pytest.mark.breadth
 def test_every_instant_can_be_restored_while_the_number_of_workers_changes(tmp_path: Path) -> None:
     check_every_instant(tmp_path, NAMES, [1, 2, 3, 2], create, lambda run: [run])
 
 
+@pytest.mark.breadth
 def test_a_worker_that_is_killed_right_after_changes_of_tables_loses_none_of_them(tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     with (

@@ -47,6 +47,7 @@ async def create_tables(client: Client) -> None:
         await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_backup_is_of_one_instant_of_all_workers(tmp_path: Path) -> None:
     ids = []
@@ -97,6 +98,7 @@ def test_any_worker_creates_backups_and_unchanged_buckets_are_not_copied_again(t
         assert all(table.rows == 20_000 for table in manifest.tables)
 
 
+@pytest.mark.breadth
 def test_a_worker_that_dies_or_stops_fails_the_backup_and_pauses_nobody(tmp_path: Path) -> None:
     with serve_with_backups(tmp_path, WORKERS) as server, sync.connect(server.url, operation_timeout=60) as client:
         tables = [client.create_table(name, SCHEMA, primary_key=["k"], buckets=2) for name in NAMES]

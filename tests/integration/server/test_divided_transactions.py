@@ -152,6 +152,7 @@ def test_requests_of_a_part_keep_their_order_at_every_worker(divided: ServerProc
         assert (rows_in(first), rows_in(second)) == ({1: 3}, {1: 2})
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_no_lookup_goes_back_from_a_transaction_to_before_it(divided: ServerProcess) -> None:
     """Every commit raises all values. A client that has seen one new value must not see an old one afterwards."""
@@ -216,6 +217,7 @@ async def test_of_two_clients_with_one_id_one_commits(divided: ServerProcess) ->
         assert sum(counts) == 30
 
 
+@pytest.mark.breadth
 def test_a_transaction_lives_everywhere_as_long_as_one_worker_hears_of_it(divided: ServerProcess) -> None:
     with sync.connect(divided.url) as client:
         first, second, _ = tables_of(client, "alive")

@@ -110,6 +110,7 @@ def test_a_reader_that_takes_nothing_loses_its_scan_and_is_told_when_it_reads_on
     in_time(attempt, 1.5)
 
 
+@pytest.mark.breadth
 def test_a_slow_reader_that_goes_on_reading_keeps_its_scan(settings: Any) -> None:
     """In total, the scan takes longer than the stall timeout, but each pause is a small part of it."""
     here = settings("stall_timeout_seconds=2")
@@ -124,6 +125,7 @@ def test_a_slow_reader_that_goes_on_reading_keeps_its_scan(settings: Any) -> Non
     assert last.trailer.rows_returned == ROWS
 
 
+@pytest.mark.breadth
 def test_a_reader_that_took_everything_keeps_its_scan_while_that_finds_nothing(settings: Any) -> None:
     """The scan takes longer than the stall timeout without anything to send. It reads row by row, for fast machines."""
     here = settings("stall_timeout_seconds=0.5", "heartbeat_seconds=60")
@@ -141,6 +143,7 @@ def _is_past(instant: float) -> bool:
     return time.monotonic() > instant
 
 
+@pytest.mark.breadth
 def test_a_scan_that_takes_too_long_is_ended_whether_its_reader_reads_or_not(settings: Any) -> None:
     here = settings("max_scan_seconds=2")
 
@@ -191,6 +194,7 @@ def test_a_scan_that_is_idle_says_since_when_and_one_that_was_read_says_so(setti
     here.freed()
 
 
+@pytest.mark.breadth
 def test_a_deadline_frees_the_scan(settings: Any) -> None:
     here = settings()
 
@@ -223,6 +227,7 @@ def test_the_scan_of_a_killed_reader_is_freed_within_a_second(settings: Any) -> 
     in_time(partial(seconds_until_freed, here, signal.SIGKILL), 1.0)
 
 
+@pytest.mark.breadth
 def test_the_scan_of_a_frozen_reader_is_freed_by_the_stall_timeout(settings: Any) -> None:
     in_time(partial(seconds_until_freed, settings("stall_timeout_seconds=1"), signal.SIGSTOP), 2.0)
 
@@ -267,6 +272,7 @@ def test_a_second_signal_ends_the_server_at_once_and_loses_nothing(settings: Any
         assert sum(bucket.rows for bucket in wire.statistics(TABLE)) == ROWS
 
 
+@pytest.mark.breadth
 def test_scans_beyond_the_limit_of_a_bucket_wait_and_are_let_in_or_refused_with_a_time_to_come_back(
     settings: Any,
 ) -> None:
@@ -288,6 +294,7 @@ def test_scans_beyond_the_limit_of_a_bucket_wait_and_are_let_in_or_refused_with_
     here.freed()
 
 
+@pytest.mark.breadth
 def test_scans_ended_while_their_readers_take_nothing_keep_nobody_out(settings: Any) -> None:
     here = settings("stall_timeout_seconds=2", "max_live_scans=2", "admission_wait_seconds=0")
     calls = [here.scan(), here.scan()]
@@ -338,6 +345,7 @@ def test_a_table_dropped_under_a_reader_that_takes_nothing_frees_the_iterators_a
     here.freed()
 
 
+@pytest.mark.breadth
 def test_hundreds_of_cancelled_scans_leave_nothing_behind(settings: Any) -> None:
     _cancel_many(settings(), 200)
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from aio_client import sync
 from scankv.model.limits import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
 from tests.integration.server import ticking_server
@@ -25,6 +27,7 @@ REQUEST_ROWS = 10_000
 LONG_TURNS = 7  # The first class of turns that take 16 ms or longer.
 
 
+@pytest.mark.breadth
 def test_one_chunk_blocks_the_loop_for_less_than_twenty_milliseconds(tmp_path: Path) -> None:
     """Uses the best of some scans: other load on the machine makes ticks late as well, but not in all of them."""
     command = [sys.executable, "-m", ticking_server.__name__, str(tmp_path / "data"), str(ROWS)]

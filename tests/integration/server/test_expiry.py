@@ -197,6 +197,7 @@ async def test_times_of_every_type_expire_and_the_most_distant_ones_do_not_overf
         assert await ids(table) == [4, 5]
 
 
+@pytest.mark.represented_by("by_event_time-none")
 @pytest.mark.whole_tables  # It looks at the buckets of the table in this process.
 @pytest.mark.parametrize("changes", ["delete", "none"])
 @pytest.mark.parametrize("kind", [by_event_time, by_write_time])

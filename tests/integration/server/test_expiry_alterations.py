@@ -48,6 +48,7 @@ async def create(client: Client, **options: Any) -> Table:
     return await client.create_table("t.events", SCHEMA, primary_key=["id"], **given)
 
 
+@pytest.mark.represented_by("plain-by a column in between", "plain-removed and set")
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind in ("plain", "with tablets") else pytest.mark.soak) for kind in KINDS]

@@ -69,6 +69,7 @@ def rows(ids: range, at: dt.datetime | None) -> pa.Table:
     return pa.table({"id": ids, "at": [at] * len(ids)}, schema=SCHEMA)
 
 
+@pytest.mark.represented_by("key1")
 @pytest.mark.parametrize("key", [["id"], ["at", "id"]])
 async def test_at_most_a_tenth_of_a_table_has_expired_and_is_stored_while_rows_expire_steadily(
     tmp_path: Path, key: list[str]

@@ -28,6 +28,7 @@ def write(table: sync.Table, number: int) -> None:
 
 
 # Twelve pins, of which every fourth is read, were enough to make writes fail; without readers, 115.
+@pytest.mark.breadth
 @pytest.mark.parametrize("pins", [40, pytest.param(400, marks=pytest.mark.soak)])
 @pytest.mark.timeout(180)  # 40 pins, each with a flush
 def test_a_table_that_is_pinned_and_written_by_turns_needs_few_files(tmp_path: Path, pins: int) -> None:

@@ -99,6 +99,7 @@ def test_connections_over_the_limit_are_closed_and_others_are_served(tmp_path: P
             assert client.table("test.t").count() == 1
 
 
+@pytest.mark.breadth
 def test_connections_leave_most_files_to_tables(tmp_path: Path) -> None:
     limited = ("sh", "-c", 'ulimit -n 400; exec "$0" "$@"')
     with (
@@ -136,6 +137,7 @@ def test_a_connection_has_no_more_calls_than_its_limit(server: ServerProcess) ->
         check_get(table)
 
 
+@pytest.mark.represented_by("1")
 @pytest.mark.parametrize("connections", [1, 5])
 def test_calls_without_a_message_delay_nobody(server: ServerProcess, connections: int) -> None:
     with served(server, 400 * MEBIBYTE) as table, ExitStack() as stack:
@@ -224,6 +226,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.represented_by("empty data", "settings", "headers without end")
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_flood_of_frames_is_bounded_and_others_are_served(server: ServerProcess, flood: str) -> None:
     with served(server) as table, Http2Connection(server.url) as connection:

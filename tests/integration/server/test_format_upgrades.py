@@ -32,12 +32,14 @@ def earlier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return unpack(request.param, tmp_path_factory.mktemp("packages"))
 
 
+@pytest.mark.breadth
 def test_an_earlier_client_uses_this_server(earlier: Path, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
         out = run_python(earlier, COMMON_CALLS.read_text(), server.url)
     assert out.strip() == str(earlier / "scankv")
 
 
+@pytest.mark.breadth
 def test_this_client_uses_an_earlier_server(earlier: Path, tmp_path: Path) -> None:
     with EarlierServer(earlier, tmp_path / "data") as server:
         common_calls.use_everything(server.url)
@@ -83,6 +85,7 @@ def test_a_token_goes_to_an_earlier_server_on_loopback_only(earlier: Path, tmp_p
                 client.table("game.scores")
 
 
+@pytest.mark.breadth
 def test_a_directory_goes_to_this_version_and_back(earlier: Path, tmp_path: Path) -> None:
     archive = FIXTURES / version_of(earlier) / "data.tar.gz"
     with tarfile.open(archive) as packed:
@@ -120,6 +123,7 @@ def version_of(earlier: Path) -> str:
     return next(line for line in metadata.read_text().splitlines() if line.startswith("Version: ")).split()[1]
 
 
+@pytest.mark.breadth
 def test_a_confirmed_upgrade_keeps_the_earlier_version_out(earlier: Path, tmp_path: Path) -> None:
     with EarlierServer(earlier, tmp_path / "data") as old, sync.connect(old.url) as client:
         client.create_table("fixture.plain", common_calls.SCHEMA, primary_key=["id"])

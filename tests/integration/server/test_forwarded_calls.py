@@ -80,6 +80,7 @@ def test_the_audit_log_has_one_line_for_each_call_whichever_workers_answer_it(tm
     assert (lines[4]["tables"], lines[4]["error"]) == ([tables[1].name], "PERMISSION_DENIED")
 
 
+@pytest.mark.breadth
 def test_clients_that_stop_reading_leave_nothing_at_the_worker_that_their_calls_are_passed_on_to(
     tmp_path: Path,
 ) -> None:

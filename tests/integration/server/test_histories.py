@@ -407,6 +407,7 @@ async def refusals(client: Client, at: Positions) -> dict[str, type[ScanKvError]
     return found
 
 
+@pytest.mark.represented_by("recovery without a bucket and its watermark-1")
 @pytest.mark.parametrize("tablets", [1, pytest.param(2, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("way", WAYS)
 async def test_positions_continue_or_are_refused(tmp_path: Path, way: str, tablets: int) -> None:

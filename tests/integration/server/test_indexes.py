@@ -89,6 +89,16 @@ def top(wire: Wire, table: str, **question: Any) -> tuple[pa.Table, lookup_pb2.T
     return pa.ipc.open_stream(response.rows).read_all(), response
 
 
+@pytest.mark.represented_by(
+    "1-level-True",
+    "1-level-False",
+    "10-level-True",
+    "1000-level-True",
+    "10-level-False",
+    "10001-level-False",
+    "1000-score-False",
+    "1000-level-False",
+)
 @pytest.mark.parametrize("ascending", [False, True])
 @pytest.mark.parametrize("by", ["score", "level"])
 @pytest.mark.parametrize("n", [1, 10, 1000, 10_000, 10_001])
@@ -113,6 +123,12 @@ def test_the_first_ten_of_a_hundred_thousand_rows_take_forty_reads(wire: Wire, t
     assert wire.server().rows_scanned - before == told.rows_scanned + covered.rows_scanned
 
 
+@pytest.mark.represented_by(
+    "col(\"player\") == 'player 000017'-[]",
+    "col(\"league\") == 'league 7'-['league', 'score']",
+    "(col(\"score\") >= 99000) & col(\"player\").contains('1')-['score']",
+    "col(\"note\") == 'note 5'-[]",
+)
 @pytest.mark.parametrize(
     ("where", "index"),
     [
@@ -150,6 +166,7 @@ def test_ties_are_all_returned_with_and_without_the_index(wire: Wire, tables: di
         assert found.num_rows in (1, 100, 200, 201)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_scan_of_few_rows_reads_only_these(client: Client, tables: dict[bool, str]) -> None:
     plain, indexed = [await client.table(tables[way]) for way in (False, True)]

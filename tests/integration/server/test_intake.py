@@ -102,6 +102,7 @@ def test_a_flood_of_bogus_requests_is_bounded_in_memory_and_others_are_served(
         assert ("SERVER_BUSY" in reasons) == (stats.refused_requests > 0)
 
 
+@pytest.mark.breadth
 @pytest.mark.timeout(180)  # 40 large writes at once
 def test_large_writes_of_many_callers_are_all_applied(tmp_path: Path) -> None:
     value = np.random.default_rng(5).bytes(MEBIBYTE)

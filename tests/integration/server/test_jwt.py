@@ -172,6 +172,7 @@ def test_a_new_key_of_the_issuer_is_accepted_without_a_restart(server: JwtServer
     assert ending_of(stream) == "UNAUTHENTICATED"
 
 
+@pytest.mark.breadth
 def test_a_server_starts_while_its_issuer_is_silent_and_stops_at_once(tmp_path: Path) -> None:
     issuer, grants = TokenIssuer(tmp_path / "tokens"), tmp_path / "grants.toml"
     grants.write_text('[grants]\nanalysts = ["read:*"]\n')
@@ -217,6 +218,7 @@ def test_a_server_does_not_start_with_unusable_files(tmp_path: Path) -> None:
                 ServerProcess(tmp_path / "data", *jwt_arguments(provider, grants))
 
 
+@pytest.mark.breadth
 def test_a_client_with_a_function_follows_changes_beyond_the_end_of_its_tokens(server: JwtServer) -> None:
     given: list[str] = []
 

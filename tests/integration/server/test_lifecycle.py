@@ -176,6 +176,7 @@ def test_a_scan_cancelled_before_its_header_is_freed(shared_server: ServerProces
         wait_until(lambda: wire.server().live_scans == 0, "the scans freed")
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_scan_too_many_is_refused_and_let_in_later(tmp_path: Path) -> None:
     settings = ("--set", "max_live_scans=2", "--set", "admission_wait_seconds=0.2")
@@ -220,6 +221,7 @@ async def _is_refused(table: Table) -> bool:
     return False
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_reader_that_does_not_read_holds_the_drain_no_longer_than_allowed(tmp_path: Path) -> None:
     settings = ("--set", "drain_seconds=1", "--set", "stall_timeout_seconds=600")

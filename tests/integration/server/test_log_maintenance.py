@@ -87,6 +87,7 @@ def test_old_changes_go_by_bytes_and_a_position_before_them_is_expired(busy: Ser
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
 
 
+@pytest.mark.breadth
 def test_a_stream_holds_what_it_has_not_read_but_not_without_end(busy: ServerProcess) -> None:
     with sync.connect(busy.url) as client:
         table = client.create_table(

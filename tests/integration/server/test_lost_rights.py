@@ -120,6 +120,7 @@ def row(k: int, v: str = "x") -> list[dict[str, object]]:
     return [{"k": k, "v": v}]
 
 
+@pytest.mark.represented_by("another table")
 @losing
 async def test_a_transaction_is_not_committed_and_ends_with_its_time_to_live(stage: Stage, loss: str) -> None:
     async with stage.scene(loss) as scene:
@@ -142,6 +143,7 @@ async def test_a_transaction_is_not_committed_and_ends_with_its_time_to_live(sta
         assert (await scene.seen_by_root.scan().to_arrow())["k"].to_pylist() == [9]
 
 
+@pytest.mark.represented_by("revoked")
 @losing
 async def test_the_block_of_a_transaction_ends_with_the_refusal_and_writes_nothing(stage: Stage, loss: str) -> None:
     async def run(scene: Scene) -> None:
@@ -156,6 +158,7 @@ async def test_the_block_of_a_transaction_ends_with_the_refusal_and_writes_nothi
         assert await scene.seen_by_root.count() == 0
 
 
+@pytest.mark.represented_by("revoked")
 @losing_to_read
 async def test_a_snapshot_is_not_renewed_or_read_and_ends_with_its_lease(stage: Stage, loss: str) -> None:
     async with stage.scene(loss, LARGE.slice(0, 10)) as scene:
@@ -174,6 +177,7 @@ async def test_a_snapshot_is_not_renewed_or_read_and_ends_with_its_lease(stage: 
             await scene.nothing_is_held()
 
 
+@pytest.mark.represented_by("another table")
 @losing_to_read
 async def test_a_pinned_scan_that_is_not_read_is_freed_and_its_reader_is_told(stage: Stage, loss: str) -> None:
     async with stage.scene(loss, LARGE) as scene:
@@ -232,6 +236,7 @@ async def test_a_consumer_commits_nothing_more_and_others_continue_where_it_was(
         await scene.nothing_is_held()
 
 
+@pytest.mark.represented_by("reads only")
 @losing
 async def test_a_column_lock_is_not_renewed_and_ends_with_its_lease(stage: Stage, loss: str) -> None:
     async with stage.scene(loss) as scene:

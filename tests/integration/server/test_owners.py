@@ -826,6 +826,7 @@ def test_a_new_writer_that_a_tablet_of_another_worker_refuses_is_opened_by_no_ta
         assert scene.owner(f"{SERVICES}.WriteService/OpenWriter", **request).epoch == 2
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 def test_a_stalled_scan_beyond_the_share_ends_for_the_scan_of_another_principal(tmp_path: Path) -> None:
     issuer, call = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ScanService/ScanKv"
@@ -1018,6 +1019,7 @@ def latest(store: BackupStore) -> RestorePlan:
     return plan_backup(read_manifest(store, find_backup(store, "latest")))
 
 
+@pytest.mark.represented_by("1")
 @pytest.mark.one_process
 @pytest.mark.parametrize("tablets", [1, 2])
 def test_restored_consumers_and_writers_belong_to_their_owner_and_nothing_else_is_held(

@@ -60,6 +60,7 @@ async def read_here(url: str, part: Scan) -> list[pa.RecordBatch]:
         return [batch async for batch in client.scan(part.spec).stream()]
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_partitions_of_a_pinned_table_are_the_table_at_the_pin_and_the_changelog_leads_from_it_to_the_live_table(
     server: ServerProcess,

@@ -209,6 +209,7 @@ def test_a_job_continues_only_in_a_table_that_has_what_it_has_committed(
         assert total(client) == 110_001
 
 
+@pytest.mark.breadth
 def test_a_job_runs_on_a_server_of_an_earlier_version(tmp_path: Path) -> None:
     packages = unpack(WHEELS[-1], tmp_path / "packages")
     with EarlierServer(packages, tmp_path / "data") as server, sync.connect(server.url) as client:

@@ -196,6 +196,7 @@ def begun_scan(wire: Wire, snapshot_id: str) -> Any:
     return stream
 
 
+@pytest.mark.breadth
 @pytest.mark.whole_tables  # It counts scans and views, of which each tablet has one.
 def test_a_scan_over_a_view_whose_lease_expires_reads_on_to_its_end(own: Wire, server: ServerProcess) -> None:
     stream = begun_scan(own, "mine")

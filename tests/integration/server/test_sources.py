@@ -125,6 +125,17 @@ QUESTIONS: Final[dict[str, Callable[[Scan], Scan]]] = {
 }
 
 
+@pytest.mark.represented_by(
+    "descending-live",
+    "all-snapshot",
+    "descending-snapshot",
+    "few-live",
+    "none in order-snapshot",
+    "the first in order-snapshot",
+    "no column in order-snapshot",
+    "none in order-live",
+    "no column in order-live",
+)
 @AT
 @pytest.mark.parametrize("question", QUESTIONS)
 async def test_a_base_gives_the_rows_of_the_iterator_in_the_same_order(
@@ -187,6 +198,7 @@ async def cursors_of(client: Client, scan: Scan) -> int:
     raise AssertionError("no scan was seen while it ran")
 
 
+@pytest.mark.represented_by("True-name-snapshot", "True-k-snapshot", "True-team-snapshot", "False-k-snapshot")
 @AT
 @pytest.mark.parametrize("by", ["score", "level", "name", "k", "team"])
 @pytest.mark.parametrize("descending", [False, True])

@@ -113,6 +113,7 @@ async def stalled_readers(url: str) -> AsyncIterator[list[ScanStream]]:
         yield streams
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.timeout(180)  # a hundred clients and two servers
 async def test_a_hundred_readers_of_bases_that_stop_cost_less_than_a_mebibyte_each(tmp_path: Path) -> None:
@@ -199,6 +200,7 @@ async def resident(client: Client) -> int:
     return (await client.stats()).resident_bytes
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "phases",
     [

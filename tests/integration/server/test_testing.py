@@ -31,6 +31,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.mark.breadth
 def test_a_server_that_is_killed_or_stopped_starts_again_at_the_same_url_with_its_data(server: ServerProcess) -> None:
     url, rows = server.url, [{"k": 1}]
     with sync.connect(url) as client:
@@ -71,6 +72,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.breadth
 def test_a_kill_waits_until_every_process_of_the_group_has_closed_its_ports(tmp_path: Path) -> None:
     """A process is a zombie once its first thread has ended, and its other threads end later."""
     wrapper = (sys.executable, "-c", BESIDE_A_SERVER, SLOW_TO_END, str(tmp_path / "port"))
@@ -88,6 +90,7 @@ def test_a_running_server_is_not_started_twice(shared_server: ServerProcess) -> 
     assert process.poll() is None
 
 
+@pytest.mark.breadth
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="max_live_scanz"):
         ServerProcess(tmp_path / "data", "--set", "max_live_scanz=3")

@@ -103,6 +103,7 @@ def test_a_revoked_token_is_refused_and_its_stream_ends_while_others_continue(se
     kept.cancel()
 
 
+@pytest.mark.breadth
 def test_a_stream_ends_when_its_token_expires(server: TokenServer) -> None:
     table = server.create_table()
     expires = datetime.now(UTC) + timedelta(seconds=3)

@@ -45,6 +45,7 @@ def everything(shared_server: ServerProcess) -> Iterator[sync.Table]:
         yield client.create_table("server.everything", EVERYTHING, primary_key=["key"], buckets=3)
 
 
+@pytest.mark.breadth
 @given(batch=batches(EVERYTHING, min_rows=1, max_rows=4))
 @examples(15)
 def test_every_type_comes_back_to_the_bit(everything: sync.Table, batch: pa.RecordBatch) -> None:

@@ -64,6 +64,7 @@ def ask(connection: Http2Connection, path: str, request: bytes, calls: int, *, f
         connection.send(begin_call(2 * number + 1, path) + send_message(2 * number + 1, request))
 
 
+@pytest.mark.represented_by("encoded keys")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["encoded keys", "Arrow"])
 def test_large_answers_that_no_client_reads_are_bounded_and_others_are_served(tmp_path: Path, kind: str) -> None:
@@ -96,6 +97,7 @@ def test_large_answers_that_no_client_reads_are_bounded_and_others_are_served(tm
     assert "Traceback" not in server.log
 
 
+@pytest.mark.breadth
 @pytest.mark.timeout(120)
 def test_connections_that_read_no_answers_are_closed_when_memory_is_short(tmp_path: Path) -> None:
     settings = (*SETTINGS, "--set", "stall_timeout_seconds=1")
@@ -136,6 +138,7 @@ def is_closed(connection: Http2Connection) -> bool:
     return True
 
 
+@pytest.mark.breadth
 def test_answers_that_are_read_are_not_counted_any_more(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", *SETTINGS) as server, sync.connect(server.url) as client:
         table = create_table(client)
@@ -153,6 +156,7 @@ def test_answers_that_are_read_are_not_counted_any_more(tmp_path: Path) -> None:
         assert client.stats().refused_answers == 0
 
 
+@pytest.mark.breadth
 def test_the_last_messages_of_ended_scans_count_until_they_are_read(tmp_path: Path) -> None:
     settings = (*SETTINGS, "--set", "stall_timeout_seconds=1")
     with (

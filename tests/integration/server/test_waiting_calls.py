@@ -191,6 +191,7 @@ def test_a_pinned_snapshot_is_waited_for_until_it_ends(here: Questions) -> None:
     assert {refused(call).reason for call in calls} == {"SNAPSHOT_LOST"}
 
 
+@pytest.mark.breadth
 def test_a_lease_that_expires_ends_the_calls_that_wait_for_it(here: Questions) -> None:
     pin = here.wire.pin(here.request.table, ttl_millis=4000)
     (call,) = here.waiting(snapshot=scan_pb2.PinnedSnapshot(snapshot_id=pin.snapshot.snapshot_id))
@@ -269,6 +270,7 @@ async def test_listeners_are_shared_by_all_who_wait_and_gone_with_the_last(tmp_p
             assert server._waiting._groups == {}
 
 
+@pytest.mark.breadth
 def test_no_change_is_missed_by_who_asks_again_and_again_beside_a_writer(here: Questions) -> None:
     last, written = 1150, [0]
 

@@ -53,6 +53,7 @@ def newest(store: BackupStore) -> BackupManifest:
     return manifest
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_backup_is_of_one_instant_of_all_tablets(tmp_path: Path, workers: int) -> None:
@@ -128,6 +129,7 @@ def test_a_table_is_restored_with_another_number_of_buckets(tmp_path: Path) -> N
         assert rows_of(table) == {k: k for k in range(3000)}
 
 
+@pytest.mark.breadth
 def test_a_table_with_a_damaged_tablet_is_left_out(tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     with serve_with_backups(tmp_path, 2) as server, sync.connect(server.url) as client:
@@ -161,10 +163,12 @@ async def checked(data: Path) -> list[CheckedPart]:
         check.close()
 
 
+@pytest.mark.breadth
 def test_every_instant_can_be_restored_while_the_number_of_workers_changes(tmp_path: Path) -> None:
     check_every_instant(tmp_path, NAMES, [1, 2], create, lambda _: range(KEYS))
 
 
+@pytest.mark.breadth
 def test_nothing_is_lost_if_an_owner_of_tablets_is_killed(tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     with (

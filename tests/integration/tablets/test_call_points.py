@@ -65,6 +65,7 @@ async def first_rows(table: scankv.Table) -> set[object]:
     return set(rows["a"].to_pylist())
 
 
+@pytest.mark.represented_by("one_process-failing-short")
 @pytest.mark.parametrize("fails", [False, True], ids=["running", "failing"])
 async def test_no_answer_has_the_columns_of_two_versions(server: ServerProcess, seconds: float, fails: bool) -> None:
     if fails and not processes_of(server):
@@ -140,6 +141,7 @@ ROW_COUNTS: dict[str, Read] = {
 }
 
 
+@pytest.mark.breadth
 async def test_a_change_of_the_ttl_applies_to_all_tablets_at_once(server: ServerProcess, seconds: float) -> None:
     name = f"ttl.t{seconds:g}"
     schema = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
@@ -161,6 +163,7 @@ async def test_a_change_of_the_ttl_applies_to_all_tablets_at_once(server: Server
     story.check(ROW_COUNTS)
 
 
+@pytest.mark.breadth
 async def test_the_rows_of_a_transaction_expire_at_once(server: ServerProcess, seconds: float) -> None:
     name = f"expiry.t{seconds:g}"
     schema = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
@@ -206,6 +209,7 @@ async def test_the_rows_of_a_transaction_expire_at_once(server: ServerProcess, s
     story.check(reads)
 
 
+@pytest.mark.breadth
 async def test_no_answer_has_the_rows_of_two_incarnations(server: ServerProcess, seconds: float) -> None:
     name = f"again.t{seconds:g}"
     schema = pa.schema([("k", pa.int64()), ("life", pa.int64())])
@@ -250,6 +254,7 @@ async def test_columns_of_an_earlier_table_of_the_name_are_no_columns_to_wait_fo
         assert await again.count() == 500
 
 
+@pytest.mark.represented_by("one_process-failing-short")
 @pytest.mark.parametrize("fails", [False, True], ids=["running", "failing"])
 async def test_clients_that_know_added_columns_write_them_wherever_a_worker_is_behind(
     server: ServerProcess, seconds: float, fails: bool

@@ -174,6 +174,7 @@ async def parts_of(server: ServerProcess, name: str, whos: str, stack: AsyncExit
     return parts
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(("alteration", "fails", "whos"), SHORT)
 async def test_every_call_keeps_its_promise_while_tables_are_altered(
     server: ServerProcess, seconds: float, alteration: Alteration, fails: bool, whos: str

@@ -81,6 +81,7 @@ def outcome(scan: sync.Scan, table: sync.Table) -> object:
         return type(error), error.message.replace(table.name, "TABLE")
 
 
+@pytest.mark.breadth
 def test_streams_of_every_start_and_stop_have_the_same_changes(client: sync.Client) -> None:
     def streams(table: sync.Table) -> Iterator[sync.Scan]:
         ends = table.log_offsets()
@@ -118,6 +119,7 @@ def test_streams_of_every_start_and_stop_have_the_same_changes(client: sync.Clie
         assert outcome(other, divided) == outcome(one, whole), number
 
 
+@pytest.mark.breadth
 def test_a_limited_stream_continues_exactly_wherever_it_is_cut(client: sync.Client) -> None:
     _, table = both(client)
     everything = in_order(table.changes(StartFrom.EARLIEST, StopAt.LATEST).to_arrow())
@@ -138,6 +140,7 @@ def test_a_limited_stream_continues_exactly_wherever_it_is_cut(client: sync.Clie
     assert in_order(pa.Table.from_batches(parts)) == everything
 
 
+@pytest.mark.represented_by("two_workers")
 def test_a_full_start_continues_among_its_rows_while_rows_change(client: sync.Client) -> None:
     table = create(client)
     write(table)

@@ -48,6 +48,7 @@ def assert_complete(table: sync.Table) -> None:
     assert found["score"] == 17
 
 
+@pytest.mark.represented_by("one_process")
 def test_a_table_with_tablets_looks_like_any_other(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         table = create(client, "looks.scores")
@@ -120,6 +121,7 @@ def test_columns_and_indexes_change_in_all_tablets(server: ServerProcess) -> Non
         assert client.check_table("changed.scores")
 
 
+@pytest.mark.represented_by("one_process")
 def test_tables_of_different_owners_are_altered_at_once(server: ServerProcess) -> None:
     """Each owner notifies the other one, which is altering a table of its own."""
     names = [name for (name,) in names_of_workers(2, "owners")]
@@ -139,6 +141,7 @@ def test_tables_of_different_owners_are_altered_at_once(server: ServerProcess) -
             assert client.table(name).schema.names[-1] == "c19"
 
 
+@pytest.mark.represented_by("one_process")
 def test_a_dropped_table_is_gone_and_can_be_created_again(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         for tablets in (3, 7, 2):
@@ -150,6 +153,7 @@ def test_a_dropped_table_is_gone_and_can_be_created_again(server: ServerProcess)
             assert not [each for each in client.tables() if each.name.startswith("again.")]
 
 
+@pytest.mark.breadth
 def test_the_number_of_workers_may_change(tmp_path: Path) -> None:
     for workers in (2, 1, 3, 2):
         with ServerProcess(tmp_path / "data", "--workers", str(workers)) as server, sync.connect(server.url) as client:
@@ -161,6 +165,7 @@ def test_the_number_of_workers_may_change(tmp_path: Path) -> None:
             assert_complete(table)
 
 
+@pytest.mark.breadth
 def test_a_killed_worker_loses_nothing_of_its_tablets(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--workers", "2") as server, sync.connect(server.url) as client:
         table = create(client, "killed.scores", 4)
@@ -189,6 +194,7 @@ def assert_complete_soon(table: sync.Table) -> None:
     wait_until(is_served, "all tablets are served", timeout=60)
 
 
+@pytest.mark.breadth
 def test_a_frozen_worker_delays_changes_of_definitions_and_misses_none(tmp_path: Path) -> None:
     settings = ("--workers", "2", "--set", "worker_timeout_seconds=3600")
     with ServerProcess(tmp_path / "data", *settings) as server:

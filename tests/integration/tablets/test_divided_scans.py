@@ -40,6 +40,7 @@ def create(client: sync.Client, name: str) -> sync.Table:
     return table
 
 
+@pytest.mark.represented_by("one_process")
 def test_all_rows_come_in_the_order_of_their_buckets(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         table = create(client, "order.scores")
@@ -59,6 +60,7 @@ def test_all_rows_come_in_the_order_of_their_buckets(server: ServerProcess) -> N
         assert table.scan(where="score < 10").to_arrow().num_rows == 10
 
 
+@pytest.mark.represented_by("two_workers-owner")
 @pytest.mark.parametrize("consistency", CONSISTENCIES)
 def test_a_scan_continues_from_every_token_without_the_rows_before(
     server: ServerProcess, consistency: Consistency
@@ -81,6 +83,7 @@ def test_a_scan_continues_from_every_token_without_the_rows_before(
                 assert sorted(resumption.from_log_offsets) == list(range(BUCKETS))
 
 
+@pytest.mark.represented_by("two_workers")
 def test_a_scan_shows_one_instant_of_all_tablets(server: ServerProcess) -> None:
     """A writer sets one key after another to each number, so at any instant they differ by at most one, in order."""
     with sync.connect(server.url) as client:
@@ -113,6 +116,7 @@ def test_a_scan_shows_one_instant_of_all_tablets(server: ServerProcess) -> None:
             writer.join()
 
 
+@pytest.mark.breadth
 def test_a_part_that_waits_for_its_reader_waits_for_the_client(tmp_path: Path) -> None:
     """A client that claims the parts late, and then takes nothing for a while, makes no slow calls."""
     name, player = "waiting.scores", "p" * 500
@@ -182,6 +186,7 @@ def test_a_part_is_read_once_and_ends_with_its_scan(server: ServerProcess) -> No
         assert "has ended" in refusal(wire.scans.ScanKv, claims[1]).message
 
 
+@pytest.mark.represented_by("False")
 @pytest.mark.parametrize("knows_table", [True, False])
 def test_rows_of_a_snapshot_come_from_the_owner_of_their_tablet(tmp_path: Path, knows_table: bool) -> None:
     """The owner of the table is frozen while they are read, so it cannot pass them on."""
@@ -212,6 +217,7 @@ def test_what_a_divided_scan_cannot_do_is_refused(server: ServerProcess) -> None
         assert table.scan().limit(5).to_arrow().num_rows == 5
 
 
+@pytest.mark.represented_by("owner")
 @pytest.mark.parametrize("consistency", CONSISTENCIES)
 def test_a_scan_of_a_killed_worker_ends_with_an_error_or_continues(tmp_path: Path, consistency: Consistency) -> None:
     with ServerProcess(tmp_path / "data", "--workers", "2") as server:

@@ -52,6 +52,7 @@ def changes(table: sync.Table) -> sync.Scan:
     return table.changes(StartFrom.FULL)
 
 
+@pytest.mark.represented_by("one_process-3-ordered", "two_workers-3-scan", "two_workers-3-pinned")
 @pytest.mark.parametrize("read", [scan, ordered, pinned, changes])
 def test_a_stream_ends_because_its_table_was_dropped(
     client: sync.Client, table: sync.Table, read: Callable[[sync.Table], sync.Scan]
@@ -63,6 +64,7 @@ def test_a_stream_ends_because_its_table_was_dropped(
             list(stream)
 
 
+@pytest.mark.represented_by("two_workers-1-asked0", "two_workers-3-asked0", "two_workers-3-asked1")
 @pytest.mark.parametrize("asked", [{}, {"ordered": True}])
 def test_a_call_ends_because_its_table_was_dropped(
     server: ServerProcess, client: sync.Client, table: sync.Table, asked: dict[str, Any]
@@ -77,6 +79,7 @@ def test_a_call_ends_because_its_table_was_dropped(
     assert (found.reason, found.message) == ("TABLE_NOT_FOUND", f'table "{table.name}" was dropped')
 
 
+@pytest.mark.represented_by("two_workers-1")
 def test_a_query_ends_because_its_table_was_dropped(client: sync.Client, table: sync.Table) -> None:
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(table.count, SLOW)

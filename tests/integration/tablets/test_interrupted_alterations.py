@@ -24,6 +24,7 @@ KILLED = Path(__file__).parents[2] / "support" / "killed_at_stores"
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("c", pa.int64())])
 
 
+@pytest.mark.breadth
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=pytest.mark.soak)])
 def test_rows_with_added_columns_are_written_if_the_owner_is_killed_before_it_tells_others(

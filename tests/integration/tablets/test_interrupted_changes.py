@@ -49,6 +49,7 @@ async def write(table: Table, keys: Sequence[int], v: int = 0) -> None:
             return
 
 
+@pytest.mark.represented_by("owner-changes")
 @pytest.mark.parametrize(("victim", "phase"), [("owner", "changes"), ("other", "rows"), ("other", "changes")])
 def test_a_stream_and_its_consumer_are_exact_over_the_kill_of_a_worker(
     divided: ServerProcess, victim: str, phase: str
@@ -86,6 +87,7 @@ async def _read_over_kill(server: ServerProcess, name: str, number: int, phase: 
         assert replay.table == {row["k"]: row for row in await table.scan().to_pylist()}
 
 
+@pytest.mark.breadth
 def test_a_stream_over_a_frozen_worker_ends_with_a_typed_error_and_continues_exactly(divided: ServerProcess) -> None:
     name = "test.frozen"
     owner = Placement(0, WORKERS).owner_of(name)

@@ -50,6 +50,7 @@ def wait_for_holds(client: sync.Client, before: tuple[int, ...], further: tuple[
     wait_until(lambda: holds(client) == expected, f"the holds are {expected}")
 
 
+@pytest.mark.breadth
 def test_a_transaction_is_complete_or_absent_in_the_rows_of_each_owner(
     client: sync.Client, server: ServerProcess
 ) -> None:

@@ -26,6 +26,7 @@ NAME = "faults.scores"
 LARGE = pa.schema([pa.field("player", pa.string(), nullable=False), ("data", pa.string())])
 
 
+@pytest.mark.breadth
 def test_queries_fail_while_the_owner_of_a_tablet_is_dead_or_frozen(tmp_path: Path) -> None:
     # The supervisor must not kill a frozen worker, however slow the host is.
     settings = ("--workers", "2", "--set", "worker_timeout_seconds=3600")
@@ -58,6 +59,7 @@ def test_queries_fail_while_the_owner_of_a_tablet_is_dead_or_frozen(tmp_path: Pa
         assert [call(request).version for call, request in requests] == before
 
 
+@pytest.mark.breadth
 def test_scans_fail_if_the_owner_of_a_tablet_ends_in_the_middle(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--workers", "2") as server, Wire(server.url) as wire:
         with sync.connect(server.url) as client:

@@ -224,6 +224,9 @@ def resumed(wire: Wire, request: scan_pb2.ScanKvRequest, token: bytes) -> Checke
     return CheckedStream.read(wire, again)
 
 
+@pytest.mark.represented_by(
+    "one_process-limited-by bucket", "two_workers-reverse-by bucket", "one_process-reverse-by bucket"
+)
 @pytest.mark.parametrize("ordered", [False, True], ids=["by bucket", "ordered"])
 @pytest.mark.parametrize(("reverse", "limit"), [(False, 1500), (True, None)], ids=["limited", "reverse"])
 def test_a_scan_resumes_after_each_chunk(twins: TabletTwins, ordered: bool, reverse: bool, limit: int | None) -> None:
@@ -299,6 +302,7 @@ def test_an_unchanged_scan_reads_nothing(twins: TabletTwins, ordered: bool) -> N
         table.delete([{"team": "team 1", "id": -5000}])
 
 
+@pytest.mark.breadth
 def test_rows_that_expire_before_a_scan_resumes_are_in_all_parts_of_it(client: sync.Client, wire: Wire) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("at", pa.timestamp("us", "UTC"))])
     twins = TabletTwins.create(client, wire, "scans.expiry", schema, ["id"], ttl_column="at", ttl_seconds="6")

@@ -75,6 +75,7 @@ def lease_files(server: ServerProcess, table: sync.Table, lease_id: str) -> list
     return sorted(each.name for each in found)
 
 
+@pytest.mark.represented_by("1-2")
 @pytest.mark.parametrize("killed", [OWNER, OTHER])
 def test_a_snapshot_outlives_the_workers(
     server: ServerProcess, client: sync.Client, table: sync.Table, killed: int
@@ -90,6 +91,7 @@ def test_a_snapshot_outlives_the_workers(
     assert lease_files(server, table, snapshot.id) == []
 
 
+@pytest.mark.represented_by("1-2")
 @pytest.mark.parametrize("killed", [OWNER, OTHER])
 def test_a_pin_during_which_a_worker_is_killed_takes_one_snapshot_of_one_instant(
     server: ServerProcess, client: sync.Client, table: sync.Table, killed: int
@@ -136,6 +138,7 @@ def test_a_release_during_which_a_worker_is_killed_ends_the_snapshot(
     assert table.snapshot(ttl=600).rows == ROWS
 
 
+@pytest.mark.breadth
 def test_calls_about_a_snapshot_end_with_an_error_while_a_worker_is_frozen(
     server: ServerProcess, client: sync.Client, table: sync.Table
 ) -> None:
@@ -186,6 +189,7 @@ def test_a_worker_that_does_not_know_the_table_yet_asks_to_try_again(
     assert sum(rows) == ROWS
 
 
+@pytest.mark.represented_by("0-2")
 @pytest.mark.parametrize("killed", [OWNER, OTHER])
 def test_a_scan_of_a_snapshot_survives_a_kill_in_the_middle(
     server: ServerProcess, client: sync.Client, killed: int

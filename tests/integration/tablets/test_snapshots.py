@@ -153,6 +153,7 @@ def assert_equal(twins: list[Twin], work: Callable[[Twin], None]) -> None:
         assert expected == found, number
 
 
+@pytest.mark.represented_by("one_process")
 def test_pins_answer_as_those_of_other_tables(twins: list[Twin]) -> None:
     def work(twin: Twin) -> None:
         twin.pin("one", ttl_millis=90_000)
@@ -218,6 +219,7 @@ def test_shared_snapshots_are_never_taken_twice(twins: list[Twin]) -> None:
     assert_equal(twins, work)
 
 
+@pytest.mark.represented_by("two_workers")
 def test_scans_and_counts_of_a_snapshot_answer_as_those_of_other_tables(twins: list[Twin], wires: list[Wire]) -> None:
     predicate = to_proto(col("score") > 1000)
 
@@ -240,6 +242,7 @@ def test_scans_and_counts_of_a_snapshot_answer_as_those_of_other_tables(twins: l
     assert_equal(twins, work)
 
 
+@pytest.mark.represented_by("one_process")
 def test_aggregates_and_top_rows_of_a_snapshot_answer_as_those_of_other_tables(
     twins: list[Twin], wires: list[Wire]
 ) -> None:
@@ -298,6 +301,7 @@ def test_a_broken_scan_of_a_snapshot_resumes_at_every_chunk(twins: list[Twin], w
         assert sum(each.row_count for each in rest) == ROWS - done
 
 
+@pytest.mark.breadth
 def test_splits_cover_every_key_once_and_have_about_equally_many_rows(twins: list[Twin], wires: list[Wire]) -> None:
     ranges: dict[int, list[Any]] = {}
     for twin in twins:
@@ -339,6 +343,7 @@ def test_splits_answer_as_those_of_other_tables(twins: list[Twin]) -> None:
     assert_equal(twins, work)
 
 
+@pytest.mark.breadth
 def test_a_snapshot_shows_all_tablets_at_one_instant(twins: list[Twin]) -> None:
     """A writer sets one key after another to the same number, so later keys have never a greater one."""
     table = twins[1].table
@@ -370,6 +375,7 @@ def test_a_snapshot_shows_all_tablets_at_one_instant(twins: list[Twin]) -> None:
     assert len(numbers) > 1
 
 
+@pytest.mark.breadth
 def test_a_snapshot_is_lost_if_one_of_its_tablets_has_lost_it(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--workers", "2") as server:
         with sync.connect(server.url) as client:

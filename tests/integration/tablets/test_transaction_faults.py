@@ -32,6 +32,7 @@ def row(k: int, v: int) -> dict[str, Any]:
     return {"k": k, "v": v, "w": f"w{k}"}
 
 
+@pytest.mark.breadth
 def test_a_transaction_survives_the_ends_of_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
     with ServerProcess(tmp_path_factory.mktemp("killed") / "data", "--workers", "2") as server:
         with sync.connect(server.url, operation_timeout=60) as client:
@@ -49,6 +50,7 @@ def test_a_transaction_survives_the_ends_of_workers(tmp_path_factory: pytest.Tem
             assert set(processes_of(server)) == {0, 1}
 
 
+@pytest.mark.breadth
 def test_kills_at_any_moment_leave_all_of_a_transaction_or_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
     random = Random(7)
     with (

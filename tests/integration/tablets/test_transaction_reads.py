@@ -36,6 +36,7 @@ async def topped(table: Table) -> Any:
     return (await table.top_n(500, order_by="v"))["v"]
 
 
+@pytest.mark.represented_by("topped")
 @pytest.mark.asyncio
 @pytest.mark.parametrize("read", [scanned, looked_up, read_by_encoded_keys, topped])
 async def test_readers_see_all_of_a_transaction_or_nothing(tmp_path: Path, read: Any) -> None:

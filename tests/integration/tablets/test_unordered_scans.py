@@ -79,6 +79,7 @@ def _of_bucket(seen: Sequence[tuple[int | None, pa.RecordBatch]], bucket: int) -
     return pa.Table.from_batches([rows for number, rows in seen if number == bucket], SCORES).combine_chunks()
 
 
+@pytest.mark.breadth
 def test_collected_rows_have_the_order_of_the_stream(client: sync.Client) -> None:
     scan = create(client, "collected").scan().with_chunk(rows=500)
     for each in (scan, scan.reverse(), scan.unordered(), scan.ordered(), scan.with_buckets(6, 1), scan.limit(0)):

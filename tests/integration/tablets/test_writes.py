@@ -65,6 +65,7 @@ def alike(client: Client, operations: Callable[[Table], Iterator[Any]]) -> None:
     assert with_tablets == without
 
 
+@pytest.mark.breadth
 def test_a_write_of_unchanged_keys_is_written_completely_or_not_at_all(client: Client) -> None:
     def operations(table: Table) -> Iterator[Any]:
         version = table.upsert(rows_of(KEYS, 1)).log_offsets
@@ -164,6 +165,7 @@ def upsert_of(table: Table, value: int, writer: write_pb2.WriterIdentity | None,
     return write_pb2.UpsertRequest(table=table.name, rows=rows, writer=writer, **fields)
 
 
+@pytest.mark.represented_by("one_process")
 def test_a_repeated_request_has_the_first_answer_whatever_happened_since(client: Client, wire: Wire) -> None:
     for table in pair_of(client):
         first = wire.writes.Upsert(upsert_of(table, 1, identity(0)))
@@ -192,6 +194,7 @@ def test_a_writer_that_is_opened_again_fences_earlier_ones_everywhere(client: Cl
         assert set(values_in(table).values()) == {3}
 
 
+@pytest.mark.represented_by("two_workers")
 def test_writes_and_openings_at_once_write_all_of_a_request_or_nothing(client: Client, wire: Wire) -> None:
     for table in pair_of(client):
         request = write_pb2.OpenWriterRequest(table=table.name, id="w")
@@ -259,6 +262,7 @@ def test_clients_send_only_plain_writes_to_a_tablet(server: ServerProcess) -> No
                 wire.writes.Upsert(request)
 
 
+@pytest.mark.breadth
 def test_a_write_of_many_rows_is_in_one_table_if_its_table_is_created_again_meanwhile(
     server: ServerProcess, client: Client
 ) -> None:

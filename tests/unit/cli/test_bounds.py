@@ -189,6 +189,7 @@ def test_files_with_more_columns_than_a_table_can_have_are_refused(tmp_path: Pat
             infer(path)
 
 
+@pytest.mark.breadth
 def test_lines_whose_fields_all_differ_are_refused_before_they_need_a_cell_for_each_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

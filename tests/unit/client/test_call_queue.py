@@ -131,6 +131,7 @@ async def test_a_server_that_cannot_be_reached_sheds_nothing(unused_port: int) -
         assert not caught.value.shed
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_streams_that_never_end_leave_room_for_calls_and_for_further_streams() -> None:
     scans = NeverEnds()

@@ -297,7 +297,7 @@ def write_at_random(table: TwoPaths, values: pa.Array, random_: random.Random, w
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("type_", SAMPLES, ids=str)
-@pytest.mark.represented_by("int8", "map<string, int64>")
+@pytest.mark.represented_by("map<string, int64>")
 def test_few_rows_and_many_are_merged_alike(type_: pa.DataType) -> None:
     for number, case in enumerate(cases(type_)):
         definition = table_of(type_, case)

@@ -90,6 +90,7 @@ def test_no_row_is_missing_after_any_cut(files: IcebergFiles, number: int, place
         files.read_with(number, content[: int(place * len(content))])
 
 
+@pytest.mark.breadth
 @examples(100)
 @given(_FILES, _PLACES, st.integers(1, 255))
 def test_a_changed_byte_in_a_manifest_raises_no_other_error_than_ours(

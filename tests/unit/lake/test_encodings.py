@@ -36,6 +36,7 @@ def rows() -> pa.RecordBatch:
     )
 
 
+@pytest.mark.represented_by("['at.first']", "['team', 'small', 'at.first']")
 @pytest.mark.parametrize("key", [[], ["team"], ["at.first"], ["team", "small", "at.first"]], ids=str)
 def test_integer_keys_are_stored_as_differences_and_read_by_others(tmp_path: Path, key: list[str]) -> None:
     writer = LakeWriter(

@@ -96,6 +96,7 @@ def kept_by_plans(predicate: Predicate, batch: pa.RecordBatch) -> list[list[bool
     return found
 
 
+@pytest.mark.breadth
 @given(questions(), st.sampled_from(list(Operator)))
 @examples(60)
 def test_a_comparison_with_any_value_of_its_kind_is_exact(

@@ -294,6 +294,7 @@ def test_groups_over_the_limit_are_refused_and_as_many_as_it_are_not() -> None:
         groups(11).result()
 
 
+@pytest.mark.breadth
 def test_what_is_known_does_not_grow_with_the_rows() -> None:
     aggregation = Aggregation([Aggregate("name", AggregateFunction.MAX)], ["small"], TABLE)
     batch = pa.RecordBatch.from_pydict(

@@ -243,6 +243,7 @@ def write(offline: FollowedBucket, pool: pa.RecordBatch, rng: random.Random) -> 
     offline.upsert_batch(pa.RecordBatch.from_arrays(columns, schema=offline.codec.schema))
 
 
+@pytest.mark.breadth
 @given(table=tables(), rng=st.randoms(use_true_random=False), data=st.data())
 @examples(15)
 def test_base_and_delta_are_what_the_iterator_gives(table: Any, rng: random.Random, data: st.DataObject) -> None:

@@ -66,6 +66,7 @@ def write(pool: Sequence[bytes], rng: random.Random, delta: Delta, *models: dict
         model.update(zip(keys, values, strict=True))
 
 
+@pytest.mark.breadth
 @given(pool=key_pools(), rng=st.randoms(use_true_random=False), steps=st.integers(0, 150))
 @examples(20)
 def test_every_view_is_the_last_write_of_each_key_at_its_moment(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from scankv.model.expressions import Predicate
 
 
+@pytest.mark.breadth
 @given(drawn=keyed_batches(), data=st.data())
 @examples(15)
 def test_a_batch_with_a_row_to_keep_is_never_ruled_out(drawn: Any, data: st.DataObject) -> None:

@@ -110,6 +110,7 @@ def chunks(
         cursor.close()
 
 
+@pytest.mark.breadth
 @given(
     size=st.integers(0, 300),
     rng=st.randoms(use_true_random=False),
