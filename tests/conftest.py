@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.support.collected import COLLECTED, ids_of
 from tests.support.divided_tables import TABLETS, divide_new_tables
 from tests.support.examples import FACTOR
 from tests.support.forked import end_zygotes
@@ -68,6 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Leaves out tests that need a server of one process if servers have more, and those that need tables without tablets
     if tables have any.
     """
+    config.stash[COLLECTED] = ids_of(items)
     represented = _represented(config, items)
     if WORKERS > 1:
         _leave_out("one_process", config, items)

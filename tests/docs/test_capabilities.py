@@ -9,6 +9,7 @@ import pytest
 from aio_client import sync
 from tests.support.attempts import ATTEMPTS, ServerToTry
 from tests.support.capabilities import find_lies, list_names, load_generator, problems_of_test
+from tests.support.collected import COLLECTED
 from tests.support.command_line import CommandLine
 from tests.support.server_process import ServerProcess
 
@@ -85,18 +86,11 @@ def test_a_test_that_may_not_run_is_found(test: str, problem: list[str]) -> None
 
 
 def test_named_tests_are_collected(request: pytest.FixtureRequest) -> None:
-    """Of the files that a run has, it has the tests that the table names, unless it selects some of their tests."""
-    options = request.config.option
-    is_narrowed = options.keyword or options.lf or any("::" in argument for argument in request.config.args)
-    items = request.session.items
-    collected = {part for item in items for part in _ids_of(item)}
-    files = {item.nodeid.partition("::")[0] for item in items}
-    named = {test for row in ROWS.values() for test in row.get("tests", ()) if test.partition("::")[0] in files}
+    """Of the files that a run has, it has the tests that the table names, unless single tests were chosen."""
+    collected = request.config.stash[COLLECTED]
+    named = {test for row in ROWS.values() for test in row.get("tests", ()) if test.partition("::")[0] in collected}
+    is_narrowed = request.config.option.lf or any("::" in argument for argument in request.config.args)
     assert is_narrowed or sorted(named - collected) == []
-
-
-def _ids_of(item: pytest.Item) -> set[str]:
-    return {item.nodeid, item.nodeid.partition("[")[0], item.nodeid.partition("::")[0]}
 
 
 @pytest.mark.parametrize("page", generator.list_pages(), ids=lambda page: page.name)
