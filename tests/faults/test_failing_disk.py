@@ -136,7 +136,7 @@ def test_a_disk_that_is_full_from_some_write_on_refuses_writes_and_loses_nothing
     "place", [pytest.param(each, marks=() if each == 5 else pytest.mark.soak) for each in range(10)]
 )
 @pytest.mark.parametrize("fault", [BROKEN, READ_ONLY], ids=lambda fault: fault.name)
-@pytest.mark.represented_by("broken-5")
+@pytest.mark.breadth
 def test_a_disk_that_is_broken_or_read_only_from_some_call_on_refuses_writes_and_loses_nothing(
     tmp_path: Path, library: Path, calls: dict[DiskFault, int], fault: DiskFault, place: int
 ) -> None:

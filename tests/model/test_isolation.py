@@ -150,6 +150,7 @@ async def test_many_open_scans_each_show_the_instant_of_their_opening(
             await wait_until_held(client, 0)
 
 
+@pytest.mark.represented_by("1-10-eager")
 @pytest.mark.asyncio
 @pytest.mark.parametrize("columnar_base", ["off", "eager"])
 @pytest.mark.parametrize(

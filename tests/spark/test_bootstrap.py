@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from aio_client import sync
     from tests.support.server_process import ServerProcess
 
+pytestmark = pytest.mark.breadth
+
 
 def rows(spark: SparkSession, count: int = 10_000, partitions: int = 5) -> DataFrame:
     return spark.range(0, count, 1, partitions).select(
@@ -33,7 +35,6 @@ def rows(spark: SparkSession, count: int = 10_000, partitions: int = 5) -> DataF
     )
 
 
-@pytest.mark.breadth
 def test_a_table_gets_all_rows_of_all_tasks(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, name: str
 ) -> None:

@@ -136,6 +136,7 @@ async def test_columns_added_later_are_mirrored(shared_server: ServerProcess) ->
             assert local.get(key(4)) == {**row(4), "note": None}
 
 
+@pytest.mark.breadth
 async def test_a_column_that_was_added_is_mirrored_after_a_crash_without_later_writes(server: ServerProcess) -> None:
     async with connect(server.url) as client:
         table = await make(client, "beside", 10)

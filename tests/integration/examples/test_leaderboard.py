@@ -220,7 +220,7 @@ return [background.match(/[0-9.]+/g).slice(0, 3).map(Number), shade(document.que
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.represented_by("light")
+@pytest.mark.breadth
 def test_the_page_is_light_or_dark_as_the_system_is_and_numbers_stand_to_the_right(
     board: Board, browser: Chrome, scheme: str
 ) -> None:

@@ -72,7 +72,7 @@ def stats(server: SecuredServer) -> admin_pb2.StatsResponse:
     return answer
 
 
-@pytest.mark.represented_by("31 MB")
+@pytest.mark.breadth
 @pytest.mark.parametrize("has_body", [False, True], ids=["no message", "31 MB"])
 def test_health_calls_that_are_late_or_large_end_their_connection_and_claim_no_memory_of_other_calls(
     server: SecuredServer, *, has_body: bool

@@ -869,7 +869,7 @@ def test_a_scan_whose_parked_parts_end_for_another_principal_ends_and_can_be_res
         with sync.connect(secured.address, token=issuer.root) as root:
             schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
             table = root.create_table("own.large", schema, primary_key=["k"], buckets=2, tablets=2)
-            table.upsert(pa.table({"k": range(15_000), "v": ["v" * 1000] * 15_000}, schema=schema))
+            table.upsert(pa.table({"k": range(30_000), "v": ["v" * 1000] * 30_000}, schema=schema))
         opened = []
         for _ in range(2):
             opening = scene.owner.stream(call, request_type(call)(table="own.large", divided=True))
@@ -880,7 +880,7 @@ def test_a_scan_whose_parked_parts_end_for_another_principal_ends_and_can_be_res
             chunk = next(reading).chunk
             opened.append((opening, reading, chunk.resume_token))
         with sync.connect(secured.address, token=OwnersServer.token_of(scene.others[-1])) as other:
-            assert other.table("own.large").scan().select("k").to_arrow().num_rows == 15_000
+            assert other.table("own.large").scan().select("k").to_arrow().num_rows == 30_000
         opening, reading, token = opened[0]
         with pytest.raises(grpc.RpcError) as caught:
             next(opening)

@@ -76,6 +76,7 @@ def test_all_requests_of_a_transaction_are_answered_as_for_a_table_without_table
     assert found[0] == found[1]
 
 
+@pytest.mark.breadth
 def test_a_change_at_any_tablet_after_the_first_write_to_the_table_is_a_conflict(client: sync.Client) -> None:
     for table in pair_of(client, "since"):
         table.upsert([row(k, 0) for k in KEYS])
@@ -162,6 +163,7 @@ def test_transactions_that_lock_keys_wait_for_each_other(client: sync.Client) ->
         assert rows_in(table) == dict.fromkeys(KEYS, 1) | {1000: 1}
 
 
+@pytest.mark.breadth
 def test_rows_are_selected_at_one_instant(client: sync.Client) -> None:
     table = create(client, "instant.t", 3)
     table.upsert([row(k, 0) for k in KEYS])
