@@ -34,6 +34,8 @@ _FIRST_TS: Final = 1_700_000_000_000_000
 _DROP_SECONDS: Final = 10.0
 _BASE_SECONDS: Final = 60.0
 """For so long, a round waits for columnar bases, which are built within seconds on a server that is not busy."""
+_CHECK_SECONDS: Final = 2.0
+"""For so long, the server may give the reason that it found before the rows were loaded."""
 _POLL_SECONDS: Final = 0.05
 _WARM_UP_CALLS: Final = 50
 
@@ -226,7 +228,8 @@ class _Round:
                 self.base_seconds = seconds
                 break
             # A bucket with too few rows never has a base, and one that the server has not looked at has another reason.
-            if None in bases or "base_min_rows" in self.unused_reason or seconds > _BASE_SECONDS:
+            is_small = "base_min_rows" in self.unused_reason and seconds > _CHECK_SECONDS
+            if None in bases or is_small or seconds > _BASE_SECONDS:
                 break
             await asyncio.sleep(_POLL_SECONDS)
         await self._scan()
