@@ -89,9 +89,9 @@ bench-field: $(INSTALLED)
 guard: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.guard
 
-# The part of a commit follows from its hash, so that every test of the mark `breadth` runs for one commit in four.
+# The part of a commit follows from its hash, so that every test of the mark `breadth` runs for one commit in eight.
 breadth: tools $(INSTALLED)
-	@export PYTHONDONTWRITEBYTECODE= SCANKV_SLICE=$$((0x$$(git rev-parse HEAD | cut -c 1-8) % 4))/4; \
+	@export PYTHONDONTWRITEBYTECODE= SCANKV_SLICE=$$((0x$$(git rev-parse HEAD | cut -c 1-8) % 8))/8; \
 	echo "make breadth runs the part $$SCANKV_SLICE of the tests"; \
 	$(PYTEST_OF_ALL) -m 'breadth and not alone' --junit-xml=build/tests-breadth.xml
 
