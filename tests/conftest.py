@@ -99,7 +99,7 @@ def _leave_out(marker: str, config: pytest.Config, items: list[pytest.Item]) -> 
 
 
 def _represented(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
-    """Returns the cases of tests with `represented_by` that are not among their representatives."""
+    """Returns the cases of tests with `represented_by` that neither are named there nor take minutes."""
     cases: defaultdict[str, set[str]] = defaultdict(set)
     named: dict[str, set[str]] = {}
     represented = []
@@ -108,7 +108,7 @@ def _represented(config: pytest.Config, items: list[pytest.Item]) -> list[pytest
             name, _, case = item.nodeid.removesuffix("]").partition("[")
             cases[name].add(case)
             named[name] = set(mark.args)
-            if case not in named[name]:
+            if case not in named[name] and not item.get_closest_marker("soak"):
                 represented.append(item)
     # Single cases may have been chosen on the command line, or because they failed.
     if not config.getoption("lf") and not any("::" in argument for argument in config.args):
