@@ -23,8 +23,8 @@ export PYTHON
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
-	@echo 'make test    run all tests'
-	@echo 'make breadth run a part of the tests that shorter ones represent; it follows from the commit'
+	@echo 'make test    run the tests, but those that take long or that shorter ones represent'
+	@echo 'make breadth run an eighth of the tests that shorter ones represent, chosen by the hash of the commit'
 	@echo 'make check   lint, types, import rules, generated code, the documentation and its links, the wheel'
 	@echo 'make docs    build the documentation site into build/docs'
 	@echo 'make bench   compare ScanKV with an in-process loop over RocksDB and with Arrow Flight'
@@ -89,7 +89,7 @@ bench-field: $(INSTALLED)
 guard: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.guard
 
-# The part of a commit follows from its hash, so that every test of the mark `breadth` runs for one commit in eight.
+# The part of a commit follows from its hash, so that each test with the marker `breadth` runs for one commit in eight.
 breadth: tools $(INSTALLED)
 	@export PYTHONDONTWRITEBYTECODE= SCANKV_SLICE=$$((0x$$(git rev-parse HEAD | cut -c 1-8) % 8))/8; \
 	echo "make breadth runs the part $$SCANKV_SLICE of the tests"; \

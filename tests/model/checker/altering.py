@@ -245,7 +245,7 @@ def _alter_together(world: CheckerWorld, arguments: Arguments) -> None:
         return
     kill_after = kill_after if table.columns else None
 
-    def meanwhile() -> None:
+    def write_or_kill() -> None:
         if is_written:
             write_rows(opened, rows)
         elif kill_after is not None:
@@ -254,7 +254,7 @@ def _alter_together(world: CheckerWorld, arguments: Arguments) -> None:
             world.serve_again()
 
     failures = list[BaseException]()
-    thread = threading.Thread(target=lambda: _keep_failure(meanwhile, failures))
+    thread = threading.Thread(target=lambda: _keep_failure(write_or_kill, failures))
     thread.start()
     try:
         world.client.alter_table(table.name, **options)

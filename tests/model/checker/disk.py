@@ -50,7 +50,7 @@ def _record(world: CheckerWorld, data: Path) -> None:
 def draw_cut(world: CheckerWorld, random: Random) -> int | None:
     """Returns what decides how much a power cut leaves of what was not synced. None: there is no power cut.
 
-    A kill alone may come between a change of a recorded disk and its record, so there is none of those.
+    A recorded disk only has power cuts, since a kill could come between a change and its record.
     """
     return random.randrange(2**32) if world.disk is not None else None
 

@@ -247,7 +247,7 @@ FAULTS_OF_TABLES: Final = (
                 "    if ranges and len(shared) < position - 1:\n",
             ),
         ),
-        seed=1,
+        seed=2,
     ),
 )
 """Faults in definitions, writes and expiry."""

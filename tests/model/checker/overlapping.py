@@ -68,7 +68,7 @@ def _read_during_writes(world: CheckerWorld, arguments: Arguments) -> None:
     expected = [_expected(view, arguments) for view in views]
     for name, least, found, most in reads:
         allowed = [each[name] for each in expected[least : most + 1]]
-        assert found in allowed, f"{name} is {found}, which is none of {allowed}"
+        assert found in allowed, f"{name} returned {found}, not one of {allowed}"
     world.record("read_during_writes", table)
     world.check(table.name)
 

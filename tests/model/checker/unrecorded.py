@@ -159,7 +159,7 @@ def _draw_changelog(world: CheckerWorld, random: Random) -> Arguments | None:
 
 @define("set_changelog", 1.5, _draw_changelog)
 def _set_changelog(world: CheckerWorld, arguments: Arguments) -> None:
-    """Changes what the changelog has, with or without a time in which there is none."""
+    """Changes what the changelog records, at once or after a time in which it records nothing."""
     table, to, removes = world.tables.get(arguments["table"]), arguments["to"], arguments["removes"]
     if table is None or table.engine in ("sum", "aggregate") or table.changelog == to:
         return
