@@ -14,8 +14,8 @@ class SeededFault:
         breaks: The promise that it breaks.
         file: The file that it changes.
         edits: The texts to replace, each of which the file has once, and what replaces them.
-        seed: A seed that found it when it was last measured by `find_faults`, for `make soak`. Later operations change what
-            a seed draws.
+        seed: A seed that found it when it was last measured by `find_faults`, for `make soak`. Later operations change
+            what a seed draws.
         has_script: Whether it takes a script in `SCRIPTS` to find it soon: `NAME.txt`.
     """
 
