@@ -55,8 +55,8 @@ tools:
 # processes.
 test: tools $(INSTALLED)
 	@export PYTHONDONTWRITEBYTECODE=; status=0 begin=$$(date +%s); \
-	$(PYTEST_OF_ALL) -m 'not soak and not alone' --junit-xml=build/tests.xml || status=$$?; \
-	$(PYTEST) -m 'alone and not soak' --junit-xml=build/tests-alone.xml \
+	$(PYTEST_OF_ALL) -m 'not (soak or breadth or alone)' --junit-xml=build/tests.xml || status=$$?; \
+	$(PYTEST) -m 'alone and not (soak or breadth)' --junit-xml=build/tests-alone.xml \
 	    $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
 	echo "make test took $$((($$(date +%s) - begin) / 60)) min $$((($$(date +%s) - begin) % 60)) s; build/tests*.xml has the" \
 	    "duration of each test"; \
@@ -93,15 +93,15 @@ guard: $(INSTALLED)
 breadth: tools $(INSTALLED)
 	@export PYTHONDONTWRITEBYTECODE= SCANKV_SLICE=$$((0x$$(git rev-parse HEAD | cut -c 1-8) % 8))/8; \
 	echo "make breadth runs the part $$SCANKV_SLICE of the tests"; \
-	$(PYTEST_OF_ALL) -m 'breadth and not alone' --junit-xml=build/tests-breadth.xml
+	$(PYTEST_OF_ALL) -m 'breadth and not (soak or alone)' --junit-xml=build/tests-breadth.xml
 
 # Every test is in one slice, by the hash of its name, so that each slice has tests of every kind.
 soak: $(INSTALLED)
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group fuzz
 	@status=0 begin=$$(date +%s) pytest='$(BIN)/python -m pytest'; \
 	$(if $(filter-out all,$(SLICE)),export SCANKV_SLICE=$(SLICE)/$(SLICES);) \
-	$$pytest -m soak -o asyncio_debug=true || status=$$?; \
-	SCANKV_EXAMPLES_FACTOR=20 $$pytest -m '(hypothesis or seeds) and not soak' -n 2 || status=$$?; \
+	$$pytest -m 'soak or breadth' -o asyncio_debug=true || status=$$?; \
+	SCANKV_EXAMPLES_FACTOR=20 $$pytest -m '(hypothesis or seeds) and not (soak or breadth)' -n 2 || status=$$?; \
 	$(WITH_TABLETS) $$pytest -m 'not alone' $(SEEN_BY_ALL) tests/model || status=$$?; \
 	echo "make soak SLICE=$(SLICE) took $$((($$(date +%s) - begin) / 60)) min"; \
 	exit $$status

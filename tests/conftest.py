@@ -84,10 +84,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(seconds))
     for item in represented:
         item.add_marker(pytest.mark.breadth)
-    for item in items:
-        if item.get_closest_marker("breadth"):
-            # After the limits in seconds, which hold in `make soak`, too.
-            item.add_marker(pytest.mark.soak)
     if _SLICE:
         number, count = map(int, _SLICE.split("/"))
         items[:] = [item for item in items if crc32(item.nodeid.encode()) % count == number]
