@@ -64,6 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoggingServer]:
         yield server
 
 
+@pytest.mark.breadth
 def test_a_line_says_who_asked_for_what_and_what_was_answered(server: LoggingServer) -> None:
     path = "/v1/tables/a.answered/count"
     connection = server.caller("etl").connection()

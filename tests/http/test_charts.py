@@ -114,6 +114,7 @@ def wait_for_rate(session: LoggedIn, path: str) -> None:
     wait_until(lambda: highest_written(session.get(path).body) > 0, f"a rate on {path}")
 
 
+@pytest.mark.breadth
 def test_a_page_shows_the_writes_of_a_loader_and_refreshes_if_asked(
     server: ChartServer, gateway: GatewayProcess, browser: Chrome
 ) -> None:

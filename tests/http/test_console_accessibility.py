@@ -83,6 +83,7 @@ def test_the_login_after_a_wrong_token_keeps_the_rules(browser: Chrome, busy: Bu
     assert problems_of(browser) == []
 
 
+@pytest.mark.breadth
 def test_every_part_of_the_pages_has_something_to_show(admin: Chrome, busy: BusyConsole, scan: str) -> None:
     for name in ("tables", "rows", "scans", "server"):
         admin.get(busy.url(PAGES[name]))

@@ -136,6 +136,7 @@ def test_a_long_list_keeps_the_rules_of_accessibility_wide_and_narrow(many: Gate
         assert needed == given
 
 
+@pytest.mark.breadth
 def test_sizes_are_those_of_tables_that_the_caller_may_read(secured: TokenGateway) -> None:
     names = ["game.scores", "other.scores"]
     assert list(secured.client.table_sizes(names)) == names

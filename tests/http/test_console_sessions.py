@@ -162,6 +162,7 @@ def test_logging_out_ends_a_session_for_whoever_has_its_cookie(secured: TokenGat
     assert other.get("/").status == 200
 
 
+@pytest.mark.breadth
 def test_sessions_survive_a_restart_and_end_when_their_token_is_revoked(tmp_path: Path) -> None:
     issuer, port = TokenIssuer(tmp_path / "tokens"), free_port()
     caller, token = HttpCaller(port), issuer.create("read:*")

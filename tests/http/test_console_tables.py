@@ -68,6 +68,7 @@ def test_the_direction_decides_which_rows_come_first(
     assert told["limit"] == "1 row"
 
 
+@pytest.mark.breadth
 def test_explain_explains_the_query_that_show_rows_runs(gateway: GatewayProcess, client: Client) -> None:
     table = create(client, indexes=["score"])
     table.upsert([{"player": f"p{number:02}", "score": number} for number in range(100)])
@@ -192,6 +193,7 @@ def test_the_page_has_the_labels_and_values_of_the_command_line(gateway: Gateway
         assert f">{header[0].upper()}{header[1:]}</th>" in text
 
 
+@pytest.mark.breadth
 def test_a_refresh_keeps_the_query_and_so_does_its_end(gateway: GatewayProcess, scores: Table, browser: Chrome) -> None:
     query = "where=score+%3C+7&order_by=score&descending=false&limit=3&run=rows"
     browser.get(f"http://127.0.0.1:{gateway.port}/tables/{scores.name}?{query}")

@@ -41,6 +41,7 @@ def test_the_page_of_the_server_shows_what_the_server_knows_and_names_the_rest(e
         assert shown in text
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("path", ["/", "/tables/a.scores", "/tables/a.scores?run=rows", "/scans", "/charts"])
 def test_the_other_pages_are_complete(earlier: GatewayProcess, path: str) -> None:
     connection = earlier.connection()

@@ -79,6 +79,7 @@ def test_the_audit_log_names_the_browser(server: PeerServer) -> None:
     wait_until(lambda: f"TableService/ListTables from {peer}: " in server.process.log, "the refused token in the log")
 
 
+@pytest.mark.breadth
 def test_live_scans_and_slow_calls_name_the_browser(server: PeerServer) -> None:
     with sync.connect(server.process.url, token=server.issuer.root) as client:
         with server.browse("/v1/tables/game.wide/scan", server.issuer.root) as (peer, response):

@@ -87,6 +87,7 @@ def test_a_request_that_does_not_arrive_in_time_ends_its_connection(impatient: G
         assert impatient.get("/healthz").status == 200
 
 
+@pytest.mark.breadth
 def test_an_idle_connection_is_closed(impatient: GatewayProcess) -> None:
     with opened(impatient) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -373,6 +374,7 @@ def test_a_later_minute_says_how_many_lines_were_left_out(caplog: pytest.LogCapt
     ]
 
 
+@pytest.mark.breadth
 def test_pipelined_requests_get_their_answers_in_order(gateway: GatewayProcess, scores: Table) -> None:
     with opened(gateway) as connection:
         for path in ("/healthz", "/nothing", f"/v1/tables/{scores.name}/count"):

@@ -168,6 +168,7 @@ def test_a_mark_lasts_its_time_however_many_events_come(
     assert browser.execute_script(marked) == ["cem", "dan"]
 
 
+@pytest.mark.breadth
 def test_a_page_gets_no_rows_that_it_has_when_it_connects_and_connects_again(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -219,6 +220,7 @@ def test_a_page_of_an_ended_session_leads_through_the_login_back_to_it(own: Gate
     assert (answer.status, answer.headers["location"]) == (303, f"/login?{urlencode({'next': LINK})}")
 
 
+@pytest.mark.breadth
 def test_the_page_continues_when_the_server_restarts(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -249,6 +251,7 @@ def test_the_page_continues_when_the_gateway_restarts(wall: Wall, table: Table, 
             await_rows(browser, [["cem", "40", "null"], *FIRST])
 
 
+@pytest.mark.breadth
 def test_a_page_that_is_opened_while_the_server_is_away_shows_the_rows_later(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -325,6 +328,7 @@ def test_of_many_visible_pages_four_have_a_connection_and_the_others_say_so_and_
     browser.switch_to.window(first)
 
 
+@pytest.mark.breadth
 def test_a_browser_without_locks_connects_all_the_same(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -337,6 +341,7 @@ def test_a_browser_without_locks_connects_all_the_same(
     await_rows(browser, [["cem", "40", "null"], *FIRST])
 
 
+@pytest.mark.breadth
 def test_a_page_that_is_paused_closes_its_connection_and_says_so_until_it_continues(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -396,6 +401,7 @@ def test_a_clock_that_jumps_as_after_sleep_makes_the_page_connect_again(
     wait_until(lambda: browser.execute_script(is_new), "another connection")
 
 
+@pytest.mark.breadth
 def test_a_session_that_ends_is_shown_and_the_link_leads_back(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -564,6 +570,7 @@ def test_a_stream_that_the_gateway_refuses_is_shown_and_tried_again(wall: Wall, 
         assert text(browser, "problem") == ""
 
 
+@pytest.mark.breadth
 def test_pauses_grow_to_half_a_minute_and_refusals_wait_longer(
     wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
 ) -> None:
@@ -703,6 +710,7 @@ def test_the_page_of_a_table_leads_to_the_live_page_of_its_query_and_back(
     assert browser.find_element(By.ID, "descending").get_attribute("value") == "false"
 
 
+@pytest.mark.breadth
 def test_a_server_without_tokens_needs_no_session(gateway: GatewayProcess, scores: Table, browser: Chrome) -> None:
     browser.get(f"http://127.0.0.1:{gateway.port}/tables/{scores.name}/top?order_by=score&limit=2")
     await_rows(browser, [["p99", "99"], ["p98", "98"]])

@@ -125,6 +125,7 @@ def test_a_snapshot_that_a_crash_has_left_unfinished_is_no_damage(prepared: Path
     assert digests(data / "tables") == before
 
 
+@pytest.mark.breadth
 def test_damage_in_every_table_file_is_found(prepared: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(prepared, data)

@@ -79,6 +79,7 @@ def test_sequence_groups_of_several_columns_can_be_written_in_a_file(
     assert "agg.sum() by s, t" in scankv("describe", table).text
 
 
+@pytest.mark.breadth
 @examples(8)
 @given(definitions())
 def test_a_described_table_is_created_again_with_the_same_definition(

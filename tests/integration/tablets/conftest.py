@@ -20,7 +20,10 @@ def settings() -> tuple[str, ...]:
     return ()
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one_process", "two_workers"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, id="one_process", marks=pytest.mark.breadth), pytest.param(2, id="two_workers")],
+)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, settings: tuple[str, ...]
 ) -> Iterator[ServerProcess]:

@@ -114,6 +114,7 @@ def test_unchanged_tablets_are_not_copied_again_and_consumers_continue(tmp_path:
                 assert [row["k"] for batch in stream for row in batch.to_pylist()] == [-1]
 
 
+@pytest.mark.breadth
 def test_a_table_is_restored_with_another_number_of_buckets(tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     with serve_with_backups(tmp_path, 2) as server, sync.connect(server.url) as client:

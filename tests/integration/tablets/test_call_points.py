@@ -28,7 +28,10 @@ ROWS = 2000
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300), pytest.mark.parametrize("seconds", LENGTHS)]
 
 
-@pytest.fixture(scope="module", params=[1, WORKERS], ids=["one_process", "two_workers"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, id="one_process", marks=pytest.mark.breadth), pytest.param(WORKERS, id="two_workers")],
+)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server whose processes have different wall clocks."""
     with skewed_server(tmp_path_factory.mktemp("points") / "data", request.param) as server:
@@ -65,7 +68,7 @@ async def first_rows(table: scankv.Table) -> set[object]:
     return set(rows["a"].to_pylist())
 
 
-@pytest.mark.represented_by("one_process-failing-short")
+@pytest.mark.represented_by("two_workers-failing-short")
 @pytest.mark.parametrize("fails", [False, True], ids=["running", "failing"])
 async def test_no_answer_has_the_columns_of_two_versions(server: ServerProcess, seconds: float, fails: bool) -> None:
     if fails and not processes_of(server):
@@ -254,7 +257,7 @@ async def test_columns_of_an_earlier_table_of_the_name_are_no_columns_to_wait_fo
         assert await again.count() == 500
 
 
-@pytest.mark.represented_by("one_process-failing-short")
+@pytest.mark.represented_by("two_workers-failing-short")
 @pytest.mark.parametrize("fails", [False, True], ids=["running", "failing"])
 async def test_clients_that_know_added_columns_write_them_wherever_a_worker_is_behind(
     server: ServerProcess, seconds: float, fails: bool

@@ -18,7 +18,7 @@ ROWS = 20_000
 SCHEMA = pa.schema([("k", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])
 
 
-@pytest.fixture(params=[1, 2], ids=["one worker", "two workers"])
+@pytest.fixture(params=[pytest.param(1, id="one worker", marks=pytest.mark.breadth), pytest.param(2, id="two workers")])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sync.Table]:
     with (
         ServerProcess(tmp_path / "data", "--workers", str(request.param)) as server,
@@ -31,7 +31,6 @@ def rows(value: int) -> pa.Table:
     return pa.table({"k": range(ROWS), "a": [value] * ROWS, "b": [value] * ROWS}, SCHEMA)
 
 
-@pytest.mark.represented_by("one worker")
 def test_writes_of_many_rows_keep_column_locks(table: sync.Table) -> None:
     table.upsert(rows(1))
     lock = table.lock_columns(["a"], owner="job", ttl=600)

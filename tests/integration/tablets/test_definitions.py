@@ -48,7 +48,6 @@ def assert_complete(table: sync.Table) -> None:
     assert found["score"] == 17
 
 
-@pytest.mark.represented_by("one_process")
 def test_a_table_with_tablets_looks_like_any_other(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         table = create(client, "looks.scores")
@@ -121,7 +120,6 @@ def test_columns_and_indexes_change_in_all_tablets(server: ServerProcess) -> Non
         assert client.check_table("changed.scores")
 
 
-@pytest.mark.represented_by("one_process")
 def test_tables_of_different_owners_are_altered_at_once(server: ServerProcess) -> None:
     """Each owner notifies the other one, which is altering a table of its own."""
     names = [name for (name,) in names_of_workers(2, "owners")]
@@ -141,7 +139,6 @@ def test_tables_of_different_owners_are_altered_at_once(server: ServerProcess) -
             assert client.table(name).schema.names[-1] == "c19"
 
 
-@pytest.mark.represented_by("one_process")
 def test_a_dropped_table_is_gone_and_can_be_created_again(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         for tablets in (3, 7, 2):

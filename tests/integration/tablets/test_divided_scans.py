@@ -40,7 +40,6 @@ def create(client: sync.Client, name: str) -> sync.Table:
     return table
 
 
-@pytest.mark.represented_by("one_process")
 def test_all_rows_come_in_the_order_of_their_buckets(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         table = create(client, "order.scores")
@@ -83,7 +82,6 @@ def test_a_scan_continues_from_every_token_without_the_rows_before(
                 assert sorted(resumption.from_log_offsets) == list(range(BUCKETS))
 
 
-@pytest.mark.represented_by("two_workers")
 def test_a_scan_shows_one_instant_of_all_tablets(server: ServerProcess) -> None:
     """A writer sets one key after another to each number, so at any instant they differ by at most one, in order."""
     with sync.connect(server.url) as client:

@@ -52,7 +52,7 @@ def changes(table: sync.Table) -> sync.Scan:
     return table.changes(StartFrom.FULL)
 
 
-@pytest.mark.represented_by("one_process-3-ordered", "two_workers-3-scan", "two_workers-3-pinned")
+@pytest.mark.represented_by("two_workers-3-scan", "two_workers-3-pinned")
 @pytest.mark.parametrize("read", [scan, ordered, pinned, changes])
 def test_a_stream_ends_because_its_table_was_dropped(
     client: sync.Client, table: sync.Table, read: Callable[[sync.Table], sync.Scan]

@@ -45,7 +45,7 @@ def encoded_keys(count: int) -> dict[str, Any]:
     return {"encoded_keys": [KEY.encode_one([k]) for k in range(count)]}
 
 
-@pytest.mark.represented_by("encoded_keys")
+@pytest.mark.breadth
 @pytest.mark.parametrize("asked", [keys, encoded_keys])
 def test_rows_that_fit_no_answer_are_refused(twins: TabletTwins, asked: Any) -> None:
     def look_up(name: str) -> lookup_pb2.LookupResponse:

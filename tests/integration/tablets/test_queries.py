@@ -231,7 +231,7 @@ def test_floats_are_added_in_the_same_order_each_time(client: sync.Client, wire:
     assert {total(twins.names[1], scan_pb2.ISOLATION_READ_LATEST) for _ in range(5)} == {divided}
 
 
-@pytest.mark.represented_by("two_workers")
+@pytest.mark.breadth
 def test_too_many_ties_are_refused_only_if_they_are_the_last(client: sync.Client, wire: Wire) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("score", pa.int64())])
     twins = TabletTwins.create(client, wire, "queries.ties", schema, ["id"])
@@ -390,7 +390,7 @@ def large(client: sync.Client) -> sync.Table:
     return table
 
 
-@pytest.mark.represented_by("one_process-top_n")
+@pytest.mark.represented_by("two_workers-top_n")
 @pytest.mark.parametrize("query", ["count", "aggregate", "top_n"])
 def test_a_query_is_listed_once_and_can_be_cancelled(client: sync.Client, large: sync.Table, query: str) -> None:
     table, name = large, large.name

@@ -224,9 +224,7 @@ def resumed(wire: Wire, request: scan_pb2.ScanKvRequest, token: bytes) -> Checke
     return CheckedStream.read(wire, again)
 
 
-@pytest.mark.represented_by(
-    "one_process-limited-by bucket", "two_workers-reverse-by bucket", "one_process-reverse-by bucket"
-)
+@pytest.mark.represented_by("two_workers-limited-by bucket", "two_workers-reverse-by bucket")
 @pytest.mark.parametrize("ordered", [False, True], ids=["by bucket", "ordered"])
 @pytest.mark.parametrize(("reverse", "limit"), [(False, 1500), (True, None)], ids=["limited", "reverse"])
 def test_a_scan_resumes_after_each_chunk(twins: TabletTwins, ordered: bool, reverse: bool, limit: int | None) -> None:

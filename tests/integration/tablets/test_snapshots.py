@@ -153,7 +153,6 @@ def assert_equal(twins: list[Twin], work: Callable[[Twin], None]) -> None:
         assert expected == found, number
 
 
-@pytest.mark.represented_by("one_process")
 def test_pins_answer_as_those_of_other_tables(twins: list[Twin]) -> None:
     def work(twin: Twin) -> None:
         twin.pin("one", ttl_millis=90_000)
@@ -219,7 +218,6 @@ def test_shared_snapshots_are_never_taken_twice(twins: list[Twin]) -> None:
     assert_equal(twins, work)
 
 
-@pytest.mark.represented_by("two_workers")
 def test_scans_and_counts_of_a_snapshot_answer_as_those_of_other_tables(twins: list[Twin], wires: list[Wire]) -> None:
     predicate = to_proto(col("score") > 1000)
 
@@ -242,7 +240,6 @@ def test_scans_and_counts_of_a_snapshot_answer_as_those_of_other_tables(twins: l
     assert_equal(twins, work)
 
 
-@pytest.mark.represented_by("one_process")
 def test_aggregates_and_top_rows_of_a_snapshot_answer_as_those_of_other_tables(
     twins: list[Twin], wires: list[Wire]
 ) -> None:

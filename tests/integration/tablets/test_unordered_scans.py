@@ -114,6 +114,7 @@ def test_no_token_says_where_an_unordered_scan_continues(client: sync.Client, se
     assert continued.to_arrow().num_rows == ROWS - first
 
 
+@pytest.mark.breadth
 def test_a_reader_that_stops_is_noticed(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--workers", "2", "--set=stall_timeout_seconds=1") as server:
         with sync.connect(server.url, read_ahead_bytes=65536) as client:

@@ -165,7 +165,6 @@ def upsert_of(table: Table, value: int, writer: write_pb2.WriterIdentity | None,
     return write_pb2.UpsertRequest(table=table.name, rows=rows, writer=writer, **fields)
 
 
-@pytest.mark.represented_by("one_process")
 def test_a_repeated_request_has_the_first_answer_whatever_happened_since(client: Client, wire: Wire) -> None:
     for table in pair_of(client):
         first = wire.writes.Upsert(upsert_of(table, 1, identity(0)))
@@ -194,7 +193,6 @@ def test_a_writer_that_is_opened_again_fences_earlier_ones_everywhere(client: Cl
         assert set(values_in(table).values()) == {3}
 
 
-@pytest.mark.represented_by("two_workers")
 def test_writes_and_openings_at_once_write_all_of_a_request_or_nothing(client: Client, wire: Wire) -> None:
     for table in pair_of(client):
         request = write_pb2.OpenWriterRequest(table=table.name, id="w")

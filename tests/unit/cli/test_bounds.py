@@ -57,6 +57,7 @@ def test_a_line_that_is_nested_too_deeply_is_a_bad_row(
         infer(file)
 
 
+@pytest.mark.breadth
 def test_nesting_over_several_lines_and_behind_texts_is_found(tmp_path: Path) -> None:
     file, deep = tmp_path / "rows.jsonl", 30_000
     for text in (
@@ -218,6 +219,7 @@ def test_a_block_has_a_bounded_number_of_cells_and_rows_keep_their_lines(
         read(file, schema)
 
 
+@pytest.mark.breadth
 def test_inference_reads_pieces_of_lines_in_order(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"a": 1}\n' * 20_000 + '{"a": "x"}\n')

@@ -73,6 +73,7 @@ def files_beside(begun: OpenTransaction) -> list[Path]:
     return list(begun.directory.path.glob("*.keys"))
 
 
+@pytest.mark.breadth
 async def test_a_call_that_does_not_wait_is_repeated_until_it_is_done(tables: Tables) -> None:
     table, begun = await made(tables)
     place = StagedRequestId(token=begun.token, part="main", sequence=0)

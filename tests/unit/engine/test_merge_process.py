@@ -111,6 +111,7 @@ def is_running(pid: int) -> bool:
     return True
 
 
+@pytest.mark.breadth
 async def test_a_process_merges_some_of_the_buckets_and_ends(tmp_path: Path, used: UsedProcesses) -> None:
     tables = await opened(tmp_path)
     await commit(tables, await begin(tables))

@@ -20,6 +20,7 @@ A_WEEK = 7 * 24 * 60
 MOST_FILES = BUCKETS * 4 * (FEW_FILES + 8 + 4)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("pins", [120, pytest.param(A_WEEK, marks=pytest.mark.soak)])
 @pytest.mark.timeout(180)  # 120 pins, each with a flush

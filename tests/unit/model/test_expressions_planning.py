@@ -145,6 +145,7 @@ def test_lists_that_together_are_over_ten_thousand_keys_are_read_with_some_keys_
     assert len(plan(col("player").is_in(long) & col("round").is_in(range(100)), "player", "round").ranges) <= 512
 
 
+@pytest.mark.breadth
 def test_a_list_of_over_ten_thousand_keys_is_the_range_from_the_first_to_the_last_of_them() -> None:
     long = col("round").is_in(range(5, 10_006))
     whole = KeyRange(encoded(["round"], 5), encoded(["round"], 10_006))

@@ -147,6 +147,7 @@ def test_the_changelog_is_that_of_the_instant(offline: OfflineBucket) -> None:
     reader.close()
 
 
+@pytest.mark.breadth
 def test_a_thread_that_writes_while_readers_begin_shows_them_nothing(offline: OfflineBucket) -> None:
     """Each round makes readers, then writes in a thread while some are read for the first time, and others closed."""
     rows = dict.fromkeys(range(KEYS), -1)

@@ -237,6 +237,7 @@ def test_a_bucket_full_of_writers_refuses_new_ones_and_serves_those_it_knows(pat
         bucket.bucket.close()
 
 
+@pytest.mark.breadth
 def test_more_writers_than_are_kept_in_memory_are_all_known(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
         for number in range(1100):
