@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 settings.register_profile(
     "unhurried",
     deadline=None,
-    max_examples=15 * FACTOR,
+    max_examples=8 * FACTOR,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 settings.load_profile("unhurried")

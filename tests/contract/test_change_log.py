@@ -294,7 +294,7 @@ def grown(new: Callable[[], LogHistory], data: st.DataObject, *, trims: bool = F
     "rocksdb-with a renamed column in another place",
 )
 @given(data=st.data())
-@examples(15)
+@examples(8)
 def test_appended_changes_can_be_read_between_any_two_positions(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:
@@ -305,7 +305,7 @@ def test_appended_changes_can_be_read_between_any_two_positions(
 
 
 @given(data=st.data())
-@examples(15)
+@examples(8)
 def test_bounded_reads_one_after_another_give_all_changes_once(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:
@@ -450,7 +450,7 @@ def test_positions_pass_through_epochs_in_which_nothing_was_written(new: Callabl
 
 
 @given(data=st.data())
-@examples(15)
+@examples(8)
 @pytest.mark.represented_by("rocksdb-with another column")
 def test_a_time_is_resolved_to_the_first_change_committed_at_or_after_it(
     new: Callable[[], LogHistory], data: st.DataObject
@@ -525,7 +525,7 @@ def _bound(span: LogSpan, count: int, data: st.DataObject) -> bytes:
 
 
 @given(data=st.data())
-@examples(15)
+@examples(8)
 @pytest.mark.represented_by("rocksdb-with another column")
 def test_a_reader_shows_a_range_of_the_log_as_of_its_creation_in_either_direction(
     new: Callable[[], LogHistory], data: st.DataObject
@@ -612,7 +612,7 @@ def test_a_rewritten_log_returns_the_same_changes_and_accepts_appends(new: Calla
 
 
 @given(st.data())
-@examples(20)
+@examples(10)
 def test_a_read_ends_before_a_marker_and_a_marker_is_read_as_such(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:

@@ -115,7 +115,7 @@ COMMITS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([50, 100_000, 70
 
 
 @given(commits=COMMITS, data=st.data())
-@examples(15)
+@examples(8)
 def test_a_size_is_resolved_to_an_offset_that_is_off_by_at_most_a_mebibyte_and_a_commit(
     new: Callable[[], MeasuredLog], commits: list[tuple[int, int]], data: st.DataObject
 ) -> None:
@@ -134,7 +134,7 @@ def test_a_size_is_resolved_to_an_offset_that_is_off_by_at_most_a_mebibyte_and_a
 
 
 @given(commits=COMMITS, data=st.data())
-@examples(15)
+@examples(8)
 def test_usage_says_how_much_is_retained_and_by_which_hold(
     new: Callable[[], MeasuredLog], commits: list[tuple[int, int]], data: st.DataObject
 ) -> None:
@@ -163,7 +163,7 @@ PAUSED_COMMITS = st.tuples(st.sampled_from([0.0, 0.5, 5.0, 11.0, 40.0]), st.samp
 
 
 @given(commits=st.lists(PAUSED_COMMITS, min_size=1, max_size=12))
-@examples(25)
+@examples(12)
 def test_an_age_is_resolved_to_an_offset_before_which_everything_is_so_old(
     new: Callable[[], MeasuredLog], commits: list[tuple[float, int]]
 ) -> None:

@@ -229,6 +229,9 @@ WORK: Final[dict[str, Callable[[SlicedTables], object]]] = {
 }
 
 
+@pytest.mark.represented_by(
+    "load", "scan", "scan of a base with a delta", "groups", "lookup of many keys", "changes", "transaction"
+)
 @pytest.mark.parametrize("work", WORK)
 def test_work_holds_the_loop_for_at_most_two_milliseconds_at_a_time(tables: SlicedTables, work: str) -> None:
     """Uses the best of many tries: beside other work, the same work takes more processor time, but not always.

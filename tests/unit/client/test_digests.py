@@ -24,7 +24,7 @@ def batch_of(type_: pa.DataType, values: list[Any]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values, type_)], names=["v"])
 
 
-@examples(200)
+@examples(100)
 @given(columns(), st.data())
 def test_slices_have_the_digest_of_their_rows(column: tuple[pa.DataType, list[Any]], data: st.DataObject) -> None:
     type_, values = column
@@ -35,7 +35,7 @@ def test_slices_have_the_digest_of_their_rows(column: tuple[pa.DataType, list[An
     assert digest_of(pa.concat_batches([sliced.slice(0, 1), sliced.slice(1)])) == digest_of(copied)
 
 
-@examples(200)
+@examples(100)
 @given(columns(), st.data())
 def test_other_rows_have_another_digest(column: tuple[pa.DataType, list[Any]], data: st.DataObject) -> None:
     type_, values = column

@@ -43,7 +43,7 @@ def leading(key: object, end: object) -> tuple[tuple[object, ...], tuple[object,
 
 
 @given(ENDS, ENDS, st.sampled_from(get_args(Inclusive)))
-@examples(40)
+@examples(20)
 def test_a_range_holds_the_keys_between_its_ends(start: object, end: object, inclusive: Inclusive) -> None:
     above = operator.ge if inclusive in ("both", "left") else operator.gt
     below = operator.le if inclusive in ("both", "right") else operator.lt

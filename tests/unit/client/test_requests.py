@@ -58,7 +58,7 @@ def test_a_request_is_a_whole_arrow_stream() -> None:
     assert len(to_ipc(batch_of([100_000, 1]).slice(1))) < 2000
 
 
-@examples(200)
+@examples(100)
 @given(
     st.lists(st.integers(0, 9), max_size=8),
     st.lists(st.integers(1, 9), max_size=8),

@@ -109,7 +109,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.booleans())
-@examples(30)
+@examples(15)
 def test_after_any_history_the_entries_are_those_of_the_rows(
     steps: list[tuple[str, list[Any]]], deduplicate: bool
 ) -> None:

@@ -50,7 +50,7 @@ def stretches_of(keys: CountedKeys, key_range: KeyRange, looks: int) -> list[Key
     st.binary(max_size=3) | st.none(),
     st.integers(0, 50),
 )
-@examples(30)
+@examples(15)
 def test_every_key_of_the_range_is_in_one_stretch(
     keys: list[bytes], start: bytes | None, end: bytes | None, looks: int
 ) -> None:

@@ -169,7 +169,7 @@ class LockingWork:
         return "done"
 
 
-@examples(100)
+@examples(50)
 @given(st.lists(st.lists(st.lists(st.sampled_from("uvwxyz"), min_size=1, unique=True), max_size=4), max_size=8))
 async def test_random_transactions_exclude_each_other_and_all_of_them_end(work: list[list[list[str]]]) -> None:
     locks, owners = KeyLocks(100), dict[str, str]()

@@ -163,7 +163,7 @@ STEPS = st.lists(
     ("changelog", "indexed"), [("full", False), ("upsert", False), ("upsert", True), ("none", False), ("none", True)]
 )
 @given(steps=STEPS, deduplicate=st.booleans())
-@examples(15)
+@examples(8)
 @pytest.mark.represented_by("full-False")
 def test_any_history_merges_as_a_dictionary_does(
     changelog: str, indexed: bool, steps: list[tuple[str, list[Any]]], deduplicate: bool

@@ -169,7 +169,7 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
         assert (await plain.reads.count(None))[0] == 40
 
 
-@examples(12)
+@examples(8)
 @given(
     requests=st.lists(
         st.tuples(st.booleans(), st.dictionaries(st.integers(0, 6), st.integers(0, 2), min_size=1)), max_size=6

@@ -99,7 +99,7 @@ def step_for(buckets: Buckets) -> int:
     return min(max(sum(map(len, buckets.values())) // wanted, 1), 8192)
 
 
-@examples(12)
+@examples(8)
 @given(key_sets(), st.integers(1, 64))
 def test_the_ranges_of_a_whole_view_are_balanced_and_give_each_row_once(buckets: Buckets, splits: int) -> None:
     ranges = sampled(buckets, step_for(buckets)).split(splits, EVERY_KEY, list(buckets))
@@ -110,7 +110,7 @@ def test_the_ranges_of_a_whole_view_are_balanced_and_give_each_row_once(buckets:
     assert_balanced(sizes)
 
 
-@examples(12)
+@examples(8)
 @given(key_sets(), st.integers(1, 64), st.binary(max_size=9), st.binary(max_size=9), st.data())
 def test_the_ranges_of_a_part_cover_exactly_that_part(
     buckets: Buckets, splits: int, start: bytes, end: bytes, data: st.DataObject

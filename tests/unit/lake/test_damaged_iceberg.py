@@ -73,7 +73,7 @@ def _path(uri: str) -> Path:
     return Path(uri.removeprefix("file://"))
 
 
-@examples(20)
+@examples(10)
 @given(_FILES, _PLACES)
 def test_a_cut_manifest_is_damage(files: IcebergFiles, number: int, place: float) -> None:
     content = files.content(number)
@@ -82,7 +82,7 @@ def test_a_cut_manifest_is_damage(files: IcebergFiles, number: int, place: float
         files.read_with(number, content[: int(place * len(content) / 2)])
 
 
-@examples(100)
+@examples(50)
 @given(_FILES, _PLACES)
 def test_no_row_is_missing_after_any_cut(files: IcebergFiles, number: int, place: float) -> None:
     content = files.content(number)
@@ -91,7 +91,7 @@ def test_no_row_is_missing_after_any_cut(files: IcebergFiles, number: int, place
 
 
 @pytest.mark.breadth
-@examples(100)
+@examples(50)
 @given(_FILES, _PLACES, st.integers(1, 255))
 def test_a_changed_byte_in_a_manifest_raises_no_other_error_than_ours(
     files: IcebergFiles, number: int, place: float, change: int

@@ -34,7 +34,7 @@ def test_z85_has_the_digits_of_its_specification() -> None:
     assert decode_z85("HelloWorld") == bytes([0x86, 0x4F, 0xD2, 0x6F, 0xB5, 0x59, 0xF7, 0x5B])
 
 
-@examples(100)
+@examples(50)
 @given(_POSITIONS)
 def test_a_vector_survives_encoding(positions: BitMap) -> None:
     assert from_bytes(to_bytes(positions)) == positions

@@ -112,7 +112,7 @@ def test_a_deleted_range_replaces_the_files_with_its_keys() -> None:
 _BOUNDS = st.lists(st.integers(0, 60), unique=True, max_size=16).map(sorted)
 
 
-@examples(200)
+@examples(100)
 @given(_BOUNDS, st.sets(st.integers(0, 60)), st.integers(1, 30))
 def test_ranges_cover_all_changed_keys_and_exactly_the_files_that_they_replace(
     bounds: list[int], changed: set[int], file_rows: int

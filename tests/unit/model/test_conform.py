@@ -361,7 +361,7 @@ def test_rows_in_other_layouts_become_the_same_rows(layouts: tuple[pa.Array, pa.
 
 
 @given(st.data())
-@examples(40)
+@examples(20)
 def test_cast_between_any_two_types_keeps_the_value_or_is_refused(data: st.DataObject) -> None:
     source, target = data.draw(key_types()), data.draw(key_types())
     column = data.draw(columns(source, 1))

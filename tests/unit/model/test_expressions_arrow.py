@@ -67,7 +67,7 @@ expressions = st.recursive(
 
 
 @given(expressions)
-@examples(30)
+@examples(15)
 def test_an_arrow_expression_is_answered_as_arrow_answers_it(expression: pc.Expression) -> None:
     (batch,) = TABLE.to_batches()
     answer = evaluate(bind(from_pyarrow(expression), TABLE.schema), batch)

@@ -24,7 +24,7 @@ def questions(draw: st.DrawFn) -> tuple[pa.RecordBatch, Predicate]:
 
 
 @given(questions())
-@examples(20)
+@examples(10)
 def test_every_predicate_is_answered_as_the_model_answers(question: tuple[pa.RecordBatch, Predicate]) -> None:
     batch, predicate = question
     bound = bind(predicate, batch.schema)
@@ -34,7 +34,7 @@ def test_every_predicate_is_answered_as_the_model_answers(question: tuple[pa.Rec
 
 
 @given(questions())
-@examples(15)
+@examples(8)
 def test_binding_twice_is_binding_once(question: tuple[pa.RecordBatch, Predicate]) -> None:
     batch, predicate = question
     bound = bind(predicate, batch.schema)

@@ -98,7 +98,7 @@ def kept_by_plans(predicate: Predicate, batch: pa.RecordBatch) -> list[list[bool
 
 @pytest.mark.breadth
 @given(questions(), st.sampled_from(list(Operator)))
-@examples(60)
+@examples(30)
 def test_a_comparison_with_any_value_of_its_kind_is_exact(
     question: tuple[pa.DataType, list[int | None], pa.DataType, list[int]], how: Operator
 ) -> None:

@@ -61,7 +61,7 @@ def floats(*values: float | None) -> pa.RecordBatch:
 
 
 @given(index_questions())
-@examples(20)
+@examples(10)
 @example((floats(None, float("nan"), float("inf")), ["k"], col("k") > 5.0))
 @example((floats(None, float("nan"), float("inf")), ["k"], ~(col("k") <= 5.0)))
 @example((floats(None, float("nan"), 5.0), ["k"], (col("k") == 5.0) | col("k").is_null()))
@@ -93,7 +93,7 @@ def test_ranges_and_residual_keep_what_the_predicate_keeps(
 
 
 @given(index_questions(), st.booleans())
-@examples(25)
+@examples(12)
 def test_the_part_in_order_and_its_residual_keep_what_the_predicate_keeps(
     question: tuple[pa.RecordBatch, list[str], Predicate], everything: bool
 ) -> None:

@@ -66,7 +66,7 @@ def check_order(ranges: KeyRanges) -> None:
 
 
 @given(key_questions())
-@examples(20)
+@examples(10)
 @example((pa.record_batch([[float("nan")], [1]], names=["k", "v"]), ["k"], col("k") > 5.0))
 @example((pa.record_batch([[-0.0], [1]], names=["k", "v"]), ["k"], (col("k") >= 0.0) & (col("k") <= -0.0)))
 @example((pa.record_batch([["a\0"], [1]], names=["k", "v"]), ["k"], col("k").starts_with("a\0")))
@@ -88,7 +88,7 @@ def test_plan_and_residual_keep_what_the_predicate_keeps(
 
 
 @given(key_questions())
-@examples(15)
+@examples(8)
 def test_all_conjuncts_are_true_where_the_predicate_is(
     question: tuple[pa.RecordBatch, list[str], Predicate],
 ) -> None:

@@ -104,7 +104,7 @@ texts = st.recursive(
 
 
 @given(st.lists(rows, min_size=1, max_size=6), texts)
-@examples(16)
+@examples(8)
 def test_text_is_answered_as_duckdb_answers_it(table: list[dict[str, Any]], text: str) -> None:
     batch = pa.RecordBatch.from_pylist(table, SCHEMA)
     answer = evaluate(bind(parse_where(text, SCHEMA), SCHEMA), batch)

@@ -32,7 +32,7 @@ def questions(draw: st.DrawFn) -> tuple[pa.RecordBatch, Predicate]:
 
 
 @given(questions())
-@examples(15)
+@examples(8)
 def test_a_predicate_arrives_as_it_was_sent(question: tuple[pa.RecordBatch, Predicate]) -> None:
     batch, predicate = question
     sent = to_proto(predicate).SerializeToString()

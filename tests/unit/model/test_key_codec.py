@@ -35,7 +35,7 @@ def codec_for(key: list[pa.Array]) -> KeyCodec:
 
 
 @given(keys())
-@examples(50)
+@examples(25)
 def test_byte_order_is_column_order(key: list[pa.Array]) -> None:
     encoded = codec_for(key).encode(key).to_pylist()
     rows = list(zip(*(order_of(column) for column in key), strict=True))

@@ -22,7 +22,7 @@ NUMBER = KeyCodec([pa.int32()], ["n"])
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.text(), st.binary(), st.binary(max_size=3))
-@examples(20)
+@examples(10)
 def test_a_key_is_its_columns_and_a_rest(number: int, text: str, data: bytes, rest: bytes) -> None:
     columns = [
         KeyCodec([type_]).encode_one([value]) for type_, value in zip(CODEC.types, (number, text, data), strict=True)

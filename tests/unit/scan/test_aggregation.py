@@ -174,7 +174,7 @@ def functions_of(name: str) -> list[AggregateFunction]:
 
 
 @given(st.data())
-@examples(20)
+@examples(10)
 def test_aggregates_are_those_of_python_for_every_type_and_grouping(data: st.DataObject) -> None:
     batch = data.draw(rows())
     columns = data.draw(st.lists(st.sampled_from(SCHEMA.names), unique=True, min_size=1, max_size=3))

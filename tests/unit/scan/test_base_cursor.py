@@ -245,7 +245,7 @@ def write(offline: FollowedBucket, pool: pa.RecordBatch, rng: random.Random) -> 
 
 @pytest.mark.breadth
 @given(table=tables(), rng=st.randoms(use_true_random=False), data=st.data())
-@examples(15)
+@examples(8)
 def test_base_and_delta_are_what_the_iterator_gives(table: Any, rng: random.Random, data: st.DataObject) -> None:
     old, new, pool = table
     with tempfile.TemporaryDirectory() as name, followed(Path(name), old) as offline:

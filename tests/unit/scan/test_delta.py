@@ -68,7 +68,7 @@ def write(pool: Sequence[bytes], rng: random.Random, delta: Delta, *models: dict
 
 @pytest.mark.breadth
 @given(pool=key_pools(), rng=st.randoms(use_true_random=False), steps=st.integers(0, 150))
-@examples(20)
+@examples(10)
 def test_every_view_is_the_last_write_of_each_key_at_its_moment(
     pool: list[bytes], rng: random.Random, steps: int
 ) -> None:

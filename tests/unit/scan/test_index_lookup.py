@@ -64,7 +64,7 @@ def read(scan: OpenedScan, chunk_rows: int = 8192, chunks: int = 10**9) -> tuple
 
 
 @given(st.data())
-@examples(12)
+@examples(8)
 @pytest.mark.represented_by("(1, 150)")
 def test_rows_order_and_tokens_are_the_same_with_and_without_the_index(
     table: IndexedTable, data: st.DataObject

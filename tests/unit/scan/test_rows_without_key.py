@@ -38,7 +38,7 @@ def log_table(schema: pa.Schema, bucket_key: Sequence[str]) -> TableDefinition:
 
 @pytest.mark.breadth
 @given(data=st.data(), batch=batches(), bucket_key=st.sampled_from([["a"], ["b", "a"]]))
-@examples(50)
+@examples(25)
 def test_rows_that_match_are_in_the_buckets_that_are_read(
     data: st.DataObject, batch: pa.RecordBatch, bucket_key: list[str]
 ) -> None:

@@ -32,7 +32,7 @@ def column(type_: pa.DataType, numbers: list[int], nulls: bool) -> pa.Array:
 @pytest.mark.parametrize("few_runs", [0, 100])
 @pytest.mark.parametrize("length", KEYS)
 @given(rng=st.randoms(use_true_random=False), reverse=st.booleans())
-@examples(15)
+@examples(8)
 @pytest.mark.represented_by("one length-0")
 def test_a_merge_is_what_a_dict_would_be(few_runs: int, length: str, rng: random.Random, reverse: bool) -> None:
     size = rng.choice([1, 5, 300])
@@ -86,7 +86,7 @@ EXTREMES: dict[pa.DataType, list[Any]] = {
 
 @pytest.mark.parametrize("type_", EXTREMES, ids=str)
 @given(rng=st.randoms(use_true_random=False), offset=st.integers(0, 2))
-@examples(30)
+@examples(15)
 @pytest.mark.represented_by("double", "timestamp[us, tz=UTC]")
 def test_rows_that_are_only_replaced_have_every_bit_of_the_new_ones(
     type_: pa.DataType, rng: random.Random, offset: int

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.breadth
 @given(drawn=keyed_batches(), data=st.data())
-@examples(15)
+@examples(8)
 def test_a_batch_with_a_row_to_keep_is_never_ruled_out(drawn: Any, data: st.DataObject) -> None:
     batch, _ = drawn
     # Zones do not depend on the key. A number is the first column, so that the others may have any values.

@@ -83,7 +83,7 @@ PREDICATES = st.recursive(
 
 
 @given(PREDICATES, st.sampled_from([pa.float64(), pa.float32()]), st.booleans())
-@examples(40)
+@examples(20)
 def test_ranges_and_residual_keep_the_rows_that_spark_keeps(
     predicate: Predicate, type_: pa.DataType, nullable: bool
 ) -> None:

@@ -39,7 +39,7 @@ def encoded(changes: Changes, definition: TableDefinition = DEFINITION) -> list[
 
 
 @given(st.data())
-@examples(15)
+@examples(8)
 def test_any_changes_come_back_to_the_bit(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     batch = data.draw(batches(definition.schema.arrow, min_rows=1))

@@ -79,7 +79,7 @@ def counts(base: ColumnarBase) -> list[int]:
 
 
 @given(st.data())
-@examples(25)
+@examples(12)
 def test_every_storable_type_comes_back_to_the_bit_whatever_the_batches_on_the_way_in(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     rows, keys = numbered(definition, data.draw(batches(definition.schema.arrow, max_rows=12)))

@@ -61,7 +61,7 @@ def read(cursor: EntryCursor, step: int = 1000) -> tuple[list[bytes], list[bytes
 
 
 @given(st.data())
-@examples(15)
+@examples(8)
 def test_a_range_has_all_its_entries_in_both_directions(
     bucket: Bucket, everything: list[bytes], data: st.DataObject
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_range_has_all_its_entries_in_both_directions(
 
 
 @given(st.data())
-@examples(15)
+@examples(8)
 def test_several_ranges_have_all_their_entries_in_both_directions(
     bucket: Bucket, everything: list[bytes], data: st.DataObject
 ) -> None:

@@ -210,7 +210,7 @@ def marked_log(store: RocksStore, watermark: Path) -> Iterator[MarkedLog]:
 
 
 @given(st.data())
-@examples(30)
+@examples(15)
 def test_every_read_returns_each_change_and_stops_at_each_marker(
     store: RocksStore, watermark: Path, data: st.DataObject
 ) -> None:

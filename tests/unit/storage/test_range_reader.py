@@ -115,7 +115,7 @@ def read(reader: RangeReader[tuple[bytes, bytes]], reverse: bool, count: int) ->
 
 @pytest.mark.usefixtures("small_steps")
 @given(seed=st.integers(0, 2**32), kind=st.integers(0, 3))
-@examples(15)
+@examples(8)
 def test_every_range_is_that_of_the_model_as_of_the_making_of_its_reader(seed: int, kind: int) -> None:
     rng = random.Random(seed)
     keys = sorted({key_of(number, kind) for number in rng.sample(range(1200), 600)})
@@ -228,7 +228,7 @@ def test_no_step_across_many_deleted_rows_takes_long(
 
 @pytest.mark.usefixtures("small_steps")
 @given(seed=st.integers(0, 2**32), kind=st.integers(0, 3), reverse=st.booleans())
-@examples(15)
+@examples(8)
 def test_ranges_and_single_keys_are_those_of_the_model(seed: int, kind: int, reverse: bool) -> None:
     rng = random.Random(seed)
     keys = sorted({key_of(number, kind) for number in rng.sample(range(1200), 600)})

@@ -72,7 +72,7 @@ def read(cursor: RangesCursor, max_rows: int = 8192, max_bytes: int = ROOM) -> l
     max_rows=st.sampled_from([1, 100, 8192]),
     max_bytes=st.sampled_from([1, 200, ROOM]),
 )
-@examples(15)
+@examples(8)
 def test_it_finds_the_keys_that_are_there_in_order(
     offline: OfflineBucket, numbers: set[int], reverse: bool, max_rows: int, max_bytes: int
 ) -> None:
@@ -92,7 +92,7 @@ def test_it_finds_the_keys_that_are_there_in_order(
     max_bytes=st.sampled_from([1, 200, ROOM]),
     resumed=st.booleans(),
 )
-@examples(20)
+@examples(10)
 def test_it_finds_what_is_in_ranges_and_goes_on_from_wherever_it_was(
     offline: OfflineBucket,
     bounds: list[int],
@@ -138,7 +138,7 @@ def test_a_step_ends_when_it_took_long_and_tells_how_far_it_came(offline: Offlin
     max_rows=st.sampled_from([1, 7, 8192]),
     resumed=st.booleans(),
 )
-@examples(20)
+@examples(10)
 def test_ranges_among_deleted_rows_are_exact_however_small_the_steps(
     tmp_path_factory: pytest.TempPathFactory,
     spared: set[int],

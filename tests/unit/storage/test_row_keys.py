@@ -38,7 +38,7 @@ def tables(draw: st.DrawFn) -> TableDefinition:
 
 
 @given(st.data())
-@examples(20)
+@examples(10)
 def test_the_key_of_a_row_is_what_the_key_codec_gives_for_its_columns(data: st.DataObject) -> None:
     definition = data.draw(tables())
     rows = data.draw(st.integers(1, 3))
@@ -82,7 +82,7 @@ def test_a_row_without_its_key_is_data_loss() -> None:
 
 
 @given(st.integers(0, 2**32))
-@examples(40)
+@examples(20)
 def test_damage_is_data_loss_or_the_key_that_is_decoded(seed: int) -> None:
     rng = random.Random(seed)
     reader, keys = row_keys_of(damage.SECOND)

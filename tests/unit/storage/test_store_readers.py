@@ -111,7 +111,7 @@ class CursorReading:
 
 
 @given(STEPS)
-@examples(60)
+@examples(30)
 def test_a_reader_shows_the_instant_at_which_it_was_made(steps: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         offline = new_bucket(Path(directory) / "bucket")
