@@ -314,8 +314,10 @@ def check_fragments(there: Mapping[str, PartSize], parts: Collection[str]) -> No
 
 def incomplete_part(part: str, there: int, requests: int) -> InvalidRequest:
     """Returns the error for a part of which the server has another number of requests than its client says."""
+    taken = "; if all were staged, a power failure took some: abort the transaction and write its rows again"
     return InvalidRequest(
         f"part {part[:MAX_ID]!r} of the transaction has {there} requests, not {requests}: nothing was committed"
+        f"{taken if there < requests else ''}"
     )
 
 
