@@ -12,6 +12,7 @@ from scankv.model.tables.merge_spec import MergeSpec, SequenceGroup
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.engine.merging.few_rows import FewRows, merge_few
 from streaming_server.engine.merging.merger import Merger
+from streaming_server.engine.merging.outcome import reads_old_rows
 from streaming_server.engine.merging.preparing import MERGE, WriteKind, prepare_delete, prepare_upsert, request_schema
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rows.index_codec import IndexCodec
@@ -95,13 +96,14 @@ class MergedTable:
         log: Change types and rows.
         puts: How many rows were put.
         merged_few: How many requests were merged without columns.
+        counted: How many changes the requests were, recorded or not.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
         self.stored: dict[bytes, bytes] = {}
         self.entries: dict[bytes, bytes] = {}
         self.log: list[tuple[str, dict[str, Any]]] = []
-        self.puts = self.merged_few = 0
+        self.puts = self.merged_few = self.counted = 0
         self.use(definition)
 
     def use(self, definition: TableDefinition) -> None:
@@ -160,7 +162,7 @@ class MergedTable:
         """Applies few rows. Their change must be that of the same rows in columns."""
         if self.merger.engines.row_merge is None:
             raise NotExactError
-        old = self.get(list(part.keys))
+        old = self.get(list(part.keys)) if reads_old_rows(self.definition, self.indexes) else None
         change = merge_few(old, part, self.merger.engines.row_merge, self.merger.codec)
         self.merged_few += 1
         assert_same_change(change, self.merger.merge(self, part.prepare()))
@@ -171,12 +173,14 @@ class MergedTable:
             change.changes.rows.validate(full=True)
             kinds = [RowKind(int(kind)).symbol for kind in change.changes.kinds]
             self.log += zip(kinds, change.changes.rows.to_pylist(), strict=True)
+        self.counted += change.count
         put = dict(zip(change.put_keys.to_pylist(), change.put_values.to_pylist(), strict=True))
         before = len(self.stored)
         self.stored |= put
         self.puts += len(put)
         for key in change.delete_keys.to_pylist():
-            del self.stored[key]
+            # Without the old rows, deletes do not know which rows exist.
+            self.stored.pop(key, None)
         assert change.rows_added in (None, len(self.stored) - before)
         for entries in change.entries:
             for key in entries.delete_keys.to_pylist():

@@ -273,14 +273,6 @@ def test_changes_since_a_time_that_retention_has_removed_are_refused_unless_clam
     assert '"eve"' in scankv(*arguments, "--clamp").text
 
 
-def test_delete_reports_how_many_rows_existed_and_which_did_not(scankv: CommandLine, scores: str) -> None:
-    finished = scankv("delete", scores, "ann", "nobody", "bob")
-    assert finished.text == "deleted 2 rows\n"
-    assert finished.stderr == f"scankv: {scores} has no row with the key nobody\n"
-    assert scankv("delete", scores, "ann").text == "deleted 0 rows\n"
-    assert scankv("delete", scores, "cem").text == "deleted 1 row\n"
-
-
 def test_an_error_in_a_predicate_has_its_caret_on_a_line_of_its_own_in_a_pipe(scankv: CommandLine, scores: str) -> None:
     first, text, caret, *_ = scankv.fails("count", scores, "--where", "score > 0 AND score == 1").splitlines()
     assert first.endswith('expected AND, OR or the end, found "=="')

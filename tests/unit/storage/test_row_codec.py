@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 import struct
 from typing import TYPE_CHECKING, Any
@@ -109,24 +108,6 @@ def test_any_columns_in_any_order_are_what_they_are_among_all(data: st.DataObjec
     assert decoded.schema.equals(decoder.schema)
     assert decoded.schema.names == names
     assert exact_rows(decoded) == exact_rows(batch.select(names))
-
-
-@given(st.data())
-@few
-def test_stored_rows_may_be_a_slice(data: st.DataObject) -> None:
-    definition = data.draw(definitions())
-    codec = RowCodec(definition)
-    batch = data.draw(batches(codec.schema, min_rows=2))
-    start = data.draw(st.integers(0, batch.num_rows))
-    stored = codec.encode(batch).slice(start)
-    assert exact_rows(codec.decoder().decode(stored)) == exact_rows(batch.slice(start))
-
-
-def test_no_columns_are_rows_without_columns() -> None:
-    codec = codec_of(pa.string(), pa.list_(pa.int8()))
-    stored = codec.encode(batch_of(codec, pa.array(["a", None, ""]), pa.array([[1], None, []], pa.list_(pa.int8()))))
-    decoded = codec.decoder([]).decode(stored)
-    assert (decoded.num_rows, decoded.num_columns) == (3, 0)
 
 
 def test_an_unknown_column_is_refused() -> None:
@@ -316,16 +297,6 @@ def test_what_lies_under_a_null_does_not_show_in_the_bytes() -> None:
     assert_comes_back(codec, dirty)
 
 
-def test_one_row_among_many_is_decoded_without_touching_the_others_order() -> None:
-    codec = codec_of(pa.string())
-    batch = batch_of(codec, pa.array([str(i) * (i % 9) for i in range(5000)]))
-    stored = codec.encode(batch)
-    shuffled = np.random.default_rng(1).permutation(5000)
-    decoded = codec.decoder(["c0", "k"]).decode(stored.take(pa.array(shuffled)))
-    assert decoded.column("k").to_pylist() == shuffled.tolist()
-    assert decoded.column("c0").to_pylist() == [str(i) * (i % 9) for i in shuffled]
-
-
 @pytest.fixture
 def versions() -> list[TableDefinition]:
     """Generates a table with three versions of its schema."""
@@ -361,15 +332,6 @@ def test_rows_of_all_versions_decode_to_the_current_one_in_their_order(versions:
     assert newest.decoder([]).decode(values).num_rows == len(order)
 
 
-def test_rows_of_only_an_older_version_decode_to_the_current_one(versions: list[TableDefinition]) -> None:
-    old, new = RowCodec(versions[0]), RowCodec(versions[2])
-    rows = [row_of(key, 0) for key in range(5)]
-    stored = old.encode(pa.RecordBatch.from_pylist(rows, schema=old.schema))
-    expected = pa.RecordBatch.from_pylist(rows, schema=new.schema)
-    assert exact_rows(new.decoder().decode(stored)) == exact_rows(expected)
-    assert new.encode(new.decoder().decode(stored)).equals(new.encode(expected))
-
-
 @given(st.data())
 @examples(10)
 def test_any_columns_added_later_are_null_in_rows_written_before(data: st.DataObject) -> None:
@@ -397,11 +359,3 @@ def test_the_bytes_of_a_row_stay_what_they_are() -> None:
         "c3a9"  # c0
         "02000000 0100 0500"  # c2: length, validity, values
     )
-
-
-def test_timestamps_keep_unit_and_zone() -> None:
-    moment = dt.datetime(2024, 3, 31, 1, 59, 59, 999_999, tzinfo=dt.UTC)
-    codec = codec_of(pa.timestamp("us", "Europe/Berlin"))
-    decoded = codec.decoder().decode(codec.encode(batch_of(codec, pa.array([moment], codec.schema.field(1).type))))
-    assert decoded.column(1).type == pa.timestamp("us", "Europe/Berlin")
-    assert decoded.column(1)[0].as_py() == moment
