@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from scankv.model.errors import RequestTooLarge
 from scankv.model.rows.row_values import NotExactError
 from scankv.model.tables.merge_functions import aggregate_of
 from scankv.model.tables.merge_spec import MergeSpec, SequenceGroup
@@ -97,6 +99,7 @@ class MergedTable:
         puts: How many rows were put.
         merged_few: How many requests were merged without columns.
         counted: How many changes the requests were, recorded or not.
+        entry_writes: How many entries the last request has put and deleted in each index.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
@@ -104,6 +107,7 @@ class MergedTable:
         self.entries: dict[bytes, bytes] = {}
         self.log: list[tuple[str, dict[str, Any]]] = []
         self.puts = self.merged_few = self.counted = 0
+        self.entry_writes: list[tuple[int, int]] = []
         self.use(definition)
 
     def use(self, definition: TableDefinition) -> None:
@@ -120,10 +124,10 @@ class MergedTable:
         *,
         overwrite: bool = False,
     ) -> None:
-        """Applies one upsert request. `columns` contains the key."""
+        """Applies one upsert request. What a row lacks is null. `columns` contains the key."""
         kind = WriteKind(columns=tuple(columns), overwrite=overwrite)
         schema = request_schema(self.definition, 0, kind)
-        arrays = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+        arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         types = None if kinds is None else pa.array(kinds, pa.string())
         for part in prepare_upsert(batch, self.merger, kind, types):
@@ -185,7 +189,21 @@ class MergedTable:
         for entries in change.entries:
             for key in entries.delete_keys.to_pylist():
                 del self.entries[key]
-            self.entries |= zip(entries.put_keys.to_pylist(), entries.put_values.to_pylist(), strict=True)
+            for key, value in zip(entries.put_keys.to_pylist(), entries.put_values.to_pylist(), strict=True):
+                assert self.entries.get(key) != value, "an entry is put that is there"
+                self.entries[key] = value
+        self.entry_writes = [(len(entries.put_keys), len(entries.delete_keys)) for entries in change.entries]
+
+    def expected_entries(self) -> dict[bytes, bytes]:
+        """Returns the entries computed from the rows, without those of rows that are too long for an entry."""
+        expected: dict[bytes, bytes] = {}
+        for key, row in self.stored.items():
+            batch = self.codec.decoder().decode(pa.array([row], pa.binary()))
+            for index in self.indexes:
+                with suppress(RequestTooLarge):
+                    keys, values = index.entries(batch, pa.array([key], pa.binary()))
+                    expected |= zip(keys.to_pylist(), values.to_pylist(), strict=True)
+        return expected
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Returns the stored rows of some encoded keys."""

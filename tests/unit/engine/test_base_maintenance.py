@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DiskFull, ScanCancelled, SnapshotLost
-from scankv.model.keys.key_range import KeyRange
 from scankv.model.tables.evolution import ColumnChanges
 from scankv.v1 import scan_pb2
 from streaming_server.engine.bucket import base_slot
@@ -26,8 +25,9 @@ from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.scan.columnar import delta as delta_module
 from streaming_server.scan.columnar.delta import Delta
-from streaming_server.scan.read_plan import ReadPath, ReadPlan
+from streaming_server.scan.read_plan import ReadPath
 from streaming_server.storage.changelog.offsets import make_offset
+from tests.support.plans import plan_of
 from tests.support.snapshots import tables_in
 from tests.support.tables import SCORES, ipc_stream
 from tests.support.waiting import await_until
@@ -45,17 +45,7 @@ pytestmark = pytest.mark.asyncio
 
 NAME = "game.scores"
 SELDOM = {"base_maintenance_seconds": 3600.0, "base_cpu_share": 1.0, "base_max_write_amplification": 1e12}
-PLAN = ReadPlan(
-    buckets=None,
-    columns=None,
-    where=None,
-    where_message=b"",
-    key_range=KeyRange(),
-    reverse=False,
-    limit=None,
-    resume_token=b"",
-    read_path=ReadPath.COLUMNAR,
-)
+PLAN = plan_of(read_path=ReadPath.COLUMNAR)
 AUTO = replace(PLAN, read_path=ReadPath.AUTO)
 
 

@@ -54,10 +54,10 @@ class LastRowModel:
                     row = dict.fromkeys(self.columns) | {"k": key}
                 self.log.append(("-D", row))
 
-    columns = ("k", "text", "items")
+    columns: tuple[str, ...] = ("k", "text", "items")
 
     def add_column(self) -> None:
-        self.columns += ("more",)
+        self.columns = (*self.columns, "more")
         for row in self.rows.values():
             row["more"] = None
 
@@ -83,7 +83,7 @@ STEPS = st.lists(
 def versions_of(changelog: str = "full", *, deduplicate: bool = True, indexed: bool = False) -> list[TableDefinition]:
     """Returns a table before and after a column was added. With an index, the old rows are read with any changelog."""
     columns = pa.schema([("k", pa.int8()), ("text", pa.string()), ("items", pa.list_(pa.int8()))])
-    options = {"changelog": changelog, "row_deduplicate": str(deduplicate).lower()}
+    options: dict[str, Any] = {"changelog": changelog, "row_deduplicate": str(deduplicate).lower()}
     first = merging_table(columns, indexes=[["text"]] if indexed else [], **options)
     return [first, first.add_columns(pa.schema([("more", pa.float32())]))]
 

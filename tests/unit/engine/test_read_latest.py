@@ -11,15 +11,13 @@ import pyarrow as pa
 import pytest
 
 import streaming_server.engine.transactions.roll_forward as roll_forward_module
-from scankv.model.changes.log_positions import StartFrom, StopAt
+from scankv.model.changes.log_positions import StopAt
 from scankv.model.errors import Unavailable
-from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.bucket.commit_barrier import BarrierMutex
 from streaming_server.engine.transactions.staged_rows import read_staged_rows
 from streaming_server.engine.writes.bucket_steps import apply_rows
-from streaming_server.scan.changes.log_plan import LogPlan
 from streaming_server.scan.chunk_source import Chunk
-from streaming_server.scan.read_plan import ReadPlan
+from tests.support.plans import log_plan_of, plan_of
 from tests.support.snapshots import new_table, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
 from tests.support.waiting import await_until
@@ -48,19 +46,8 @@ async def look_up(table: LiveTable, *, latest: bool) -> list[int]:
 
 
 async def scan(table: LiveTable, *, latest: bool) -> list[int]:
-    plan = ReadPlan(
-        buckets=None,
-        columns=None,
-        where=None,
-        where_message=b"",
-        key_range=KeyRange(),
-        reverse=False,
-        limit=None,
-        resume_token=b"",
-        latest=latest,
-    )
     found: list[int] = []
-    with closing((await table.reads.open_view(plan)).source) as source:
+    with closing((await table.reads.open_view(plan_of(latest=latest))).source) as source:
         while (chunk := source.next_chunk(1000, 1 << 20)) is not None:
             found += chunk.batch["score"].to_pylist()
     return found
@@ -68,18 +55,7 @@ async def scan(table: LiveTable, *, latest: bool) -> list[int]:
 
 async def changes(table: LiveTable, *, latest: bool) -> int:
     """Returns how many rows the changes so far have. An update has two."""
-    plan = LogPlan(
-        buckets=None,
-        columns=None,
-        where=None,
-        where_message=b"",
-        limit=None,
-        resume_token=b"",
-        start=StartFrom.EARLIEST,
-        stop=StopAt.LATEST,
-        clamp=False,
-        latest=latest,
-    )
+    plan = log_plan_of(stop=StopAt.LATEST, latest=latest)
     found = 0
     with closing((await table.changes.open(plan, "test")).source) as source:
         while isinstance(chunk := source.next_chunk(1000, 1 << 20), Chunk):
