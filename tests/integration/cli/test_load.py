@@ -237,22 +237,6 @@ def test_times_of_any_year_survive_scan_and_load(scankv: CommandLine, table: str
     assert "+294247-01-10T04:00:54.775807" in scankv("get", table, "0").text
 
 
-def test_a_number_beyond_its_float_column_is_refused_with_column_and_value(scankv: CommandLine, table: str) -> None:
-    scankv("create", table, "--schema", "k int64, f float, d double", "--key", "k")
-    for column, number in (("d", "1e400"), ("d", "-1e400"), ("f", "1e39")):
-        shown = f"{number} is beyond the range of {'double' if column == 'd' else 'float'}"
-        assert f'column "{column}": "{shown.replace(" ", chr(34) + " ", 1)}' in scankv.fails(
-            "put", table, "k=1", f"{column}={number}"
-        )
-        for text in (f'{{"k": 1, "{column}": {number}}}', f'{{"k": 1, "f": 1.5}}\n{{"k": 2, "{column}": {number}}}'):
-            assert f'column "{column}": {shown}' in scankv.fails("load", table, "-", "--format", "jsonl", stdin=text)
-        csv = f"k,{column},{'f' if column == 'd' else 'd'}\n3,{number},\n"
-        assert f'column "{column}": "{number}" is beyond' in scankv.fails("load", table, "-", stdin=csv)
-    scankv("load", table, "-", stdin="k,f,d\n4,inf,-Infinity\n5,nan,1e-400\n")
-    assert scankv("get", table, "4", "--format", "jsonl").text == '{"k":4,"f":Infinity,"d":-Infinity}\n'
-    assert scankv("count", table, "--where", "k = 2 or k = 3").text == "0\n"
-
-
 REPEATED = pa.DictionaryArray.from_arrays(pa.array(np.zeros(100_000, np.int32)), ["x" * (1 << 20)])
 """A hundred gigabytes, as a megabyte and where it is."""
 
