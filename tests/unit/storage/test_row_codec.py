@@ -110,6 +110,17 @@ def test_any_columns_in_any_order_are_what_they_are_among_all(data: st.DataObjec
     assert exact_rows(decoded) == exact_rows(batch.select(names))
 
 
+@given(st.data())
+@few
+def test_stored_rows_may_be_a_slice(data: st.DataObject) -> None:
+    definition = data.draw(definitions())
+    codec = RowCodec(definition)
+    batch = data.draw(batches(codec.schema, min_rows=2))
+    start = data.draw(st.integers(0, batch.num_rows))
+    stored = codec.encode(batch).slice(start)
+    assert exact_rows(codec.decoder().decode(stored)) == exact_rows(batch.slice(start))
+
+
 def test_an_unknown_column_is_refused() -> None:
     with pytest.raises(SchemaMismatch, match='did you mean "c0"'):
         codec_of(pa.string()).decoder(["c"])
@@ -330,6 +341,15 @@ def test_rows_of_all_versions_decode_to_the_current_one_in_their_order(versions:
     for names in (["k"], ["e", "a"], ["d"], ["c", "k", "b"]):
         assert exact_rows(newest.decoder(names).decode(values)) == exact_rows(expected.select(names))
     assert newest.decoder([]).decode(values).num_rows == len(order)
+
+
+def test_rows_of_only_an_older_version_decode_to_the_current_one(versions: list[TableDefinition]) -> None:
+    old, new = RowCodec(versions[0]), RowCodec(versions[2])
+    rows = [row_of(key, 0) for key in range(5)]
+    stored = old.encode(pa.RecordBatch.from_pylist(rows, schema=old.schema))
+    expected = pa.RecordBatch.from_pylist(rows, schema=new.schema)
+    assert exact_rows(new.decoder().decode(stored)) == exact_rows(expected)
+    assert new.encode(new.decoder().decode(stored)).equals(new.encode(expected))
 
 
 @given(st.data())
