@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Final
@@ -31,11 +30,6 @@ def test_twelve_lines_of_code_show_their_output() -> None:
     assert code.code.count("print(") == len(output.code.splitlines())
 
 
-def test_the_page_says_what_for_when_not_how_fast_and_how_to_install() -> None:
-    headings = re.findall("^## (.+)", FRONT, re.MULTILINE)
-    assert headings == ["Twelve lines", "What it is for", "When not to use it", "Three figures", "Install"]
-
-
 def test_the_figures_are_those_of_the_benchmarks() -> None:
     shown = re.findall(r"\[(\S+) times as fast\]\(benchmarks\.md#results\)", FRONT)
     benchmarks = (DOCS / "benchmarks.md").read_text()
@@ -43,26 +37,11 @@ def test_the_figures_are_those_of_the_benchmarks() -> None:
     assert [[figure] for figure in shown] == measured
 
 
-def test_pages_for_users_come_before_internals_and_decisions_of_their_own_caption() -> None:
-    trees = re.findall(r"```\{toctree\}\n:hidden:\n:caption: (.+)\n\n((?:.+\n)+)```", FRONT)
-    entries = {caption: listed.split() for caption, listed in trees}
-    assert next(iter(entries)) == "Start"
-    assert next(reversed(entries)) == "Inside ScanKV"
-    assert entries["Inside ScanKV"] == ["internals/index", "decisions/index"]
-
-
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_drawings_need_no_other_file_and_have_a_title(name: str) -> None:
     drawing = ET.parse(STATIC / f"{name}.svg").getroot()
     assert drawing.findtext("{http://www.w3.org/2000/svg}title")
     assert [key for element in drawing.iter() for key in element.keys() if key.endswith("href")] == []
-
-
-def test_the_site_has_the_logo_and_the_favicon() -> None:
-    conf = runpy.run_path(str(DOCS / "conf.py"))
-    for setting in ("html_logo", "html_favicon"):
-        assert (DOCS / conf[setting]).suffix == ".svg"
-        assert (DOCS / conf[setting]).is_file()
 
 
 def test_the_light_and_the_dark_picture_differ_only_in_colours() -> None:

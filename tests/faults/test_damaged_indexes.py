@@ -14,8 +14,9 @@ from scankv.model.expressions import Predicate, bind, col
 from streaming_server.scan.queries.indexed_top_n import choose_order, find_top_by_index
 from streaming_server.scan.queries.top_n import TopNSpec
 from streaming_server.storage.cursors.cursor import BucketCursor
-from tests.support.indexed import IndexedTable, indexed_table, plan_of
+from tests.support.indexed import IndexedTable, indexed_table
 from tests.support.offline import opened
+from tests.support.plans import plan_of
 from tests.support.prepared import flip
 
 if TYPE_CHECKING:

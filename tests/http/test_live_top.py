@@ -37,6 +37,8 @@ TABLE = "game.scores"
 LINK = f"/tables/{TABLE}/top?order_by=score&limit=3"
 HEARTBEAT = 1.0
 ENDED = "Your session has ended: log in."
+MARKED = 'return [...document.querySelectorAll("tr.new")].map(row => row.cells[0].textContent)'
+"""Returns the keys of the rows that are marked as new."""
 
 
 class Wall:
@@ -90,6 +92,11 @@ def open_link(browser: Chrome, port: int, token: str, link: str = LINK) -> str:
     browser.get(f"http://127.0.0.1:{port}{link}")
     browser.find_element(By.ID, "token").send_keys(token, Keys.ENTER)
     wait_until(lambda: link.partition("?")[0] in browser.current_url, "the page after the login")
+    return session_of(browser)
+
+
+def session_of(browser: Chrome) -> str:
+    """Returns where the pages of the session are."""
     return browser.current_url.partition("/tables/")[0]
 
 
@@ -105,6 +112,14 @@ def cells(browser: Chrome) -> list[list[str]]:
 def text(browser: Chrome, id_: str) -> str:
     found: str = browser.execute_script("return document.getElementById(arguments[0]).textContent.trim()", id_)
     return found
+
+
+@pytest.fixture
+def page(wall: Wall, own: GatewayProcess, table: Table, browser: Chrome) -> Chrome:
+    """The browser with the live page of the table, which shows the first rows."""
+    open_link(browser, own.port, wall.issuer.root)
+    await_rows(browser, FIRST)
+    return browser
 
 
 def is_current(browser: Chrome) -> bool:
@@ -127,30 +142,25 @@ def no_reload(browser: Chrome) -> Iterator[None]:
     assert browser.execute_script("return window.isTheSame") is True
 
 
-def test_the_rows_follow_writes_and_new_ones_are_marked(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
-) -> None:
-    open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
-    marked = 'return [...document.querySelectorAll("tr.new")].map(row => row.cells[0].textContent)'
-    assert browser.execute_script(marked) == []
-    with no_reload(browser):
+def test_the_rows_follow_writes_and_new_ones_are_marked(table: Table, page: Chrome) -> None:
+    assert page.execute_script(MARKED) == []
+    with no_reload(page):
         table.upsert([{"player": "cem", "score": 29, "note": "y"}])
-        await_rows(browser, [FIRST[0], ["cem", "29", "y"], FIRST[1]])
-        assert browser.execute_script(marked) == ["cem"]
-        wait_until(lambda: browser.execute_script(marked) == [], "the end of the mark")
+        await_rows(page, [FIRST[0], ["cem", "29", "y"], FIRST[1]])
+        assert page.execute_script(MARKED) == ["cem"]
+        wait_until(lambda: page.execute_script(MARKED) == [], "the end of the mark")
         table.delete([{"player": "ann"}])
-        await_rows(browser, [["cem", "29", "y"], FIRST[1]])
+        await_rows(page, [["cem", "29", "y"], FIRST[1]])
         table.delete([{"player": "bob"}, {"player": "cem"}])
-        await_rows(browser, [])
-        assert browser.find_element(By.ID, "none").is_displayed()
+        await_rows(page, [])
+        assert page.find_element(By.ID, "none").is_displayed()
         table.upsert([{"player": "dan", "score": 5, "note": "z"}])
-        wait_until(lambda: browser.execute_script(marked) == ["dan"], "the mark of the first row")
-    assert text(browser, "none") == "No rows."
-    assert not browser.find_element(By.ID, "none").is_displayed()
+        wait_until(lambda: page.execute_script(MARKED) == ["dan"], "the mark of the first row")
+    assert text(page, "none") == "No rows."
+    assert not page.find_element(By.ID, "none").is_displayed()
     numbers = 'return [...document.querySelectorAll("tr > .number")].map(cell => cell.textContent)'
-    assert browser.execute_script(numbers) == ["score", "5"]
-    assert len(browser.find_elements(By.CSS_SELECTOR, "tbody .null")) == 0
+    assert page.execute_script(numbers) == ["score", "5"]
+    assert len(page.find_elements(By.CSS_SELECTOR, "tbody .null")) == 0
 
 
 def test_a_mark_lasts_its_time_however_many_events_come(
@@ -164,24 +174,18 @@ def test_a_mark_lasts_its_time_however_many_events_come(
     browser.execute_script("const now = performance.now(); performance.now = () => now")
     table.upsert([{"player": "dan", "score": 28, "note": "z"}])
     await_rows(browser, [FIRST[0], ["cem", "29", "y"], ["dan", "28", "z"]])
-    marked = 'return [...document.querySelectorAll("tr.new")].map(row => row.cells[0].textContent)'
-    assert browser.execute_script(marked) == ["cem", "dan"]
+    assert browser.execute_script(MARKED) == ["cem", "dan"]
 
 
 @pytest.mark.breadth
-def test_a_page_gets_no_rows_that_it_has_when_it_connects_and_connects_again(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
-) -> None:
-    open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
-    assert browser.execute_script("return asOf === performance.timeOrigin")
+def test_a_page_gets_no_rows_that_it_has_when_it_connects_and_connects_again(table: Table, page: Chrome) -> None:
+    assert page.execute_script("return asOf === performance.timeOrigin")
     table.upsert([{"player": "ann", "score": 33, "note": None}])
-    await_rows(browser, [["ann", "33", "null"], FIRST[1]])
-    marked = 'return [...document.querySelectorAll("tr.new")].map(row => row.cells[0].textContent)'
-    assert browser.execute_script(marked) == ["ann"]
-    browser.execute_script("close(); due = 0; isCurrent = false; window.before = asOf; confirmed = 0; tick()")
-    wait_until(lambda: browser.execute_script("return isCurrent && confirmed > 0"), "the confirmation")
-    assert browser.execute_script("return asOf === window.before")
+    await_rows(page, [["ann", "33", "null"], FIRST[1]])
+    assert page.execute_script(MARKED) == ["ann"]
+    page.execute_script("close(); due = 0; isCurrent = false; window.before = asOf; confirmed = 0; tick()")
+    wait_until(lambda: page.execute_script("return isCurrent && confirmed > 0"), "the confirmation")
+    assert page.execute_script("return asOf === window.before")
 
 
 def test_a_deep_link_leads_through_the_login_and_names_the_query(
@@ -221,21 +225,17 @@ def test_a_page_of_an_ended_session_leads_through_the_login_back_to_it(own: Gate
 
 
 @pytest.mark.breadth
-def test_the_page_continues_when_the_server_restarts(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
-) -> None:
-    open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
-    with no_reload(browser):
+def test_the_page_continues_when_the_server_restarts(wall: Wall, table: Table, page: Chrome) -> None:
+    with no_reload(page):
         wall.server.kill()
-        await_text(browser, "state", "No ScanKV server answers at")
-        assert "not confirmed for" in text(browser, "state")
-        assert cells(browser) == FIRST
+        await_text(page, "state", "No ScanKV server answers at")
+        assert "not confirmed for" in text(page, "state")
+        assert cells(page) == FIRST
         wall.server.restart()
-        await_rows(browser, FIRST)
+        await_rows(page, FIRST)
         with wall.connect() as client:
             client.table(TABLE).upsert([{"player": "cem", "score": 40, "note": None}])
-        await_rows(browser, [["cem", "40", "null"], *FIRST])
+        await_rows(page, [["cem", "40", "null"], *FIRST])
 
 
 @pytest.mark.soak
@@ -268,102 +268,92 @@ def test_a_page_that_is_opened_while_the_server_is_away_shows_the_rows_later(
 
 
 @pytest.mark.breadth
-def test_only_the_visible_one_of_many_pages_has_a_connection(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
-) -> None:
-    base = open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
-    first = browser.current_window_handle
+def test_only_the_visible_one_of_many_pages_has_a_connection(wall: Wall, table: Table, page: Chrome) -> None:
+    base = session_of(page)
+    first = page.current_window_handle
     with wall.connect() as client:
         wait_until(lambda: client.stats().waiting_calls == 1, "the query of the page")
         # More pages than connections that a browser opens to one host.
         for _ in range(7):
-            browser.switch_to.new_window("tab")
-            browser.get(f"{base}{LINK}")
-            await_rows(browser, FIRST)
+            page.switch_to.new_window("tab")
+            page.get(f"{base}{LINK}")
+            await_rows(page, FIRST)
         wait_until(lambda: client.stats().waiting_calls == 1, "one query of all pages")
-        browser.switch_to.new_window("tab")
-        browser.get(f"{base}/scans")
-        assert browser.title == "Live scans - ScanKV"
+        page.switch_to.new_window("tab")
+        page.get(f"{base}/scans")
+        assert page.title == "Live scans - ScanKV"
         wait_until(lambda: client.stats().waiting_calls == 0, "no query of a hidden page")
         table.upsert([{"player": "cem", "score": 40, "note": None}])
-        for handle in browser.window_handles:
+        for handle in page.window_handles:
             if handle != first:
-                browser.switch_to.window(handle)
-                browser.close()
-        browser.switch_to.window(first)
-        await_rows(browser, [["cem", "40", "null"], *FIRST])
+                page.switch_to.window(handle)
+                page.close()
+        page.switch_to.window(first)
+        await_rows(page, [["cem", "40", "null"], *FIRST])
 
 
 @pytest.mark.soak
 def test_of_many_visible_pages_four_have_a_connection_and_the_others_say_so_and_wait(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
+    table: Table, page: Chrome
 ) -> None:
-    base = open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
-    first = browser.current_window_handle
+    base = session_of(page)
+    first = page.current_window_handle
     for _ in range(3):
-        browser.switch_to.new_window("window")
-        browser.get(f"{base}{LINK}")
-        await_rows(browser, FIRST)
+        page.switch_to.new_window("window")
+        page.get(f"{base}{LINK}")
+        await_rows(page, FIRST)
     # With a connection each, the seventh page would wait for ever.
-    browser.set_page_load_timeout(30)
+    page.set_page_load_timeout(30)
     for _ in range(4):
-        browser.switch_to.new_window("window")
-        browser.get(f"{base}{LINK}")
-        await_text(browser, "age", "4 other live pages of this browser are connected")
-        assert text(browser, "stale") == "Not current"
-        assert browser.execute_script("return document.hidden") is False
-    last = browser.current_window_handle
-    with no_reload(browser):
+        page.switch_to.new_window("window")
+        page.get(f"{base}{LINK}")
+        await_text(page, "age", "4 other live pages of this browser are connected")
+        assert text(page, "stale") == "Not current"
+        assert page.execute_script("return document.hidden") is False
+    last = page.current_window_handle
+    with no_reload(page):
         table.upsert([{"player": "cem", "score": 40, "note": None}])
         # A page that is closed makes way, and so does one that is paused.
-        for handle in browser.window_handles:
+        for handle in page.window_handles:
             if handle not in (first, last):
-                browser.switch_to.window(handle)
-                browser.close()
-        browser.switch_to.window(last)
-        await_rows(browser, [["cem", "40", "null"], *FIRST])
-    browser.close()
-    browser.switch_to.window(first)
+                page.switch_to.window(handle)
+                page.close()
+        page.switch_to.window(last)
+        await_rows(page, [["cem", "40", "null"], *FIRST])
+    page.close()
+    page.switch_to.window(first)
 
 
 @pytest.mark.breadth
-def test_a_browser_without_locks_connects_all_the_same(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
-) -> None:
-    open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
-    browser.execute_script(
+def test_a_browser_without_locks_connects_all_the_same(table: Table, page: Chrome) -> None:
+    page.execute_script(
         "Object.defineProperty(navigator, 'locks', { value: undefined }); close(); due = 0; window.before = asOf"
     )
     table.upsert([{"player": "cem", "score": 40, "note": None}])
-    await_rows(browser, [["cem", "40", "null"], *FIRST])
+    await_rows(page, [["cem", "40", "null"], *FIRST])
 
 
 @pytest.mark.breadth
 def test_a_page_that_is_paused_closes_its_connection_and_says_so_until_it_continues(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
+    wall: Wall, table: Table, page: Chrome
 ) -> None:
-    open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
-    button = browser.find_element(By.ID, "pause")
+    button = page.find_element(By.ID, "pause")
     assert (button.accessible_name, button.aria_role) == ("Pause", "button")
-    with wall.connect() as client, no_reload(browser):
+    with wall.connect() as client, no_reload(page):
         wait_until(lambda: client.stats().waiting_calls == 1, "the query of the page")
         button.send_keys(Keys.ENTER)
-        assert (text(browser, "stale"), text(browser, "spoken")) == ("Paused", "Paused.")
-        assert "not confirmed for" in text(browser, "age")
+        assert (text(page, "stale"), text(page, "spoken")) == ("Paused", "Paused.")
+        assert "not confirmed for" in text(page, "age")
         wait_until(lambda: client.stats().waiting_calls == 0, "the end of the query")
         table.upsert([{"player": "cem", "score": 40, "note": None}])
-        browser.execute_script("dispatchEvent(new Event('online')); tick()")
-        assert browser.execute_script("return connection === null")
-        assert cells(browser) == FIRST
+        page.execute_script("dispatchEvent(new Event('online')); tick()")
+        assert page.execute_script("return connection === null")
+        assert cells(page) == FIRST
         assert button.accessible_name == "Continue"
         button.send_keys(Keys.ENTER)
-        await_rows(browser, [["cem", "40", "null"], *FIRST])
+        await_rows(page, [["cem", "40", "null"], *FIRST])
     assert button.accessible_name == "Pause"
-    assert text(browser, "spoken").startswith("Current again, as of")
+    assert text(page, "spoken").startswith("Current again, as of")
 
 
 @pytest.mark.soak
@@ -389,36 +379,29 @@ def test_a_connection_that_falls_silent_is_noticed_and_replaced(
 
 @pytest.mark.represented_by("60")
 @pytest.mark.parametrize("seconds", [60, -60])
-def test_a_clock_that_jumps_as_after_sleep_makes_the_page_connect_again(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome, seconds: int
-) -> None:
-    open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
-    browser.execute_script(
+def test_a_clock_that_jumps_as_after_sleep_makes_the_page_connect_again(page: Chrome, seconds: int) -> None:
+    page.execute_script(
         "window.before = connection; const now = Date.now; Date.now = () => now() + 1000 * arguments[0]", seconds
     )
     is_new = "return connection !== null && connection !== window.before && isCurrent"
-    wait_until(lambda: browser.execute_script(is_new), "another connection")
+    wait_until(lambda: page.execute_script(is_new), "another connection")
 
 
 @pytest.mark.breadth
-def test_a_session_that_ends_is_shown_and_the_link_leads_back(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
-) -> None:
-    base = open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
+def test_a_session_that_ends_is_shown_and_the_link_leads_back(wall: Wall, page: Chrome) -> None:
+    base = session_of(page)
     for file in wall.sessions.iterdir():
         file.unlink()
-    await_text(browser, "problem", ENDED)
-    assert text(browser, "stale") == "Not current"
+    await_text(page, "problem", ENDED)
+    assert text(page, "stale") == "Not current"
     # Neither time nor the network brings it back.
-    browser.execute_script("dispatchEvent(new Event('online'))")
-    assert browser.execute_script("return connection === null && isOver")
-    browser.find_element(By.LINK_TEXT, "Log in").click()
-    browser.find_element(By.ID, "token").send_keys(wall.issuer.root, Keys.ENTER)
-    wait_until(lambda: "/top?" in browser.current_url, "the page after the login")
-    assert not browser.current_url.startswith(base)
-    await_rows(browser, FIRST)
+    page.execute_script("dispatchEvent(new Event('online'))")
+    assert page.execute_script("return connection === null && isOver")
+    page.find_element(By.LINK_TEXT, "Log in").click()
+    page.find_element(By.ID, "token").send_keys(wall.issuer.root, Keys.ENTER)
+    wait_until(lambda: "/top?" in page.current_url, "the page after the login")
+    assert not page.current_url.startswith(base)
+    await_rows(page, FIRST)
 
 
 def test_a_revoked_token_ends_the_page_and_the_session_while_no_row_changes(
@@ -537,21 +520,17 @@ def test_a_query_that_cannot_succeed_is_shown_and_not_repeated(
 
 
 @pytest.mark.breadth
-def test_a_dropped_table_is_shown_and_its_successor_after_a_slow_retry(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
-) -> None:
-    open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
-    with wall.connect() as client, no_reload(browser):
+def test_a_dropped_table_is_shown_and_its_successor_after_a_slow_retry(wall: Wall, page: Chrome) -> None:
+    with wall.connect() as client, no_reload(page):
         client.drop_table(TABLE)
-        await_text(browser, "problem", TABLE)
-        await_text(browser, "age", "Trying again in")
-        browser.execute_script("dispatchEvent(new Event('online'))")
-        assert browser.execute_script("return connection === null && due > performance.now() + 20000")
+        await_text(page, "problem", TABLE)
+        await_text(page, "age", "Trying again in")
+        page.execute_script("dispatchEvent(new Event('online'))")
+        assert page.execute_script("return connection === null && due > performance.now() + 20000")
         client.create_table(TABLE, SCHEMA, primary_key=["player"]).upsert([{"player": "dan", "score": 1, "note": ""}])
-        browser.execute_script("due = 0")  # as if the time were over
-        await_rows(browser, [["dan", "1", ""]])
-        assert text(browser, "problem") == ""
+        page.execute_script("due = 0")  # as if the time were over
+        await_rows(page, [["dan", "1", ""]])
+        assert text(page, "problem") == ""
 
 
 @pytest.mark.soak
@@ -571,11 +550,7 @@ def test_a_stream_that_the_gateway_refuses_is_shown_and_tried_again(wall: Wall, 
 
 
 @pytest.mark.breadth
-def test_pauses_grow_to_half_a_minute_and_refusals_wait_longer(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
-) -> None:
-    open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
+def test_pauses_grow_to_half_a_minute_and_refusals_wait_longer(page: Chrome) -> None:
 
     def decide(failed: int, problem: dict[str, Any] | None) -> tuple[float, bool, bool]:
         """Returns for how many seconds the page pauses, and whether it ignores a new network, and the time."""
@@ -583,7 +558,7 @@ def test_pauses_grow_to_half_a_minute_and_refusals_wait_longer(
             close(); failures = arguments[0]; settle(arguments[1]);
             return [(due - performance.now()) / 1000, isSlow, isOver]
         """
-        pause, is_slow, is_over = browser.execute_script(script, failed, problem)
+        pause, is_slow, is_over = page.execute_script(script, failed, problem)
         return pause, is_slow, is_over
 
     for failed, most in ((0, 1), (1, 2), (3, 8), (5, 30), (50, 30)):
@@ -636,28 +611,20 @@ def test_a_page_whose_script_does_not_run_shows_the_rows_and_that_it_does_not_up
     assert classes == "stale"
 
 
-def test_a_fault_of_the_script_is_shown_and_logged_and_taken_for_no_lost_network(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
-) -> None:
-    open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
-    browser.get_log("browser")  # type: ignore[no-untyped-call]  # forgets what it returns
-    browser.execute_script("replaceRows = () => { throw new TypeError('a fault') }")
+def test_a_fault_of_the_script_is_shown_and_logged_and_taken_for_no_lost_network(table: Table, page: Chrome) -> None:
+    page.get_log("browser")  # type: ignore[no-untyped-call]  # forgets what it returns
+    page.execute_script("replaceRows = () => { throw new TypeError('a fault') }")
     table.upsert([{"player": "cem", "score": 40, "note": None}])
-    await_text(browser, "age", "This page has failed: load it again.")
-    assert text(browser, "stale") == "Not current"
-    assert browser.execute_script("return connection === null && isOver")
-    (entry,) = browser.get_log("browser")  # type: ignore[no-untyped-call]
+    await_text(page, "age", "This page has failed: load it again.")
+    assert text(page, "stale") == "Not current"
+    assert page.execute_script("return connection === null && isOver")
+    (entry,) = page.get_log("browser")  # type: ignore[no-untyped-call]
     assert "a fault" in entry["message"]
 
 
-def test_rows_that_are_not_of_today_have_their_date(
-    wall: Wall, own: GatewayProcess, table: Table, browser: Chrome
-) -> None:
-    open_link(browser, own.port, wall.issuer.root)
-    await_rows(browser, FIRST)
-    browser.execute_script("asOf = confirmed = Date.UTC(2020, 1, 3, 12); close(); isOver = true; show()")
-    assert re.fullmatch(r"As of 0[34]/02/2020, \d\d:\d\d:\d\d, not confirmed for \d+ h\..*", text(browser, "age"))
+def test_rows_that_are_not_of_today_have_their_date(page: Chrome) -> None:
+    page.execute_script("asOf = confirmed = Date.UTC(2020, 1, 3, 12); close(); isOver = true; show()")
+    assert re.fullmatch(r"As of 0[34]/02/2020, \d\d:\d\d:\d\d, not confirmed for \d+ h\..*", text(page, "age"))
 
 
 @pytest.mark.breadth

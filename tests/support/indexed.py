@@ -13,7 +13,6 @@ import pyarrow as pa
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.execution.open_scan import OpenedScan, open_scan
-from streaming_server.scan.read_plan import ReadPlan
 from streaming_server.scan.rows.index_lookup import plan_reads, read_through_index
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.rows.row_codec import RowCodec
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scankv.model.errors import ScanKvError
-    from scankv.model.expressions import Predicate
+    from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import RowReader
     from tests.support.offline import OfflineBucket
 
@@ -134,30 +133,6 @@ def in_bucket(number: int, error: ScanKvError) -> ScanKvError:
     """Adds the bucket to an error, as the engine does."""
     error.details.setdefault("bucket", str(number))
     return error
-
-
-def plan_of(
-    where: Predicate | None,
-    *,
-    columns: Sequence[str] | None = None,
-    reverse: bool = False,
-    ordered: bool = False,
-    limit: int | None = None,
-    token: bytes = b"",
-    key_range: KeyRange = _ALL_KEYS,
-) -> ReadPlan:
-    """Returns the plan of a query."""
-    return ReadPlan(
-        buckets=None,
-        columns=None if columns is None else tuple(columns),
-        where=where,
-        where_message=repr(where).encode(),
-        key_range=key_range,
-        reverse=reverse,
-        ordered=ordered,
-        limit=limit,
-        resume_token=token,
-    )
 
 
 @contextmanager

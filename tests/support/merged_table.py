@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from scankv.model.errors import RequestTooLarge
 from scankv.model.rows.row_values import NotExactError
 from scankv.model.tables.merge_functions import aggregate_of
 from scankv.model.tables.merge_spec import MergeSpec, SequenceGroup
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.engine.merging.few_rows import FewRows, merge_few
 from streaming_server.engine.merging.merger import Merger
+from streaming_server.engine.merging.outcome import reads_old_rows
 from streaming_server.engine.merging.preparing import MERGE, WriteKind, prepare_delete, prepare_upsert, request_schema
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rows.index_codec import IndexCodec
@@ -95,13 +98,16 @@ class MergedTable:
         log: Change types and rows.
         puts: How many rows were put.
         merged_few: How many requests were merged without columns.
+        counted: How many changes the requests were, recorded or not.
+        entry_writes: How many entries the last request has put and deleted in each index.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
         self.stored: dict[bytes, bytes] = {}
         self.entries: dict[bytes, bytes] = {}
         self.log: list[tuple[str, dict[str, Any]]] = []
-        self.puts = self.merged_few = 0
+        self.puts = self.merged_few = self.counted = 0
+        self.entry_writes: list[tuple[int, int]] = []
         self.use(definition)
 
     def use(self, definition: TableDefinition) -> None:
@@ -118,10 +124,10 @@ class MergedTable:
         *,
         overwrite: bool = False,
     ) -> None:
-        """Applies one upsert request. `columns` contains the key."""
+        """Applies one upsert request. What a row lacks is null. `columns` contains the key."""
         kind = WriteKind(columns=tuple(columns), overwrite=overwrite)
         schema = request_schema(self.definition, 0, kind)
-        arrays = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+        arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         types = None if kinds is None else pa.array(kinds, pa.string())
         for part in prepare_upsert(batch, self.merger, kind, types):
@@ -160,7 +166,7 @@ class MergedTable:
         """Applies few rows. Their change must be that of the same rows in columns."""
         if self.merger.engines.row_merge is None:
             raise NotExactError
-        old = self.get(list(part.keys))
+        old = self.get(list(part.keys)) if reads_old_rows(self.definition, self.indexes) else None
         change = merge_few(old, part, self.merger.engines.row_merge, self.merger.codec)
         self.merged_few += 1
         assert_same_change(change, self.merger.merge(self, part.prepare()))
@@ -171,17 +177,33 @@ class MergedTable:
             change.changes.rows.validate(full=True)
             kinds = [RowKind(int(kind)).symbol for kind in change.changes.kinds]
             self.log += zip(kinds, change.changes.rows.to_pylist(), strict=True)
+        self.counted += change.count
         put = dict(zip(change.put_keys.to_pylist(), change.put_values.to_pylist(), strict=True))
         before = len(self.stored)
         self.stored |= put
         self.puts += len(put)
         for key in change.delete_keys.to_pylist():
-            del self.stored[key]
+            # Without the old rows, deletes do not know which rows exist.
+            self.stored.pop(key, None)
         assert change.rows_added in (None, len(self.stored) - before)
         for entries in change.entries:
             for key in entries.delete_keys.to_pylist():
                 del self.entries[key]
-            self.entries |= zip(entries.put_keys.to_pylist(), entries.put_values.to_pylist(), strict=True)
+            for key, value in zip(entries.put_keys.to_pylist(), entries.put_values.to_pylist(), strict=True):
+                assert self.entries.get(key) != value, "an entry is put that is there"
+                self.entries[key] = value
+        self.entry_writes = [(len(entries.put_keys), len(entries.delete_keys)) for entries in change.entries]
+
+    def expected_entries(self) -> dict[bytes, bytes]:
+        """Returns the entries computed from the rows, without those of rows that are too long for an entry."""
+        expected: dict[bytes, bytes] = {}
+        for key, row in self.stored.items():
+            batch = self.codec.decoder().decode(pa.array([row], pa.binary()))
+            for index in self.indexes:
+                with suppress(RequestTooLarge):
+                    keys, values = index.entries(batch, pa.array([key], pa.binary()))
+                    expected |= zip(keys.to_pylist(), values.to_pylist(), strict=True)
+        return expected
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Returns the stored rows of some encoded keys."""

@@ -37,6 +37,16 @@ def clock_of(machine: FakeClocks, stored: StoredTimes | None = None) -> ServerCl
     return ServerClock(machine, stored, LIMITS)
 
 
+@pytest.fixture
+def machine() -> FakeClocks:
+    return FakeClocks()
+
+
+@pytest.fixture
+def clock(machine: FakeClocks) -> ServerClock:
+    return clock_of(machine)
+
+
 def error(clock: ServerClock, machine: FakeClocks) -> float:
     """Returns how many seconds commit time is ahead of the machine's wall clock."""
     return (clock.commit_micros() - machine.wall_micros) / 1e6
@@ -121,9 +131,7 @@ def test_the_real_clocks_advance() -> None:
     assert clock.status().jumps == 0
 
 
-def test_commit_time_follows_the_wall_clock_over_small_steps() -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_commit_time_follows_the_wall_clock_over_small_steps(machine: FakeClocks, clock: ServerClock) -> None:
     machine.pass_time(10)
     machine.set_wall(STEP)
     assert error(clock, machine) == 0
@@ -131,9 +139,9 @@ def test_commit_time_follows_the_wall_clock_over_small_steps() -> None:
 
 
 @pytest.mark.parametrize("jump", [2 * HOUR, 300 * DAY])
-def test_commit_time_does_not_follow_a_jump_forward_and_service_time_knows_of_none(jump: float) -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_commit_time_does_not_follow_a_jump_forward_and_service_time_knows_of_none(
+    machine: FakeClocks, clock: ServerClock, jump: float
+) -> None:
     before, served = clock.commit_micros(), clock.service_micros()
     machine.set_wall(jump)
     machine.pass_time(20)
@@ -148,9 +156,7 @@ def test_commit_time_does_not_follow_a_jump_forward_and_service_time_knows_of_no
     assert not is_refused(clock, before + 10_000_000)
 
 
-def test_a_jump_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_a_jump_is_logged_once(machine: FakeClocks, clock: ServerClock, caplog: pytest.LogCaptureFixture) -> None:
     machine.set_wall(2 * HOUR)
     with caplog.at_level(logging.ERROR):
         for _ in range(5):
@@ -160,9 +166,7 @@ def test_a_jump_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "2:00:00 forward" in caplog.text
 
 
-def test_commit_time_follows_a_jump_forward_that_lasts() -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_commit_time_follows_a_jump_forward_that_lasts(machine: FakeClocks, clock: ServerClock) -> None:
     machine.set_wall(300 * DAY)
     clock.commit_micros()
     for _ in range(24):
@@ -177,9 +181,9 @@ def test_commit_time_follows_a_jump_forward_that_lasts() -> None:
     assert not is_refused(clock, in_doubt - int(2 * HOUR * 1e6))
 
 
-def test_commit_time_follows_a_small_jump_forward_after_as_long_as_it_was_wide() -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_commit_time_follows_a_small_jump_forward_after_as_long_as_it_was_wide(
+    machine: FakeClocks, clock: ServerClock
+) -> None:
     machine.set_wall(600)
     assert error(clock, machine) == -600
     machine.pass_time(599)
@@ -188,9 +192,7 @@ def test_commit_time_follows_a_small_jump_forward_after_as_long_as_it_was_wide()
     assert error(clock, machine) == 0
 
 
-def test_a_refused_time_is_named_as_people_write_it() -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_a_refused_time_is_named_as_people_write_it(machine: FakeClocks, clock: ServerClock) -> None:
     machine.set_wall(DAY)
     with pytest.raises(InvalidRequest) as caught:
         clock.check_time(machine.wall_micros - 60_000_000, "the start")
@@ -199,9 +201,7 @@ def test_a_refused_time_is_named_as_people_write_it() -> None:
     )
 
 
-def test_commit_time_never_goes_back_and_meets_the_wall_clock_again() -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_commit_time_never_goes_back_and_meets_the_wall_clock_again(machine: FakeClocks, clock: ServerClock) -> None:
     before = clock.commit_micros()
     machine.set_wall(-HOUR)
     machine.pass_time(10)
@@ -217,9 +217,9 @@ def test_commit_time_never_goes_back_and_meets_the_wall_clock_again() -> None:
     assert is_refused(clock, before + 1_000_000)
 
 
-def test_while_the_machine_sleeps_commit_time_goes_on_and_service_time_does_not() -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_while_the_machine_sleeps_commit_time_goes_on_and_service_time_does_not(
+    machine: FakeClocks, clock: ServerClock
+) -> None:
     served = clock.service_micros()
     machine.suspend(HOUR)
     assert error(clock, machine) == 0
@@ -227,9 +227,7 @@ def test_while_the_machine_sleeps_commit_time_goes_on_and_service_time_does_not(
     assert clock.status().jumps == 0
 
 
-def test_a_restart_advances_service_time_by_nothing() -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_a_restart_advances_service_time_by_nothing(machine: FakeClocks, clock: ServerClock) -> None:
     machine.pass_time(100)
     stored = clock.store()
     machine.pass_time(DAY)
@@ -253,9 +251,9 @@ def test_a_jump_while_no_server_ran_is_noticed_unless_the_machine_was_off() -> N
     assert error(clock_of(machine, stored), machine) == 0
 
 
-def test_a_wall_clock_that_is_back_after_a_reboot_takes_commit_time_not_back() -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_a_wall_clock_that_is_back_after_a_reboot_takes_commit_time_not_back(
+    machine: FakeClocks, clock: ServerClock
+) -> None:
     machine.pass_time(50)
     stored = clock.store()
     machine.reboot()
@@ -271,9 +269,7 @@ def test_a_wall_clock_that_is_back_after_a_reboot_takes_commit_time_not_back() -
     assert error(corrected, machine) == 0
 
 
-def test_a_jump_back_during_a_restart_is_in_doubt_until_it_is_over() -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_a_jump_back_during_a_restart_is_in_doubt_until_it_is_over(machine: FakeClocks, clock: ServerClock) -> None:
     machine.set_wall(-HOUR)
     machine.pass_time(10)
     again = clock_of(machine, clock.store())
@@ -285,9 +281,9 @@ def test_a_jump_back_during_a_restart_is_in_doubt_until_it_is_over() -> None:
     assert not is_refused(again, before + int(HOUR * 1e6))
 
 
-def test_what_is_stored_is_due_when_a_restart_would_come_to_another_commit_time() -> None:
-    machine = FakeClocks()
-    clock = clock_of(machine)
+def test_what_is_stored_is_due_when_a_restart_would_come_to_another_commit_time(
+    machine: FakeClocks, clock: ServerClock
+) -> None:
     clock.store()
     machine.pass_time(DAY)
     machine.set_wall(10)

@@ -12,51 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked
-from tests.support.forked import ForkedProcess, run_forked
+from tests.support.forked import run_forked
 from tests.support.forked_programs import ForkedPrograms
 
 # `python -m timeit` runs a statement that is an argument.
 TIMEIT = (sys.executable, "-m", "timeit", "-n1", "-r1")
-
-
-def test_streams_environment_and_exit_code_are_its_own() -> None:
-    said = "import os, sys; print(sys.stdin.read().upper(), flush=True); print(os.environ['HELLO'], file=sys.stderr)"
-    with ForkedProcess[str](
-        [*TIMEIT, f"{said}; os._exit(42)"],
-        env={"HELLO": "hello"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.communicate("what", timeout=60) == ("WHAT\n", "hello\n")
-    assert process.returncode == 42
-    assert "HELLO" not in os.environ
-
-
-def test_it_is_a_child_in_a_session_of_its_own_if_so_wished_and_dies_of_signals() -> None:
-    for new_session in (False, True):
-        with ForkedProcess[str](
-            [*TIMEIT, "import sys; print('here', flush=True); sys.stdin.read()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=new_session,
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "here\n"
-            assert (os.getsid(process.pid) == process.pid) is new_session
-            assert (os.getsid(process.pid) == os.getsid(0)) is not new_session
-            assert process.poll() is None
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.01)
-            process.send_signal(signal.SIGKILL)
-            assert process.wait(60) == -signal.SIGKILL
-
-
-def test_an_interrupt_is_a_keyboard_interrupt() -> None:
-    done = run_forked(*TIMEIT, "import os, signal; os.kill(os.getpid(), signal.SIGINT)")
-    assert b"KeyboardInterrupt" in done.stderr
 
 
 def test_the_zygote_has_one_thread_and_its_children_the_modules_but_not_pandas() -> None:

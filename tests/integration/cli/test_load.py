@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import fcntl
-import gzip
-import io
 import json
 import os
 import re
@@ -85,14 +83,6 @@ def test_a_file_with_semicolons_is_loaded_and_another_delimiter_can_be_given(sca
     assert "--delimiter is for csv" in scankv.fails("load", scores, "-", "--delimiter", ";", stdin='{"player":"a"}')
 
 
-def test_load_says_how_many_rows_and_how_fast_but_no_rate_of_a_few_rows(scankv: CommandLine, scores: str) -> None:
-    text = scankv("load", scores, "-", stdin="player,score\ndan,1\neve,2\n").text
-    assert re.fullmatch(rf"loaded 2 rows into {scores} in [\d.]+ s\n", text)
-    many = "player,score\n" + "".join(f"p{number},{number}\n" for number in range(1000))
-    text = scankv("load", scores, "-", stdin=many).text
-    assert re.fullmatch(rf"loaded 1,000 rows into {scores} in [\d.]+ s \([\d,]+ rows/s\)\n", text)
-
-
 def test_load_without_tracking_of_changes_leaves_a_range(scankv: CommandLine, scores: str) -> None:
     text = scankv("load", scores, "-", "--no-track-changes", stdin="player,score\ndan,1\neve,2\n").text
     assert text.startswith(f"loaded 2 rows into {scores} in ")
@@ -103,46 +93,12 @@ def test_load_without_tracking_of_changes_leaves_a_range(scankv: CommandLine, sc
     assert '"player":"eve"' in shown
 
 
-def test_create_infers_the_schema_over_the_whole_file_and_prints_it(
-    scankv: CommandLine, table: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "late.csv"
-    lines = [f"{number},{number},7,007,{'x' * 500}" for number in range(20_000)]
-    path.write_text("id,late,n,code,filler\n" + "\n".join(lines) + "\n20000,0.5,,8,\n")
-    text = scankv("load", table, str(path), "--create", "--key", "id", "--buckets", "1").text
-    assert text.splitlines()[0] == (
-        f"created {table}: id int64 not null, late double, n int64, code string, filler string"
-    )
-    assert scankv("count", table).text == "20001\n"
-    assert scankv("get", table, "20000", "--format", "jsonl").json == {
-        "id": 20000,
-        "late": 0.5,
-        "n": None,
-        "code": "8",
-        "filler": None,
-    }
-
-
 @pytest.mark.parametrize("format_", FORMATS)
 def test_create_reads_standard_input_twice(scankv: CommandLine, scores: str, format_: str) -> None:
     copy = scores + "_copy"
     data = scankv("scan", scores, "--format", format_).stdout
     text = scankv("load", copy, "-", "--create", "--key", "player", stdin=data).text
     assert text.startswith(f"created {copy}: player string not null, score int64\nloaded 3 rows")
-
-
-def test_a_compressed_file_is_loaded(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
-    for name, text in (("more.csv.gz", "player,score\ndan,1\n"), ("more.jsonl.gz", '{"player":"eve"}\n')):
-        path = tmp_path / name
-        path.write_bytes(gzip.compress(text.encode()))
-        assert scankv("load", scores, str(path)).text.startswith("loaded 1 row into ")
-    assert scankv("count", scores).text == "5\n"
-
-
-def test_rows_with_a_known_key_are_replaced_and_the_last_one_counts(scankv: CommandLine, scores: str) -> None:
-    scankv("load", scores, "-", stdin="player,score\nann,1\nann,2\n")
-    assert scankv("get", scores, "ann", "--format", "jsonl").json["score"] == 2
-    assert scankv("count", scores).text == "3\n"
 
 
 def test_a_bad_row_stops_with_its_place_and_the_rows_before_it_are_loaded(
@@ -155,31 +111,6 @@ def test_a_bad_row_stops_with_its_place_and_the_rows_before_it_are_loaded(
     assert scankv("count", scores).text == "4\n"
     path.write_text("player,score\neve,x\n")
     assert scankv.fails("load", scores, str(path)).endswith('"x" is not int64; nothing was loaded')
-
-
-@pytest.mark.parametrize(
-    ("text", "places"),
-    [
-        ("player,score\ndan,1\neve,x\n,3\nfay\ngil,2,3\nhal,4\n", ["row 3", "row 4", "row 5", "row 6"]),
-        (
-            '{"player":"dan","score":1}\n{"player":"eve","score":"x"}\n{"score":3}\n{"player"\n{"x":1}\n'
-            '{"player":"hal","score":4}\n',
-            ["line 2", "line 3", "line 4", "line 5"],
-        ),
-    ],
-    ids=["csv", "jsonl"],
-)
-def test_bad_rows_can_be_skipped_and_are_reported(
-    scankv: CommandLine, scores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, places: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    skip = ["--on-error", "skip", "--rejected", "rejected"]
-    finished = scankv("load", scores, "-", *skip, stdin=text, code=3)
-    assert finished.text.startswith("loaded 2 rows")
-    *reports, total = finished.stderr.splitlines()
-    assert sorted(report.split(": ")[1] for report in reports) == places
-    assert total == "skipped 4 bad rows: see rejected"
-    assert scankv("count", scores).text == "5\n"
 
 
 def test_rows_that_the_server_would_refuse_are_skipped_too(
@@ -195,29 +126,10 @@ def test_rows_that_the_server_would_refuse_are_skipped_too(
     assert "line 2" in scankv.fails("load", scores, "-", stdin="\n".join(lines))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no header row"),
-        ("player,scor\n", 'the table has no column "scor"; did you mean "score"?'),
-        ("player\nann\n", 'the file has no column "score"'),
-    ],
-)
-def test_a_file_that_does_not_fit_is_refused(scankv: CommandLine, scores: str, text: str, message: str) -> None:
-    assert message in scankv.fails("load", scores, "-", stdin=text)
-
-
 def test_a_load_into_a_missing_table_says_how_to_create_it(scankv: CommandLine, scores: str) -> None:
     message = scankv.fails("load", f"{scores}_2", "-", stdin="player,score\nann,1\n")
     assert "does not exist" in message
     assert message.endswith("; to create it from the file, add --create and --key COLUMN")
-
-
-def test_a_line_nested_beyond_any_column_is_refused_in_time(scankv: CommandLine, scores: str) -> None:
-    for depth in (10_000, 100_000):
-        text = f'{{"player": "ann", "score": {"[" * depth}{"]" * depth}}}\n'
-        message = scankv.fails("load", scores, "-", "--format", "jsonl", stdin=text)
-        assert "line 1: the line has more than 100 levels of lists and objects" in message
 
 
 def test_an_arrow_file_with_other_types_is_refused(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
@@ -225,18 +137,6 @@ def test_an_arrow_file_with_other_types_is_refused(scankv: CommandLine, scores: 
     pa.parquet.write_table(pa.table({"player": ["dan", "eve"], "score": ["1", "2"]}), path)
     message = scankv.fails("load", scores, str(path))
     assert f'{path}: row 1: column "score"' in message
-
-
-def test_damaged_and_missing_files_are_refused(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
-    sink = io.BytesIO()
-    pa.parquet.write_table(pa.table({"player": ["dan"], "score": [1]}), sink)
-    path = tmp_path / "cut.parquet"
-    path.write_bytes(sink.getvalue()[:-20])
-    assert str(path) in scankv.fails("load", scores, str(path))
-    path = tmp_path / "cut.csv.gz"
-    path.write_bytes(gzip.compress(b"player,score\n" + b"dan,1\n" * 1000)[:-10])
-    assert str(path) in scankv.fails("load", scores, str(path))
-    assert "No such file" in scankv.fails("load", scores, str(tmp_path / "missing.csv"))
 
 
 def test_options_of_a_new_table_need_create(scankv: CommandLine, scores: str) -> None:
@@ -315,19 +215,6 @@ def unread(pipe: int) -> int:
     return int(count)
 
 
-def test_keys_that_double_would_make_equal_stay_apart(scankv: CommandLine, table: str, tmp_path: Path) -> None:
-    path = tmp_path / "keys.jsonl"
-    path.write_text('{"id": 9007199254740992, "v": 0.5}\n{"id": 9007199254740993}\n{"id": 1.5}\n')
-    message = scankv.fails("load", table, str(path), "--create", "--key", "id")
-    assert f'{path}: line 1: the field "id" has 9007199254740992' in message
-    assert "does not exist" in scankv.fails("count", table)
-    scankv("create", table, "--schema", "id decimal(38, 2), v double", "--key", "id")
-    assert scankv("load", table, str(path)).text.startswith("loaded 3 rows")
-    path.write_text('{"id": 1, "v": 1}\n{"id": 2, "v": 9007199254740993}\n')
-    message = scankv.fails("load", table, str(path))
-    assert 'line 2: column "v": 9007199254740993 would become 9007199254740992 as double' in message
-
-
 @pytest.mark.parametrize("format_", ["csv", "jsonl"])
 def test_times_of_any_year_survive_scan_and_load(scankv: CommandLine, table: str, format_: str) -> None:
     columns: dict[str, tuple[pa.DataType, list[str | None]]] = {
@@ -348,28 +235,6 @@ def test_times_of_any_year_survive_scan_and_load(scankv: CommandLine, table: str
     first, second = (pa.ipc.open_stream(data).read_all() for data in arrow)
     assert first.equals(second)
     assert "+294247-01-10T04:00:54.775807" in scankv("get", table, "0").text
-
-
-def test_a_number_beyond_its_float_column_is_refused_with_column_and_value(scankv: CommandLine, table: str) -> None:
-    scankv("create", table, "--schema", "k int64, f float, d double", "--key", "k")
-    for column, number in (("d", "1e400"), ("d", "-1e400"), ("f", "1e39")):
-        shown = f"{number} is beyond the range of {'double' if column == 'd' else 'float'}"
-        assert f'column "{column}": "{shown.replace(" ", chr(34) + " ", 1)}' in scankv.fails(
-            "put", table, "k=1", f"{column}={number}"
-        )
-        for text in (f'{{"k": 1, "{column}": {number}}}', f'{{"k": 1, "f": 1.5}}\n{{"k": 2, "{column}": {number}}}'):
-            assert f'column "{column}": {shown}' in scankv.fails("load", table, "-", "--format", "jsonl", stdin=text)
-        csv = f"k,{column},{'f' if column == 'd' else 'd'}\n3,{number},\n"
-        assert f'column "{column}": "{number}" is beyond' in scankv.fails("load", table, "-", stdin=csv)
-    scankv("load", table, "-", stdin="k,f,d\n4,inf,-Infinity\n5,nan,1e-400\n")
-    assert scankv("get", table, "4", "--format", "jsonl").text == '{"k":4,"f":Infinity,"d":-Infinity}\n'
-    assert scankv("count", table, "--where", "k = 2 or k = 3").text == "0\n"
-
-
-def test_files_with_carriage_returns_alone_are_loaded(scankv: CommandLine, scores: str) -> None:
-    scankv("load", scores, "-", stdin='player,score\rdan,1\r"e\rve",2\r')
-    scankv("load", scores, "-", stdin='{"player": "fay", "score": 3}\r{"player": "gus"}\r')
-    assert scankv("get", scores, "dan", "e\rve", "fay", "gus", "--format", "jsonl").text.count("\n") == 4
 
 
 REPEATED = pa.DictionaryArray.from_arrays(pa.array(np.zeros(100_000, np.int32)), ["x" * (1 << 20)])

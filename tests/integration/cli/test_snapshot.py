@@ -76,26 +76,6 @@ def test_a_table_without_snapshots_says_so(scankv: CommandLine, scores: str) -> 
     assert "there are no snapshots; take one with: scankv snapshots create" in finished.stderr
 
 
-@pytest.mark.parametrize("ttl", ["", "x", "10 parsecs", "-5", "1h30m", "1e3"])
-def test_what_is_no_time_is_refused(scankv: CommandLine, scores: str, ttl: str) -> None:
-    assert f'"{ttl}" is not a time: write' in scankv.fails("snapshots", "create", scores, f"--ttl={ttl}")
-    assert listed(scankv, scores) == []
-
-
-@pytest.mark.parametrize("ttl", ["0", "0.5s", "8d", "9" * 400])
-def test_a_time_out_of_its_range_is_refused(scankv: CommandLine, scores: str, ttl: str) -> None:
-    assert "between 1 and 604,800 seconds" in scankv.fails("snapshots", "create", scores, "--ttl", ttl)
-    assert listed(scankv, scores) == []
-
-
-@pytest.mark.parametrize(
-    ("ttl", "seconds"), [("600", 600), ("90s", 90), ("10m", 600), ("2h", 7200), ("7d", 604_800), ("1.5 m", 90)]
-)
-def test_a_time_to_live_has_units(scankv: CommandLine, scores: str, ttl: str, seconds: int) -> None:
-    scankv("snapshots", "create", scores, "--ttl", ttl)
-    assert [found["ttl"] for found in listed(scankv, scores)] == [seconds]
-
-
 def test_a_table_that_is_not_there_has_no_snapshots(scankv: CommandLine, scores: str) -> None:
     for command in (["create", scores + "x"], ["list", scores + "x"]):
         assert f'"{scores}x"' in scankv.fails("snapshots", *command)

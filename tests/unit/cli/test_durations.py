@@ -7,6 +7,7 @@ from rich.filesize import decimal
 from scankv.cli.app import app
 from scankv.cli.snapshots import parse_duration
 from scankv.formats.amounts import duration, size
+from scankv.model.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -29,9 +30,17 @@ def test_a_time_has_its_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_time_without_a_unit_is_in_seconds() -> None:
-    assert parse_duration("7") == 7
-    assert parse_duration("7d", unit_for="--keep-for") == 7 * 86_400
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("600", 600), ("90s", 90), ("10m", 600), ("2h", 7200), ("7d", 604_800), ("1.5 m", 90)]
+)
+def test_a_time_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "x", "10 parsecs", "-5", "1h30m", "1e3"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f'"{text}" is not a time: write'):
+        parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["7", "0", "7 days", ""])

@@ -18,6 +18,7 @@ import scankv.spark
 import scankv.sync
 import scankv.testing
 import spark_bridge
+from scankv.model import errors
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,11 @@ import spark_bridge
 def test_a_public_module_has_the_names_of_the_package_behind_it(public: ModuleType, origin: ModuleType) -> None:
     assert public.__all__ == origin.__all__
     assert all(getattr(public, name) is getattr(origin, name) for name in origin.__all__ if name != "sync")
+
+
+def test_every_error_of_the_tree_is_public() -> None:
+    tree = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert tree <= {*scankv.__all__}
 
 
 def test_the_testing_module_has_the_fakes_and_the_real_server() -> None:

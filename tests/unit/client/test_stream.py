@@ -362,12 +362,3 @@ async def test_a_scan_can_be_started_many_times_at_once() -> None:
         scan = client.scan(SPEC)
         results = await asyncio.gather(*(scan.to_arrow() for _ in range(20)))
         assert {table.num_rows for table in results} == {15}
-
-
-async def test_collecting_a_scan_gives_all_forms() -> None:
-    async with serving(KeepsItsContract()) as url, connect(url) as client:
-        scan = client.scan(SPEC)
-        assert (await scan.to_arrow()).schema == SCHEMA
-        assert list((await scan.to_pandas())["id"]) == list(range(15))
-        assert (await scan.to_polars())["id"].to_list() == list(range(15))
-        assert (await scan.to_pylist())[14] == {"id": 14, "name": "n14"}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import aio_client
-import scankv.sync
 from aio_client import sync
 
 if TYPE_CHECKING:
@@ -159,10 +158,6 @@ def test_the_asynchronous_client_is_imported_without_the_blocking_one() -> None:
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout
     blocking = {"aio_client.sync", "aio_client._sync.runner", "aio_client._sync.read_ahead"}
     assert not [name for name in found.split() if name in blocking or name.startswith("aio_client._sync_")]
-
-
-def test_scankv_sync_has_the_same_classes() -> None:
-    assert all(getattr(scankv.sync, name) is getattr(sync, name) for name in sync.__all__)
 
 
 def entries(docstring: str | None) -> set[str]:

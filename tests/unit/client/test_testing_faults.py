@@ -52,11 +52,6 @@ def test_a_seed_draws_every_kind_and_direction_within_the_bounds() -> None:
     assert len({fault.after_bytes for fault in faults}) > 100
 
 
-def test_another_seed_draws_other_faults() -> None:
-    other = RandomFaults(8, DRAWN.kinds, DRAWN.directions, DRAWN.after_bytes)
-    assert [DRAWN.of(number) for number in range(20)] != [other.of(number) for number in range(20)]
-
-
 @pytest.mark.parametrize(
     "values",
     [{"kinds": ()}, {"directions": ()}, {"after_bytes": (5, 4)}, {"kinds": ("slow",)}, {"after_bytes": (-1, 4)}],

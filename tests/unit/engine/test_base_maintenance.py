@@ -14,9 +14,9 @@ from weakref import ref
 
 import pyarrow as pa
 import pytest
+import pytest_asyncio
 
 from scankv.model.errors import DiskFull, ScanCancelled, SnapshotLost
-from scankv.model.keys.key_range import KeyRange
 from scankv.model.tables.evolution import ColumnChanges
 from scankv.v1 import scan_pb2
 from streaming_server.engine.bucket import base_slot
@@ -26,14 +26,15 @@ from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.scan.columnar import delta as delta_module
 from streaming_server.scan.columnar.delta import Delta
-from streaming_server.scan.read_plan import ReadPath, ReadPlan
+from streaming_server.scan.read_plan import ReadPath
 from streaming_server.storage.changelog.offsets import make_offset
+from tests.support.plans import plan_of
 from tests.support.snapshots import tables_in
 from tests.support.tables import SCORES, ipc_stream
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
     from streaming_server.engine.bucket.base_record import BaseRecord
@@ -45,17 +46,7 @@ pytestmark = pytest.mark.asyncio
 
 NAME = "game.scores"
 SELDOM = {"base_maintenance_seconds": 3600.0, "base_cpu_share": 1.0, "base_max_write_amplification": 1e12}
-PLAN = ReadPlan(
-    buckets=None,
-    columns=None,
-    where=None,
-    where_message=b"",
-    key_range=KeyRange(),
-    reverse=False,
-    limit=None,
-    resume_token=b"",
-    read_path=ReadPath.COLUMNAR,
-)
+PLAN = plan_of(read_path=ReadPath.COLUMNAR)
 AUTO = replace(PLAN, read_path=ReadPath.AUTO)
 
 
@@ -77,6 +68,25 @@ def batch_of(scores: Iterable[int]) -> pa.RecordBatch:
     return pa.record_batch([pa.array([f"player {value:07}" for value in values]), pa.array(values)], schema=SCORES)
 
 
+@pytest_asyncio.fixture
+async def tables(tmp_path: Path) -> AsyncIterator[Tables]:
+    """Tables whose bases are built only when a test looks after them."""
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        yield tables
+
+
+@pytest_asyncio.fixture
+async def table(tables: Tables) -> LiveTable:
+    return await scores_table(tables)
+
+
+@pytest_asyncio.fixture
+async def based(tables: Tables, table: LiveTable) -> LiveTable:
+    """A table with a base of all its rows."""
+    await look(tables, table)
+    return table
+
+
 async def look(tables: Tables, table: LiveTable) -> None:
     """Runs the background maintenance of the table once."""
     await tables._bases.maintain_bucket(table.state, table.buckets[0])
@@ -96,65 +106,57 @@ async def rows_of(table: LiveTable) -> list[dict[str, Any]]:
 
 
 async def test_a_base_has_rows_written_with_a_column_that_was_added_while_its_building_waited_for_the_bucket(
-    tmp_path: Path,
+    tables: Tables, table: LiveTable
 ) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        live = table.buckets[0]
-        async with live.mutex:
-            looking = asyncio.create_task(look(tables, table))
-            await asyncio.sleep(0)
-            await tables.alter(NAME, columns=ColumnChanges(add=pa.schema([("level", pa.int64())])))
-            level = batch_of([7]).append_column("level", pa.array([1]))
-            (part,) = prepare(level, table.state.codec, keys_only=False)
-            await live.run(apply_rows, live, await live.open(), part, table.writes.merger)
-        await looking
-        rows = await rows_of(table)
-        assert rows[7] == {"player": "player 0000007", "score": 7, "level": 1}
-        assert len(rows) == 100
+    live = table.buckets[0]
+    async with live.mutex:
+        looking = asyncio.create_task(look(tables, table))
+        await asyncio.sleep(0)
+        await tables.alter(NAME, columns=ColumnChanges(add=pa.schema([("level", pa.int64())])))
+        level = batch_of([7]).append_column("level", pa.array([1]))
+        (part,) = prepare(level, table.state.codec, keys_only=False)
+        await live.run(apply_rows, live, await live.open(), part, table.writes.merger)
+    await looking
+    rows = await rows_of(table)
+    assert rows[7] == {"player": "player 0000007", "score": 7, "level": 1}
+    assert len(rows) == 100
 
 
-async def test_the_old_base_is_read_on_and_costs_no_more_when_a_new_one_cannot_be_written(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        await put(table, range(1000, 1100))
-        bases = table.state.path / "bases" / "0000"
-        shutil.rmtree(bases)
-        bases.write_text("no directory can be made here")
-        with pytest.raises(OSError, match="0000"):
-            await look(tables, table)
-        delta = table.buckets[0].columnar.delta
-        assert delta is not None
-        assert delta._fork is None, "what is written is kept twice"
-        assert len(await rows_of(table)) == 200
+async def test_the_old_base_is_read_on_and_costs_no_more_when_a_new_one_cannot_be_written(
+    tables: Tables, based: LiveTable
+) -> None:
+    await put(based, range(1000, 1100))
+    bases = based.state.path / "bases" / "0000"
+    shutil.rmtree(bases)
+    bases.write_text("no directory can be made here")
+    with pytest.raises(OSError, match="0000"):
+        await look(tables, based)
+    delta = based.buckets[0].columnar.delta
+    assert delta is not None
+    assert delta._fork is None, "what is written is kept twice"
+    assert len(await rows_of(based)) == 200
 
 
 async def test_no_base_takes_the_last_of_the_disk_from_the_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, table: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        with monkeypatch.context() as patch:
-            patch.setattr(base_build, "SPARED_BYTES", 1 << 62)
-            with pytest.raises(DiskFull, match="the remaining space is reserved for writes"):
-                await look(tables, table)
-        assert list((table.state.path / "bases" / "0000").iterdir()) == []
-        await look(tables, table)
-        assert len(await rows_of(table)) == 100
+    with monkeypatch.context() as patch:
+        patch.setattr(base_build, "SPARED_BYTES", 1 << 62)
+        with pytest.raises(DiskFull, match="the remaining space is reserved for writes"):
+            await look(tables, table)
+    assert list((table.state.path / "bases" / "0000").iterdir()) == []
+    await look(tables, table)
+    assert len(await rows_of(table)) == 100
 
 
-async def test_what_was_written_since_the_base_is_sorted_beside_the_event_loop(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        for start in range(1000, 1500, 100):
-            await put(table, range(start, start + 100))
-        scan = await opened(table)
-        delta = table.buckets[0].columnar.delta
-        assert delta is not None
-        assert delta.view()._pending is None, "the first chunk would sort it, and hold the loop for so long"
-        scan.source.close()
+async def test_what_was_written_since_the_base_is_sorted_beside_the_event_loop(based: LiveTable) -> None:
+    for start in range(1000, 1500, 100):
+        await put(based, range(start, start + 100))
+    scan = await opened(based)
+    delta = based.buckets[0].columnar.delta
+    assert delta is not None
+    assert delta.view()._pending is None, "the first chunk would sort it, and hold the loop for so long"
+    scan.source.close()
 
 
 async def test_a_base_is_given_up_when_the_changes_since_go_while_they_are_read(
@@ -185,20 +187,17 @@ async def test_a_base_is_given_up_when_the_changes_since_go_while_they_are_read(
         assert len(await rows_of(table)) == 150
 
 
-async def test_a_base_of_changes_that_a_crash_undid_is_not_taken_up(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        await put(table, range(200, 300))
-        live = table.buckets[0]
-        base, delta, bucket = live.columnar.base, live.columnar.delta, live.open_bucket
-        assert base is not None
-        assert delta is not None
-        assert bucket is not None
-        replay = base_replay.BaseReplay(table.state, live, base, delta)
-        assert replay._is_there(bucket)
-        replay._at = make_offset(1, 100)
-        assert not replay._is_there(bucket), "the bucket has no such epoch"
+async def test_a_base_of_changes_that_a_crash_undid_is_not_taken_up(based: LiveTable) -> None:
+    await put(based, range(200, 300))
+    live = based.buckets[0]
+    base, delta, bucket = live.columnar.base, live.columnar.delta, live.open_bucket
+    assert base is not None
+    assert delta is not None
+    assert bucket is not None
+    replay = base_replay.BaseReplay(based.state, live, base, delta)
+    assert replay._is_there(bucket)
+    replay._at = make_offset(1, 100)
+    assert not replay._is_there(bucket), "the bucket has no such epoch"
 
 
 class NotesNothing(Delta):
@@ -208,76 +207,66 @@ class NotesNothing(Delta):
         raise MemoryError("there is no memory left")
 
 
-async def test_a_write_that_cannot_be_noted_is_acknowledged_and_ends_the_use_of_the_base(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        live = table.buckets[0]
-        live.columnar.delta = NotesNothing(0)
-        await put(table, [1000])
-        assert live.columnar.view() is None
-        await look(tables, table)
-        assert len(await rows_of(table)) == 101
+async def test_a_write_that_cannot_be_noted_is_acknowledged_and_ends_the_use_of_the_base(
+    tables: Tables, based: LiveTable
+) -> None:
+    live = based.buckets[0]
+    live.columnar.delta = NotesNothing(0)
+    await put(based, [1000])
+    assert live.columnar.view() is None
+    await look(tables, based)
+    assert len(await rows_of(based)) == 101
 
 
-async def test_a_scan_that_was_ended_keeps_nothing_of_the_base(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        live, scan = table.buckets[0], await opened(table)
-        assert live.columnar.base is not None
-        assert scan.source.next_chunk(10, 1 << 20) is not None
-        base = ref(live.columnar.base)
-        await put(table, range(1000, 1100))
-        await look(tables, table)
-        assert base() is not None, "the scan reads it"
-        scan.source.abort(ScanCancelled("enough"))
-        gc.collect()
-        assert base() is None, "its files stay mapped, and on the disk"
+async def test_a_scan_that_was_ended_keeps_nothing_of_the_base(tables: Tables, based: LiveTable) -> None:
+    live, scan = based.buckets[0], await opened(based)
+    assert live.columnar.base is not None
+    assert scan.source.next_chunk(10, 1 << 20) is not None
+    base = ref(live.columnar.base)
+    await put(based, range(1000, 1100))
+    await look(tables, based)
+    assert base() is not None, "the scan reads it"
+    scan.source.abort(ScanCancelled("enough"))
+    gc.collect()
+    assert base() is None, "its files stay mapped, and on the disk"
 
 
 async def test_readers_that_keep_what_was_written_since_the_base_are_few_and_the_others_read_rocksdb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    based: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_slot, "MAX_VIEWS_BYTES", 64 << 10)
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        await put(table, range(1000, 1200))
-        live, scans = table.buckets[0], []
-        for number in range(40):
-            await put(table, [2000 + number])
-            if live.columnar.view() is None:
-                break
-            scans.append(await opened(table))
-            assert scans[-1].source.next_chunk(10, 1 << 20) is not None
-        assert 3 < len(scans) < 40
-        for scan in scans:
-            scan.source.close()
-        del scan, scans
-        assert live.columnar.view() is not None
+    await put(based, range(1000, 1200))
+    live, scans = based.buckets[0], []
+    for number in range(40):
+        await put(based, [2000 + number])
+        if live.columnar.view() is None:
+            break
+        scans.append(await opened(based))
+        assert scans[-1].source.next_chunk(10, 1 << 20) is not None
+    assert 3 < len(scans) < 40
+    for scan in scans:
+        scan.source.close()
+    del scan, scans
+    assert live.columnar.view() is not None
 
 
 async def test_scans_read_rocksdb_until_what_was_written_since_the_last_one_is_merged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, based: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_slot, "_FEW_ROWS", 20)
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        await put(table, range(1000, 1020))
-        assert (await table.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_COLUMNAR
-        await put(table, range(1020, 1021))
-        explanation = await table.reads.explain(AUTO)
-        assert explanation.read_path == scan_pb2.READ_PATH_ROCKSDB
-        assert "much was written since its delta was last merged" in explanation.read_path_reason
-        assert table.buckets[0].columnar.view() is None
-        assert len(await rows_of(table)) == 121, "a scan that demands a base waits for the merge"
-        await put(table, range(2000, 2100))
-        await ask(table)
-        await tables._bases.merge_deltas()
-        assert (await table.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_COLUMNAR
-        assert len(await rows_of(table)) == 221
+    await put(based, range(1000, 1020))
+    assert (await based.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_COLUMNAR
+    await put(based, range(1020, 1021))
+    explanation = await based.reads.explain(AUTO)
+    assert explanation.read_path == scan_pb2.READ_PATH_ROCKSDB
+    assert "much was written since its delta was last merged" in explanation.read_path_reason
+    assert based.buckets[0].columnar.view() is None
+    assert len(await rows_of(based)) == 121, "a scan that demands a base waits for the merge"
+    await put(based, range(2000, 2100))
+    await ask(based)
+    await tables._bases.merge_deltas()
+    assert (await based.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_COLUMNAR
+    assert len(await rows_of(based)) == 221
 
 
 async def test_a_delta_that_nobody_scans_is_not_merged_while_it_takes_little_memory(tmp_path: Path) -> None:
@@ -447,35 +436,29 @@ async def test_memory_is_bounded_while_a_bucket_is_held_and_others_are_merged(
 
 
 async def test_a_base_that_is_due_waits_for_a_bucket_that_is_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, based: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_maintenance, "_MUTEX_SECONDS", 0.01)
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        await put(table, range(1000, 1100))
-        async with table.buckets[0].mutex:
-            looking = asyncio.create_task(look(tables, table))
-            done, _ = await asyncio.wait([looking], timeout=0.1)
-            assert not done
-        await looking
-        assert record_of(table).builds == 2
+    await put(based, range(1000, 1100))
+    async with based.buckets[0].mutex:
+        looking = asyncio.create_task(look(tables, based))
+        done, _ = await asyncio.wait([looking], timeout=0.1)
+        assert not done
+    await looking
+    assert record_of(based).builds == 2
 
 
 async def test_a_write_for_which_its_delta_has_no_room_is_acknowledged_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tables: Tables, based: LiveTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        monkeypatch.setattr(delta_module, "_MOST_BYTES", 1000)
-        await put(table, range(1000, 1200))
-        assert record_of(table).drops == 1
-        assert "its delta has grown too large" in record_of(table).unused_reason
-        assert "at most 1,000 fit" in caplog.text
-        monkeypatch.undo()
-        await look(tables, table)
-        assert len(await rows_of(table)) == 300
+    monkeypatch.setattr(delta_module, "_MOST_BYTES", 1000)
+    await put(based, range(1000, 1200))
+    assert record_of(based).drops == 1
+    assert "its delta has grown too large" in record_of(based).unused_reason
+    assert "at most 1,000 fit" in caplog.text
+    monkeypatch.undo()
+    await look(tables, based)
+    assert len(await rows_of(based)) == 300
 
 
 def unmerged(table: LiveTable) -> int:
@@ -485,36 +468,32 @@ def unmerged(table: LiveTable) -> int:
 
 
 async def test_what_is_written_during_a_build_is_merged_for_the_old_base_and_for_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, based: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_slot, "_FEW_ROWS", 20)
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        delta = table.buckets[0].columnar.delta
-        assert delta is not None
-        fork = delta.fork(delta.end)
-        await put(table, range(1000, 1100))
-        await ask(table)
-        assert (delta.unmerged_rows, fork.unmerged_rows) == (100, 100)
-        await tables._bases.merge_deltas()
-        assert (delta.unmerged_rows, fork.unmerged_rows) == (0, 0)
+    delta = based.buckets[0].columnar.delta
+    assert delta is not None
+    fork = delta.fork(delta.end)
+    await put(based, range(1000, 1100))
+    await ask(based)
+    assert (delta.unmerged_rows, fork.unmerged_rows) == (100, 100)
+    await tables._bases.merge_deltas()
+    assert (delta.unmerged_rows, fork.unmerged_rows) == (0, 0)
 
 
-async def test_a_row_that_is_updated_again_and_again_makes_no_base_due(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables, rows=1000)
-        await look(tables, table)
-        players = [f"player {number:07}" for number in range(50)]
-        for round_ in range(1, 6):
-            rows = pa.record_batch([pa.array(players), pa.array([-round_] * 50)], schema=SCORES)
-            await table.writes.upsert(ipc_stream(SCORES, rows), 1)
-        assert unmerged(table) == 250
-        await look(tables, table)
-        assert record_of(table).builds == 1
-        await put(table, range(2000, 2051))
-        await look(tables, table)
-        assert record_of(table).builds == 2
+async def test_a_row_that_is_updated_again_and_again_makes_no_base_due(tables: Tables) -> None:
+    table = await scores_table(tables, rows=1000)
+    await look(tables, table)
+    players = [f"player {number:07}" for number in range(50)]
+    for round_ in range(1, 6):
+        rows = pa.record_batch([pa.array(players), pa.array([-round_] * 50)], schema=SCORES)
+        await table.writes.upsert(ipc_stream(SCORES, rows), 1)
+    assert unmerged(table) == 250
+    await look(tables, table)
+    assert record_of(table).builds == 1
+    await put(table, range(2000, 2051))
+    await look(tables, table)
+    assert record_of(table).builds == 2
 
 
 @pytest.mark.parametrize("is_paused", [True, False])
@@ -549,26 +528,24 @@ async def test_building_keeps_to_its_share_of_a_core_over_all_tables_and_parts_o
         assert time.monotonic() - began > 0.95 * spent / 0.2
 
 
-async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        live = table.buckets[0]
-        assert (
-            base_stats_of(live, table.state.clock.commit_micros()).unused_reason
-            == "the server has not checked yet whether to build one"
-        )
-        await look(tables, table)
-        await put(table, range(98, 103))
-        figures = base_stats_of(live, table.state.clock.commit_micros())
-        assert live.columnar.base is not None
-        assert (figures.unused_reason, figures.rows, figures.log_offset) == ("", 100, 100)
-        # Writes that do not change a row make no change, and are not recorded.
-        assert (figures.changes_since, figures.delta_rows) == (3, 3)
-        assert 0 < figures.delta_bytes < 100_000
-        assert figures.disk_bytes == live.columnar.base.info.disk_bytes == figures.record.last_written_bytes
-        assert 0 <= figures.age_millis < 60_000
-        assert figures.record.builds == 1
-        assert 0 < figures.record.last_cpu_seconds == figures.record.cpu_seconds < 5
+async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tables: Tables, table: LiveTable) -> None:
+    live = table.buckets[0]
+    assert (
+        base_stats_of(live, table.state.clock.commit_micros()).unused_reason
+        == "the server has not checked yet whether to build one"
+    )
+    await look(tables, table)
+    await put(table, range(98, 103))
+    figures = base_stats_of(live, table.state.clock.commit_micros())
+    assert live.columnar.base is not None
+    assert (figures.unused_reason, figures.rows, figures.log_offset) == ("", 100, 100)
+    # Writes that do not change a row make no change, and are not recorded.
+    assert (figures.changes_since, figures.delta_rows) == (3, 3)
+    assert 0 < figures.delta_bytes < 100_000
+    assert figures.disk_bytes == live.columnar.base.info.disk_bytes == figures.record.last_written_bytes
+    assert 0 <= figures.age_millis < 60_000
+    assert figures.record.builds == 1
+    assert 0 < figures.record.last_cpu_seconds == figures.record.cpu_seconds < 5
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -638,33 +615,27 @@ async def test_a_first_scan_that_is_cancelled_leaves_the_base_to_the_next(tmp_pa
 
 
 async def test_explain_names_no_base_while_scans_keep_too_many_of_its_states(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    based: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        await put(table, range(1000, 1200))
-        scan = await opened(table)
-        monkeypatch.setattr(base_slot, "MAX_VIEWS_BYTES", 1000)
-        assert (await table.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_COLUMNAR
-        await put(table, [2000])
-        assert table.buckets[0].columnar.view() is None
-        assert (await table.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_ROCKSDB
-        scan.source.close()
+    await put(based, range(1000, 1200))
+    scan = await opened(based)
+    monkeypatch.setattr(base_slot, "MAX_VIEWS_BYTES", 1000)
+    assert (await based.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_COLUMNAR
+    await put(based, [2000])
+    assert based.buckets[0].columnar.view() is None
+    assert (await based.reads.explain(AUTO)).read_path == scan_pb2.READ_PATH_ROCKSDB
+    scan.source.close()
 
 
 async def test_the_base_of_a_snapshot_whose_files_are_gone_is_not_taken_for_damaged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tables: Tables, based: LiveTable, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        table = await scores_table(tables)
-        await look(tables, table)
-        pinned = await tables.snapshots.pin(table.pinning)
-        async with tables.snapshots.reading(pinned.snapshot_id, NAME) as reader:
-            view = reader._view
-            assert view.has_base(0)
-            shutil.rmtree(view.directory.path)
-            with pytest.raises(SnapshotLost):
-                await reader.open_scan(PLAN)
-            assert view.has_base(0)
+    pinned = await tables.snapshots.pin(based.pinning)
+    async with tables.snapshots.reading(pinned.snapshot_id, NAME) as reader:
+        view = reader._view
+        assert view.has_base(0)
+        shutil.rmtree(view.directory.path)
+        with pytest.raises(SnapshotLost):
+            await reader.open_scan(PLAN)
+        assert view.has_base(0)
     assert "no longer read" not in caplog.text

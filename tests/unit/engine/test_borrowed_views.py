@@ -10,11 +10,10 @@ import pytest
 import pytest_asyncio
 
 from scankv.model.errors import DataLoss, SnapshotLost, TableNotFound, Unavailable
-from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.snapshots.borrowed_views import BorrowedViews, borrowed_view
 from streaming_server.engine.snapshots.loans import Loan
 from streaming_server.engine.snapshots.pinned_views import IDLE_VIEWS_OPEN
-from streaming_server.scan.read_plan import ReadPlan
+from tests.support.plans import plan_of
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 
 if TYPE_CHECKING:
@@ -26,16 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.asyncio
 
-EVERYTHING = ReadPlan(
-    buckets=None,
-    columns=None,
-    where=None,
-    where_message=b"",
-    key_range=KeyRange(),
-    reverse=False,
-    limit=None,
-    resume_token=b"",
-)
+EVERYTHING = plan_of()
 
 
 class LendsInProcess:

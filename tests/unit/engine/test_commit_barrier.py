@@ -81,6 +81,24 @@ async def committing(
     await task
 
 
+async def fail_to_apply(monkeypatch: pytest.MonkeyPatch, tables: Tables, table: LiveTable, data: bytes) -> None:
+    """Commits a transaction of which only the first write batch can be applied."""
+    calls = 0
+
+    def fails(*args: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError("no space left on device")
+        apply_rows(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(roll_forward_module, "apply_rows", fails)
+    with suppress(Unavailable):
+        async with committing(tables, (table, data)) as commit:
+            with pytest.raises(Unavailable):
+                await commit
+
+
 async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with tables_in(tmp_path / "data") as tables:
         table, other = await new_table(tables, buckets=2), await new_table(tables, "game.other", buckets=1)
@@ -162,20 +180,7 @@ async def test_a_commit_that_cannot_be_applied_keeps_everybody_out_until_it_is(
     async with tables_in(tmp_path / "data") as tables:
         table = await new_table(tables, buckets=2)
         await table.writes.upsert(rows(1), 0)
-        calls = 0
-
-        def fails(*args: object) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                raise OSError("no space left on device")
-            apply_rows(*args)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(roll_forward_module, "apply_rows", fails)
-        with suppress(Unavailable):
-            async with committing(tables, (table, rows(2))) as commit:
-                with pytest.raises(Unavailable):
-                    await commit
+        await fail_to_apply(monkeypatch, tables, table, rows(2))
         for call in (table.reads.count(None), table.writes.upsert(rows(3), 0), lookup_rows(table)):
             with pytest.raises(Unavailable, match="lacks rows of a committed transaction"):
                 await call

@@ -18,8 +18,8 @@ from scankv.model.errors import (
     ScanKvError,
     TooManyConsumers,
 )
-from streaming_server.scan.changes.log_plan import LogPlan
 from streaming_server.storage.changelog.offsets import count_of
+from tests.support.plans import log_plan_of
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 from tests.support.waiting import await_until
 
@@ -29,25 +29,13 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
-    from streaming_server.scan.changes.log_plan import OpenedLog
+    from streaming_server.scan.changes.log_plan import LogPlan, OpenedLog
 
 pytestmark = pytest.mark.asyncio
 
 
-def plan(consumer_id: str = "c", start: StartFrom = StartFrom.EARLIEST, **others: Any) -> LogPlan:
-    asked: dict[str, Any] = {
-        "buckets": None,
-        "columns": None,
-        "where": None,
-        "where_message": b"",
-        "limit": None,
-        "resume_token": b"",
-        "start": start,
-        "stop": None,
-        "clamp": False,
-        "consumer_id": consumer_id,
-    }
-    return LogPlan(**asked | others)
+def plan(consumer_id: str = "c", **others: Any) -> LogPlan:
+    return log_plan_of(consumer_id=consumer_id, **others)
 
 
 @asynccontextmanager

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.model.errors import DataLoss, TableNotFound, Unavailable, WriterFenced
-from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.bucket import commit_barrier, locking
 from streaming_server.engine.table import live_table
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
 from streaming_server.engine.writes.writing import WritePreconditions
-from streaming_server.scan.read_plan import ReadPlan
 from streaming_server.storage.bucket.writer_states import WriteIdentity
 from streaming_server.storage.changelog.offsets import epoch_of
+from tests.support.plans import plan_of
 from tests.support.snapshots import TABLE, new_table, pinned_rows, put, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
 from tests.support.waiting import await_until
@@ -30,16 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio
 
 ROWS: dict[str, int | None] = {f"player {i}": i for i in range(200)}
-SCAN = ReadPlan(
-    buckets=None,
-    columns=None,
-    where=None,
-    where_message=b"",
-    key_range=KeyRange(),
-    reverse=False,
-    limit=None,
-    resume_token=b"",
-)
+SCAN = plan_of()
 
 
 async def rest_all(tables: Tables) -> None:

@@ -239,13 +239,7 @@ def test_index_entries_are_those_of_the_merged_rows() -> None:
     table.write([{"k": k % 3, **empty, "a": k, "b": str(k)} for k in range(9)])
     table.delete([1])
     table.delete([2], ["b"])
-    rows = pa.RecordBatch.from_pylist(list(table.rows().values()), schema=table.codec.schema)
-    keys, _ = table.keys.encode(rows)
-    expected: dict[bytes, bytes] = {}
-    for index in table.indexes:
-        entry_keys, values = index.entries(rows, keys)
-        expected |= dict(zip(entry_keys.to_pylist(), values.to_pylist(), strict=True))
-    assert table.entries == expected
+    assert table.entries == table.expected_entries()
 
 
 def test_rows_of_an_older_schema_merge_and_added_columns_start_empty() -> None:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
 import streaming_server.engine.transactions.roll_forward as roll_forward_module
-from scankv.model.changes.log_positions import StartFrom, StopAt
+from scankv.model.changes.log_positions import StopAt
 from scankv.model.errors import Unavailable
-from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.bucket.commit_barrier import BarrierMutex
 from streaming_server.engine.transactions.staged_rows import read_staged_rows
-from streaming_server.engine.writes.bucket_steps import apply_rows
-from streaming_server.scan.changes.log_plan import LogPlan
 from streaming_server.scan.chunk_source import Chunk
-from streaming_server.scan.read_plan import ReadPlan
+from tests.support.plans import log_plan_of, plan_of
 from tests.support.snapshots import new_table, tables_in
-from tests.support.tables import SCORES, ipc_stream, scores
 from tests.support.waiting import await_until
-from tests.unit.engine.test_commit_barrier import committing
+from tests.unit.engine.test_commit_barrier import KEYS, PLAYERS, committing, fail_to_apply, rows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -34,13 +29,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.asyncio
 
-PLAYERS = [f"player {number}" for number in range(40)]
-KEYS = ipc_stream(pa.schema([SCORES.field("player")]), scores(PLAYERS, [0] * 40).select([0]))
-
-
-def rows(value: int, players: list[str] = PLAYERS) -> bytes:
-    return ipc_stream(SCORES, scores(players, [value] * len(players)))
-
 
 async def look_up(table: LiveTable, *, latest: bool) -> list[int]:
     batch, _, _ = await table.reads.lookup(KEYS, None, latest=latest)
@@ -48,19 +36,8 @@ async def look_up(table: LiveTable, *, latest: bool) -> list[int]:
 
 
 async def scan(table: LiveTable, *, latest: bool) -> list[int]:
-    plan = ReadPlan(
-        buckets=None,
-        columns=None,
-        where=None,
-        where_message=b"",
-        key_range=KeyRange(),
-        reverse=False,
-        limit=None,
-        resume_token=b"",
-        latest=latest,
-    )
     found: list[int] = []
-    with closing((await table.reads.open_view(plan)).source) as source:
+    with closing((await table.reads.open_view(plan_of(latest=latest))).source) as source:
         while (chunk := source.next_chunk(1000, 1 << 20)) is not None:
             found += chunk.batch["score"].to_pylist()
     return found
@@ -68,18 +45,7 @@ async def scan(table: LiveTable, *, latest: bool) -> list[int]:
 
 async def changes(table: LiveTable, *, latest: bool) -> int:
     """Returns how many rows the changes so far have. An update has two."""
-    plan = LogPlan(
-        buckets=None,
-        columns=None,
-        where=None,
-        where_message=b"",
-        limit=None,
-        resume_token=b"",
-        start=StartFrom.EARLIEST,
-        stop=StopAt.LATEST,
-        clamp=False,
-        latest=latest,
-    )
+    plan = log_plan_of(stop=StopAt.LATEST, latest=latest)
     found = 0
     with closing((await table.changes.open(plan, "test")).source) as source:
         while isinstance(chunk := source.next_chunk(1000, 1 << 20), Chunk):
@@ -245,20 +211,7 @@ async def test_a_bucket_that_lacks_rows_of_a_transaction_refuses_to_read_the_lat
     async with tables_in(tmp_path / "data") as tables:
         table = await new_table(tables, buckets=2)
         await table.writes.upsert(rows(1), 0)
-        calls = 0
-
-        def fails(*args: object) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                raise OSError("no space left on device")
-            apply_rows(*args)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(roll_forward_module, "apply_rows", fails)
-        with suppress(Unavailable):
-            async with committing(tables, (table, rows(2))) as commit:
-                with pytest.raises(Unavailable):
-                    await commit
+        await fail_to_apply(monkeypatch, tables, table, rows(2))
         for call in (table.reads.count(None, latest=True), scan(table, latest=True), look_up(table, latest=True)):
             with pytest.raises(Unavailable, match="lacks rows of a committed transaction"):
                 await call

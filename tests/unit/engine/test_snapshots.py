@@ -84,33 +84,10 @@ async def test_pins_at_the_same_time_share_one_view(tables: Tables) -> None:
     assert len({pin.view_id for pin in pins}) == 1
 
 
-async def test_one_write_between_two_pins_makes_two_views(tables: Tables) -> None:
-    first = await tables.snapshots.pin(tables.table(TABLE).pinning)
-    await put(tables.table(TABLE), {"player 1": 1_000})
-    second = await tables.snapshots.pin(tables.table(TABLE).pinning)
-    assert first.view_id != second.view_id
-    assert await pinned_scores(tables.snapshots, first.snapshot_id) == SCORES_THEN
-    assert await pinned_scores(tables.snapshots, second.snapshot_id) == SCORES_THEN | {"player 1": 1_000}
-
-
 async def test_a_write_that_changes_nothing_makes_no_view(tables: Tables) -> None:
     first = await tables.snapshots.pin(tables.table(TABLE).pinning)
     await put(tables.table(TABLE), SCORES_THEN)
     assert (await tables.snapshots.pin(tables.table(TABLE).pinning)).view_id == first.view_id
-
-
-async def test_an_empty_table_can_be_pinned(tables: Tables) -> None:
-    empty = await new_table(tables, "game.empty", buckets=1)
-    pinned = await tables.snapshots.pin(empty.pinning)
-    assert await pinned_scores(tables.snapshots, pinned.snapshot_id, table="game.empty") == {}
-
-
-async def test_repeating_a_pin_gives_the_same_snapshot_also_after_a_write(tables: Tables) -> None:
-    first = await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="mine")
-    await put(tables.table(TABLE), {"player 1": 1_000})
-    again = await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="mine")
-    assert (again.snapshot_id, again.view_id) == ("mine", first.view_id)
-    assert tables.snapshots.leases == 1
 
 
 async def test_a_lease_can_share_the_view_of_another_snapshot(tables: Tables) -> None:
@@ -185,10 +162,6 @@ async def assert_lost(tables: Tables, snapshot_id: str) -> None:
     assert snapshot_id not in {info.snapshot_id for info in snapshots.list_snapshots()}
 
 
-async def test_an_unknown_id_is_lost(tables: Tables) -> None:
-    await assert_lost(tables, "never")
-
-
 async def test_an_expired_lease_is_lost_and_its_view_goes_from_disk(tables: Tables, tmp_path: Path) -> None:
     kept = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=100)
     await put(tables.table(TABLE), {"player 1": 1_000})
@@ -233,11 +206,13 @@ async def test_of_pins_with_one_name_at_the_same_time_one_succeeds(tables: Table
     assert [error.details["snapshot"] for error in refused] == 9 * [taken.snapshot_id]
 
 
-async def test_a_repeated_pin_keeps_its_name(tables: Tables) -> None:
+async def test_a_repeated_pin_keeps_its_view_and_its_name_also_after_a_write(tables: Tables) -> None:
     pinning = tables.table(TABLE).pinning
     first = await tables.snapshots.pin(pinning, lease_id="mine", name="nightly")
+    await put(tables.table(TABLE), {"player 1": 1_000})
     again = await tables.snapshots.pin(pinning, lease_id="mine", name="nightly")
-    assert (again.view_id, again.name) == (first.view_id, "nightly")
+    assert (again.snapshot_id, again.view_id, again.name) == ("mine", first.view_id, "nightly")
+    assert tables.snapshots.leases == 1
     with pytest.raises(InvalidRequest, match='the snapshot mine is named "nightly": its name cannot become "weekly"'):
         await tables.snapshots.pin(pinning, lease_id="mine", name="weekly")
     await tables.snapshots.pin(pinning, lease_id="unnamed")
@@ -268,13 +243,6 @@ async def test_a_name_survives_a_restart_also_after_a_renewal(tmp_path: Path) ->
             await tables.snapshots.pin(tables.table(TABLE).pinning, name="nightly")
 
 
-async def test_the_name_of_an_expired_snapshot_is_free(tables: Tables) -> None:
-    pinning = tables.table(TABLE).pinning
-    first = await tables.snapshots.pin(pinning, name="nightly", ttl=1)
-    await await_until(lambda: is_lost(tables, first.snapshot_id), "the lease expired")
-    assert (await tables.snapshots.pin(pinning, name="nightly")).snapshot_id != first.snapshot_id
-
-
 async def is_lost(tables: Tables, snapshot_id: str) -> bool:
     return snapshot_id not in {info.snapshot_id for info in tables.snapshots.list_snapshots()}
 
@@ -285,11 +253,12 @@ async def test_a_shortened_lease_expires_at_its_new_time(tables: Tables) -> None
     await await_until(lambda: is_lost(tables, pinned.snapshot_id), "the lease expired")
 
 
-async def test_an_id_that_expired_can_be_pinned_anew(tables: Tables) -> None:
-    first = await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="mine", ttl=1)
+async def test_the_id_and_the_name_of_an_expired_snapshot_are_free(tables: Tables) -> None:
+    pinning = tables.table(TABLE).pinning
+    first = await tables.snapshots.pin(pinning, lease_id="mine", name="nightly", ttl=1)
     await put(tables.table(TABLE), {"player 1": 1_000})
     await await_until(lambda: is_lost(tables, "mine"), "the lease expired")
-    again = await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="mine")
+    again = await tables.snapshots.pin(pinning, lease_id="mine", name="nightly")
     assert again.view_id != first.view_id
     assert (await pinned_scores(tables.snapshots, "mine"))["player 1"] == 1_000
 

@@ -178,19 +178,6 @@ async def test_the_ranges_of_a_real_view_are_balanced(tmp_path: Path, rows: int,
 
 
 @pytest.mark.asyncio
-async def test_reading_all_ranges_gives_each_row_once(tmp_path: Path) -> None:
-    async with tables_in(tmp_path) as tables:
-        table = await filled(tables, 5_000, buckets=3, shape="unflushed")
-        pinned = await tables.snapshots.pin(table.pinning)
-        found: list[int] = []
-        for each in await tables.snapshots.split(pinned.snapshot_id, 7, EVERY_KEY, [0, 2]):
-            part = await pinned_rows(tables.snapshots, pinned.snapshot_id, buckets=[0, 2], key_range=each)
-            found += part.column("k").to_pylist()
-        whole = await pinned_rows(tables.snapshots, pinned.snapshot_id, buckets=[0, 2])
-        assert sorted(found) == sorted(whole.column("k").to_pylist())
-
-
-@pytest.mark.asyncio
 async def test_the_keys_are_read_once_for_a_view_also_over_a_restart(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await filled(tables, 5_000, buckets=3, shape="unflushed")

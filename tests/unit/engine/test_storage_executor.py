@@ -46,19 +46,6 @@ class Value:
 
 
 @pytest.mark.asyncio
-async def test_a_call_returns_what_its_function_returns(executor: StorageExecutor) -> None:
-    assert await executor.run(divmod, 7, 3) == (2, 1)
-    assert await executor.run_opening(divmod, 7, 3) == (2, 1)
-
-
-@pytest.mark.asyncio
-async def test_a_call_raises_what_its_function_raises(executor: StorageExecutor) -> None:
-    with pytest.raises(ZeroDivisionError):
-        await executor.run(divmod, 7, 0)
-    assert await executor.run(divmod, 7, 3) == (2, 1)
-
-
-@pytest.mark.asyncio
 async def test_work_runs_in_as_many_threads_as_allowed(executor: StorageExecutor) -> None:
     gates = [Gate(), Gate(), Gate()]
     calls = [asyncio.create_task(executor.run(gate)) for gate in gates]

@@ -8,13 +8,6 @@ from scankv.model.errors import InvalidOption
 from scankv.model.tables.options import TableOptions
 
 
-def test_options_have_their_defaults() -> None:
-    assert TableOptions.from_strings({}) == TableOptions(
-        merge_engine="last_row", changelog="full", row_deduplicate=True, compression="lz4"
-    )
-    assert TableOptions().to_strings() == {}
-
-
 @pytest.mark.parametrize(
     "texts",
     [{}, {"compression": "zstd"}, {"compression": "none", "row_deduplicate": "false"}],
@@ -22,12 +15,6 @@ def test_options_have_their_defaults() -> None:
 )
 def test_options_that_differ_are_written_as_they_were_read(texts: dict[str, str]) -> None:
     assert TableOptions.from_strings(texts).to_strings() == texts
-
-
-def test_default_that_is_given_is_not_written() -> None:
-    options = TableOptions.from_strings({"compression": "lz4", "row_deduplicate": "true"})
-    assert options.row_deduplicate is True
-    assert options.to_strings() == {}
 
 
 def test_unknown_option_is_refused_with_the_nearest() -> None:

@@ -20,7 +20,8 @@ from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.rows.index_lookup import choose_index, index_choices
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.examples import examples
-from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
+from tests.support.indexed import IndexedTable, indexed_table, random_rows
+from tests.support.plans import plan_of
 from tests.support.tables import exact_rows
 from tests.unit.model.expression_strategies import disjunctions, leaves_of
 

@@ -18,7 +18,8 @@ from streaming_server.scan.queries.indexed_top_n import FoundRows, choose_order,
 from streaming_server.scan.queries.top_n import TopNCollector, TopNSpec
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.examples import examples
-from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
+from tests.support.indexed import IndexedTable, indexed_table, random_rows
+from tests.support.plans import plan_of
 from tests.support.tables import exact_rows
 from tests.unit.model.expression_strategies import leaves_of
 

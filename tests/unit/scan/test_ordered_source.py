@@ -7,7 +7,7 @@ import tempfile
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -20,11 +20,11 @@ from scankv.model.keys.key_range import KeyRange
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.scan.chunk_source import ScanPosition, View
 from streaming_server.scan.execution.open_scan import OpenedScan, open_scan
-from streaming_server.scan.read_plan import ReadPlan
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.examples import examples
 from tests.support.offline import OfflineBucket, opened
 from tests.support.offline_bases import based_view
+from tests.support.plans import plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,26 +74,9 @@ def table_of(keys: Sequence[Key], buckets: int, bucket_key: Sequence[str], *, ba
         yield Offline(definition, made, ordered, views if based else {})
 
 
-def scan(
-    table: Offline,
-    *,
-    where: Predicate | None = None,
-    key_range: KeyRange | None = None,
-    reverse: bool = False,
-    limit: int | None = None,
-    token: bytes = b"",
-) -> OpenedScan:
-    plan = ReadPlan(
-        buckets=None,
-        columns=("v",),
-        where=where,
-        where_message=repr(where).encode(),
-        key_range=key_range or KeyRange(),
-        reverse=reverse,
-        ordered=True,
-        limit=limit,
-        resume_token=token,
-    )
+def scan(table: Offline, **asked: Any) -> OpenedScan:
+    """Opens an ordered scan of the column `v`; `asked` is the rest of its plan."""
+    plan = plan_of(columns=("v",), ordered=True, **asked)
     offline = table.buckets[0]
     view = View({number: bucket.bucket.state.log_offset for number, bucket in enumerate(table.buckets)}, 0, 0)
     reader = plan.reader(offline.codec, offline.keys.codec)

@@ -11,7 +11,7 @@ import pytest
 from scankv.model.errors import SchemaMismatch
 from scankv.model.expressions import col
 from streaming_server.storage.rows.table_codec import TableCodec
-from tests.support.indexed import plan_of
+from tests.support.plans import plan_of
 from tests.support.tables import define
 
 if TYPE_CHECKING:

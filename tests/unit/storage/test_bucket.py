@@ -11,7 +11,7 @@ import pytest
 from scankv.model.errors import DataLoss
 from streaming_server.clock import ServerClock
 from streaming_server.storage.bucket.bucket_state import BucketState
-from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
+from streaming_server.storage.changelog.offsets import make_offset
 from streaming_server.storage.files.durable_watermark import DurableWatermark
 from tests.support.clocks import DAY, FakeClocks
 from tests.support.dying_writer import DEFINITION, write_and_die
@@ -104,16 +104,6 @@ def test_an_unclean_stop_begins_a_new_epoch_and_counts_on(path: Path, flush: boo
         check_bucket(bucket)
 
 
-def test_every_unclean_stop_with_changes_begins_an_epoch(path: Path) -> None:
-    for number in range(4):
-        write_and_die(path, ("upsert", [score("ann", number)]), ("sync",))
-    with opened(path, DEFINITION) as bucket:
-        assert bucket.bucket.state.epoch == 4
-        assert [record.epoch for record in bucket.log()] == [0, 1, 2, 3]
-        assert bucket.bucket.state.epoch_starts == (0, 1, 3, 5, 7)
-        check_bucket(bucket)
-
-
 def test_an_unclean_stop_without_changes_begins_no_epoch(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
         bucket.upsert(score("ann", 1))
@@ -134,22 +124,6 @@ def test_commit_times_never_decrease_when_the_clock_goes_back(path: Path) -> Non
     with opened(path, DEFINITION, ServerClock(machine)) as bucket:
         bucket.upsert(score("ann", 9))
         check_log(bucket.log())
-
-
-def test_a_cursor_shows_the_moment_it_was_made(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket:
-        bucket.upsert(*(score(f"{i:03}", i) for i in range(300)))
-        cursor = bucket.bucket.cursor(bucket.codec, bucket.codec.decoder(), bucket.keys.codec)
-        try:
-            first = cursor.next_batch(10, 1 << 20)
-            assert first is not None
-            bucket.upsert(*(score(f"{i:03}", -1) for i in range(0, 300, 2)), score("100b", 5), score("999", 5))
-            bucket.delete(*({"player": f"{i:03}"} for i in range(1, 300, 4)))
-            bucket.bucket.flush()
-            rest = list(iter(lambda: cursor.next_batch(10, 1 << 20), None))
-            assert pa.Table.from_batches([first, *rest]).column("score").to_pylist() == list(range(300))
-        finally:
-            cursor.close()
 
 
 @pytest.mark.parametrize("max_rows", [1, 7, 100, 8192])
@@ -213,10 +187,3 @@ def test_a_missing_or_empty_mark_loses_no_rows(path: Path) -> None:
             assert check_bucket(bucket).num_rows == 1
     except DataLoss:
         pass
-
-
-def test_offsets_carry_their_epoch() -> None:
-    for epoch, count in [(0, 0), (0, 2**40), (3, 7), (2**15 - 1, 2**48 - 1)]:
-        offset = make_offset(epoch, count)
-        assert (epoch_of(offset), count_of(offset)) == (epoch, count)
-        assert 0 <= offset < 2**63

@@ -23,14 +23,7 @@ from streaming_server.storage.tables.data_directory import (
 HOLD = """
 import sys
 from pathlib import Path
-from streaming_server.storage.tables.data_directory import (
-    NEWEST_FORMAT,
-    OLDEST_FORMAT,
-    DataDirectory,
-    DirectoryLocked,
-    ForeignDirectory,
-    read_format,
-)
+from streaming_server.storage.tables.data_directory import DataDirectory
 directory = DataDirectory(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -134,13 +127,6 @@ def test_tables_are_private_also_in_a_directory_that_others_may_enter(tmp_path: 
 
 def contents(path: Path) -> dict[str, str | None]:
     return {str(each): each.read_text() if each.is_file() else None for each in path.rglob("*")}
-
-
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UsageError, match="file"):
-            DataDirectory(path)
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import random
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.bucket.deleted_space import DeletedSpace
 
-MUCH = 5 << 20
-
 
 def test_ranges_are_due_once_their_data_are_large() -> None:
     space = DeletedSpace()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 DEFINITION = define(pa.schema([("k", pa.int64()), ("v", pa.string())]))
 ROWS = 2000
+DAMAGED_ROWS = 6000
 ROOM = 1 << 20
 
 
@@ -239,16 +241,23 @@ def test_it_shows_the_moment_of_its_making(offline: OfflineBucket) -> None:
     offline.delete({"k": ROWS + 1000})
 
 
+@contextmanager
+def damaged_at(directory: Path, harmed: int) -> Iterator[OfflineBucket]:
+    """Opens a bucket with a bit flipped in the block of one row."""
+    prepared_table(directory, "test.t", DAMAGED_ROWS, buckets=1)
+    path = bucket_path(directory, "test.t", 0)
+    file = rows_file(path)
+    flip(file, file.read_bytes().find(value_of(harmed).encode()) + 3)
+    with opened(path, definition_in(directory, "test.t")) as offline:
+        yield offline
+
+
 @pytest.mark.parametrize("harmed", [0, 3000, 5999])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.represented_by("False-0")
 def test_a_key_in_a_damaged_block_is_data_loss_and_never_missing(tmp_path: Path, harmed: int, reverse: bool) -> None:
-    rows = 6000
-    prepared_table(tmp_path, "test.t", rows, buckets=1)
-    path = bucket_path(tmp_path, "test.t", 0)
-    file = rows_file(path)
-    flip(file, file.read_bytes().find(value_of(harmed).encode()) + 3)
-    with opened(path, definition_in(tmp_path, "test.t")) as offline:
+    rows = DAMAGED_ROWS
+    with damaged_at(tmp_path, harmed) as offline:
         lost = 0
         for number in range(max(0, harmed - 1200), min(rows, harmed + 1200), 7):
             try:
@@ -267,12 +276,8 @@ def test_a_key_in_a_damaged_block_is_data_loss_and_never_missing(tmp_path: Path,
 @pytest.mark.represented_by("False-0")
 def test_a_range_with_a_damaged_block_is_data_loss_and_never_short(tmp_path: Path, harmed: int, reverse: bool) -> None:
     """The position in a block at which a range begins or ends makes no difference."""
-    rows = 6000
-    prepared_table(tmp_path, "test.t", rows, buckets=1)
-    path = bucket_path(tmp_path, "test.t", 0)
-    file = rows_file(path)
-    flip(file, file.read_bytes().find(value_of(harmed).encode()) + 3)
-    with opened(path, definition_in(tmp_path, "test.t")) as offline:
+    rows = DAMAGED_ROWS
+    with damaged_at(tmp_path, harmed) as offline:
         lost = 0
         for low in range(max(0, harmed - 1200), min(rows, harmed + 1200), 60):
             ranges = ranges_of(offline, [low, low + 25, low + 30, low + 50])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 import struct
 from typing import TYPE_CHECKING, Any
@@ -120,13 +119,6 @@ def test_stored_rows_may_be_a_slice(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, batch.num_rows))
     stored = codec.encode(batch).slice(start)
     assert exact_rows(codec.decoder().decode(stored)) == exact_rows(batch.slice(start))
-
-
-def test_no_columns_are_rows_without_columns() -> None:
-    codec = codec_of(pa.string(), pa.list_(pa.int8()))
-    stored = codec.encode(batch_of(codec, pa.array(["a", None, ""]), pa.array([[1], None, []], pa.list_(pa.int8()))))
-    decoded = codec.decoder([]).decode(stored)
-    assert (decoded.num_rows, decoded.num_columns) == (3, 0)
 
 
 def test_an_unknown_column_is_refused() -> None:
@@ -316,16 +308,6 @@ def test_what_lies_under_a_null_does_not_show_in_the_bytes() -> None:
     assert_comes_back(codec, dirty)
 
 
-def test_one_row_among_many_is_decoded_without_touching_the_others_order() -> None:
-    codec = codec_of(pa.string())
-    batch = batch_of(codec, pa.array([str(i) * (i % 9) for i in range(5000)]))
-    stored = codec.encode(batch)
-    shuffled = np.random.default_rng(1).permutation(5000)
-    decoded = codec.decoder(["c0", "k"]).decode(stored.take(pa.array(shuffled)))
-    assert decoded.column("k").to_pylist() == shuffled.tolist()
-    assert decoded.column("c0").to_pylist() == [str(i) * (i % 9) for i in shuffled]
-
-
 @pytest.fixture
 def versions() -> list[TableDefinition]:
     """Generates a table with three versions of its schema."""
@@ -397,11 +379,3 @@ def test_the_bytes_of_a_row_stay_what_they_are() -> None:
         "c3a9"  # c0
         "02000000 0100 0500"  # c2: length, validity, values
     )
-
-
-def test_timestamps_keep_unit_and_zone() -> None:
-    moment = dt.datetime(2024, 3, 31, 1, 59, 59, 999_999, tzinfo=dt.UTC)
-    codec = codec_of(pa.timestamp("us", "Europe/Berlin"))
-    decoded = codec.decoder().decode(codec.encode(batch_of(codec, pa.array([moment], codec.schema.field(1).type))))
-    assert decoded.column(1).type == pa.timestamp("us", "Europe/Berlin")
-    assert decoded.column(1)[0].as_py() == moment
