@@ -425,13 +425,20 @@ class RocksStore:
             del family  # for the same reason as in `flush`
         return runs
 
-    def compact_ranges(self, rows: Iterable[KeyRange], entries: Iterable[KeyRange]) -> None:
-        """Compacts key ranges of rows and of index entries. Blocks. May run concurrently with all but `close`."""
+    def compact_ranges(
+        self, rows: Iterable[KeyRange], entries: Iterable[KeyRange], records: Iterable[KeyRange]
+    ) -> None:
+        """Compacts key ranges of rows, of index entries and of changelog records.
+
+        Blocks. May run concurrently with all but `close`.
+        """
         try:
             for keys in rows:
                 self.rows.compact_range(keys.start, keys.end)
             for keys in entries:
                 self.index.compact_range(keys.start, keys.end)
+            for keys in records:
+                self.log.compact_range(keys.start, keys.end)
         except Exception as error:
             raise self.failure(error) from error
 
