@@ -15,6 +15,7 @@ from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.bucket.bucket_change import BucketChange, as_array
 from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
+from streaming_server.storage.bucket.deleted_run import DeletedRun
 from streaming_server.storage.bucket.deleted_space import DeletedRanges, DeletedSpace
 from streaming_server.storage.bucket.index_build import IndexBuild, build_key, entry_range, load_index_build
 from streaming_server.storage.bucket.partitions import BucketPartitions, PartitionRecord, put_partitions
@@ -130,6 +131,7 @@ class Bucket:
         # Keys that were read since the last write, if all rows from the first to the last are theirs.
         self._all_between: list[bytes] = []
         self._deleted_rows, self._deleted_entries = DeletedSpace(), DeletedSpace()
+        self._deleted_run = DeletedRun()
         self._deleted_log = DeletedSpace(most_ranges=1)
         # On the monotonic clock: when the log was last found to have grown, and when its deleted records were taken.
         self._log_grown, self._log_taken = (-1, -math.inf), -math.inf
@@ -253,6 +255,11 @@ class Bucket:
             batch.delete_adjacent_rows(deleted)
             deleted_ranges.append(KeyRange(deleted[0], deleted[-1] + b"\0"))
             deleted = []
+        elif deleted:
+            deleted.sort()
+            if self._deleted_run.is_due:
+                self._join_deleted(batch)
+            self._deleted_run.add(deleted)
         self._all_between = []
         for keys in change.delete_ranges:
             batch.delete_row_range(keys.start or b"", keys.end)
@@ -261,7 +268,7 @@ class Bucket:
             assert keys.end is not None
             batch.delete_entry_range(keys.start, keys.end)
         batch.put_rows(*_in_key_order(change.put_keys, change.put_values))
-        batch.delete_rows(sorted(deleted))
+        batch.delete_rows(deleted)
         for entries in change.entries:
             batch.put_entries(*_in_key_order(entries.put_keys, entries.put_values))
             batch.delete_entries(sorted(entries.delete_keys.to_pylist()))
@@ -296,6 +303,17 @@ class Bucket:
             state = self.log.append(batch, state, change.marker, schema_id=schema_id, commit_micros=commit_micros)
         put_partitions(batch, self.partitions.after(change, commit_micros))
         self._write_state(batch, state)
+
+    def _join_deleted(self, batch: StoreBatch) -> None:
+        """Deletes the range of keys that were deleted one after another, unless a row lies in it."""
+        run = self._deleted_run
+        if not self._store.has_rows_between(run.first, run.last, deleted=run.count):
+            keys = KeyRange(run.first, run.last + b"\0")
+            batch.delete_row_range(run.first, keys.end)
+            share = run.count / (run.count + (self._state.rows or 0))
+            size = self._store.family_bytes().rows + self._store.unflushed_bytes
+            self._deleted_rows.add([keys], int(share * size))
+        run.clear()
 
     def _record_deleted(self, ranges: Sequence[KeyRange], change: BucketChange) -> None:
         """Records that the rows of some ranges will take space after they are deleted by a change."""

@@ -293,12 +293,14 @@ class RocksStore:
             raise self.failure(error) from error
         return found
 
-    def has_rows_between(self, first: bytes, last: bytes) -> bool:
+    def has_rows_between(self, first: bytes, last: bytes, *, deleted: int = 0) -> bool:
         """Whether a row may exist with a key from `first` to `last`, both included.
 
-        Costs as much as a few lookups. After many deleted rows, or at damage, the answer is True.
+        Costs as much as a few lookups. After many deleted rows beyond those that the caller knows of, or at damage, the
+        answer is True.
         """
-        options = scan_options(last + b"\0", max_skips=_MOST_PROBED)
+        # A deleted row leaves itself and its mark.
+        options = scan_options(last + b"\0", max_skips=_MOST_PROBED + 2 * deleted)
         iterator = None
         try:
             iterator = self.rows.iter(options)
