@@ -119,7 +119,8 @@ class _ArrowRows:
         counted: Collection[str] = (),
         defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
     ) -> Iterator[pa.RecordBatch]:
-        wanted = [index for index, name in enumerate(self.schema.names) if name in schema.names]
+        known = set(schema.names)
+        wanted = [index for index, name in enumerate(self.schema.names) if name in known]
         first_row = 0
         for batch in self.source:
             rows = with_defaults(_with_ones(batch.select(wanted), schema, counted), defaults)
@@ -194,7 +195,8 @@ class _PandasRows:
         counted: Collection[str] = (),
         defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
     ) -> Iterator[pa.RecordBatch]:
-        wanted = [index for index, name in enumerate(self._names) if name in schema.names]
+        known = set(schema.names)
+        wanted = [index for index, name in enumerate(self._names) if name in known]
         columns = [
             _ones(pa.array(self._frame.iloc[:, index].notna()), schema.field(self._names[index]).type)
             if self._names[index] in counted
@@ -232,7 +234,8 @@ class _PolarsRows:
         counted: Collection[str] = (),
         defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
     ) -> Iterator[pa.RecordBatch]:
-        wanted = [name for name in self._frame.columns if name in schema.names]
+        known = set(schema.names)
+        wanted = [name for name in self._frame.columns if name in known]
         table = table_of_polars(self._frame.select(wanted))
         yield from _ArrowRows(table.schema, table.to_batches(), in_memory=True).batches(schema, counted, defaults)
 
@@ -258,6 +261,7 @@ def _column(values: Sequence[object], field: pa.Field) -> pa.Array:
 
 
 def _check_names(names: Sequence[str], schema: pa.Schema) -> None:
+    known = set(schema.names)
     for name in names:
-        if name not in schema.names:
+        if name not in known:
             raise SchemaMismatch(f'there is no column "{name}"{did_you_mean(name, schema.names)}', column=name)

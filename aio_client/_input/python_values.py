@@ -222,9 +222,10 @@ def _check_precision(nanoseconds: int, unit: str) -> None:
 def _exact_nested(value: Any, type_: pa.DataType) -> object:  # noqa: ANN401  # checked here
     if pat.is_struct(type_):
         fields: Mapping[str, object] = _of_class(value, Mapping)
+        known = type_.names
         for name in fields:
-            if name not in type_.names:
-                raise ValueError(f'there is no field "{name}"{did_you_mean(str(name), type_.names)}')
+            if name not in known:
+                raise ValueError(f'there is no field "{name}"{did_you_mean(str(name), known)}')
         return {field.name: _exact(fields.get(field.name), field.type) for field in type_.fields}
     if isinstance(value, str | bytes):
         raise TypeError(f"it is of type {type(value).__name__}, not a sequence")

@@ -127,7 +127,8 @@ def _find_source(client: sync.Client, source: str) -> tuple[sync.Table, str | No
 
 def _columns_of(schema: pa.Schema, names: list[str]) -> pa.Schema:
     # The server refuses names that do not exist, with a better message.
-    return pa.schema([schema.field(name) for name in names if name in schema.names]) if names else schema
+    known = set(schema.names)
+    return pa.schema([schema.field(name) for name in names if name in known]) if names else schema
 
 
 def _origin(table: sync.Table, snapshot: sync.Snapshot, where: str | None) -> Origin:

@@ -131,8 +131,9 @@ def _complete(rows: pa.RecordBatch, table: Table, current: pa.Table | None = Non
         table: The table.
         current: The existing row for each of the rows. None: all rows are new.
     """
+    given = set(rows.schema.names)
     for name, default in (_nulls(table.schema) | dict(defaults_of(table))).items():
-        if name not in rows.schema.names:
+        if name not in given:
             if current is None:
                 values = repeat_default(default, rows.num_rows)
             else:

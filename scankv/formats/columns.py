@@ -35,8 +35,9 @@ def check_no_others(names: Sequence[str], schema: pa.Schema) -> None:
     Raises:
         SchemaMismatch: A name is not a column of the table.
     """
+    known = set(schema.names)
     for name in names:
-        if name not in schema.names:
+        if name not in known:
             raise SchemaMismatch(f'the table has no column "{name}"{did_you_mean(name, schema.names)}', column=name)
 
 

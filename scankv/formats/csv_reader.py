@@ -166,7 +166,8 @@ class CsvBlock:
     def convert(self, start: int, stop: int) -> pa.RecordBatch:
         """See `Block.convert`."""
         rows = self.fields.rows.slice(start, stop - start)
-        fields = [field for field in self.schema if field.name in rows.schema.names]
+        there = set(rows.schema.names)
+        fields = [field for field in self.schema if field.name in there]
         columns = [_convert(rows.column(field.name), field) for field in fields]
         given = pa.RecordBatch.from_arrays(columns, names=[field.name for field in fields])
         return conform_block(given, self.schema, self.defaults)

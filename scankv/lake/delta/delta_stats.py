@@ -34,9 +34,10 @@ def statistics_json(file: DataFile, schema: pa.Schema) -> str:
     lowest: dict[str, Any] = {}
     highest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
+    known = set(schema.names)
     for place in range(file.footer.num_columns):
         name = file.footer.schema.column(place).path
-        if name not in schema.names or pat.is_nested(schema.field(name).type):
+        if name not in known or pat.is_nested(schema.field(name).type):
             continue
         groups = [
             file.footer.row_group(number).column(place).statistics for number in range(file.footer.num_row_groups)

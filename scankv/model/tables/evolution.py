@@ -201,13 +201,13 @@ def _with_defaults(
     check_unique(defaults.schema.names, "has two defaults")
     if defaults.num_rows != 1:
         raise InvalidRequest(f"the defaults of columns are one row, not {defaults.num_rows:,}")
-    names = [column.name for column in columns]
+    names, given = {column.name for column in columns}, set(defaults.schema.names)
     for name in defaults.schema.names:
         if name not in names:
             raise SchemaMismatch(f'there is no column "{name}" to have a default', column=name)
     result = []
     for column in columns:
-        if column.name not in defaults.schema.names:
+        if column.name not in given:
             result.append(column)
             continue
         # A new column may have the old name of another one.

@@ -240,8 +240,9 @@ def partial_schema(
     if engine not in PARTIAL_ENGINES:
         raise InvalidRequest(f'merge_engine "{engine}" takes only complete rows: write all columns')
     check_unique(columns, "is named twice")
+    known = set(schema.names)
     for name in columns:
-        if name not in schema.names:
+        if name not in known:
             raise SchemaMismatch(f'there is no column "{name}"', column=name)
     for name in primary_key:
         if name not in columns:

@@ -89,11 +89,12 @@ def _check_names(names: Sequence[str], schema: pa.Schema) -> None:
     twice = find_duplicate(names)
     if twice is not None:
         raise SchemaMismatch(f'column "{twice}" is given twice', column=twice)
+    known, given = set(schema.names), set(names)
     for name in names:
-        if name not in schema.names:
+        if name not in known:
             raise SchemaMismatch(f'there is no column "{name}"{did_you_mean(name, schema.names)}', column=name)
     for name in schema.names:
-        if name not in names:
+        if name not in given:
             raise SchemaMismatch(
                 f'column "{name}" is missing; give all columns: ' + ", ".join(f'"{n}"' for n in schema.names),
                 column=name,

@@ -19,10 +19,13 @@ NO_DEFAULTS: Final[Mapping[str, pa.Scalar]] = MappingProxyType({})
 
 def with_defaults(rows: pa.RecordBatch, defaults: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
     """Adds the columns that rows lack and that have a default. A null in a column that the rows have stays null."""
-    for name, default in defaults.items():
-        if name not in rows.schema.names:
-            rows = rows.append_column(pa.field(name, default.type), repeat_default(default, rows.num_rows))
-    return rows
+    given = set(rows.schema.names)
+    added = {name: default for name, default in defaults.items() if name not in given}
+    if not added:
+        return rows
+    arrays = [*rows.columns, *(repeat_default(default, rows.num_rows) for default in added.values())]
+    fields = [*rows.schema, *(pa.field(name, default.type) for name, default in added.items())]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def fill_absent(values: pa.Array, absent: npt.NDArray[np.bool_], default: pa.Scalar) -> pa.Array:

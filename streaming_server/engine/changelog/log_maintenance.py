@@ -82,7 +82,7 @@ class LogMaintenance(Background):
             return
         while await self._rewrite(table, live):
             pass
-        await _compact(live)
+        await _compact(live, self._clock.monotonic())
         if self._reserve.is_low:
             await self._flush(live)
         async with live.mutex:
@@ -131,15 +131,15 @@ class LogMaintenance(Background):
         return True
 
 
-async def _compact(live: LiveBucket) -> None:
+async def _compact(live: LiveBucket, now: float) -> None:
     """Compacts deleted ranges, and the small files of flushes once there are enough of them."""
     async with live.mutex:
         emptied = live.open_bucket
-        deleted = emptied.take_deleted_ranges() if emptied is not None and emptied.is_writable else None
+        deleted = emptied.take_deleted_ranges(now) if emptied is not None and emptied.is_writable else None
     async with live.maintenance:
         bucket = live.open_bucket
         if deleted is not None and bucket is not None and bucket is emptied:
-            await live.run(bucket.compact_ranges, *deleted)
+            await live.run(bucket.compact_ranges, deleted)
         if bucket is not None and bucket.flushes >= _MANY_FLUSHES:
             bucket.flushes = 0
             await live.run(bucket.compact_small_files)

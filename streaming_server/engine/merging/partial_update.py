@@ -13,7 +13,7 @@ from streaming_server.engine.merging.ordering import newness
 from streaming_server.engine.merging.rows import RETRACT, MergeResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -85,11 +85,11 @@ class PartialUpdate:
         # A retraction before the first row of its key has no effect.
         known = written.where(_has_row(standing, written)) if written.retracted is not None else written
         for group in self._groups:
-            columns |= self._merge_group(group, standing, known, targets)
+            columns |= self._merge_group(group, standing, known, frozenset(targets))
         return MergeResult(columns, (np.diff(added.starts) > 0) | (np.diff(known.starts) > 0))
 
     def _merge_group(
-        self, group: SequenceGroup, standing: CurrentRows, written: WrittenRows, targets: Sequence[str]
+        self, group: SequenceGroup, standing: CurrentRows, written: WrittenRows, targets: Collection[str]
     ) -> dict[str, pa.Array]:
         if any(name not in targets for name in group.sequence):
             return {}

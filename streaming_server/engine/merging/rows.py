@@ -95,7 +95,10 @@ class WrittenRows:
     def targets(self, standing: CurrentRows) -> list[str]:
         """Returns the written columns that exist, without hidden ones."""
         names = [name for name in standing.columns if "\0" not in name]
-        return names if self.columns is None else [name for name in names if name in self.columns]
+        if self.columns is None:
+            return names
+        written = set(self.columns)
+        return [name for name in names if name in written]
 
     def column(self, name: str, type_: pa.DataType) -> pa.Array:
         """Returns the values of a column; nulls if it was added to the table after the client encoded the rows."""

@@ -214,9 +214,9 @@ class WriteOperation:
     def _prepare_shared(self, live: LiveBucket, part: BucketRows, bucket: Bucket) -> Callable[[], None] | None:
         """Returns what applies the first step of a part together with other requests. None: it is applied by itself."""
         identity = self._preconditions.identity
-        if identity is not None and (
-            not bucket.writers.is_cached(identity.writer) or bucket.find_answer(identity) is not None
-        ):
+        # What is known of another writer has to be read. That is done in the thread that applies the step.
+        is_cached = identity is not None and bucket.writers.is_cached(identity.writer)
+        if identity is not None and is_cached and bucket.find_answer(identity) is not None:
             return None
         return partial(self._apply_shared, live, bucket, part, self._next_step(bucket, part, 0))
 

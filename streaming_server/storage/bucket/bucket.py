@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -14,13 +15,15 @@ from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.bucket.bucket_change import BucketChange, as_array
 from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
-from streaming_server.storage.bucket.deleted_space import DeletedSpace
+from streaming_server.storage.bucket.deleted_run import DeletedRun
+from streaming_server.storage.bucket.deleted_space import DeletedRanges, DeletedSpace
 from streaming_server.storage.bucket.index_build import IndexBuild, build_key, entry_range, load_index_build
 from streaming_server.storage.bucket.partitions import BucketPartitions, PartitionRecord, put_partitions
 from streaming_server.storage.bucket.removed_changes import commit_time_before, find_removed, put_removed
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from streaming_server.storage.changelog.bucket_log import BucketLog
 from streaming_server.storage.changelog.range_markers import RangeMarker
+from streaming_server.storage.changelog.records import record_key
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
 from streaming_server.storage.cursors.ranges_cursor import RangesCursor
@@ -53,6 +56,10 @@ if TYPE_CHECKING:
 _ALL_KEYS = KeyRange()
 _MANY_KEYS = 256  # for which one probe costs little next to their lookups
 _MANY_ROWS: Final = 64  # that are worth sorting
+_LOG_SECONDS: Final = 60.0
+"""The least time between two compactions of a changelog that is written."""
+_LOG_IDLE_SECONDS: Final = 5.0
+"""After so long without a change, a changelog counts as not written."""
 
 _log = logging.getLogger(__name__)
 
@@ -124,6 +131,10 @@ class Bucket:
         # Keys that were read since the last write, if all rows from the first to the last are theirs.
         self._all_between: list[bytes] = []
         self._deleted_rows, self._deleted_entries = DeletedSpace(), DeletedSpace()
+        self._deleted_run = DeletedRun()
+        self._deleted_log = DeletedSpace(most_ranges=1)
+        # On the monotonic clock: when the log was last found to have grown, and when its deleted records were taken.
+        self._log_grown, self._log_taken = (-1, -math.inf), -math.inf
         try:
             self.log: ChangeLog = BucketLog(
                 self._store,
@@ -244,6 +255,11 @@ class Bucket:
             batch.delete_adjacent_rows(deleted)
             deleted_ranges.append(KeyRange(deleted[0], deleted[-1] + b"\0"))
             deleted = []
+        elif deleted:
+            deleted.sort()
+            if self._deleted_run.is_due:
+                self._join_deleted(batch)
+            self._deleted_run.add(deleted)
         self._all_between = []
         for keys in change.delete_ranges:
             batch.delete_row_range(keys.start or b"", keys.end)
@@ -252,7 +268,7 @@ class Bucket:
             assert keys.end is not None
             batch.delete_entry_range(keys.start, keys.end)
         batch.put_rows(*_in_key_order(change.put_keys, change.put_values))
-        batch.delete_rows(sorted(deleted))
+        batch.delete_rows(deleted)
         for entries in change.entries:
             batch.put_entries(*_in_key_order(entries.put_keys, entries.put_values))
             batch.delete_entries(sorted(entries.delete_keys.to_pylist()))
@@ -288,6 +304,17 @@ class Bucket:
         put_partitions(batch, self.partitions.after(change, commit_micros))
         self._write_state(batch, state)
 
+    def _join_deleted(self, batch: StoreBatch) -> None:
+        """Deletes the range of keys that were deleted one after another, unless a row lies in it."""
+        run = self._deleted_run
+        if not self._store.has_rows_between(run.first, run.last, deleted=run.count):
+            keys = KeyRange(run.first, run.last + b"\0")
+            batch.delete_row_range(run.first, keys.end)
+            share = run.count / (run.count + (self._state.rows or 0))
+            size = self._store.family_bytes().rows + self._store.unflushed_bytes
+            self._deleted_rows.add([keys], int(share * size))
+        run.clear()
+
     def _record_deleted(self, ranges: Sequence[KeyRange], change: BucketChange) -> None:
         """Records that the rows of some ranges will take space after they are deleted by a change."""
         if not ranges:
@@ -299,16 +326,29 @@ class Bucket:
         self._deleted_rows.add(ranges, int(share * (stored.rows + self._store.unflushed_bytes)))
         self._deleted_entries.add(change.delete_entry_ranges, int(share * stored.indexes))
 
-    def take_deleted_ranges(self) -> tuple[list[KeyRange], list[KeyRange]] | None:
-        """Returns the ranges of rows and index entries to be compacted, if their deleted data take much space."""
-        if not (self._deleted_rows.is_due or self._deleted_entries.is_due):
-            return None
-        return self._deleted_rows.take(), self._deleted_entries.take()
+    def take_deleted_ranges(self, now: float) -> DeletedRanges | None:
+        """Returns what has to be compacted, if deleted data take much space.
 
-    def compact_ranges(self, rows: Iterable[KeyRange], entries: Iterable[KeyRange]) -> None:
-        """Flushes, and compacts ranges of rows and index entries. Blocks, and may run as `compact_small_files`."""
+        A log that is written loses records all the time, and each flush that is not needed makes small files. So its
+        records are returned once a minute; and soon, if nothing more is written.
+
+        Args:
+            now: The time on the monotonic clock.
+        """
+        if self._state.log_offset != self._log_grown[0]:
+            self._log_grown = self._state.log_offset, now
+        rows, entries, records = list[KeyRange](), list[KeyRange](), list[KeyRange]()
+        if self._deleted_rows.is_due or self._deleted_entries.is_due:
+            rows, entries = self._deleted_rows.take(), self._deleted_entries.take()
+        is_idle = now - self._log_grown[1] >= _LOG_IDLE_SECONDS
+        if self._deleted_log.is_due and (is_idle or now - self._log_taken >= _LOG_SECONDS):
+            records, self._log_taken = self._deleted_log.take(), now
+        return DeletedRanges(rows, entries, records) if rows or entries or records else None
+
+    def compact_ranges(self, deleted: DeletedRanges) -> None:
+        """Flushes, and compacts deleted ranges. Blocks, and may run as `compact_small_files`."""
         self.flush()
-        self._store.compact_ranges(rows, entries)
+        self._store.compact_ranges(deleted.rows, deleted.entries, deleted.records)
 
     def record(self, step: WriteStep) -> None:
         """Records the progress of a request that changes nothing, because its rows were refused."""
@@ -343,10 +383,18 @@ class Bucket:
         micros = commit_time_before(self.log, state.log_first, definition)
         if micros is not None:
             put_removed(batch, state.log_first, micros)
+        self._record_removed(state.log_first)
         # In a table without a primary key, the changes are the rows.
         are_rows = not definition.has_key
         self._write_state(batch, replace(state, rows=state.count - state.log_first) if are_rows else state)
         return True
+
+    def _record_removed(self, count: int) -> None:
+        """Records that the changes before the one with this number will take space after they are removed."""
+        span = self.log.span
+        first, end = span.offset_of(span.first), span.offset_of(count)
+        removed = KeyRange(None, record_key(end))
+        self._deleted_log.add([removed], self.log.bytes_before(end) - self.log.bytes_before(first))
 
     def lacks_changes_since(self, micros: int, definition: TableDefinition) -> bool:
         """Returns whether a change that was committed at or after a time is no longer in the changelog.
@@ -391,6 +439,7 @@ class Bucket:
                 put_removed(batch, state.count, state.commit_micros)
             recorded = [each for each in changelogs[:number] if each != "none"]
             if after == "none":
+                self._record_removed(state.count)
                 state = self.log.clear(batch, state)
             elif recorded and recorded[-1] != after:
                 marker, micros = RangeMarker.of_changelogs(recorded[-1], after), self.commit_time()
@@ -455,6 +504,8 @@ class Bucket:
         state = self.log.put_segment(batch, self._state, segment)
         if state != self._state:
             self._write_state(batch, state)
+            if segment.record is not None:
+                self._deleted_log.add([KeyRange(segment.record[0], segment.last_key + b"\0")], segment.size)
 
     @property
     def builds(self) -> Mapping[int, IndexBuild]:

@@ -32,11 +32,13 @@ class Segment:
         end: The number of changes up to and including the last one of these records.
         record: The key and value of the replacement. None: the records stay as they are.
         last_key: The key of the last of these records.
+        size: The bytes of these records.
     """
 
     end: int
     record: tuple[bytes, bytes] | None
     last_key: bytes = b""
+    size: int = 0
 
 
 def plan_segment(records: Iterable[tuple[bytes, bytes]], definition: TableDefinition) -> Segment | None:
@@ -77,4 +79,5 @@ def plan_segment(records: Iterable[tuple[bytes, bytes]], definition: TableDefini
     after = count_of(first.offset) + changes
     if len(run) == 1:
         return Segment(after, None)
-    return Segment(after, encode_segment([decode_record(key, value, definition) for key, value in run]), run[-1][0])
+    record = encode_segment([decode_record(key, value, definition) for key, value in run])
+    return Segment(after, record, run[-1][0], size)

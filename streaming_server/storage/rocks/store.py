@@ -293,12 +293,14 @@ class RocksStore:
             raise self.failure(error) from error
         return found
 
-    def has_rows_between(self, first: bytes, last: bytes) -> bool:
+    def has_rows_between(self, first: bytes, last: bytes, *, deleted: int = 0) -> bool:
         """Whether a row may exist with a key from `first` to `last`, both included.
 
-        Costs as much as a few lookups. After many deleted rows, or at damage, the answer is True.
+        Costs as much as a few lookups. After many deleted rows beyond those that the caller knows of, or at damage, the
+        answer is True.
         """
-        options = scan_options(last + b"\0", max_skips=_MOST_PROBED)
+        # A deleted row leaves itself and its mark.
+        options = scan_options(last + b"\0", max_skips=_MOST_PROBED + 2 * deleted)
         iterator = None
         try:
             iterator = self.rows.iter(options)
@@ -425,13 +427,20 @@ class RocksStore:
             del family  # for the same reason as in `flush`
         return runs
 
-    def compact_ranges(self, rows: Iterable[KeyRange], entries: Iterable[KeyRange]) -> None:
-        """Compacts key ranges of rows and of index entries. Blocks. May run concurrently with all but `close`."""
+    def compact_ranges(
+        self, rows: Iterable[KeyRange], entries: Iterable[KeyRange], records: Iterable[KeyRange]
+    ) -> None:
+        """Compacts key ranges of rows, of index entries and of changelog records.
+
+        Blocks. May run concurrently with all but `close`.
+        """
         try:
             for keys in rows:
                 self.rows.compact_range(keys.start, keys.end)
             for keys in entries:
                 self.index.compact_range(keys.start, keys.end)
+            for keys in records:
+                self.log.compact_range(keys.start, keys.end)
         except Exception as error:
             raise self.failure(error) from error
 

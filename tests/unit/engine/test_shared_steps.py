@@ -75,7 +75,7 @@ async def totals_of(table: LiveTable) -> dict[int, int]:
 
 
 async def open_writers(table: LiveTable) -> None:
-    """Makes all writers known, because the first request of a writer is applied by itself."""
+    """Makes all writers known."""
     for writer in range(CLIENTS):
         await add(table, writer, 0, 0, 0)
 
@@ -89,6 +89,16 @@ async def test_concurrent_requests_share_syncs_and_have_their_own_offsets(tmp_pa
         assert table.buckets[0].syncs - syncs <= 3
         assert len({each.offsets[0] for each in written}) == CLIENTS
         assert await totals_of(table) == {0: 0} | {1 + writer: 1 for writer in range(CLIENTS)}
+
+
+async def test_more_writers_than_are_kept_in_memory_share_syncs(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table, writers = await sums(tables), 600
+        for sequence in range(3):
+            syncs = table.buckets[0].syncs
+            await asyncio.gather(*(add(table, writer, sequence, writer % 200, 1) for writer in range(writers)))
+            assert table.buckets[0].syncs - syncs <= 20
+        assert await totals_of(table) == dict.fromkeys(range(200), 9)
 
 
 async def test_a_refused_or_fenced_request_does_not_affect_its_neighbours(tmp_path: Path) -> None:

@@ -101,3 +101,32 @@ def test_whatever_was_read_before_only_the_named_rows_are_deleted(bucket: Bucket
         expected -= set(deleted)
         assert rows_of(bucket) == expected
     assert ranges
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_read_passes_the_deleted_rows_of_a_queue_at_once(bucket: Bucket, descending: bool) -> None:
+    """A probe gives up after it has passed many marks of single keys, and says that there may be a row.
+
+    The last deleted rows may still be passed one by one.
+    """
+    apply(bucket, put=range(4000))
+    taken = [range(first, first + 50) for first in range(0, 3900, 50)]
+    for number, keys in enumerate(reversed(taken) if descending else taken):
+        apply(bucket, put=[4000 + number], delete=keys)
+    rows = {*range(3900, 4000)}
+    assert rows_of(bucket) == rows
+    assert not bucket._store.has_rows_between(key(0), key(3899), deleted=200)
+    apply(bucket, put=[7, 2000])
+    assert rows_of(bucket) == rows | {7, 2000}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.represented_by("0")
+def test_rows_that_are_put_among_those_of_a_queue_stay(bucket: Bucket, seed: int) -> None:
+    chosen, expected = random.Random(seed), set(range(3000))
+    apply(bucket, put=expected)
+    for first in range(0, 2900, 20):
+        put = {chosen.randrange(4000) for _ in range(chosen.choice([0, 1, 3]))} - {*range(first, first + 20)}
+        apply(bucket, put=put, delete=[number for number in range(first, first + 20) if number in expected])
+        expected = (expected - {*range(first, first + 20)}) | put
+    assert rows_of(bucket) == {number for number in expected if number < 4000}

@@ -1,0 +1,71 @@
+"""Work on a row of many columns grows with their number, and not with its square."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from aio_client._input.data import rows_of
+from scankv.formats.columns import check_no_others
+from scankv.model.types.conform import check_columns
+from scankv.model.types.default_values import with_defaults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+COLUMNS: Final = 200
+NAMES: Final = [f"c{number}" for number in range(COLUMNS)]
+SCHEMA: Final = pa.schema([(name, pa.int64()) for name in NAMES])
+ROWS: Final = pa.record_batch([pa.array([1])] * COLUMNS, schema=SCHEMA)
+
+
+class CountedSchema:
+    """An Arrow schema that counts how often it is asked for the names of all columns, which lists them anew."""
+
+    def __init__(self) -> None:
+        self.listed = 0
+
+    @property
+    def names(self) -> list[str]:
+        self.listed += 1
+        return NAMES
+
+    def field(self, name: str) -> pa.Field:
+        return SCHEMA.field(name)
+
+    def __iter__(self) -> Iterator[pa.Field]:
+        return iter(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(lambda schema: check_columns(SCHEMA, schema), id="rows at the server"),
+        pytest.param(lambda schema: check_no_others(NAMES, schema), id="rows of files"),
+        pytest.param(lambda schema: rows_of(ROWS).check_names(schema), id="Arrow rows"),
+        pytest.param(lambda schema: rows_of([dict.fromkeys(NAMES, 1)]).check_names(schema), id="dicts"),
+        pytest.param(lambda schema: rows_of(_pandas()).check_names(schema), id="pandas"),
+        pytest.param(lambda schema: rows_of(pl.DataFrame(_pandas())).check_names(schema), id="Polars"),
+    ],
+)
+def test_names_are_listed_a_few_times_however_many_columns_there_are(check: Callable[[pa.Schema], object]) -> None:
+    schema = CountedSchema()
+    check(cast("pa.Schema", schema))
+    assert 1 <= schema.listed <= 5
+
+
+def _pandas() -> pd.DataFrame:
+    return pd.DataFrame(np.ones((1, COLUMNS), np.int64), columns=NAMES)
+
+
+def test_defaults_of_absent_columns_follow_the_given_ones() -> None:
+    defaults = {"c0": pa.scalar(5), "d": pa.scalar("x"), "e": pa.scalar(2.5)}
+    rows = with_defaults(ROWS, defaults)
+    assert rows.schema.names == [*NAMES, "d", "e"]
+    assert rows.to_pylist() == [dict.fromkeys(NAMES, 1) | {"d": "x", "e": 2.5}]
+    assert with_defaults(ROWS, {"c0": pa.scalar(5)}) is ROWS
