@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -261,33 +260,6 @@ async def test_explain_of_a_top_n_refuses_what_the_query_refuses(client: Client,
 
 
 @pytest.mark.asyncio
-async def test_a_pinned_snapshot_has_its_indexes(client: Client, wire: Wire, name: str) -> None:
-    create(wire, name, INDEXES)
-    write(wire, name, rows().slice(0, 3000))
-    table = await client.table(name)
-    where = col("league") == "league 7"
-    async with table.snapshot(ttl=60) as pin:
-        before = exact_rows(await table.scan(where=where).to_arrow())
-        assert before
-        await table.delete(["player 000007"])
-        scan = table.scan(where=where).as_of(pin)
-        assert (await scan.explain()).index == ("league", "score")
-        assert exact_rows(await scan.to_arrow()) == before
-        snapshot = scan_pb2.PinnedSnapshot(snapshot_id=pin.id)
-        found, told = top(wire, name, by="score", n=5, where=where, snapshot=snapshot)
-        assert list(told.index) == ["league", "score"]
-        explained = await table.explain_top_n(5, "score", where, as_of=pin)
-        assert (explained.source, explained.index) == ("pinned", ("league", "score"))
-        assert "player 000007" in found["player"].to_pylist()
-        assert "player 000007" not in top(wire, name, by="score", n=5, where=where)[0]["player"].to_pylist()
-        with_index_later = table_pb2.AlterTableRequest(
-            name=name, add_indexes=[table_pb2.IndexColumns(columns=["note"])]
-        )
-        wire.tables.AlterTable(with_index_later)
-        assert not (await table.scan(where=col("note") == "note 5").as_of(pin).explain()).index
-
-
-@pytest.mark.asyncio
 async def test_an_index_that_is_added_is_used_once_it_is_whole_and_one_that_is_dropped_no_more(
     client: Client, wire: Wire, name: str
 ) -> None:
@@ -310,37 +282,6 @@ async def test_an_index_that_is_added_is_used_once_it_is_whole_and_one_that_is_d
     wire.tables.AlterTable(table_pb2.AlterTableRequest(name=name, drop_indexes=[columns]))
     assert not (await scan.explain()).index
     assert exact_rows(await scan.to_arrow()) == expected
-
-
-@pytest.mark.asyncio
-async def test_entries_and_rows_are_one_view_beside_writers(client: Client, wire: Wire, name: str) -> None:
-    """Players move between two leagues, always all of them in one batch: a scan by league returns all or none."""
-    create(wire, name, [["league", "score"]], buckets=1)
-    players = [f"player {number}" for number in range(40)]
-    table = await client.table(name)
-
-    async def move(turn: int) -> None:
-        league = "even" if turn % 2 == 0 else "odd"
-        await table.upsert([{"player": p, "league": league, "score": turn, "note": f"{turn}"} for p in players])
-
-    await move(0)
-
-    async def writer() -> None:
-        for turn in range(1, 60):
-            await move(turn)
-
-    writing = asyncio.create_task(writer())
-    seen = 0
-    while not writing.done():
-        found = await table.scan(["note", "score"], where=col("league") == "even").to_pylist()
-        assert len(found) in (0, 40)
-        assert len({row["note"] for row in found}) <= 1
-        assert all(row["note"] == str(row["score"]) for row in found)
-        first = await table.top_n(7, order_by="score", columns=["score", "note", "league"])
-        assert len({row["note"] for row in first.to_pylist()}) == 1
-        seen += 1
-    await writing
-    assert seen > 3
 
 
 def test_wrong_questions_are_refused_before_an_index_is_looked_at(wire: Wire, tables: dict[bool, str]) -> None:
