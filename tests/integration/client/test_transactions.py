@@ -318,6 +318,39 @@ async def test_a_table_may_be_altered_while_rows_are_staged(client: Client, tabl
     assert top.to_pylist() == [{"k": key, "a": 4, "b": 0, "c": None} for key in range(3)]
 
 
+async def test_readers_of_all_kinds_see_all_of_it_or_nothing(client: Client, table: Table, name: str) -> None:
+    other = await client.create_table(f"{name}_other", SCHEMA, primary_key=["k"], buckets=2)
+    keys = range(2_000)
+    for each in (table, other):
+        await each.upsert(rows(keys, 0))
+    done, seen = False, set()
+
+    async def watch(read: Any) -> None:
+        while not done:
+            values = await read()
+            assert len(values) == 1, values
+            seen.update(values)
+
+    async def scanned() -> set[int]:
+        return set((await table.scan(["a"]).to_arrow())["a"].to_pylist())
+
+    async def lookup_rows() -> set[int]:
+        return set((await table.lookup(keys[::100]))["a"].to_pylist())
+
+    async def topped() -> set[int]:
+        return set((await table.top_n(500, order_by="a"))["a"].to_pylist())
+
+    readers = [asyncio.create_task(watch(read)) for read in (scanned, lookup_rows, topped)]
+    for value in range(1, 6):
+        async with client.transaction() as tx:
+            await tx.upsert(table, rows(keys, value))
+            await tx.upsert(other, rows(keys, value))
+    done = True
+    await asyncio.gather(*readers)
+    assert max(seen) <= 5
+    assert await scanned() == {5}
+
+
 async def test_the_blocking_client_does_the_same(sync_client: sync.Client, name: str) -> None:
     def use() -> None:
         table = sync_client.create_table(name, SCHEMA, primary_key=["k"])
