@@ -1,4 +1,4 @@
-"""A mirror equals its table: after any writes, for any part of the table, over restarts of either side."""
+"""How a mirror begins, waits, survives a crash and ends; the checker compares it with its table after any writes."""
 
 from __future__ import annotations
 

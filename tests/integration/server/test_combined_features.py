@@ -1,4 +1,4 @@
-"""Expiry, partitions, deletes, isolation and tables without a key work together, or are refused together."""
+"""Expiry, partitions and deletes are refused where they do not fit: see the checker for what works together."""
 
 from __future__ import annotations
 
