@@ -21,11 +21,14 @@ from aio_client import (
     sync,
 )
 from scankv.v1 import write_pb2
+from tests.support.bases import SOON, is_of_bases
+from tests.support.server_process import ServerProcess
 from tests.support.tables import ipc_stream
+from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal
 
 if TYPE_CHECKING:
-    from tests.support.server_process import ServerProcess
+    from pathlib import Path
 
 FIRST = pa.schema(
     [
@@ -275,6 +278,39 @@ def test_snapshots_keep_the_columns_that_they_were_taken_with(server: ServerProc
             altered = client.alter_table("test.t", **CHANGES)
             client.alter_table("test.t", drop_columns=["price"])
             assert altered.scan().as_of(snapshot).to_arrow().sort_by("k").to_pylist() == [first(k) for k in range(9)]
+
+
+def test_columnar_bases_of_older_columns_are_read_by_id(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", *SOON) as server, sync.connect(server.url) as client:
+        table = create(client, "test.t", rows=20, columnar_base="eager")
+        wait_until(lambda: is_of_bases(table.scan().explain()), "the bases are read", timeout=60)
+        table = client.alter_table("test.t", **CHANGES)
+        expected = [changed(first(k)) for k in range(20)]
+        day = dt.datetime(2020, 1, 11)
+        for _ in range(2):
+            assert is_of_bases(table.scan().explain())
+            assert rows_of(table) == expected
+            assert table.count(where=col("text") >= 150) == 5
+            assert table.count(where=col("text") == 2**40) == 0
+            assert table.count(where=col("day") < day) == 10
+            assert table.count(where=col("day") == day) == 1
+            assert table.count(where=col("price") > Decimal("4.00")) == len([k for k in range(17, 20) if k % 3])
+            assert table.count(where=col("more") == "old") == 20
+            assert table.count(where=col("more").is_null()) == 0
+            assert table.count(where=col("n").is_in(["t3", "t30"])) == 1
+            written = {**changed(first(3)), "text": 2**40, "more": None}
+            table.upsert([written])
+            expected[3] = written
+            assert rows_of(table) == expected
+            assert table.count(where=col("text") == 2**40) == 1
+            table.upsert([changed(first(3))])
+            expected[3] = changed(first(3))
+            server.kill()
+            server.restart()
+            wait_until(lambda: is_of_bases(table.scan().explain()), "the bases are read", timeout=60)
+        client.alter_table("test.t", drop_columns=["more"])
+        table = client.alter_table("test.t", add_columns=pa.schema([("more", pa.string())]))
+        assert {row["more"] for row in rows_of(table)} == {None}
 
 
 def test_a_locked_column_is_neither_renamed_nor_dropped(server: ServerProcess) -> None:
