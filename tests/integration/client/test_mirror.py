@@ -75,33 +75,6 @@ async def test_a_mirror_reaches_the_offsets_of_buckets_without_writes_since_a_cr
             assert len(local.to_arrow()) == 10
 
 
-async def test_columns_added_later_are_mirrored(shared_server: ServerProcess) -> None:
-    async with connect(shared_server.url) as client:
-        table = await make(client, "columns", 10)
-        async with mirror(table) as local:
-            table = await client.alter_table(table.name, add_columns=pa.schema([("note", pa.string())]))
-            last = await table.upsert([{**row(3), "note": "new"}])
-            await same(local, table, last)
-            assert local.get(key(3)) == {**row(3), "note": "new"}
-            assert local.get(key(4)) == {**row(4), "note": None}
-
-
-@pytest.mark.breadth
-async def test_a_column_that_was_added_is_mirrored_after_a_crash_without_later_writes(server: ServerProcess) -> None:
-    async with connect(server.url) as client:
-        table = await make(client, "beside", 10)
-        async with mirror(table) as local:
-            await client.alter_table(table.name, add_columns=pa.schema([("note", pa.string())]))
-            before = local.log_offsets
-            await asyncio.to_thread(server.kill)
-            await asyncio.to_thread(server.restart)
-            await client.wait_ready()
-            table = await client.table(table.name)
-            await local.wait_for(await table.log_offsets())
-            assert local.log_offsets != before
-            assert [each["n"] for each in local.to_arrow().sort_by("n").to_pylist()] == list(range(10))
-
-
 async def test_changed_returns_when_something_has(shared_server: ServerProcess) -> None:
     async with connect(shared_server.url) as client:
         table = await make(client, "changed", 10)
