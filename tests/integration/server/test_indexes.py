@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -282,6 +283,37 @@ async def test_an_index_that_is_added_is_used_once_it_is_whole_and_one_that_is_d
     wire.tables.AlterTable(table_pb2.AlterTableRequest(name=name, drop_indexes=[columns]))
     assert not (await scan.explain()).index
     assert exact_rows(await scan.to_arrow()) == expected
+
+
+@pytest.mark.asyncio
+async def test_entries_and_rows_are_one_view_beside_writers(client: Client, wire: Wire, name: str) -> None:
+    """Players move between two leagues, always all of them in one batch: a scan by league returns all or none."""
+    create(wire, name, [["league", "score"]], buckets=1)
+    players = [f"player {number}" for number in range(40)]
+    table = await client.table(name)
+
+    async def move(turn: int) -> None:
+        league = "even" if turn % 2 == 0 else "odd"
+        await table.upsert([{"player": p, "league": league, "score": turn, "note": f"{turn}"} for p in players])
+
+    await move(0)
+
+    async def writer() -> None:
+        for turn in range(1, 60):
+            await move(turn)
+
+    writing = asyncio.create_task(writer())
+    seen = 0
+    while not writing.done():
+        found = await table.scan(["note", "score"], where=col("league") == "even").to_pylist()
+        assert len(found) in (0, 40)
+        assert len({row["note"] for row in found}) <= 1
+        assert all(row["note"] == str(row["score"]) for row in found)
+        first = await table.top_n(7, order_by="score", columns=["score", "note", "league"])
+        assert len({row["note"] for row in first.to_pylist()}) == 1
+        seen += 1
+    await writing
+    assert seen > 3
 
 
 def test_wrong_questions_are_refused_before_an_index_is_looked_at(wire: Wire, tables: dict[bool, str]) -> None:
