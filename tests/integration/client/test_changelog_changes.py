@@ -23,11 +23,9 @@ from aio_client import (
     agg,
     connect,
 )
-from aio_client.mirror import mirror
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import write_checked_json
 from streaming_server.storage.tables.data_directory import REFUSALS_FORMAT
-from tests.support.bases import SOON, await_bases, is_of_bases
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -185,28 +183,6 @@ async def test_positions_before_a_time_without_changelog_have_expired(client: Cl
         await table.upsert(rows([5], 9), if_version=old)
 
 
-async def test_a_time_without_changelog_does_not_hide_how_later_changes_are_recorded(client: Client, name: str) -> None:
-    table = await made(client, name)
-    at = await table.log_offsets()
-    async with table.changes(StartFrom.offsets(at)).stream() as stream:
-        reading = asyncio.ensure_future(anext(aiter(stream)))
-        await client.alter_table(name, changelog="none")
-        await client.alter_table(name, changelog="upsert")
-        await write_each_kind(table)
-        with pytest.raises((RangeNotTracked, InvalidRequest)):
-            await reading
-    with pytest.raises(RangeNotTracked, match='from "full" to "upsert"'):
-        await changes(table, StartFrom.offsets(at))
-    assert await changes(table, StartFrom.offsets(at), "rescan") == OF_EACH_KIND["upsert"]
-    # Another time without changelog, between two times with the same one, leaves no mark.
-    at = await table.log_offsets()
-    for changelog in ("none", "upsert"):
-        await client.alter_table(name, changelog=changelog)
-    assert await table.log_offsets() == at
-    await table.delete([1])
-    assert await changes(table, StartFrom.offsets(at)) == [("-D", 1, None)]
-
-
 async def test_old_changes_are_filtered_as_they_were_recorded(client: Client, name: str) -> None:
     table = await made(client, name, "upsert")
     upsert = await table.log_offsets()
@@ -225,28 +201,6 @@ async def test_old_changes_are_filtered_as_they_were_recorded(client: Client, na
     await client.alter_table(name, changelog="upsert")
     with pytest.raises(InvalidRequest, match='unmatched="delete"'):
         await changes(table, StartFrom.offsets(full), where="v > 1")
-
-
-async def test_net_changes_never_combine_what_was_recorded_differently(client: Client, name: str) -> None:
-    table = await made(client, name, "upsert")
-    start = await table.log_offsets()
-    await table.upsert(rows([1], 1))
-    await client.alter_table(name, changelog="full")
-    full = await table.log_offsets()
-    # Read as one range, the row would seem to have come and gone.
-    await table.delete([1])
-    for value in range(5):
-        await table.upsert(rows([2], value))
-    net = table.changes(StartFrom.offsets(start), StopAt.LATEST).with_catch_up("net", lag_threshold=1)
-    found = [(each["_change_type"], each["k"], each["v"]) for each in await net.to_pylist()]
-    assert found[:2] == [("+U", 1, 1), ("-D", 1, 1)]
-    assert found[-1] == ("+U", 2, 4)
-    found = (await net.start_from(StartFrom.offsets(full)).to_arrow()).to_pylist()
-    assert [(each["_change_type"], each["k"], each["v"]) for each in found] == [
-        ("-D", 1, 1),
-        ("-U", 2, 0),
-        ("+U", 2, 4),
-    ]
 
 
 @pytest.mark.parametrize(("before", "after"), [("full", "upsert"), ("upsert", "full")])
@@ -299,22 +253,6 @@ async def test_a_consumer_learns_of_the_change_and_continues_when_it_asks(client
         await stream.commit()
     (consumer,) = await table.consumers()
     assert count_of(consumer.log_offsets[0]) == 12
-
-
-@pytest.mark.whole_tables  # The option cannot be changed in a table with tablets.
-async def test_a_mirror_follows_every_change_but_the_end_of_the_changelog(client: Client, name: str) -> None:
-    table = await made(client, name, buckets=2)
-    async with mirror(table) as local:
-        for changelog in ("upsert", "full", "upsert"):
-            await client.alter_table(name, changelog=changelog)
-            await table.upsert(rows([3, 30], len(changelog)))
-            await table.delete([4, 30])
-            await local.wait_for(await table.log_offsets())
-            assert {row["k"]: row["v"] for row in local.to_arrow().to_pylist()} == await content(table)
-        await local.wait_for_change()
-        await client.alter_table(name, changelog="none")
-        with pytest.raises(InvalidRequest, match='changelog="none"'):
-            await local.wait_for_change()
 
 
 async def test_an_undo_goes_back_to_the_change_at_most(client: Client, name: str) -> None:
@@ -386,30 +324,6 @@ async def test_the_number_of_changes_is_limited(client: Client, name: str) -> No
     offsets = await table.log_offsets()
     await write_each_kind(table)
     assert await changes(table, StartFrom.offsets(offsets)) == OF_EACH_KIND["full"]
-
-
-async def test_a_base_shows_what_was_written_around_a_change(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with ServerProcess(data, *SOON) as server:
-        async with connect(server.url) as client:
-            table = await client.create_table(
-                "test.b", SCHEMA, primary_key=["k"], buckets=1, columnar_base="eager", changelog="upsert"
-            )
-            await table.upsert(pa.table({"k": range(10_000), "v": [0] * 10_000}, schema=SCHEMA))
-            await await_bases(table)
-            for changelog in ("full", "none", "upsert"):
-                await client.alter_table("test.b", changelog=changelog)
-                await table.upsert(rows([7, 20_000], len(changelog)))
-                await table.delete([8])
-            assert is_of_bases(await table.scan().explain())
-            expected = dict.fromkeys([*range(8), *range(9, 10_000)], 0) | {7: 6, 20_000: 6}
-            assert await content(table) == expected
-        server.kill()
-        server.restart()
-        async with connect(server.url) as client:
-            table = await client.table("test.b")
-            assert await content(table) == expected
-            assert table.options["changelog"] == "upsert"
 
 
 @pytest.mark.one_process

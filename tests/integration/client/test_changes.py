@@ -418,63 +418,6 @@ async def test_a_stream_that_is_not_to_go_on_says_where_it_was(table: Table, sha
     assert seen(await read(changes(table, stop=StopAt.LATEST).resume_from(token))) == [("+I", 2)]
 
 
-@OF_EITHER
-@pytest.mark.represented_by("off")
-async def test_a_start_from_the_whole_table_is_exact_with_cuts_among_its_rows_and_a_writer(
-    table: Table, shared_server: ServerProcess
-) -> None:
-    """Each change must fit what the reader knows: no `+I` of an existing row, and each `-U` equals the existing row."""
-    await table.upsert(rows(*range(4000), text="x" * 50))
-    await await_base(table)
-    done, written = asyncio.Event(), 0
-
-    async def write() -> None:
-        nonlocal written
-        while not done.is_set():
-            written += 1
-            keys = [(written * 37 + n * 101) % 5000 for n in range(60)]
-            await table.upsert(rows(*keys, v=written))
-            await table.delete(keys[:10])
-
-    async with FaultProxy(shared_server.url) as proxy, connect(proxy.address, read_ahead_bytes=64 << 10) as cut:
-        writing = asyncio.create_task(write())
-        replay, batches, token, offsets = ReplayedTable({}, selective=True), 0, None, None
-        scan = cut.scan(changes(table, StartFrom.FULL).with_chunk(rows=100).spec)
-        try:
-            stream = scan.stream()
-            async for batch in stream:
-                replay.play(batch)
-                batches += 1
-                if batches % 9 == 0 and replay.rows_seen < 6000:
-                    proxy.apply(Fault("reset"))
-                if batches == 20:
-                    # Another stream continues.
-                    token, offsets = stream.resume_token, stream.next_offsets
-                    break
-            await stream.aclose()
-            assert token is not None
-            assert batch.column("_log_offset").null_count, "the rows were over before the cut"
-            stream = scan.resume_from(token).stream()
-            async for batch in stream:
-                replay.play(batch)
-                batches += 1
-                if batches % 9 == 0 and batches < 60:
-                    proxy.apply(Fault("reset"))
-                if batches == 100:
-                    break
-            assert len(stream.resumptions) > 2
-            token = stream.resume_token
-            assert token is not None
-            await stream.aclose()
-        finally:
-            done.set()
-            await writing
-    assert offsets is not None
-    async for batch in changes(table, StartFrom.FULL, StopAt.LATEST).with_chunk(rows=100).resume_from(token).stream():
-        replay.play(batch)
-    assert replay.table == {row["k"]: row for row in await table.scan().to_pylist()}
-
-
 async def test_a_change_comes_at_once_whatever_the_heartbeat_is(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--set", "follow_heartbeat_seconds=60") as server:
         async with connect(server.url) as client:

@@ -12,7 +12,6 @@ import pytest
 
 from aio_client import (
     ColumnLocked,
-    InvalidResumeToken,
     SchemaMismatch,
     StartFrom,
     StopAt,
@@ -21,7 +20,6 @@ from aio_client import (
     connect,
     sync,
 )
-from scankv.mirror import mirror
 from scankv.v1 import write_pb2
 from tests.support.bases import SOON, is_of_bases
 from tests.support.server_process import ServerProcess
@@ -114,32 +112,6 @@ def test_columns_whose_names_meant_others_are_not_deleted_by_clients_that_do_not
         old.delete([0], columns=["n"])
         new.delete([1], columns=["n"])
         assert rows_of(new) == [{**rows[0], "text": None}, {**rows[1], "n": None}, rows[2]]
-
-
-def test_a_column_that_is_added_again_does_not_have_the_old_values(server: ServerProcess) -> None:
-    with sync.connect(server.url) as client:
-        create(client, "test.t")
-        client.alter_table("test.t", drop_columns=["text", "price"])
-        table = client.alter_table("test.t", add_columns=pa.schema([("text", pa.string()), ("price", pa.int8())]))
-        assert {row["text"] for row in rows_of(table)} == {row["price"] for row in rows_of(table)} == {None}
-        changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST).to_arrow()
-        assert set(changes["text"].to_pylist()) == {None}
-
-
-def test_a_client_that_opened_the_table_before_still_writes_what_it_means(server: ServerProcess) -> None:
-    with sync.connect(server.url) as client, sync.connect(server.url) as other:
-        old = create(client, "test.t", rows=1)
-        new = other.alter_table("test.t", **CHANGES)
-        old.upsert([first(1)])
-        old.upsert(pa.Table.from_pylist([first(2)], FIRST))
-        old.upsert([{"k": 0, "text": "named"}], columns=["text", "k"])
-        assert rows_of(new) == [{**changed(first(0)), "n": "named"}, changed(first(1)), changed(first(2))]
-        # A dropped column is ignored, because its values are no longer wanted.
-        other.alter_table("test.t", drop_columns=["n", "more"])
-        old.upsert([first(3)])
-        assert rows_of(other.table("test.t"))[3] == {
-            name: value for name, value in changed(first(3)).items() if name not in ("n", "more")
-        }
 
 
 def test_nested_columns_gain_and_lose_fields(server: ServerProcess) -> None:
@@ -299,23 +271,6 @@ async def test_a_stream_that_names_a_column_ends_when_the_column_is_renamed(
                 await anext(stream)
 
 
-def test_tokens_continue_with_the_same_columns_or_say_that_they_cannot(server: ServerProcess) -> None:
-    with sync.connect(server.url) as client:
-        table = create(client, "test.t", rows=20_000, buckets=1)
-        tokens = []
-        for columns in (["k", "n", "text"], ["k", "price"]):
-            with table.scan(columns).stream() as stream:
-                left = 20_000 - next(stream).num_rows
-                assert stream.resume_token is not None
-                tokens.append(stream.resume_token)
-        client.alter_table("test.t", drop_columns=["n"])
-        table = client.alter_table("test.t", add_columns=pa.schema([("n", pa.int32())]))
-        # The other columns are what they were.
-        assert table.scan(["k", "price"]).resume_from(tokens[1]).to_arrow().num_rows == left > 0
-        with pytest.raises(InvalidResumeToken):
-            table.scan(["k", "n", "text"]).resume_from(tokens[0]).to_arrow()
-
-
 def test_snapshots_keep_the_columns_that_they_were_taken_with(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         table = create(client, "test.t")
@@ -323,62 +278,6 @@ def test_snapshots_keep_the_columns_that_they_were_taken_with(server: ServerProc
             altered = client.alter_table("test.t", **CHANGES)
             client.alter_table("test.t", drop_columns=["price"])
             assert altered.scan().as_of(snapshot).to_arrow().sort_by("k").to_pylist() == [first(k) for k in range(9)]
-
-
-def test_a_transaction_that_staged_rows_before_the_change_commits_what_it_means(server: ServerProcess) -> None:
-    with sync.connect(server.url) as client:
-        table = create(client, "test.t", rows=3)
-        with client.transaction() as transaction:
-            transaction.upsert(table, [first(5)])
-            transaction.delete(table, [0])
-            altered = client.alter_table("test.t", **CHANGES)
-            transaction.upsert(altered, [changed(first(6))])
-        assert rows_of(altered) == [changed(first(1)), changed(first(2)), changed(first(5)), changed(first(6))]
-
-
-@pytest.mark.asyncio
-async def test_a_mirror_follows_and_its_state_can_be_older_than_the_columns(server: ServerProcess) -> None:
-    async with connect(server.url) as client:
-        table = await client.create_table("test.t", FIRST, primary_key=["k"], buckets=2)
-        await table.upsert([first(k) for k in range(4)])
-        async with mirror(table) as local:
-            before = local.state()
-            await client.alter_table("test.t", **CHANGES)
-            written = await table.upsert([first(4)])
-            await local.wait_for(written.log_offsets)
-            expected = [changed(first(k)) for k in range(5)]
-            assert local.to_arrow().sort_by("k").to_pylist() == expected
-            assert local.get(0) == expected[0]
-            after = local.state()
-        for state in (before, after):
-            async with mirror(table, state=state) as local:
-                await local.wait_for(written.log_offsets)
-                assert local.to_arrow().sort_by("k").to_pylist() == expected
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    "changes",
-    [
-        [{"drop_columns": ["b"]}, {"add_columns": pa.schema([("b", pa.int64())]), "column_defaults": {"b": 7}}],
-        [{"drop_columns": ["b"], "add_columns": pa.schema([("b", pa.int64())])}],
-        [{"rename_columns": {"a": "b", "b": "a"}, "column_order": ["k", "a", "b"]}],
-    ],
-)
-async def test_a_mirror_notices_that_a_column_was_replaced_by_one_of_the_same_name_and_type(
-    server: ServerProcess, changes: list[dict[str, Any]]
-) -> None:
-    async with connect(server.url) as client:
-        schema = pa.schema([("k", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])
-        table = await client.create_table("test.t", schema, primary_key=["k"], buckets=1)
-        await table.upsert([{"k": k, "a": k, "b": 10 * k} for k in range(4)])
-        async with mirror(table) as local:
-            for each in changes:
-                table = await client.alter_table("test.t", **each)
-            assert table.schema.names == schema.names
-            written = await table.upsert([{"k": 4, "a": 1, "b": 2}])
-            await local.wait_for(written.log_offsets)
-            assert local.to_arrow().sort_by("k") == (await table.scan().to_arrow()).sort_by("k")
 
 
 def test_columnar_bases_of_older_columns_are_read_by_id(tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import pickle
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,7 +13,6 @@ from aio_client import (
     PositionExpired,
     PositionOutOfRange,
     Table,
-    TableRecreated,
     UsageError,
     WriteConflict,
     connect,
@@ -113,25 +109,6 @@ async def test_the_offsets_of_a_scan_are_a_version(client: Client, name: str) ->
         await table.upsert(rows(range(30), 2), if_version=read)
 
 
-async def test_of_writers_that_count_up_together_no_update_is_lost(client: Client, name: str) -> None:
-    table = await made(client, name)
-
-    async def count_up(times: int) -> None:
-        while times:
-            read = await table.lookup(5, with_version=True)
-            value = read.rows.column("v")[0].as_py()
-            try:
-                await table.upsert(rows([5], value + 1), if_version=read.log_offsets)
-            except WriteConflict:
-                continue
-            times -= 1
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(4):
-            group.create_task(count_up(5))
-    assert await table.get(5) == {"k": 5, "v": 20}
-
-
 async def test_a_conflict_is_found_in_many_changes_of_an_upsert_changelog(client: Client, name: str) -> None:
     table = await made(client, name, changelog="upsert")
     read = await version(table, [1, 2, 3])
@@ -182,31 +159,3 @@ async def test_a_version_that_the_changelog_has_forgotten_is_refused(tmp_path: P
                 return False
 
             await await_until(is_forgotten, "the old changes were removed", timeout=60)
-
-
-async def test_what_was_read_of_a_table_that_was_dropped_and_made_anew_is_refused(client: Client, name: str) -> None:
-    table = await made(client, name)
-    read = (await table.lookup(list(range(30)), with_version=True)).log_offsets
-    async with table.scan().stream() as stream:
-        assert [batch async for batch in stream]
-        scanned = stream.log_offsets
-    written = (await table.upsert(rows(range(30), 0))).log_offsets
-    async with table.writer() as writer:
-        await writer.upsert(rows(range(30), 0))
-        flushed = (await writer.flush()).log_offsets
-    assert read == scanned == written == flushed == dict(read)
-    await client.drop_table(name)
-    again = await made(client, name)
-    assert (await again.lookup(list(range(30)), with_version=True)).log_offsets == read, "the same numbers"
-    for version_ in (read, scanned, written, flushed, pickle.loads(pickle.dumps(read)), copy(read)):
-        for handle in (table, again):
-            with pytest.raises(TableRecreated, match="dropped and created again"):
-                await handle.upsert(rows(range(30), 1), if_version=version_)
-            with pytest.raises(TableRecreated, match="dropped and created again"):
-                await handle.delete(list(range(30)), if_version=version_)
-    assert await content(again) == dict.fromkeys(range(30), 0)
-    # The handle that was opened before the drop reads the new table, and may write based on what it has read there.
-    new = await table.lookup([1], with_version=True)
-    await table.upsert(rows([1], 5), if_version=new.log_offsets)
-    with pytest.raises(TableRecreated, match="name no incarnation"):
-        await again.upsert(rows([2], 5), if_version=dict(read))

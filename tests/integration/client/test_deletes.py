@@ -19,7 +19,6 @@ from aio_client import (
     TransactionConflict,
     UpgradeNotConfirmed,
     UsageError,
-    WriteConflict,
     agg,
     connect,
     sync,
@@ -29,7 +28,6 @@ from aio_client.mirror import mirror
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import write_checked_json
 from streaming_server.storage.tables.data_directory import EVOLUTION_FORMAT
-from tests.support.bases import SOON, await_bases, is_of_bases
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -181,27 +179,6 @@ async def test_readers_of_changes_clear_the_range_or_fail_there(client: Client, 
         table.changes(start).stream().on_cleared(clear)
 
 
-async def test_a_mirror_drops_the_rows_of_a_deleted_range(client: Client, name: str) -> None:
-    table = await made(client, name)
-    async with mirror(table) as complete, mirror(table, where="v < 5") as part:
-        offsets = (await table.delete(where="day < 5", track_changes=False)).log_offsets
-        for copy in (complete, part):
-            await copy.wait_for(offsets)
-        assert (len(complete), len(part)) == (100, 25)
-        assert complete.get((4, "i1")) is None
-        offsets = (await table.truncate(track_changes=False)).log_offsets
-        for copy in (complete, part):
-            await copy.wait_for(offsets)
-        assert len(complete) == len(part) == 0
-        state = complete.state()
-    await table.upsert(rows({(1, "a"): 1}))
-    await table.truncate(track_changes=False)
-    await table.upsert(rows({(2, "b"): 2}))
-    async with mirror(table, state=state) as again:
-        await again.wait_for(await table.log_offsets())
-        assert again.to_arrow().to_pylist() == rows({(2, "b"): 2})
-
-
 @pytest.mark.timeout(40)  # less than one heartbeat
 @pytest.mark.parametrize("tablets", [1, 2])
 async def test_a_mirror_does_not_wait_for_a_heartbeat_to_be_past_a_deleted_range(tmp_path: Path, tablets: int) -> None:
@@ -216,20 +193,6 @@ async def test_a_mirror_does_not_wait_for_a_heartbeat_to_be_past_a_deleted_range
                     await copy.wait_for((await table.truncate(track_changes=False)).log_offsets)
                     assert len(copy) == 0
                     await table.upsert([{"k": 1}])
-
-
-async def test_conditional_writes_and_transactions_take_the_range_as_changed(client: Client, name: str) -> None:
-    table = await made(client, name)
-    offsets = await table.log_offsets()
-    tx = await client.transaction()
-    await tx.get_for_update(table, [(3, "i1")])
-    await tx.upsert(table, rows({(3, "i1"): 7}))
-    await table.delete(where="day = 3", track_changes=False)
-    with pytest.raises(TransactionConflict):
-        await tx.commit()
-    with pytest.raises(WriteConflict):
-        await table.upsert(rows({(3, "i2"): 7}), if_version=offsets)
-    await table.upsert(rows({(4, "i2"): 7}), if_version=offsets)
 
 
 async def test_a_selected_row_that_changes_meanwhile_is_not_deleted_unseen(client: Client, name: str) -> None:
@@ -368,27 +331,3 @@ async def test_a_deleted_range_is_the_only_write_of_its_transaction_to_the_table
         with pytest.raises(InvalidRequest, match="and writes to the table in another way, too"):
             await tx.commit()
     assert await content(table) == ALL
-
-
-async def test_a_columnar_base_has_no_deleted_rows_before_and_after_a_restart(tmp_path: Path) -> None:
-    settings = (*SOON, "--set", "base_min_rows=1", "--set", "base_changed_share=10")
-    with ServerProcess(tmp_path / "data", *settings) as server:
-        async with connect(server.url) as client:
-            table = await made(client, "a.b", columnar_base="auto")
-            await await_bases(table)
-            await table.delete(where="day < 3", track_changes=False)
-            await table.upsert(rows({(1, "new"): 1}))
-            expected = rest(without={0, 1, 2}) | {(1, "new"): 1}
-            assert await content(table) == expected
-            await await_bases(table)
-            assert is_of_bases(await table.scan().explain())
-            assert await content(table) == expected
-            await table.delete(where="day = 5", track_changes=False)
-        server.kill()
-        server.restart()
-        async with connect(server.url) as client:
-            table = await client.table("a.b")
-            expected = {key: value for key, value in expected.items() if key[0] != 5}
-            assert await content(table) == expected
-            await await_bases(table)
-            assert await content(table) == expected

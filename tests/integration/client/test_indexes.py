@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from aio_client import (
     SchemaMismatch,
     TableNotFound,
     UsageError,
+    col,
     connect,
     sync,
 )
@@ -221,3 +223,26 @@ def test_the_blocking_client_has_the_same(sync_client: sync.Client, name: str) -
     told: list[BucketCheck] = []
     assert sync_client.check_table(name, on_bucket=told.append) == told
     assert agreeing(told, ("league",), rows=1)
+
+
+@pytest.mark.asyncio
+async def test_more_rows_than_an_index_tells_are_all_found(client: Client, name: str) -> None:
+    """Around 10,000 rows, the limit for keys that are looked up through an index, and for a top-N from an index."""
+    sizes = {1: 9_999, 2: 10_000, 3: 10_001}
+    scores = [score for score, size in sizes.items() for _ in range(size)]
+    Random(1).shuffle(scores)
+    schema = pa.schema([("id", pa.int32()), ("score", pa.int32())])
+    table = await client.create_table(name, schema, primary_key=["id"], buckets=3, indexes=["score"])
+    await table.upsert(pa.table({"id": range(len(scores)), "score": scores}, schema=schema))
+    for score in sizes:
+        expected = [number for number, each in enumerate(scores) if each == score]
+        scan = table.scan(["id"], where=col("score") == score)
+        assert (await scan.explain()).index == ("score",)
+        assert sorted((await scan.to_arrow())["id"].to_pylist()) == expected
+        assert (await scan.ordered().limit(7).to_arrow())["id"].to_pylist() == expected[:7]
+        assert await table.count(col("score") == score) == len(expected)
+    by_score = sorted(range(len(scores)), key=lambda number: -scores[number])
+    for n in (9_999, 10_000, 10_001, len(scores), len(scores) + 1):
+        assert (await table.top_n(n, "score", columns=["id"]))["id"].to_pylist() == by_score[:n]
+    tied = await table.top_n(1, "score", columns=["id"], ties="all")
+    assert tied["id"].to_pylist() == by_score[: sizes[3]]

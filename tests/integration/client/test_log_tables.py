@@ -127,31 +127,6 @@ async def test_a_predicate_on_the_bucket_key_reads_one_bucket(client: Client, na
     assert len((await table.scan(where="v > 3").explain()).buckets) == 8
 
 
-@distributions
-async def test_a_resumed_scan_of_a_snapshot_has_exactly_the_rest(
-    client: Client, name: str, bucket_key: list[str]
-) -> None:
-    table = await made(client, name, bucket_key=bucket_key)
-    for first in range(0, 3000, 300):
-        await table.append(rows(first, 300))
-    async with table.snapshot() as pinned:
-        await table.append(rows(5000, 10))
-        for scan in (table.scan(), table.scan(where="v > 100").select("id"), table.scan().reverse()):
-            pinned_scan = scan.as_of(pinned).with_chunk(rows=170)
-            whole = ids(await pinned_scan.to_arrow())
-            assert max(whole) == 2999
-            async with pinned_scan.stream() as stream:
-                begun = [ids(pa.Table.from_batches([await anext(aiter(stream))])) for _ in range(2)]
-                token = stream.resume_token
-            assert token is not None
-            rest = ids(await pinned_scan.resume_from(token).to_arrow())
-            assert begun[0] + begun[1] + rest == whole
-        splits = await table.scan().as_of(pinned).splits(5)
-        parts = [ids(await split.to_arrow()) for split in splits]
-        assert sorted(number for part in parts for number in part) == list(range(3000))
-        assert min(map(len, parts)) > 400
-
-
 @pytest.mark.breadth
 async def test_a_view_keeps_rows_that_retention_removes(tmp_path: Path) -> None:
     settings = ("--set", "log_maintenance_seconds=0.05")

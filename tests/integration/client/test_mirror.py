@@ -1,10 +1,8 @@
-"""A mirror equals its table: after any writes, for any part of the table, over restarts of either side."""
+"""How a mirror begins, waits, survives a crash and ends; the checker compares it with its table after any writes."""
 
 from __future__ import annotations
 
 import asyncio
-import pickle
-import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -45,60 +43,12 @@ async def same(local: Mirror, table: Table, written: WriteResult, where: str | N
     assert len(local) == expected.num_rows
 
 
-async def test_a_mirror_has_all_rows_when_it_is_entered_and_follows_every_change(shared_server: ServerProcess) -> None:
-    seed = random.randrange(2**32)
-    chance = random.Random(seed)
-    async with connect(shared_server.url) as client:
-        table = await make(client, "follows", 300)
-        async with mirror(table) as local:
-            assert len(local) == 300, seed
-            for _ in range(40):
-                numbers = [chance.randrange(400) for _ in range(chance.randrange(1, 50))]
-                if chance.random() < 0.4:
-                    written = await table.delete([key(n) for n in numbers])
-                else:
-                    written = await table.upsert([row(n, chance.random()) for n in numbers])
-            last = await table.upsert([row(500), row(501)])
-            written.log_offsets.advance(last.log_offsets, last.log_offsets.table_incarnation)
-            await same(local, table, written)
-            assert local.get(key(500)) == row(500)
-            assert key(500) in local
-            assert key(999) not in local
-            assert local.get({"team": "t9", "n": 1}) is None
-
-
-async def test_a_mirror_of_a_part_follows_rows_that_come_and_go(shared_server: ServerProcess) -> None:
-    async with connect(shared_server.url) as client:
-        table = await make(client, "part", 50)
-        async with mirror(table, columns=["v"], where="v > 1") as local:
-            assert len(local) == 0
-            await table.upsert([row(n, 5.0) for n in range(10)])
-            last = await table.upsert([row(n, 0.5) for n in range(5)])
-            await local.wait_for(last.log_offsets)
-            assert sorted(local.to_arrow()["n"].to_pylist()) == [5, 6, 7, 8, 9]
-            assert local.to_arrow().schema.names == ["team", "n", "v"]
-
-
 async def test_an_empty_table_is_mirrored_at_once(shared_server: ServerProcess) -> None:
     async with connect(shared_server.url) as client:
         table = await make(client, "empty")
         async with asyncio.timeout(60), mirror(table) as local:
             assert len(local) == 0
             assert local.to_arrow().schema.names == SCHEMA.names
-
-
-async def test_a_kept_state_goes_on_where_it_stood(shared_server: ServerProcess) -> None:
-    async with connect(shared_server.url) as client:
-        table = await make(client, "state", 100)
-        async with mirror(table) as local:
-            kept = pickle.loads(pickle.dumps(local.state()))
-        await table.delete([key(1), key(2)])
-        last = await table.upsert([row(n, 9.0) for n in range(3, 30)])
-        async with connect(shared_server.url) as other:
-            again = await other.table(table.name)
-            async with mirror(again, state=kept) as local:
-                await same(local, again, last)
-                assert local.log_offsets.keys() == {0, 1, 2}
 
 
 async def test_a_mirror_rides_through_a_crash_of_the_server(server: ServerProcess) -> None:
@@ -123,33 +73,6 @@ async def test_a_mirror_reaches_the_offsets_of_buckets_without_writes_since_a_cr
             async with asyncio.timeout(30):
                 await local.wait_for(offsets)
             assert len(local.to_arrow()) == 10
-
-
-async def test_columns_added_later_are_mirrored(shared_server: ServerProcess) -> None:
-    async with connect(shared_server.url) as client:
-        table = await make(client, "columns", 10)
-        async with mirror(table) as local:
-            table = await client.alter_table(table.name, add_columns=pa.schema([("note", pa.string())]))
-            last = await table.upsert([{**row(3), "note": "new"}])
-            await same(local, table, last)
-            assert local.get(key(3)) == {**row(3), "note": "new"}
-            assert local.get(key(4)) == {**row(4), "note": None}
-
-
-@pytest.mark.breadth
-async def test_a_column_that_was_added_is_mirrored_after_a_crash_without_later_writes(server: ServerProcess) -> None:
-    async with connect(server.url) as client:
-        table = await make(client, "beside", 10)
-        async with mirror(table) as local:
-            await client.alter_table(table.name, add_columns=pa.schema([("note", pa.string())]))
-            before = local.log_offsets
-            await asyncio.to_thread(server.kill)
-            await asyncio.to_thread(server.restart)
-            await client.wait_ready()
-            table = await client.table(table.name)
-            await local.wait_for(await table.log_offsets())
-            assert local.log_offsets != before
-            assert [each["n"] for each in local.to_arrow().sort_by("n").to_pylist()] == list(range(10))
 
 
 async def test_changed_returns_when_something_has(shared_server: ServerProcess) -> None:

@@ -20,7 +20,6 @@ from aio_client import (
     col,
     connect,
 )
-from aio_client.mirror import mirror
 from tests.support.bases import SOON, await_bases, is_of_bases
 from tests.support.server_process import ServerProcess
 
@@ -365,18 +364,6 @@ async def test_a_stream_of_changes_gets_new_partitions_and_the_marker_of_a_dropp
 
 
 @pytest.mark.asyncio
-async def test_a_mirror_follows_drops_of_partitions(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.mirrored")
-        await table.upsert(rows_of(range(3)))
-        async with mirror(table) as copy:
-            await copy.wait_for((await table.upsert(rows_of(range(3, 4)))).log_offsets)
-            await table.drop_partition({"day": day(1)})
-            await copy.wait_for((await table.upsert(rows_of(range(4, 5)))).log_offsets)
-            assert copy.to_arrow().num_rows == 40 == await table.count()
-
-
-@pytest.mark.asyncio
 async def test_a_drop_is_refused_while_a_column_is_locked(shared_server: ServerProcess) -> None:
     async with await connect(shared_server.url) as client:
         table = await create(client, "partitions.locked")
@@ -402,20 +389,3 @@ async def test_a_transaction_that_has_staged_rows_creates_the_partition_again(sh
         with pytest.raises(TransactionConflict):
             await transaction.commit()
         assert counts(await table.partitions()) == [(day(1), 10)]
-
-
-@pytest.mark.asyncio
-async def test_no_undo_passes_a_dropped_partition(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.undone", buckets=1)
-        before = await table.log_offsets()
-        async with table.writer(id="job") as writer:
-            await writer.upsert(rows_of(range(2)))
-        await table.drop_partition({"day": day(0)})
-        after = await table.log_offsets()
-        with pytest.raises(RangeNotTracked, match="or partitions were dropped"):
-            await table.undo("job", before)
-        assert await table.count() == 10
-        async with table.writer(id="job") as writer:
-            await writer.upsert(rows_of(range(1)))
-        assert (await table.undo("job", after)).deleted == 10

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +14,17 @@ from aio_client import (
     Client,
     ColumnLocked,
     ConnectionFailed,
-    InvalidKey,
     InvalidRequest,
-    ScanKvError,
     ScanSource,
     SchemaMismatch,
     StartFrom,
     StopAt,
     TableNotFound,
     agg,
-    col,
     connect,
 )
 from aio_client.testing import Fault, FaultProxy
-from tests.support.examples import FACTOR, seeds
+from tests.support.examples import FACTOR
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
@@ -38,9 +34,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-NAMES = ("a", "b\0", "\U0001f600")
-SHARED = 4
-"""The numbers of keys below this are written by all tasks, the others by one task each."""
 
 
 keys = pytest.mark.parametrize("key", [["k"], []], ids=["upserts", "appends"])
@@ -58,173 +51,6 @@ async def history(table: Table) -> list[dict[str, Any]]:
 
 async def contents(table: Table) -> list[dict[str, Any]]:
     return sorted(await table.scan().to_pylist(), key=lambda row: tuple(map(str, row.values())))
-
-
-class Program:
-    """Random writes of several tasks. Each written row has a number of its own, so that the changelog shows it."""
-
-    def __init__(self, seed: int, tables: list[Table]) -> None:
-        self.random = random.Random(seed)
-        self.tables = tables
-        self.own: dict[tuple[Any, ...], int | None] = {}
-        self.unsure: set[tuple[Any, ...]] = set()
-        self.acknowledged: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-        self.refused: set[int] = set()
-        self.numbers = 0
-        self.is_altering = False
-
-    def key(self, task: int) -> tuple[int, str]:
-        number = self.random.choice([*range(SHARED), *range(10 * task + 10, 10 * task + 14)])
-        return number, self.random.choice(NAMES)
-
-    def rows(self, keys: list[tuple[int, str]]) -> list[dict[str, Any]]:
-        found = []
-        for n, s in keys:
-            self.numbers += 1
-            found.append({"n": n, "s": s, "v": self.numbers, "must": "x" * self.random.choice((0, 3, 5000))})
-        return found
-
-    def record(self, last: dict[tuple[int, str], int | None]) -> None:
-        for key, number in last.items():
-            if key[0] >= SHARED:
-                self.own[key] = number
-            if number is not None:
-                self.acknowledged[key].append(number)
-
-    async def run(self, task: int, steps: int) -> None:
-        for _ in range(steps):
-            table = self.random.choice(self.tables)
-            keys = [self.key(task) for _ in range(self.random.choice((1, 1, 1, 2, 5, 120)))]
-            await self.random.choice((self.upsert, self.upsert, self.delete, self.get, self.upsert_bad))(table, keys)
-
-    async def call(self, keys: list[tuple[int, str]], call: Any) -> bool:
-        """Makes a call, and gives it up at some point. Returns whether it has ended by itself."""
-        running = asyncio.create_task(call)
-        if self.random.random() < 0.1:
-            for _ in range(self.random.randrange(12)):
-                await asyncio.sleep(0)
-            running.cancel()
-        try:
-            result = await running
-        except asyncio.CancelledError:
-            self.unsure.update(keys)
-            return False
-        assert result.rows == len(keys)
-        assert result.log_offsets.table_incarnation
-        return True
-
-    async def upsert(self, table: Table, keys: list[tuple[int, str]]) -> None:
-        rows = self.rows(keys)
-        # Arrow data must have all columns, and a table may get one at any time.
-        data = rows if self.is_altering or self.random.random() < 0.8 else pa.Table.from_pylist(rows, table.schema)
-        try:
-            written = await self.call(keys, table.upsert(data))
-        except SchemaMismatch as error:
-            if error.details != {"column": "late"}:
-                raise
-            self.refused.update(row["v"] for row in rows)
-            return
-        if written:
-            self.record({(row["n"], row["s"]): row["v"] for row in rows})
-
-    async def delete(self, table: Table, keys: list[tuple[int, str]]) -> None:
-        if await self.call(keys, table.delete(keys)):
-            self.record(dict.fromkeys(keys))
-
-    async def get(self, table: Table, keys: list[tuple[int, str]]) -> None:
-        key = keys[0]
-        row = await table.get(key)
-        if key[0] >= SHARED and key not in self.unsure:
-            assert (None if row is None else row["v"]) == self.own.get(key)
-
-    async def upsert_bad(self, table: Table, keys: list[tuple[int, str]]) -> None:
-        rows = self.rows(keys)
-        changes: list[tuple[dict[str, Any], type[ScanKvError]]] = [
-            ({"must": None}, SchemaMismatch),
-            ({"v": "text"}, SchemaMismatch),
-            ({"other": 1}, SchemaMismatch),
-            ({"v": 1 << 63}, SchemaMismatch),
-            ({"s": "x" * 20_000}, InvalidKey),
-        ]
-        change, error = self.random.choice(changes)
-        self.random.choice(rows).update(change)
-        self.refused.update(row["v"] for row in rows if type(row["v"]) is int)
-        with pytest.raises(error):
-            await table.upsert(rows)
-
-    async def check(self, changelog: str) -> None:
-        table = self.tables[-1]
-        rows = await contents(table)
-        stored = {(row["n"], row["s"]): row["v"] for row in rows}
-        for key, number in self.own.items():
-            if key not in self.unsure:
-                assert stored.get(key) == number, key
-        if changelog == "none":
-            return
-        replayed: dict[tuple[Any, ...], dict[str, Any]] = {}
-        before: dict[str, Any] | None = None
-        order: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-        for change in await history(table):
-            row = {name: value for name, value in change.items() if name in table.schema.names}
-            key, kind = (row["n"], row["s"]), change["_change_type"]
-            if changelog == "full":
-                assert (before is not None) == (kind == "+U")
-                if kind in ("-U", "-D"):
-                    assert {**row, "late": None} == {**replayed[key], "late": None}
-                assert (key in replayed) == (kind != "+I")
-                before = row if kind == "-U" else None
-            if kind in ("+I", "+U"):
-                replayed[key] = row
-                order[key].append(row["v"])
-            elif kind == "-D":
-                replayed.pop(key, None)
-        assert {key: row["v"] for key, row in replayed.items()} == stored
-        numbers = [number for each in order.values() for number in each]
-        assert len(numbers) == len(set(numbers)), "a write was applied twice"
-        assert self.refused.isdisjoint(numbers), "a refused row was written"
-        for key, acknowledged in self.acknowledged.items():
-            if key[0] >= SHARED:
-                known = set(acknowledged)
-                assert [number for number in order[key] if number in known] == acknowledged, key
-
-
-@seeds(4)
-@pytest.mark.represented_by("0")
-async def test_calls_of_many_tasks_end_as_if_each_were_alone(client: Client, name: str, seed: int) -> None:
-    drawn = random.Random(seed)
-    changelog = ("full", "upsert", "none")[seed % 3]
-    options: dict[str, Any] = {"row_deduplicate": bool(seed % 2)} if changelog == "full" else {}
-    schema = pa.schema(
-        [pa.field("must", pa.string(), nullable=False), ("v", pa.int64()), ("s", pa.string()), ("n", pa.int32())]
-    )
-    table = await client.create_table(
-        name,
-        schema,
-        primary_key=["n", "s"],
-        bucket_key=drawn.choice([[], ["n"], ["s"]]),
-        buckets=1 + seed % 5,
-        indexes=["v"] if seed % 4 == 1 else [],
-        changelog=changelog,
-        **options,
-    )
-    program = Program(seed, [table])
-
-    async def alter() -> None:
-        for _ in range(drawn.randrange(100)):
-            await asyncio.sleep(0)
-        program.is_altering = True
-        added = pa.schema([("late", pa.list_(pa.int8()) if seed % 2 else pa.int8())])
-        program.tables.append(await client.alter_table(name, add_columns=added, wait=False))
-        if seed % 4 != 1:
-            await client.alter_table(name, add_indexes=["v"])
-        program.is_altering = False
-
-    await asyncio.gather(alter(), *(program.run(task, 12) for task in range(6)))
-    program.tables.append(await client.table(name))
-    await program.check(changelog)
-    assert all(bucket.is_consistent for bucket in await client.check_table(name))
-    for row in (await contents(table))[:10]:
-        assert row in await program.tables[-1].scan().where(col("v") == row["v"]).to_pylist()
 
 
 @pytest.mark.parametrize("buckets", [1, 3])

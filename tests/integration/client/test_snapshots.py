@@ -25,7 +25,6 @@ from aio_client import (
     connect,
     sync,
 )
-from aio_client._scan.snapshot import split_scan
 from tests.support.waiting import await_until, wait_until
 
 if TYPE_CHECKING:
@@ -349,19 +348,6 @@ async def test_a_pin_rides_through_a_restart_of_the_server(server: ServerProcess
 
 async def _pin(table: Table) -> Snapshot:
     return await table.snapshot()
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("n", [1, 3, 16])
-async def test_the_parts_of_a_scan_give_each_row_once(client: Client, table: Table, n: int) -> None:
-    async with table.snapshot() as snapshot:
-        await overwrite(table)
-        specs = await split_scan(client._transport, table.scan().as_of(snapshot).spec, n)
-        assert len(specs) == n
-        parts = [await content(client.scan(spec)) for spec in specs]
-    assert set.union(*parts) == OLD
-    assert sum(map(len, parts)) == ROWS
-    assert max(map(len, parts)) <= 1.5 * ROWS / n
 
 
 @pytest.mark.asyncio

@@ -69,30 +69,6 @@ async def test_what_is_staged_is_seen_in_all_tables_with_the_commit_and_not_befo
         assert tx.result.log_offsets[each.name].items() <= offsets.items()
 
 
-@pytest.mark.parametrize("deletes", ["allow", "ignore", "disable"])
-@pytest.mark.parametrize("aggregators", [False, True])
-async def test_rows_read_for_update_must_not_change_in_tables_of_any_kind(
-    client: Client, name: str, deletes: str, *, aggregators: bool
-) -> None:
-    merging: dict[str, Any] = {"merge_engine": "aggregate", "aggregators": {"a": agg.max()}} if aggregators else {}
-    table = await client.create_table(
-        name, SCHEMA.remove(2), primary_key=["k"], buckets=3, delete_behavior=deletes, **merging
-    )
-    await table.upsert([{"k": 1, "a": 1}])
-    async with client.transaction() as unchanged:
-        assert (await unchanged.get_for_update(table, [1, 2])).num_rows == 1
-        await unchanged.upsert(table, [{"k": 1, "a": 2}])
-    for key in (1, 3):
-        tx = await client.transaction()
-        await tx.get_for_update(table, [key])
-        await table.upsert([{"k": key, "a": 10 + key}])
-        await tx.upsert(table, [{"k": key, "a": 100}])
-        with pytest.raises(TransactionConflict, match="1 key that the transaction depends on"):
-            await tx.commit()
-        await tx.abort()
-    assert sorted(await table.scan().to_pylist(), key=lambda row: row["k"]) == [{"k": 1, "a": 11}, {"k": 3, "a": 13}]
-
-
 async def test_an_error_in_the_block_aborts_and_leaves_nothing(client: Client, table: Table) -> None:
     begun: list[Transaction] = []
 
@@ -203,38 +179,6 @@ async def test_of_two_transactions_that_write_the_same_key_one_conflicts(client:
     with pytest.raises(TransactionConflict):
         await second.commit()
     await second.abort()
-
-
-async def test_increments_of_rows_read_for_update_are_never_lost(client: Client, table: Table) -> None:
-    await table.upsert(rows([1, 2], 0))
-
-    async def increment() -> None:
-        while True:
-            try:
-                async with client.transaction() as tx:
-                    found = (await tx.get_for_update(table, [1, 2])).to_pylist()
-                    await tx.upsert(table, [{**row, "a": row["a"] + 1} for row in found])
-            except TransactionConflict:
-                continue
-            return
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(8):
-            group.create_task(increment())
-    assert await contents(table) == {1: (8, 0), 2: (8, 0)}
-
-
-async def test_rows_read_for_update_may_be_missing_and_conflict_when_they_come(client: Client, table: Table) -> None:
-    tx = await client.transaction()
-    assert (await tx.get_for_update(table, [1, 2], missing="null")).to_pylist() == [
-        {"k": 1, "a": None, "b": None},
-        {"k": 2, "a": None, "b": None},
-    ]
-    await tx.upsert(table, rows([5], 1))
-    await table.upsert(rows([2], 1))
-    with pytest.raises(TransactionConflict):
-        await tx.commit()
-    assert await contents(table) == {2: (1, 0)}
 
 
 async def test_the_parts_that_the_commit_names_count_and_no_others(client: Client, table: Table) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from aio_client import ColumnLocked, InvalidRequest, LockLost, LogOffsets, PositionOutOfRange, UsageError, agg
-from tests.model.history import noted
 
 if TYPE_CHECKING:
     from aio_client import Client, Table
@@ -212,48 +210,6 @@ async def test_offsets_that_are_wrong_in_one_bucket_change_nothing_in_the_others
     with pytest.raises(PositionOutOfRange):
         await table.undo("job", beginning)
     assert await table.count() == 20
-
-
-async def test_random_histories_go_back_as_a_model_says(client: Client, name: str) -> None:
-    seed = random.randrange(2**32)
-    rng = random.Random(seed)
-    with noted(f"seed {seed}"):
-        table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
-        await table.upsert([row(k, 0) for k in range(0, 40, 2)])
-        offsets, rows = await offsets_of(table), await contents(table)
-        # For each key that the writer has changed: its earlier value, and whether others have written it since.
-        first: dict[int, tuple[int | None, int | None] | None] = {}
-        others: set[int] = set()
-        async with table.writer(id="job") as writer:
-            for value in range(1, 30):
-                keys = [rng.randrange(40) for _ in range(rng.randrange(1, 8))]
-                own, deletes = rng.random() < 0.6, rng.random() < 0.3
-                target: Any = writer if own else table
-                for key in keys:
-                    # Writing a row again unchanged is not a change, and neither is deleting a missing row.
-                    if deletes and key not in rows:
-                        continue
-                    if own:
-                        first.setdefault(key, rows.get(key))
-                    elif key in first:
-                        others.add(key)
-                    if deletes:
-                        rows.pop(key, None)
-                    else:
-                        rows[key] = (value, 0)
-                await (target.delete(keys) if deletes else target.upsert([row(key, value) for key in keys]))
-                await writer.flush()
-        assert await contents(table) == rows
-        for _ in range(2):
-            report = await table.undo("job", offsets)
-            for key in first.keys() - others:
-                before = first[key]
-                if before is None:
-                    rows.pop(key, None)
-                else:
-                    rows[key] = before
-            assert await contents(table) == rows
-            assert report.conflicts == len(others)
 
 
 async def test_what_a_writer_does_within_transactions_is_undone_too(client: Client, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,19 +14,15 @@ from aio_client import (
     StartFrom,
     StopAt,
     Table,
-    TransactionConflict,
     UpgradeNotConfirmed,
-    WriteConflict,
     agg,
     connect,
     sync,
 )
-from aio_client.mirror import mirror
 from scankv.v1 import write_pb2
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import write_checked_json
 from streaming_server.storage.tables.data_directory import REFUSALS_FORMAT
-from tests.support.bases import SOON, await_bases, is_of_bases
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -108,41 +103,6 @@ async def test_a_full_start_needs_no_changes_from_before(client: Client, name: s
     assert {row["k"]: row["v"] for row in found} == await content(table)
 
 
-@pytest.mark.parametrize("where", [None, "v < 3"])
-@pytest.mark.represented_by("None")
-async def test_a_full_start_that_resumes_among_the_rows_ends_with_the_table(
-    client: Client, name: str, where: str | None
-) -> None:
-    chance = random.Random(7)
-    table = await made(client, name, buckets=2)
-    for _ in range(6):
-        scan = table.changes(StartFrom.FULL, where=where).with_unmatched("delete").with_untracked("rescan")
-        scan, copied = scan.with_chunk(rows=9), dict[int, int]()
-        for read in (1, 3, 2):
-            # The stream is cut among its rows, and continues over a later view.
-            async with scan.stream() as stream:
-                for _ in range(read):
-                    apply(copied, await anext(aiter(stream)))
-                token = stream.resume_token
-            assert token is not None
-            scan = scan.resume_from(token)
-            keys = chance.sample(range(150), 12)
-            await table.upsert(rows(keys, chance.randrange(5)), track_changes=chance.random() < 0.3)
-            await table.delete(chance.sample(range(150), 4))
-        async for batch in scan.stop_at(StopAt.LATEST).stream():
-            apply(copied, batch)
-        assert copied == await content(table, where=where)
-
-
-def apply(copied: dict[int, int], batch: pa.RecordBatch) -> None:
-    """Applies changes as a reader does that keeps the last row of each key."""
-    for change in batch.to_pylist():
-        if change["_change_type"] == "-D":
-            copied.pop(change["k"], None)
-        elif change["_change_type"] != "-U":
-            copied[change["k"]] = change["v"]
-
-
 async def test_adjacent_ranges_are_read_once(client: Client, name: str) -> None:
     table = await made(client, name)
     for start in range(0, 60, 10):
@@ -175,49 +135,6 @@ async def test_large_ranges_come_in_chunks_and_a_stream_resumes_within_them(clie
     async with scan.limit(9_500).stream() as stream:
         assert sum([batch.num_rows async for batch in stream]) == 9_500
         assert count_of(stream.next_offsets[0]) == 100
-
-
-@pytest.mark.parametrize(
-    ("start", "where"),
-    [
-        (StartFrom.offsets({0: 100, 1: 0}), None),
-        (StartFrom.FULL, "v < 3"),
-        pytest.param(StartFrom.offsets({0: 100, 1: 0}), "v < 3", marks=pytest.mark.soak),
-        pytest.param(StartFrom.FULL, None, marks=pytest.mark.soak),
-    ],
-)
-@pytest.mark.represented_by("start0-None")
-async def test_a_stream_that_resumes_within_ranges_ends_with_the_table(
-    client: Client, name: str, start: StartFrom, where: str | None
-) -> None:
-    chance, resumed = random.Random(11), 0
-    for number in range(4):
-        table = await made(client, f"{name}_{number}", buckets=1)
-        scan = table.changes(StartFrom.offsets(await table.log_offsets()), where=where)
-        if start == StartFrom.FULL:
-            scan = table.changes(StartFrom.FULL, where=where)
-        scan = scan.with_unmatched("delete").with_untracked("rescan").with_chunk(rows=9)
-        copied = {} if start == StartFrom.FULL else await content(table, where=where)
-        await table.upsert(rows(chance.sample(range(150), 40), 1), track_changes=False)
-        for _ in range(12):
-            # The stream is cut within the rows of the ranges, and continues over a later view.
-            async with scan.stream() as stream:
-                for _ in range(chance.choice([1, 1, 2, 5])):
-                    apply(copied, await anext(aiter(stream)))
-                assert stream.resume_token is not None
-                # Version 18 has a place within a range.
-                resumed += stream.resume_token[0] == 18
-                scan = scan.resume_from(stream.resume_token)
-            for _ in range(chance.randrange(3)):
-                keys = chance.sample(range(150), chance.choice([3, 30]))
-                await table.upsert(rows(keys, chance.randrange(5)), track_changes=chance.random() < 0.3)
-            if chance.random() < 0.5:
-                await table.delete(chance.sample(range(150), 4))
-            await table.upsert(rows([chance.randrange(150), 160], 1), track_changes=False)
-        async for batch in scan.stop_at(StopAt.LATEST).stream():
-            apply(copied, batch)
-        assert copied == await content(table, where=where)
-    assert resumed > 5
 
 
 @pytest.mark.parametrize("changelog", ["full", "upsert"])
@@ -254,23 +171,6 @@ async def test_a_consumer_that_fails_at_the_range_continues_when_it_asks_for_its
     assert count_of(consumer.log_offsets[0]) == 101
 
 
-async def test_a_stream_that_rescans_reads_every_change_instead_of_net_ones(client: Client, name: str) -> None:
-    table = await made(client, name)
-    await table.upsert(rows([1, 2], 1), track_changes=False)
-    after = await table.log_offsets()
-    for value in range(5):
-        await table.upsert(rows([5], 10 + value))
-    net = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_catch_up("net", lag_threshold=1)
-    with pytest.raises(RangeNotTracked):
-        await net.to_arrow()
-    found = (await net.with_untracked("rescan").to_arrow()).to_pylist()
-    assert {row["k"]: row["v"] for row in found} == await content(table)
-    assert len([row for row in found if count_of(row["_log_offset"]) > 100]) == 10
-    # A stream that has not read the range has no rows from it.
-    found = (await net.start_from(StartFrom.offsets(after)).to_arrow()).to_pylist()
-    assert [(row["_change_type"], row["v"]) for row in found] == [("-U", 0), ("+U", 14)]
-
-
 async def test_a_row_that_ceases_to_match_and_is_then_deleted_is_gone(client: Client, name: str) -> None:
     table = await made(client, name)
     offsets = await table.log_offsets()
@@ -279,54 +179,6 @@ async def test_a_row_that_ceases_to_match_and_is_then_deleted_is_gone(client: Cl
     await table.upsert(rows([6], 1))
     found = await changes(table, StartFrom.offsets(offsets), where="v = 0")
     assert found == [("-D", 5, 101), ("-U", 6, 102), ("-D", 6, 103)]
-
-
-@pytest.mark.parametrize("options", [{}, {"indexes": ["v"]}, {"changelog": "upsert"}, {"buckets": 3}])
-async def test_a_conditional_write_takes_the_range_for_changes(
-    client: Client, name: str, options: dict[str, Any]
-) -> None:
-    table = await made(client, name, **options)
-    before = (await table.lookup([5, 90], with_version=True)).log_offsets
-    every = await table.log_offsets()
-    await table.upsert(rows(list(range(2, 40, 2)), 1), track_changes=False)
-    with pytest.raises(WriteConflict, match="changed after offset"):
-        await table.upsert(rows([5], 9), if_version=before if 0 in before else every)
-    await table.upsert(rows([90], 9), if_version=every)
-    assert (await content(table))[90] == 9
-    if "indexes" in options:
-        assert await content(table, where="v = 1") == dict.fromkeys(range(2, 40, 2), 1)
-        assert all(bucket.is_consistent for bucket in await client.check_table(name))
-
-
-async def test_a_transaction_takes_the_range_for_changes(client: Client, name: str) -> None:
-    table = await made(client, name)
-    tx = await client.transaction(conflict="abort")
-    await tx.upsert(table, rows([5], 9))
-    await table.upsert(rows([1, 8], 1), track_changes=False)
-    with pytest.raises(TransactionConflict):
-        await tx.commit()
-    async with client.transaction(conflict="abort") as tx:
-        await tx.upsert(table, rows([50], 9))
-        await table.upsert(rows([1, 8], 2), track_changes=False)
-    assert {(await content(table))[key] for key in (1, 8, 50)} == {2, 9}
-
-
-async def test_an_undo_across_the_range_is_refused_before_it_reverts_anything(client: Client, name: str) -> None:
-    table = await made(client, name, buckets=2)
-    before = await table.log_offsets()
-    async with table.writer(id="job") as writer:
-        await writer.upsert(rows(list(range(100)), 1))
-        await writer.flush()
-        await writer.upsert(rows([1], 2), track_changes=False)
-        await writer.flush()
-        after = await table.log_offsets()
-        await writer.upsert(rows(list(range(10)), 3))
-    expected = await content(table)
-    with pytest.raises(RangeNotTracked, match="nothing was undone"):
-        await table.undo("job", before)
-    assert await content(table) == expected
-    assert (await table.undo("job", after)).restored == 10
-    assert await content(table) == {**dict.fromkeys(range(100), 1), 1: 2}
 
 
 async def test_a_merge_still_merges(client: Client, name: str) -> None:
@@ -372,18 +224,6 @@ async def test_encoded_rows_and_parts_of_transactions_are_refused(client: Client
     assert len(await content(table)) == 100
 
 
-async def test_a_mirror_follows(client: Client, name: str) -> None:
-    table = await made(client, name, buckets=3)
-    async with mirror(table) as local:
-        for value in range(1, 8):
-            keys = list(range(value, 300, 7 * value))
-            written = await table.upsert(rows(keys, value % 3), track_changes=value % 2 == 0)
-            gone = await table.delete([value, 2 * value])
-            written.log_offsets.advance(gone.log_offsets, gone.log_offsets.table_incarnation)
-            await local.wait_for(written.log_offsets)
-            assert {row["k"]: row["v"] for row in local.to_arrow().to_pylist()} == await content(table)
-
-
 async def test_the_blocking_client_and_a_writer_write_the_same(sync_client: sync.Client, name: str) -> None:
     table = sync_client.create_table(name, SCHEMA, primary_key=["k"], buckets=1)
     with table.writer() as writer:
@@ -406,24 +246,3 @@ async def test_a_directory_of_an_earlier_format_refuses_untracked_writes(tmp_pat
             with pytest.raises(UpgradeNotConfirmed, match="need format 3 of the data directory, which has format 2"):
                 await table.upsert(rows([1], 1), track_changes=False)
             assert await content(table) == dict.fromkeys(range(100), 0)
-
-
-async def test_a_columnar_base_is_right_before_and_after_a_restart(tmp_path: Path) -> None:
-    settings = (*SOON, "--set", "base_min_rows=1", "--set", "base_changed_share=10")
-    with ServerProcess(tmp_path / "data", *settings) as server:
-        async with connect(server.url) as client:
-            table = await made(client, "a.b", columnar_base="auto")
-            await await_bases(table)
-            await table.upsert(rows(range(90, 120), 1), track_changes=False)
-            expected = {**dict.fromkeys(range(90), 0), **dict.fromkeys(range(90, 120), 1)}
-            assert is_of_bases(await table.scan().explain())
-            assert await content(table) == expected
-        server.stop()
-        server.restart()
-        async with connect(server.url) as client:
-            table = await client.table("a.b")
-            assert await content(table) == expected
-            await await_bases(table)
-            assert await content(table) == expected
-            found = await changes(table, StartFrom.offsets({0: 99}))
-            assert found == [("+I", 99, 99), *(("+U", key, 100) for key in range(90, 120))]

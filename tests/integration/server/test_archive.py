@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import DataLoss, StartFrom, StopAt, UsageError, agg, sync
+from aio_client import DataLoss, StartFrom, StopAt, UsageError, sync
 from streaming_server.engine.backups.restore import restore_all, restore_tables
 from streaming_server.engine.backups.restore_plan import plan_instant
 from streaming_server.storage.backup.archive_segment import read_segment
@@ -63,37 +63,6 @@ def rows_at(store: BackupStore, instant: int | None, data: Path) -> dict[str, di
             found[table.name] = {row["k"]: row["v"] for row in rows}
             assert all(bucket.is_consistent for bucket in client.check_table(table.name))
     return found
-
-
-@pytest.mark.represented_by("alone")
-@several
-def test_tables_of_each_kind_that_are_created_and_dropped_after_the_backup(
-    tmp_path: Path, workers: tuple[str, ...]
-) -> None:
-    store = BackupStore(str(tmp_path / "backups"))
-    with serving(tmp_path / "data", store, *workers) as client:
-        client.create_table("t.old", SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": 1}])
-        client.create_backup()
-        client.table("t.old").upsert([{"k": 2, "v": 2}])
-        log = client.create_table("t.log", SCHEMA, primary_key=[])
-        log.append([{"k": 1, "v": 1}, {"k": 2, "v": 2}])
-        summed = client.create_table(
-            "t.sum", SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregators={"v": agg.sum()}
-        )
-        for _ in range(3):
-            summed.upsert([{"k": 1, "v": 5}])
-        first = time.time_ns() // 1000
-        client.drop_table("t.old")
-        summed.upsert([{"k": 1, "v": 5}])
-        client.create_table("t.old", SCHEMA, primary_key=["k"]).upsert([{"k": 3, "v": 3}])
-        second = time.time_ns() // 1000
-        client.drop_table("t.log")
-        wait_archived(store)
-        trash = tmp_path / "data" / "trash"
-        wait_until(lambda: not list(trash.iterdir()), "the logs of dropped tables are removed")
-    assert rows_at(store, first, tmp_path / "first") == {"t.old": {1: 1, 2: 2}, "t.log": {1: 1, 2: 2}, "t.sum": {1: 15}}
-    assert rows_at(store, second, tmp_path / "second") == {"t.old": {3: 3}, "t.log": {1: 1, 2: 2}, "t.sum": {1: 20}}
-    assert rows_at(store, None, tmp_path / "latest") == {"t.old": {3: 3}, "t.sum": {1: 20}}
 
 
 @pytest.mark.breadth
@@ -304,56 +273,6 @@ def test_what_a_killed_server_had_not_archived_of_a_dropped_table_is_reported(
     }
     assert "dropped before" in plan_instant(store, instant).left_out["t.new"]
     assert rows_at(store, None, tmp_path / "latest") == {"t.kept": {1: 1, 2: 2}}
-
-
-@pytest.mark.breadth
-def test_a_kill_right_after_definitions_changed_leaves_them_as_of_every_instant(tmp_path: Path) -> None:
-    schema = pa.schema([("day", pa.int32()), ("k", pa.int64()), ("v", pa.int64())])
-    store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
-    instants: list[int] = []
-    with serving(data, store) as client:
-        for name in ("t.dropped", "t.altered", "t.expiring"):
-            partition_by = ["day"] if name == "t.dropped" else []
-            client.create_table(name, schema, primary_key=["day", "k"], partition_by=partition_by, buckets=1)
-        client.create_backup()
-        wait_followed(store, data)
-    slow = ("--backup-location", store.location, "--set", "archive_every_seconds=3600")
-    with ServerProcess(data, *slow) as server, sync.connect(server.url) as client:
-        for name in ("t.dropped", "t.altered", "t.expiring"):
-            client.table(name).upsert([{"day": day, "k": k, "v": k} for day in (1, 2) for k in range(5)])
-        instants.append(time.time_ns() // 1000)
-        client.table("t.dropped").drop_partition({"day": 1})
-        client.alter_table("t.altered", drop_columns=["v"])
-        client.alter_table("t.expiring", ttl_seconds=1)
-        instants.append(time.time_ns() // 1000)
-        client.table("t.dropped").drop_partition({"day": 2})
-        client.alter_table("t.altered", add_columns=pa.schema([("w", pa.int64())]))
-        client.create_table("t.later", SCHEMA, primary_key=["k"], buckets=1)
-        instants.append(time.time_ns() // 1000)
-        server.kill()
-        # What an earlier process has not archived is not forgotten by one that changes it again and is killed, too.
-        server.restart()
-        with sync.connect(server.url) as again:
-            again.alter_table("t.altered", add_columns=pa.schema([("x", pa.int64())]))
-            server.kill()
-    with serving(data, store) as client:
-        client.table("t.later").upsert([{"k": 1, "v": 1}])
-        wait_archived(store)
-    assert len(store.manifests()) == 1
-    found = []
-    for instant in instants:
-        restore_all(store, plan_instant(store, instant), tmp_path / str(instant))
-        with ServerProcess(tmp_path / str(instant)) as server, sync.connect(server.url) as client:
-            tables = {table.name: table for table in client.tables()}
-            partitions = [each.values["day"] for each in tables["t.dropped"].partitions()]
-            expires = tables["t.expiring"].options.get("ttl_seconds") is not None
-            found.append((partitions, tables["t.altered"].schema.names[2:], expires, "t.later" in tables))
-            assert tables["t.altered"].count() == 10
-    assert found == [
-        ([1, 2], ["v"], False, False),
-        ([2], [], True, False),
-        ([], ["w"], True, True),
-    ]
 
 
 def test_a_restore_leaves_out_what_followed_the_instant_without_a_commit(tmp_path: Path) -> None:

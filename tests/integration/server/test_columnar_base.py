@@ -146,31 +146,6 @@ async def test_chunks_out_of_a_base_are_no_larger_than_asked_for(table: Table, s
     assert pa.Table.from_batches(batches).equals(await scan.read_path("rocksdb").to_arrow())
 
 
-@pytest.mark.parametrize(
-    ("first", "then"), [("columnar", "rocksdb"), ("rocksdb", "columnar"), ("columnar", "columnar")]
-)
-@pytest.mark.parametrize("question", ["all", "descending", "a range", "buckets", "nulls", "a limit within the second"])
-@pytest.mark.asyncio
-@pytest.mark.represented_by("all-columnar-rocksdb", "a limit within the second-columnar-columnar")
-async def test_a_scan_goes_on_from_a_token_of_the_other_kind(
-    table: Table, question: str, first: ReadPath, then: ReadPath
-) -> None:
-    scan = QUESTIONS[question](table.scan())
-    whole = await scan.read_path("rocksdb").to_arrow()
-    batches = []
-    async with scan.read_path(first).with_chunk(rows=5000).stream() as stream:
-        async for batch in stream:
-            batches.append(batch)
-            if len(batches) == 2:
-                break
-        token = stream.resume_token
-    assert token is not None
-    rest = await scan.read_path(then).resume_from(token).to_arrow()
-    rows = pa.concat_tables([pa.Table.from_batches(batches), rest])
-    assert rest.num_rows
-    assert rows.equals(whole)
-
-
 @pytest.mark.whole_tables  # A scan counts once for each tablet.
 @pytest.mark.asyncio
 async def test_a_scan_over_bases_opens_no_rocksdb_cursor(based: ServerProcess, table: Table) -> None:

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pytest
 
-from scankv import TransactionConflict, col
+from scankv import TransactionConflict
 from streaming_server.engine.bucket.call_point import POINT_SECONDS
 from tests.integration.server.test_expiry import until_based
 from tests.support.clocks import START, FakeClocks, parts_of, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from aio_client import Table
 
 pytestmark = pytest.mark.asyncio
 
@@ -36,98 +34,6 @@ ROWS: Final = [
     *(row(2, n, 100) for n in range(5)),
     *(row(2, n) for n in range(5, 8)),
 ]
-
-
-async def _rows(written: Awaitable[Any]) -> int:
-    return int((await written).rows)
-
-
-async def _truncate_without_tracking(table: Table) -> int:
-    # The number may count stored rows that have expired.
-    await table.truncate(track_changes=False)
-    return 3
-
-
-async def _drop_day_1(table: Table) -> int:
-    await table.drop_partition({"day": 1})
-    return 0
-
-
-async def _undo_and_truncate(table: Table) -> int:
-    before = await table.log_offsets()
-    async with table.writer(id="job") as writer:
-        await writer.upsert([{**each, "id": each["id"] + 100} for each in ROWS])
-    await table.undo("job", before)
-    return await _rows(table.truncate())
-
-
-OF_DAY_1: Final = {(1, n) for n in range(5)}
-OF_DAY_2: Final = {(2, n) for n in range(8)}
-DELETES: Final[dict[str, tuple[Callable[[Table], Awaitable[int]], int, set[tuple[int, int]]]]] = {
-    # What deletes, how many rows it reports, and the keys that are left.
-    "truncate": (lambda table: _rows(table.truncate()), 3, set()),
-    "truncate without tracking": (_truncate_without_tracking, 3, set()),
-    "replace": (lambda table: _rows(table.replace([row(3, 1)])), 1, {(3, 1)}),
-    "replace by some of the rows": (lambda table: _rows(table.replace(ROWS[-1:])), 1, {(2, 7)}),
-    "replace in a scope": (
-        lambda table: _rows(table.replace([row(2, 9)], where="day = 2")),
-        1,
-        {(2, 9), *OF_DAY_1},
-    ),
-    "by a predicate": (
-        lambda table: _rows(table.delete(where=col("value") < 6, mode="overwrite")),
-        1,
-        {(2, 6), (2, 7)},
-    ),
-    "by a predicate on the key": (lambda table: _rows(table.delete(where="day = 1", mode="overwrite")), 0, OF_DAY_2),
-    "a range without tracking": (
-        lambda table: _rows(table.delete(where="day = 1", track_changes=False, mode="overwrite")),
-        0,
-        OF_DAY_2,
-    ),
-    "by keys": (lambda table: _rows(table.delete([*OF_DAY_1], mode="overwrite")), 5, OF_DAY_2),
-    "a partition": (_drop_day_1, 0, OF_DAY_2),
-    "an undo, and truncate": (_undo_and_truncate, 3, set()),
-}
-KINDS: Final[dict[str, dict[str, Any]]] = {
-    "by a column": {},
-    "by the last write": {"ttl_column": None},
-    "merged": {"merge_engine": "partial_update"},
-    "silent": {"ttl_changes": "none"},
-    "indexed": {"indexes": [["value"]]},
-    "without changelog": {"changelog": "none"},
-    "with keys in the changelog": {"changelog": "upsert"},
-    "with tablets": {"tablets": 2},
-}
-
-
-@pytest.mark.represented_by("merged")
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[] if kind in ("merged", "with tablets") else pytest.mark.soak) for kind in KINDS],
-)
-async def test_rows_that_are_deleted_after_they_expired_stay_deleted_without_ttl(tmp_path: Path, kind: str) -> None:
-    clocks, options = FakeClocks(), KINDS[kind]
-    async with serving(tmp_path, clocks) as (_, client):
-        for number, (name, (delete, reported, left)) in enumerate(DELETES.items()):
-            is_partition, table_name = name == "a partition", f"t.events{number}"
-            if ("changelog" in options and "undo" in name) or (kind == "with tablets" and is_partition):
-                continue  # It does not exist there.
-            given = {"ttl_column": "at", **({"partition_by": ["day"]} if is_partition else {}), **options}
-            table = await client.create_table(
-                table_name, SCHEMA, primary_key=["day", "id"], buckets=2, ttl_seconds=60, **given
-            )
-            await table.upsert(ROWS[:10])
-            if given["ttl_column"] is None:
-                clocks.pass_time(100)
-            await table.upsert(ROWS[10:])
-            assert await table.count() == 3
-            assert await delete(table) == reported, name
-            table = await client.alter_table(table_name, ttl_seconds=None, ttl_column=None)
-            rows = (await table.scan(columns=["day", "id"]).to_arrow()).to_pylist()
-            assert {(each["day"], each["id"]) for each in rows} == left, name
-            assert await table.count() == len(left)
-            assert all(bucket.is_consistent for bucket in await client.check_table(table_name))
 
 
 @pytest.mark.whole_tables  # It sweeps the table in this process.

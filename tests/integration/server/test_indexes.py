@@ -261,33 +261,6 @@ async def test_explain_of_a_top_n_refuses_what_the_query_refuses(client: Client,
 
 
 @pytest.mark.asyncio
-async def test_a_pinned_snapshot_has_its_indexes(client: Client, wire: Wire, name: str) -> None:
-    create(wire, name, INDEXES)
-    write(wire, name, rows().slice(0, 3000))
-    table = await client.table(name)
-    where = col("league") == "league 7"
-    async with table.snapshot(ttl=60) as pin:
-        before = exact_rows(await table.scan(where=where).to_arrow())
-        assert before
-        await table.delete(["player 000007"])
-        scan = table.scan(where=where).as_of(pin)
-        assert (await scan.explain()).index == ("league", "score")
-        assert exact_rows(await scan.to_arrow()) == before
-        snapshot = scan_pb2.PinnedSnapshot(snapshot_id=pin.id)
-        found, told = top(wire, name, by="score", n=5, where=where, snapshot=snapshot)
-        assert list(told.index) == ["league", "score"]
-        explained = await table.explain_top_n(5, "score", where, as_of=pin)
-        assert (explained.source, explained.index) == ("pinned", ("league", "score"))
-        assert "player 000007" in found["player"].to_pylist()
-        assert "player 000007" not in top(wire, name, by="score", n=5, where=where)[0]["player"].to_pylist()
-        with_index_later = table_pb2.AlterTableRequest(
-            name=name, add_indexes=[table_pb2.IndexColumns(columns=["note"])]
-        )
-        wire.tables.AlterTable(with_index_later)
-        assert not (await table.scan(where=col("note") == "note 5").as_of(pin).explain()).index
-
-
-@pytest.mark.asyncio
 async def test_an_index_that_is_added_is_used_once_it_is_whole_and_one_that_is_dropped_no_more(
     client: Client, wire: Wire, name: str
 ) -> None:

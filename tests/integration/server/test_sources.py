@@ -19,7 +19,7 @@ from tests.support.snapshots import views_on_disk
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from aio_client import Client, Scan, Snapshot, Table
@@ -110,70 +110,6 @@ async def sources(client: Client) -> Sources:
 
 
 AT: Final = pytest.mark.parametrize("at", ["live", "snapshot"])
-QUESTIONS: Final[dict[str, Callable[[Scan], Scan]]] = {
-    "all": lambda scan: scan,
-    "descending": lambda scan: scan.reverse().select("name"),
-    "few": lambda scan: scan.where(col("score") > 1000.0),
-    "in order": lambda scan: scan.ordered(),
-    "in descending order": lambda scan: scan.ordered().reverse(),
-    "no column in order": lambda scan: scan.ordered().select([]),
-    "few in order": lambda scan: scan.ordered().where(col("level") == 3).select("name", "k"),
-    "none in order": lambda scan: scan.ordered().where(col("score") < 0.0),
-    "a range in order": lambda scan: scan.ordered().key_range(("t1", -5000), ("t2", 2000)),
-    "the first in order": lambda scan: scan.ordered().limit(5000),
-    "buckets in order": lambda scan: scan.ordered().reverse().with_buckets(0, 2),
-}
-
-
-@pytest.mark.represented_by(
-    "descending-live",
-    "all-snapshot",
-    "descending-snapshot",
-    "few-live",
-    "none in order-snapshot",
-    "the first in order-snapshot",
-    "no column in order-snapshot",
-    "none in order-live",
-    "no column in order-live",
-)
-@AT
-@pytest.mark.parametrize("question", QUESTIONS)
-async def test_a_base_gives_the_rows_of_the_iterator_in_the_same_order(
-    sources: Sources, question: str, at: str
-) -> None:
-    scan = QUESTIONS[question](sources.scan(at))
-    assert [(await scan.read_path(read_path).explain()).read_path for read_path in ("auto", "columnar", "rocksdb")] == [
-        "columnar",
-        "columnar",
-        "rocksdb",
-    ]
-    expected = await scan.read_path("rocksdb").to_arrow()
-    for read_path in ("columnar", "auto"):
-        assert (await scan.read_path(read_path).to_arrow()).equals(expected)
-    # In chunks of any size.
-    assert (await scan.read_path("columnar").with_chunk(rows=777).to_arrow()).equals(expected)
-    assert (expected.num_rows == 0) == question.startswith("none")
-
-
-@AT
-@pytest.mark.parametrize(("first", "then"), [("columnar", "rocksdb"), ("rocksdb", "columnar")])
-@pytest.mark.parametrize("question", ["all", "in order", "a range in order"])
-async def test_a_scan_goes_on_from_a_token_of_the_other_kind(
-    sources: Sources, question: str, first: ReadPath, then: ReadPath, at: str
-) -> None:
-    scan = QUESTIONS[question](sources.scan(at))
-    expected = await scan.read_path("rocksdb").to_arrow()
-    batches = []
-    async with scan.read_path(first).with_chunk(rows=1000).stream() as stream:
-        async for batch in stream:
-            batches.append(batch)
-            if len(batches) == 3:
-                break
-        token = stream.resume_token
-    assert token is not None
-    rest = await scan.read_path(then).resume_from(token).to_arrow()
-    assert rest.num_rows
-    assert pa.concat_tables([pa.Table.from_batches(batches), rest]).equals(expected)
 
 
 @AT
@@ -221,22 +157,6 @@ async def test_the_first_rows_are_those_of_a_sort_of_all(sources: Sources, by: s
             same = pc.equal(ordered[by], last) if last.is_valid else ordered[by].is_null()
             assert ties.num_rows == max(pc.indices_nonzero(same).to_pylist()) + 1
         assert ties.equals(ordered[: ties.num_rows])
-
-
-@AT
-async def test_counts_and_aggregates_are_those_of_the_rows(sources: Sources, at: str) -> None:
-    for where in (None, col("score") > 600.0, col("name").starts_with("n1-"), col("level").is_null()):
-        scan = sources.scan(at).read_path("rocksdb")
-        rows = await (scan if where is None else scan.where(where)).to_arrow()
-        assert await sources.table.count(where, **sources.at(at)) == rows.num_rows > 0
-        functions = {"score": ["sum", "min", "max"], "level": ["count", "sum"], "name": "max"}
-        found = await sources.table.aggregate(functions, where, group_by=["team"], **sources.at(at))
-        wanted = [("score", "sum"), ("score", "min"), ("score", "max"), ("level", "count"), ("level", "sum")]
-        expected = rows.group_by("team").aggregate([*wanted, ("name", "max")]).sort_by("team")
-        assert (
-            found.columns
-            == expected.select(["team", *(f"{name}_{function}" for name, function in wanted), "name_max"]).columns
-        )
 
 
 @pytest.mark.parametrize("ordered", [False, True])

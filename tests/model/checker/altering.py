@@ -66,7 +66,7 @@ def _alter(table: CheckerTable, column: CheckerColumn, **changes: Any) -> None:
 
 def _draw_index(_world: CheckerWorld, table: CheckerTable, random: Random) -> Arguments | None:
     names = [column.name for column in table.columns]
-    return {"columns": random.sample(names, random.randrange(1, min(len(names), 2) + 1))} if names else None
+    return {"columns": random.sample(names, random.randrange(1, len(names) + 1))} if names else None
 
 
 def _index_of(table: CheckerTable, arguments: Arguments) -> tuple[int, ...] | None:

@@ -63,7 +63,8 @@ def value_of(kind: str, random: Random) -> Any:  # of the column's type
     if random.random() < 0.15:
         return None
     number = random.randrange(-5, 20)
-    return {int: number, str: f"t{number + 5:02d}", float: number / 4}[KINDS[kind]]
+    text = f"t{number + 5:02d}" + random.choice(["", "", "\0", "\0a", "\xe9"])
+    return {int: number, str: text, float: number / 4}[KINDS[kind]]
 
 
 def rows_of(table: CheckerTable, random: Random, names: list[str] | None = None) -> list[dict[str, Any]]:

@@ -62,9 +62,10 @@ def source_of(world: CheckerWorld, arguments: Arguments) -> tuple[CheckerTable, 
 
 
 def predicate_of(arguments: Arguments) -> str | Predicate | None:
-    # Text is parsed with the columns that the table has now.
+    # Text is parsed with the columns that the table has now. It has no escapes.
     where = arguments["where"]
-    return to_sql(where) if arguments["snapshot"] is None else to_expression(where)
+    text = to_sql(where) if arguments["snapshot"] is None else None
+    return to_expression(where) if text is None or "\\" in text else text
 
 
 def _matching(view: ModelView, arguments: Arguments) -> list[Shown]:

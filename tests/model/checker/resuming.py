@@ -69,7 +69,7 @@ class _LeftScan:
 
 def _scan(world: CheckerWorld, name: str, arguments: Arguments) -> Scan:
     scan = world.table(name).scan(arguments["columns"], where=predicate_of(arguments)).limit(arguments["limit"])
-    scan = scan.with_chunk(rows=arguments["chunk"])
+    scan = scan.with_chunk(rows=arguments["chunk"]).read_path(arguments.get("path", "auto"))
     scan = scan.ordered() if arguments["order"] == "key" else scan
     return scan.reverse() if arguments["reverse"] else scan
 
@@ -86,6 +86,7 @@ def _draw_begin(world: CheckerWorld, random: Random) -> Arguments | None:
         "reverse": random.random() < 0.4,
         "limit": random.choice([None, None, 7]),
         "chunk": random.choice([1, 2, 5]),
+        "path": random.choice(["auto", "rocksdb"]),
         "batches": random.choice([1, 1, 2, 4]),
         "as": f"s{world.next_number()}",
     }
@@ -118,6 +119,7 @@ def _draw_resume(world: CheckerWorld, random: Random) -> Arguments | None:
         "kept": random.choice(names),
         "batches": random.choice([None, None, 1, 2]),
         "as": f"s{world.next_number()}",
+        "path": random.choice(["auto", "rocksdb"]),
         "misuse": random.choice([None] * 6 + ["reverse", "limit", "table"]),
         "other": None if other is None else other.name,
     }
@@ -135,7 +137,7 @@ def _resume_scan(world: CheckerWorld, arguments: Arguments) -> None:
         return
     altered = left.is_altered(table) if table is not None and table.number == kept.table else {True}
     try:
-        scan = left.scan(world, kept.name).resume_from(left.token)
+        scan = left.scan(world, kept.name).read_path(arguments.get("path", "auto")).resume_from(left.token)
         if altered == {True}:
             scan.to_pylist()
         elif table is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from tests.model.checker import (
     altering,
     backups,
+    calls_at_once,
     conditional,
     copies,
     damage,
@@ -57,6 +58,7 @@ __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_line
 _MODULES: Final = (
     altering,
     backups,
+    calls_at_once,
     conditional,
     copies,
     damage,

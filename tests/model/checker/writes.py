@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from aio_client import InvalidRequest
+from aio_client import InvalidRequest, col
 from tests.model.checker.drawing import EVERY_KIND, KEYED, KINDS, keys_of, rows_of, table_of, value_of
 from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
@@ -97,7 +97,7 @@ def _delete_where(world: CheckerWorld, arguments: Arguments) -> None:
     if table is None or table.engine not in DELETING or not _has(table, arguments["column"], arguments["below"]):
         return
     keys = table.matching(arguments["column"], arguments["below"])
-    found = world.table(table.name).delete(where=f"{arguments['column']} < {arguments['below']!r}")
+    found = world.table(table.name).delete(where=col(arguments["column"]) < arguments["below"])
     assert found.rows == len(keys), f"deleted {found.rows} rows instead of {len(keys)}"
     table.delete(keys)
     table.settle(table.matching_expired(arguments["column"], arguments["below"]))
