@@ -28,6 +28,7 @@ def own(client: sync.Client, name: str) -> sync.Table:
     return table
 
 
+@pytest.mark.breadth
 def test_rows_of_older_columns_are_read_and_written(
     load: Callable[..., DataFrame], client: sync.Client, own: sync.Table, shared_server: ServerProcess
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_dataframe_of_a_column_that_was_renamed_says_to_load_it_again(
     assert load(own.name).agg(F.max("name")).first() == ("t9",)
 
 
+@pytest.mark.breadth
 def test_a_streaming_query_fails_if_a_column_is_renamed_and_continues_with_others(
     spark: SparkSession, client: sync.Client, own: sync.Table, shared_server: ServerProcess, tmp_path: Path
 ) -> None:

@@ -39,7 +39,7 @@ def adaptive(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[No
     spark.conf.unset("spark.sql.adaptive.enabled")
 
 
-@pytest.mark.represented_by("not adaptive")
+@pytest.mark.breadth
 @pytest.mark.usefixtures("adaptive")
 def test_branches_of_a_query_that_loads_a_table_twice_read_one_instant(
     shared_server: ServerProcess, load: Callable[..., DataFrame], table: sync.Table
@@ -53,7 +53,7 @@ def test_branches_of_a_query_that_loads_a_table_twice_read_one_instant(
 
 
 @pytest.mark.usefixtures("adaptive")
-@pytest.mark.represented_by("adaptive")
+@pytest.mark.breadth
 def test_a_subquery_that_ends_before_the_query_begins_reads_the_same_instant(
     spark: SparkSession, shared_server: ServerProcess, load: Callable[..., DataFrame], table: sync.Table
 ) -> None:
@@ -81,6 +81,7 @@ def test_every_action_reads_the_table_as_of_its_own_instant(
         table.upsert([{"k": key}])
 
 
+@pytest.mark.breadth
 def test_a_view_outlives_every_snapshot(
     spark: SparkSession, load: Callable[..., DataFrame], client: sync.Client, table: sync.Table
 ) -> None:

@@ -115,6 +115,7 @@ def test_all_stages_of_a_query_read_the_rows_that_had_not_expired_at_one_time(
     assert sum(each.rows or 0 for each in table.stats()) == stored
 
 
+@pytest.mark.breadth
 def test_a_stream_gets_the_removals_of_expired_rows_as_deletes(
     spark: SparkSession, swept: ExpiringServer, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_dropped_reader_frees_everything(
     wait_until(lambda: all(each.table != small.name for each in client.live_scans()), "no live scan")
 
 
+@pytest.mark.breadth
 def test_a_part_continues_exactly_when_the_server_is_killed_and_restarted(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         make_large(client, "test.large")
@@ -131,6 +132,7 @@ def test_an_error_in_the_middle_reaches_the_reader_after_all_earlier_rows(
     assert threads() == before
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("splits", [60, pytest.param(200, marks=pytest.mark.soak)])
 def test_many_parts_leave_nothing_behind(
     shared_server: ServerProcess, client: sync.Client, small: sync.Table, splits: int

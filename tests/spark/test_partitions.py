@@ -85,6 +85,7 @@ def test_a_predicate_on_the_partition_column_reads_one_partition(
     assert load(table.name, rows_per_split=2000).rdd.getNumPartitions() == 10
 
 
+@pytest.mark.breadth
 def test_a_stream_finds_partitions_that_are_created_while_it_runs(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.asyncio
 SCHEMA = pa.schema([("id", pa.int64()), ("value", pa.int32())])
 
 
+@pytest.mark.breadth
 async def test_spark_reads_the_files_of_the_manifest(
     spark: SparkSession, shared_server: ServerProcess, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ def test_a_named_snapshot_is_read_by_all_queries_and_not_released(
         assert [each.ttl for each in client.snapshots(own.name)] == [300]
 
 
+@pytest.mark.breadth
 def test_the_options_that_spark_does_not_push_down_reach_the_server(
     load: Callable[..., DataFrame], scores: sync.Table
 ) -> None:
@@ -202,7 +203,7 @@ def test_the_options_that_spark_does_not_push_down_reach_the_server(
 
 
 @pytest.mark.parametrize("options", [{"splits": 1}, {"splits": 7}, {"rows_per_split": 500}, {"rows_per_split": 400}])
-@pytest.mark.represented_by("options0")
+@pytest.mark.breadth
 def test_the_parts_of_a_table_with_skewed_buckets_add_up_to_the_table(
     load: Callable[..., DataFrame], client: sync.Client, name: str, options: dict[str, int]
 ) -> None:
@@ -262,6 +263,7 @@ def test_a_limit_leaves_no_live_scan(load: Callable[..., DataFrame], client: syn
     wait_until(lambda: all(each.table != large.name for each in client.live_scans()), "no live scan", timeout=60)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("splits", [60, pytest.param(200, marks=pytest.mark.soak)])
 def test_many_tasks_leave_no_scan_and_one_lease_of_the_plan_and_one_of_the_query(
     load: Callable[..., DataFrame], client: sync.Client, own: sync.Table, splits: int

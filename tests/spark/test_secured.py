@@ -50,6 +50,7 @@ def test_a_read_and_a_write_use_the_token_file(spark: SparkSession, options: dic
     assert server.root not in repr(rows) + rows._jdf.queryExecution().toString() + str(rows._jdf.queryExecution())
 
 
+@pytest.mark.breadth
 def test_a_stream_reads_and_writes_with_the_token_file(
     spark: SparkSession, options: dict[str, Any], tmp_path: Path
 ) -> None:

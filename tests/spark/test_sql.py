@@ -145,6 +145,7 @@ def test_inserting_through_a_sql_table_is_refused_whatever_the_source(
     assert client.table(f"{table.name}_other").count() == 3
 
 
+@pytest.mark.breadth
 def test_rows_are_inserted_through_a_temporary_view_from_a_table(
     sql: Sql, client: sync.Client, spark: SparkSession, table: sync.Table
 ) -> None:
@@ -161,6 +162,7 @@ def test_rows_are_inserted_through_a_temporary_view_from_a_table(
     assert table.count() == 10
 
 
+@pytest.mark.breadth
 def test_a_stream_of_a_table_follows_it(sql: Sql, spark: SparkSession, table: sync.Table, tmp_path: Path) -> None:
     sql.create(table.name, row_kinds="true")
     found: list[int] = []

@@ -110,6 +110,7 @@ def test_a_query_returns_the_rows_of_the_table_in_several_batches_and_then_every
     assert [each.lag for each in table.consumers()] == [len(follower.batches[-1])]
 
 
+@pytest.mark.breadth
 def test_no_batch_of_changes_exceeds_the_limit_or_splits_an_update(
     table: sync.Table, query: Callable[..., Query]
 ) -> None:
@@ -126,6 +127,7 @@ def test_no_batch_of_changes_exceeds_the_limit_or_splits_an_update(
     assert len({row["_bucket"] for row in follower.batches[1]}) == 3
 
 
+@pytest.mark.breadth
 def test_a_query_stops_at_an_untracked_range_and_continues_when_it_asks_for_its_rows(
     table: sync.Table, query: Callable[..., Query]
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_query_stops_at_an_untracked_range_and_continues_when_it_asks_for_its_
     assert upserted(again) == rows_of(table)
 
 
+@pytest.mark.breadth
 def test_an_untracked_range_shows_rows_that_no_longer_match_as_deletes(
     table: sync.Table, query: Callable[..., Query]
 ) -> None:
@@ -155,6 +158,7 @@ def test_an_untracked_range_shows_rows_that_no_longer_match_as_deletes(
     assert upserted(follower) == {key: row for key, row in rows_of(table).items() if row["v"] == 0}
 
 
+@pytest.mark.breadth
 def test_batches_of_changes_are_bounded_in_bytes(table: sync.Table, query: Callable[..., Query]) -> None:
     follower = query(start="latest", max_bytes_per_trigger=1)
     follower.start()
@@ -189,7 +193,7 @@ def test_a_limit_that_spark_lifts_is_lifted(table: sync.Table, query: Callable[.
 
 
 @seeds(2)
-@pytest.mark.represented_by("0")
+@pytest.mark.breadth
 def test_a_query_that_stops_anywhere_continues_exactly(
     table: sync.Table, query: Callable[..., Query], seed: int
 ) -> None:

@@ -100,6 +100,7 @@ def test_each_micro_batch_counts_once_when_it_fails_or_is_repeated(
     assert client.transactions() == []
 
 
+@pytest.mark.breadth
 def test_complete_mode_replaces_the_table_with_each_micro_batch(
     numbers: Callable[[], DataFrame],
     run: Callable[[DataStreamWriter], None],
@@ -114,6 +115,7 @@ def test_complete_mode_replaces_the_table_with_each_micro_batch(
     assert content(client.table(name)) == {1: 1, 2: 2, 3: 2, 4: 2, 5: 1}
 
 
+@pytest.mark.breadth
 def test_foreach_batch_with_an_id_counts_once(
     numbers: Callable[[], DataFrame],
     run: Callable[[DataStreamWriter], None],
@@ -183,6 +185,7 @@ class QueryWriters:
         return spark_bridge.ScanKvDataSource(self._options).streamWriter(spark_schema(SCHEMA), overwrite=False)
 
 
+@pytest.mark.breadth
 def test_the_server_remembers_committed_micro_batches_over_restarts(server: ServerProcess) -> None:
     with sync.connect(server.url) as client, ThreadPoolExecutor(1) as pool:
         table = adding_up(client, "test.restarted")

@@ -119,6 +119,7 @@ def test_changes_of_all_tablets_are_delivered_once_despite_failures_and_restarts
         table.upsert([{"k": 3, "v": "newer"}])
 
 
+@pytest.mark.breadth
 def test_a_query_that_runs_goes_on_when_the_server_is_killed_and_started_again(
     spark: SparkSession, server: ServerProcess, tmp_path: Path
 ) -> None:

@@ -38,7 +38,7 @@ def server(workers: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield server
 
 
-@pytest.mark.represented_by("two workers-8", "one worker-3")
+@pytest.mark.represented_by("one worker-3")
 @pytest.mark.parametrize("splits", [3, 8])
 def test_a_query_reads_what_the_client_reads_at_the_owners_of_all_tablets(
     spark: SparkSession, server: ServerProcess, workers: int, splits: int

@@ -136,6 +136,7 @@ def test_types_that_spark_does_not_read_from_files_are_read_from_the_server(
         spark_bridge.table(spark, url, name, lake=uri, as_of=0)
 
 
+@pytest.mark.breadth
 def test_an_earlier_version_is_read_by_spark_alone(
     spark: SparkSession,
     client: sync.Client,

@@ -412,6 +412,7 @@ def test_a_job_continues_when_the_server_is_killed_and_restarted(
         assert found == list(range(LARGE_ROWS + 1))
 
 
+@pytest.mark.breadth
 def test_a_task_that_is_killed_leaves_nothing(
     save: Callable[..., None], spark: SparkSession, table: sync.Table, client: sync.Client
 ) -> None:

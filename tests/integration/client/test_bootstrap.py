@@ -271,6 +271,7 @@ async def test_names_of_parts_that_cannot_be_right_are_refused(client: Client, n
             await client._transport.call(lambda: services.CommitBootstrap, commit)
 
 
+@pytest.mark.breadth
 async def test_the_table_is_as_before_after_restarts(tmp_path: Path) -> None:
     rows = random_rows(random.Random(2), 5000, keys=10_000)
     with ServerProcess(tmp_path / "data") as server:

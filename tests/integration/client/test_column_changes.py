@@ -280,6 +280,7 @@ def test_snapshots_keep_the_columns_that_they_were_taken_with(server: ServerProc
             assert altered.scan().as_of(snapshot).to_arrow().sort_by("k").to_pylist() == [first(k) for k in range(9)]
 
 
+@pytest.mark.breadth
 def test_columnar_bases_of_older_columns_are_read_by_id(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", *SOON) as server, sync.connect(server.url) as client:
         table = create(client, "test.t", rows=20, columnar_base="eager")

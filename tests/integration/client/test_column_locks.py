@@ -199,6 +199,7 @@ async def test_a_lock_waits_for_the_writes_that_have_begun(client: Client, name:
     await lock.release()
 
 
+@pytest.mark.breadth
 async def test_locks_survive_a_kill_of_the_server_and_go_with_their_table(server: ServerProcess) -> None:
     async with connect(server.url) as client:
         table, other = await made(client, "test.a"), await made(client, "test.b")

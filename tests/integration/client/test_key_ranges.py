@@ -110,6 +110,7 @@ def _order(level: str) -> float:
     return LEVELS.index(float(level)) if level != "nan" else len(LEVELS)
 
 
+@pytest.mark.breadth
 @given(
     table=st.sampled_from(TABLES),
     where=predicates(),

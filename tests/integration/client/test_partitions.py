@@ -302,6 +302,7 @@ async def test_a_scan_of_one_partition_touches_no_rows_of_others(
             assert stream.stats().rows_scanned == 1000
 
 
+@pytest.mark.represented_by("range")
 @pytest.mark.asyncio
 @pytest.mark.parametrize("how", ["drop", "range"])
 async def test_the_other_partitions_are_still_read_from_the_base_after_one_is_gone(tmp_path: Path, how: str) -> None:

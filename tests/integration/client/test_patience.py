@@ -38,7 +38,7 @@ async def with_little_patience(attempt: Callable[[float], Awaitable[None]]) -> N
     return await attempt(10)
 
 
-@pytest.mark.represented_by("True")
+@pytest.mark.breadth
 @pytest.mark.parametrize("chunks_too", [False, True])
 async def test_a_stream_of_an_idle_table_outlives_any_timeout(
     client: Client, shared_server: ServerProcess, name: str, chunks_too: bool

@@ -75,6 +75,7 @@ def test_a_client_kept_is_closed_at_exit_also_in_the_middle_of_a_scan(run: Calla
     assert run(script + "print(next(stream).num_rows); 1 / 0", exit_code=1) == "10\n"
 
 
+@pytest.mark.breadth
 def test_a_stream_without_a_loop_is_closed_at_exit(run: Callable[..., str]) -> None:
     script = """
 async def scan():

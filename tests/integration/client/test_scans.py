@@ -222,6 +222,7 @@ async def test_a_server_that_is_killed_interrupts_the_scan(server: ServerProcess
         assert await table.count() == ROWS
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 async def test_a_frozen_server_is_an_error_that_names_address_and_time(server: ServerProcess) -> None:
     async with connect(server.url, attempt_timeout=1, operation_timeout=1) as client:

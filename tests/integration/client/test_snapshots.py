@@ -115,6 +115,7 @@ async def test_a_snapshot_says_what_it_holds(client: Client, table: Table) -> No
             assert stream.consistency == "pinned"
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_snapshot_is_read_by_its_id_in_another_process(shared_server: ServerProcess, table: Table) -> None:
     snapshot = await table.snapshot(ttl=60)
@@ -274,6 +275,7 @@ async def test_snapshots_go_with_their_table(client: Client, table: Table) -> No
     assert snapshot.id not in [each.id for each in await client.snapshots()]
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_context_outlives_a_restart_of_the_server(server: ServerProcess) -> None:
     async with connect(server.url) as client:
@@ -394,6 +396,7 @@ async def no_live_scan(client: Client, table: Table) -> bool:
     return not await live_scans(client, table)
 
 
+@pytest.mark.breadth
 def test_the_blocking_client_pins_renews_and_releases(sync_client: sync.Client, name: str) -> None:
     table = sync_client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
     table.upsert(rows(range(ROWS), "old"))

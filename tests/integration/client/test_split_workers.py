@@ -51,6 +51,7 @@ def by_player(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
     return sorted(rows, key=lambda row: str(row["player"]))
 
 
+@pytest.mark.breadth
 @pytest.mark.whole_tables  # The owners of the tablets read the rows.
 def test_the_parts_of_a_snapshot_are_read_at_all_workers_and_are_the_table_at_its_instant(
     divided: ServerProcess,

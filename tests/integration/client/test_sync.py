@@ -193,6 +193,7 @@ def test_many_threads_share_one_client(table: sync.Table) -> None:
     assert table.count() == ROWS + 40
 
 
+@pytest.mark.breadth
 def test_one_stream_has_one_reader_at_a_time(table: sync.Table) -> None:
     stream = table.scan().with_chunk(rows=10).stream()
     seen: list[int] = []

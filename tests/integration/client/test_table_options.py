@@ -53,6 +53,7 @@ def earliest(table: sync.Table) -> int | None:
     return found[0] if found else None
 
 
+@pytest.mark.breadth
 def test_a_shorter_retention_removes_changes_without_a_restart(maintained: ServerProcess) -> None:
     with sync.connect(maintained.url) as client:
         table = client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=1)
@@ -89,6 +90,7 @@ def test_the_ages_of_changes_are_known_as_precisely_as_a_shorter_retention_needs
         wait_until(is_trimmed_while_written, "old changes removed beside new ones", timeout=60)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_columnar_base_comes_and_goes_with_its_option(maintained: ServerProcess) -> None:
     async with connect(maintained.url) as client:
@@ -200,6 +202,7 @@ def model_of(options: dict[str, str], change: dict[str, Any]) -> dict[str, str] 
     return {name: text for name, text in after.items() if text != defaults[name]}
 
 
+@pytest.mark.breadth
 def test_options_after_random_changes_and_restarts_are_those_of_a_model(server: ServerProcess) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)

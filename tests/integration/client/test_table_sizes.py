@@ -26,6 +26,7 @@ def fill(client: sync.Client, name: str, rows: int, **given: object) -> sync.Tab
     return table
 
 
+@pytest.mark.represented_by("2")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sizes_are_those_of_the_statistics(tmp_path: Path, workers: int) -> None:
     with ServerProcess(tmp_path / "data", "--workers", str(workers)) as server, sync.connect(server.url) as client:
@@ -47,6 +48,7 @@ def test_sizes_are_those_of_the_statistics(tmp_path: Path, workers: int) -> None
             client.table_sizes([f"a.t{number}" for number in range(101)])
 
 
+@pytest.mark.breadth
 def test_no_bucket_is_opened_to_know_a_size(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server, sync.connect(server.url) as client:
         fill(client, "a.t", 500, buckets=2)
@@ -75,6 +77,7 @@ def test_a_table_that_is_created_again_under_its_name_has_its_own_size(tmp_path:
         assert client.table_sizes(["a.t"])["a.t"] == TableSize(rows=0, disk_bytes=0, unopened_buckets=0)
 
 
+@pytest.mark.breadth
 def test_a_table_of_which_a_worker_has_a_tablet_and_does_not_answer_is_left_out(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--workers", "2") as server, sync.connect(server.url) as client:
         name = names_of_workers(2)[0][0]

@@ -120,6 +120,7 @@ async def test_beginning_an_id_again_aborts_the_one_before(client: Client, table
     assert await first.commit() == second.result, "the id is committed"
 
 
+@pytest.mark.breadth
 async def test_one_of_which_nothing_is_heard_expires(client: Client, table: Table) -> None:
     tx = await client.transaction(ttl=2)
     await tx.upsert(table, rows([1], 1))

@@ -256,6 +256,7 @@ async def test_a_server_at_which_too_many_wait_is_asked_once_a_period(
             assert ranks(await waiting) == [("bob", 7)]
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.one_process
 async def test_a_server_that_falls_silent_is_noticed_and_asked_over_another_connection(server: ServerProcess) -> None:
@@ -409,6 +410,7 @@ async def test_a_column_that_does_not_exist_ends_the_watch(client: Client, name:
         await told(table.watch_top_n(1, "scroe", every=EVERY))
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_a_watch_rides_through_a_restart_of_the_server(server: ServerProcess, end: str) -> None:
@@ -439,6 +441,7 @@ async def test_a_watch_rides_through_a_restart_of_the_server(server: ServerProce
             assert pairs((await waiting).moved) == [("bob", 2, 1), ("ann", 1, 2)]
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_server_that_stays_away_ends_the_watch(server: ServerProcess) -> None:
     async with connect(server.url, operation_timeout=2) as client:

@@ -242,6 +242,7 @@ async def test_every_call_with_a_predicate_answers_it_as_sql_does(client: Client
     assert [row["k"] for row in await table.scan().ordered().to_pylist()] == ["a_1", "b%3"]
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_predicate_of_many_nodes_is_asked_of_few_rows_at_once(table: Table) -> None:
     """With 900 text searches, a chunk of 8,192 rows would hold the server's event loop for half a second."""

@@ -112,6 +112,7 @@ async def test_writes_of_one_key_are_applied_in_their_order(
     assert await table.count() == 20
 
 
+@pytest.mark.breadth
 async def test_a_writer_that_has_taken_enough_waits(proxy: FaultProxy, name: str) -> None:
     async with connect(proxy.address) as client:
         table = await made(client, name)

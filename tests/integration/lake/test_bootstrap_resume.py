@@ -145,6 +145,7 @@ async def test_another_definition_is_refused(client: Client, name: str, tmp_path
     assert await table.count() == COUNT
 
 
+@pytest.mark.breadth
 async def test_an_error_that_comes_again_ends_a_bootstrap(client: Client, name: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     parquet.write_table(pa.concat_tables([rows(), rows(0, 1)]), file)

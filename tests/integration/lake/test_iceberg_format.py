@@ -313,6 +313,7 @@ async def test_what_another_program_has_changed_is_replaced(
     assert (await publish_and_compare(client, name, uri)).mode == "unchanged"
 
 
+@pytest.mark.breadth
 async def test_old_snapshots_expire(client: Client, name: str, uri: str, tmp_path: Path) -> None:
     table = await create(client, name)
     for value in range(2, 5):

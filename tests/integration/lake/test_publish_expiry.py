@@ -24,7 +24,7 @@ NEVER = ("--set", "sweep_seconds=3600")
 ALWAYS = ("--set", "sweep_seconds=0.05", "--set", "sweep_cpu_share=1")
 
 
-@pytest.mark.represented_by("True")
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("masks", [False, True])
 async def test_expired_rows_go_when_the_server_removes_them(tmp_path: Path, masks: bool) -> None:

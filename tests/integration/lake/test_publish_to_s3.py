@@ -108,6 +108,7 @@ async def test_other_formats_are_committed_to_an_object_store(
     assert sorted_rows(found, ["id"]) == await live_rows(table)
 
 
+@pytest.mark.breadth
 async def test_the_endpoint_may_come_from_the_environment(
     client: Client, name: str, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,7 @@ async def test_a_column_added_with_a_default_has_it_in_earlier_rows(client: Clie
     assert report.reason == 'column "league" was added with a default'
 
 
+@pytest.mark.breadth
 async def test_partitions_carry_over(client: Client, name: str, uri: str) -> None:
     schema = pa.schema([("day", pa.date32()), ("region", pa.string()), ("id", pa.int64()), ("value", pa.int64())])
     table = await client.create_table(
@@ -253,6 +254,7 @@ async def test_merged_rows_are_published(client: Client, name: str, uri: str, en
     await publish_and_compare(client, name, uri)
 
 
+@pytest.mark.breadth
 async def test_rows_that_expire_are_published_until_they_are_removed(client: Client, name: str, uri: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("seen", pa.timestamp("us", "UTC"))])
     table = await client.create_table(name, schema, primary_key=["id"], buckets=2, ttl_seconds=3600, ttl_column="seen")

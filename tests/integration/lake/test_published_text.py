@@ -91,6 +91,7 @@ async def test_filters_of_delta_readers_find_texts_of_every_plane(
     assert await live_rows(copy) == expected
 
 
+@pytest.mark.breadth
 async def test_filters_of_iceberg_readers_find_texts_of_every_plane(client: Client, name: str, uri: str) -> None:
     table = await create(client, name, partition_by=["city"])
     await publish(client, name, open_lake_table(uri, "iceberg"), EACH_ALONE)
@@ -112,6 +113,7 @@ async def test_filters_find_texts_of_every_plane_in_published_changes(client: Cl
     assert [len(delta_rows(uri, text, "name")) for text in TEXTS] == [1] * len(TEXTS)
 
 
+@pytest.mark.represented_by("True-changes")
 @pytest.mark.parametrize("content", ["rows", "changes"])
 @pytest.mark.parametrize("checkpoint", [False, True])
 async def test_bounds_that_an_earlier_release_has_published_are_corrected_by_the_next_commit(

@@ -46,6 +46,7 @@ async def publish_and_compare(client: Client, name: str, uri: str, options: Publ
     return report
 
 
+@pytest.mark.breadth
 async def test_only_changed_rows_are_written(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     first = await publish_and_compare(client, name, uri)

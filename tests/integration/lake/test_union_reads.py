@@ -123,6 +123,7 @@ async def test_columns_predicates_buckets_and_keys_are_those_of_the_scan(client:
     assert (await table.scan(limit=30).read_path("lake", uri).to_arrow()).num_rows == 30
 
 
+@pytest.mark.breadth
 async def test_polars_duckdb_and_blocking_code_read_the_lake(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     await publish_to(client, name, uri)

@@ -193,6 +193,7 @@ def test_a_restart_takes_nothing_from_the_size_of_a_table(tmp_path: Path) -> Non
         assert of_server > 1.5 * of_table > 0
 
 
+@pytest.mark.breadth
 def test_the_size_of_a_table_is_known_soon(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server, sync.connect(server.url) as client:
         table = make_table(client, "sized.t", tablets=2)

@@ -37,6 +37,7 @@ def asked(*functions: int, column: str = "score") -> lookup_pb2.ColumnAggregates
     return message
 
 
+@pytest.mark.represented_by("AggregateRequest-INVALID_REQUEST-1 to 5 functions must be named1")
 @pytest.mark.parametrize(
     ("request_", "reason", "said"),
     [

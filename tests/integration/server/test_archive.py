@@ -207,6 +207,7 @@ def test_after_a_change_of_the_directory_without_a_server_the_archive_continues_
     assert [(each.name, "it has a gap up to the backup" in each.why) for each in result.tables] == [("t.t", True)]
 
 
+@pytest.mark.breadth
 def test_a_bucket_that_begins_again_is_archived_from_a_new_backup(tmp_path: Path) -> None:
     """As after a recovery by an earlier version, which leaves the archive as it is."""
     store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
@@ -243,7 +244,7 @@ def test_a_restart_with_a_damaged_archive_continues_from_a_new_backup(tmp_path: 
     assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 1, 2: 2, 3: 3}}
 
 
-@pytest.mark.represented_by("alone")
+@pytest.mark.breadth
 @several
 def test_what_a_killed_server_had_not_archived_of_a_dropped_table_is_reported(
     tmp_path: Path, workers: tuple[str, ...]
@@ -311,6 +312,7 @@ def test_a_restore_leaves_out_what_followed_the_instant_without_a_commit(tmp_pat
         assert [each.values for each in client.table("t.divided").partitions()] == [{"k": 1, "v": 1}, {"k": 1, "v": 2}]
 
 
+@pytest.mark.breadth
 def test_consumers_that_were_created_or_moved_after_the_instant_are_not_beyond_the_log(tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     with serving(tmp_path / "data", store) as client:
@@ -405,6 +407,7 @@ def wait_for_indexes(client: sync.Client, table: str) -> None:
     wait_until(are_ready, "the indexes are built")
 
 
+@pytest.mark.breadth
 def test_a_gap_counts_until_the_next_backup(tmp_path: Path) -> None:
     store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
     with serving(data, store) as client:
@@ -439,6 +442,7 @@ def test_a_gap_counts_until_the_next_backup(tmp_path: Path) -> None:
     assert rows_at(store, None, tmp_path / "latest") == {"t.a": {1: 5}, "t.b": {1: 10}}
 
 
+@pytest.mark.breadth
 def test_a_restored_server_continues_the_archive_of_its_location_with_a_backup(tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     with serving(tmp_path / "data", store) as client:

@@ -220,6 +220,7 @@ async def test_no_line_has_rows_keys_predicates_or_tokens(server: AuditedServer)
         assert base64.b64encode(secret.encode()).decode().rstrip("=") not in text
 
 
+@pytest.mark.breadth
 def test_a_flood_of_calls_without_a_token_takes_few_lines(server: AuditedServer) -> None:
     caller = TokenCaller(server.channel)
     for _ in range(MAX_UNAUTHENTICATED + 500):

@@ -160,6 +160,7 @@ def test_changes_consumers_and_commits_survive_and_later_positions_are_refused(t
         assert all(bucket.is_consistent for bucket in client.check_table("game.scores"))
 
 
+@pytest.mark.breadth
 def test_a_transaction_over_many_buckets_is_in_a_backup_that_can_be_read(tmp_path: Path) -> None:
     with serving(tmp_path / "data", tmp_path / "backups") as client:
         table = create_scores(client, buckets=16)
@@ -371,6 +372,7 @@ def test_tables_are_restored_beside_others_under_other_names(tmp_path: Path) -> 
         assert all(bucket.is_consistent for bucket in client.check_table("archive.scores"))
 
 
+@pytest.mark.breadth
 def test_rows_and_writers_keep_their_age_in_the_directory_of_a_server_that_has_run_longer(tmp_path: Path) -> None:
     old = tmp_path / "old"
     with serving(tmp_path / "data", tmp_path / "backups") as client:

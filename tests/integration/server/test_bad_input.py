@@ -209,6 +209,7 @@ def test_more_keys_than_a_lookup_takes(wire: Wire, table: str) -> None:
     assert (found.code, found.reason) == ("RESOURCE_EXHAUSTED", "REQUEST_TOO_LARGE")
 
 
+@pytest.mark.breadth
 def test_a_lookup_of_more_than_an_answer_holds(wire: Wire, name: str) -> None:
     wire.create(name, pa.schema([("k", pa.int64()), ("v", pa.binary())]))
     for k in range(5):

@@ -113,7 +113,7 @@ QUERIES: dict[str, Query] = {
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
-@pytest.mark.represented_by("snapshot")
+@pytest.mark.breadth
 async def test_the_first_query_after_a_restart_uses_the_bases_on_disk(data: Path, query: Query) -> None:
     built = built_at(data, TABLE)
     with ServerProcess(data, *WITHOUT_MAINTENANCE) as server:

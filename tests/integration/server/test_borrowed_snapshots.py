@@ -147,6 +147,7 @@ def test_a_snapshot_that_is_released_while_another_worker_reads_it_stays_for_thi
             assert refusal(wire.scans.ExplainScan, there.request()).reason == "SNAPSHOT_LOST"
 
 
+@pytest.mark.breadth
 def test_a_snapshot_that_expires_while_another_worker_reads_it_stays_for_this_reader_only(
     divided: ServerProcess,
 ) -> None:

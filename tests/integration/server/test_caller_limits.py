@@ -159,6 +159,7 @@ async def test_an_operator_cancels_a_scan_that_is_held_back(server: LimitingServ
             await scan
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_without_tokens_all_clients_share_the_limits_of_the_settings(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--set", "max_caller_requests_per_second=5") as process:

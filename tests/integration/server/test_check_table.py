@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pyarrow as pa
+import pytest
 
 from scankv.v1 import admin_pb2, table_pb2, write_pb2
 from tests.support.tables import ipc_stream
@@ -109,6 +110,7 @@ def test_a_table_that_does_not_exist_cannot_be_checked(wire: Wire) -> None:
     assert (refused.code, refused.reason) == ("NOT_FOUND", "TABLE_NOT_FOUND")
 
 
+@pytest.mark.breadth
 def test_a_check_is_listed_as_a_scan_and_can_be_cancelled(wire: Wire, name: str) -> None:
     create(wire, name, ("score",), ("league", "score"))
     put(wire, name, 300_000)

@@ -305,6 +305,7 @@ async def test_bases_are_taken_up_after_a_start_with_the_changes_since(tmp_path:
                 assert found == built, "they were not taken up, but built again"
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_bucket_whose_changes_take_too_much_memory_is_read_by_the_iterator_and_says_so(tmp_path: Path) -> None:
     # Builds are slow, so that none makes the delta small before it is too large.
@@ -339,6 +340,7 @@ async def _only_one(data_dir: Path) -> bool:
     return all(len(names) == 1 for names in bases_on_disk(data_dir, TABLE).values())
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_base_is_built_anew_once_the_changes_pass_the_share_and_the_old_one_goes(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", *SOON, *WHATEVER_IT_WRITES, "--set", "base_changed_share=0.25") as server:

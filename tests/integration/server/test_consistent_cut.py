@@ -60,7 +60,7 @@ def assert_one_instant(generations: list[int]) -> None:
 @pytest.mark.parametrize(
     ("scans", "columnar_base"), [(50, "off"), (50, "eager"), pytest.param(1000, "off", marks=pytest.mark.soak)]
 )
-@pytest.mark.represented_by("50-off")
+@pytest.mark.breadth
 async def test_every_scan_sees_one_instant_of_all_buckets(
     client: Client, shared_server: ServerProcess, name: str, scans: int, columnar_base: str
 ) -> None:

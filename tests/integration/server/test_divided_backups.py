@@ -80,6 +80,7 @@ async def test_a_backup_is_of_one_instant_of_all_workers(tmp_path: Path) -> None
             assert [found.table(name).get(1) for name in NAMES] == [{"k": 1, "v": -1}] * WORKERS
 
 
+@pytest.mark.breadth
 def test_any_worker_creates_backups_and_unchanged_buckets_are_not_copied_again(tmp_path: Path) -> None:
     with serve_with_backups(tmp_path, WORKERS) as server, sync.connect(server.url) as client:
         tables = [client.create_table(name, SCHEMA, primary_key=["k"], buckets=2) for name in NAMES]

@@ -250,6 +250,7 @@ def seconds_until_freed(here: Settings, how: signal.Signals) -> float:
         reader.communicate()
 
 
+@pytest.mark.breadth
 def test_scans_that_outlast_the_drain_are_told_that_the_server_shuts_down(settings: Any) -> None:
     here = settings("drain_seconds=1")
     call = here.scan()

@@ -69,7 +69,7 @@ def rows(ids: range, at: dt.datetime | None) -> pa.Table:
     return pa.table({"id": ids, "at": [at] * len(ids)}, schema=SCHEMA)
 
 
-@pytest.mark.represented_by("key1")
+@pytest.mark.breadth
 @pytest.mark.parametrize("key", [["id"], ["at", "id"]])
 async def test_at_most_a_tenth_of_a_table_has_expired_and_is_stored_while_rows_expire_steadily(
     tmp_path: Path, key: list[str]
@@ -95,6 +95,7 @@ async def test_at_most_a_tenth_of_a_table_has_expired_and_is_stored_while_rows_e
         assert 25 <= len(passes) <= 70
 
 
+@pytest.mark.breadth
 async def test_rows_that_expire_all_at_once_are_removed_by_the_next_pass(tmp_path: Path) -> None:
     async with sweeping(tmp_path) as server:
         options: dict[str, Any] = {"ttl_seconds": HOUR}
@@ -119,6 +120,7 @@ async def test_rows_that_expire_all_at_once_are_removed_by_the_next_pass(tmp_pat
         assert server.record().share(server.clocks.monotonic()) == 0
 
 
+@pytest.mark.represented_by("30000-1")
 @pytest.mark.parametrize(("count", "buckets"), [(30_000, 1), (4_000, 64)])
 async def test_the_sweep_pauses_for_as_long_as_the_setting_of_its_share_says(
     tmp_path: Path, count: int, buckets: int

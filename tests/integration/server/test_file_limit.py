@@ -47,6 +47,7 @@ def test_a_table_that_is_pinned_and_written_by_turns_needs_few_files(tmp_path: P
         assert "ERROR" not in server.log
 
 
+@pytest.mark.breadth
 def test_writes_go_on_after_the_server_has_run_out_of_files(server: ServerProcess) -> None:
     with sync.connect(server.url) as client, sync.connect(server.url, operation_timeout=0.5) as hasty:
         table = client.create_table("test.t", SCHEMA, primary_key="k", buckets=2)

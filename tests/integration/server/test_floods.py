@@ -149,6 +149,7 @@ def test_calls_without_a_message_delay_nobody(server: ServerProcess, connections
             check_get(table)
 
 
+@pytest.mark.breadth
 def test_tls_handshakes_that_stop_are_ended_and_others_are_served(tmp_path: Path) -> None:
     client_hello = bytes.fromhex("160301020001000200fc0303") + bytes(32)
     with TlsServer(tmp_path, "--set", "request_receive_seconds=2") as server, ExitStack() as stack:

@@ -71,6 +71,7 @@ def test_an_earlier_client_gets_no_connection_with_tls(earlier: Path, tmp_path: 
     assert "Socket closed" in said
 
 
+@pytest.mark.breadth
 def test_a_token_goes_to_an_earlier_server_on_loopback_only(earlier: Path, tmp_path: Path) -> None:
     with EarlierServer(earlier, tmp_path / "data") as server:
         port = server.url.rpartition(":")[2]

@@ -33,6 +33,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
+@pytest.mark.breadth
 def test_the_audit_log_has_one_line_for_each_call_whichever_workers_answer_it(tmp_path: Path) -> None:
     """The worker that the client has called writes it, with the principal and the address of the client."""
     issuer, audit = TokenIssuer(tmp_path / "tokens"), tmp_path / "audit.log"

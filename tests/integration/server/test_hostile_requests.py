@@ -125,6 +125,7 @@ def test_the_most_rows_that_fit_into_a_request_cost_a_bounded_amount(server: Ser
         assert wire.server().peak_resident_bytes - idle < 200 * MEBIBYTE
 
 
+@pytest.mark.breadth
 def test_very_many_small_batches_are_taken(wire: Wire, table: str) -> None:
     request = write_pb2.UpsertRequest(table=table, rows=many_small_batches(20_000))
     assert wire.writes.Upsert(request, timeout=60).rows == 20_000

@@ -89,16 +89,7 @@ def top(wire: Wire, table: str, **question: Any) -> tuple[pa.Table, lookup_pb2.T
     return pa.ipc.open_stream(response.rows).read_all(), response
 
 
-@pytest.mark.represented_by(
-    "1-level-True",
-    "1-level-False",
-    "10-level-True",
-    "1000-level-True",
-    "10-level-False",
-    "10001-level-False",
-    "1000-score-False",
-    "1000-level-False",
-)
+@pytest.mark.represented_by("10-level-True")
 @pytest.mark.parametrize("ascending", [False, True])
 @pytest.mark.parametrize("by", ["score", "level"])
 @pytest.mark.parametrize("n", [1, 10, 1000, 10_000, 10_001])

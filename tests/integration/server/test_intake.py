@@ -76,6 +76,7 @@ def test_a_message_over_the_limit_is_refused(server: ServerProcess) -> None:
         assert wire.server().request_bytes_in_flight == 0
 
 
+@pytest.mark.represented_by("no Arrow data")
 @pytest.mark.parametrize("bogus", ["no Arrow data", "no message"])
 def test_a_flood_of_bogus_requests_is_bounded_in_memory_and_others_are_served(
     server: ServerProcess, bogus: str

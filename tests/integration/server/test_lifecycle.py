@@ -65,6 +65,7 @@ async def no_scan_is_left(client: Client) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_scan_of_a_table_that_is_dropped_ends_with_table_not_found(own_client: Client) -> None:
     table = await filled(own_client, "test.dropped")
@@ -81,6 +82,7 @@ async def test_a_scan_of_a_table_that_is_dropped_ends_with_table_not_found(own_c
     assert (await again.upsert([{"k": 1, "v": "x"}])).rows == 1
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_readers_that_stopped_reading_learn_that_the_table_was_dropped(own_client: Client) -> None:
     """The error can only follow the data that is on its way, and the scan must hold nothing in the meantime."""
@@ -136,6 +138,7 @@ async def test_tables_are_dropped_and_made_again_under_fire(own_client: Client, 
     assert "incident" not in server.log
 
 
+@pytest.mark.represented_by("cancel")
 @pytest.mark.asyncio
 @pytest.mark.parametrize("how", ["aclose", "break", "cancel", "client"])
 async def test_a_scan_that_is_given_up_is_freed_within_a_second(

@@ -40,6 +40,7 @@ def noise(count: int) -> pa.Table:
     return pa.table({"k": range(count), "v": [os.urandom(40).hex() for _ in range(count)]})
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("changelog", ["full", "upsert"])
 def test_many_small_commits_become_few_records_that_read_the_same(busy: ServerProcess, changelog: str) -> None:
     with sync.connect(busy.url) as client:
@@ -137,6 +138,7 @@ def test_a_table_without_changelog_needs_no_maintenance_and_goes_on_counting(bus
         assert (state.count, state.log_first, state.log_bytes) == (15_001, 15_001, 0)
 
 
+@pytest.mark.breadth
 def test_a_transaction_keeps_the_changes_in_which_conflicts_are_looked_for(busy: ServerProcess) -> None:
     with sync.connect(busy.url) as client:
         written, read, beside = (

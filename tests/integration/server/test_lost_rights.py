@@ -120,7 +120,7 @@ def row(k: int, v: str = "x") -> list[dict[str, object]]:
     return [{"k": k, "v": v}]
 
 
-@pytest.mark.represented_by("another table")
+@pytest.mark.breadth
 @losing
 async def test_a_transaction_is_not_committed_and_ends_with_its_time_to_live(stage: Stage, loss: str) -> None:
     async with stage.scene(loss) as scene:
@@ -177,7 +177,7 @@ async def test_a_snapshot_is_not_renewed_or_read_and_ends_with_its_lease(stage: 
             await scene.nothing_is_held()
 
 
-@pytest.mark.represented_by("another table")
+@pytest.mark.breadth
 @losing_to_read
 async def test_a_pinned_scan_that_is_not_read_is_freed_and_its_reader_is_told(stage: Stage, loss: str) -> None:
     async with stage.scene(loss, LARGE) as scene:

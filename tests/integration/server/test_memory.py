@@ -23,6 +23,7 @@ BOUND = 64 * MEBIBYTE
 BIG = pa.schema([("k", pa.int64()), ("value", pa.binary())])
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("rows", [150, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.timeout(180)  # 150 MiB, several times
 def test_a_scan_of_rows_of_a_mebibyte_stays_within_its_bound(server: ServerProcess, rows: int) -> None:
@@ -86,6 +87,7 @@ def test_a_scan_that_nobody_reads_stays_within_its_bound(server: ServerProcess) 
     )
 
 
+@pytest.mark.breadth
 def test_many_scans_one_after_another_leave_nothing_behind(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         table = client.create_table("test.t", pa.schema([("k", pa.int64())]), primary_key=["k"], buckets=4)

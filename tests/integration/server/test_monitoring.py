@@ -108,6 +108,7 @@ async def test_metrics_agree_with_the_work_that_was_done(tmp_path: Path) -> None
         assert (found.value("scankv_disk_reserve_bytes") or 0) > 0
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_metrics_show_scans_while_they_run_and_how_they_ended(tmp_path: Path) -> None:
     async with serve(tmp_path) as (client, port):

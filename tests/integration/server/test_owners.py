@@ -557,6 +557,7 @@ def test_a_writer_of_another_principal_is_neither_fenced_nor_used_up_and_can_be_
     assert undone.deleted == 9
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 def test_a_tablet_that_has_forgotten_an_idle_writer_gives_it_to_no_other_principal(tmp_path: Path) -> None:
     issuer, open_ = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.WriteService/OpenWriter"
@@ -775,6 +776,7 @@ def test_an_admin_of_some_tables_assigns_no_more_than_half_of_the_share_of_anoth
         assert secured.root.code(assign, **{**given, "current": "c"}) == "OK"
 
 
+@pytest.mark.breadth
 def test_each_of_several_workers_has_the_limits_and_shares_and_the_reserve(small_workers: OwnersServer) -> None:
     divided = small_workers.scene()
     small_workers.tablets = 1
@@ -859,6 +861,7 @@ def test_a_stalled_scan_beyond_the_share_ends_for_the_scan_of_another_principal(
         assert "keeps 3 (max_caller_share)" in refused.message
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 def test_a_scan_whose_parked_parts_end_for_another_principal_ends_and_can_be_resumed(tmp_path: Path) -> None:
     issuer, call = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ScanService/ScanKv"
@@ -1019,7 +1022,7 @@ def latest(store: BackupStore) -> RestorePlan:
     return plan_backup(read_manifest(store, find_backup(store, "latest")))
 
 
-@pytest.mark.represented_by("1")
+@pytest.mark.breadth
 @pytest.mark.one_process
 @pytest.mark.parametrize("tablets", [1, 2])
 def test_restored_consumers_and_writers_belong_to_their_owner_and_nothing_else_is_held(

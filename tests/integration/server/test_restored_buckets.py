@@ -42,7 +42,7 @@ def sorted_rows(table: sync.Table) -> list[dict[str, Any]]:
     return sorted(table.scan().to_pylist(), key=lambda row: (row["day"], row["name"]))
 
 
-@pytest.mark.represented_by("bucket_key-1-3", "indexed-4-1")
+@pytest.mark.represented_by("bucket_key-1-3")
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     [*((kind, 3, 8) for kind in KINDS), ("indexed", 4, 1), ("bucket_key", 1, 3), ("partitioned", 4, 2)],

@@ -121,6 +121,7 @@ def test_a_restored_commit_belongs_to_the_principal_of_its_transaction(tmp_path:
             assert {each.id: each.principal for each in log.take_finished()} == kept
 
 
+@pytest.mark.breadth
 def test_a_transaction_is_applied_again_after_only_one_of_its_tables_is_restored(tmp_path: Path) -> None:
     with serving(tmp_path) as client:
         back_up(client)
@@ -133,6 +134,7 @@ def test_a_transaction_is_applied_again_after_only_one_of_its_tables_is_restored
             assert total(client, OTHER) == 10
 
 
+@pytest.mark.breadth
 def test_a_table_restored_under_another_name_does_not_change_what_is_remembered(tmp_path: Path) -> None:
     with serving(tmp_path) as client:
         back_up(client)
@@ -165,6 +167,7 @@ def run_step(client: sync.Client, number: int, *, writes: bool = True, accepted:
         return transaction.result is None or bool(transaction.token)
 
 
+@pytest.mark.represented_by("1-1")
 @pytest.mark.parametrize(
     ("workers", "tablets"), [(1, 1), pytest.param(WORKERS, 1, marks=pytest.mark.soak), (WORKERS, 2)]
 )

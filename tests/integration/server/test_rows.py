@@ -122,6 +122,7 @@ async def test_long_values_and_bytes_that_are_no_text_come_back(client: Client, 
         assert await table.get(row["k"]) == row
 
 
+@pytest.mark.breadth
 async def test_a_thousand_columns_come_back(client: Client, name: str) -> None:
     schema = pa.schema([("k", pa.int64()), *((f"c{i}", pa.string() if i % 2 else pa.float64()) for i in range(999))])
     table = await client.create_table(name, schema, primary_key=["k"])
@@ -146,6 +147,7 @@ async def test_the_changelog_offsets_of_one_key(client: Client, name: str) -> No
         assert stream.log_offsets == {0: 4}
 
 
+@pytest.mark.breadth
 async def test_writers_of_the_same_keys_leave_one_of_their_rows_whole(client: Client, name: str) -> None:
     schema = pa.schema([("k", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])
     table = await client.create_table(name, schema, primary_key=["k"], buckets=3)

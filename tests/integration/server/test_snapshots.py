@@ -210,6 +210,7 @@ def test_a_scan_over_a_view_whose_lease_expires_reads_on_to_its_end(own: Wire, s
     assert own.server().open_cursors == 0
 
 
+@pytest.mark.breadth
 def test_a_scan_over_a_snapshot_of_a_table_that_is_dropped_ends(own: Wire, server: ServerProcess) -> None:
     stream = begun_scan(own, "mine")
     own.tables.DropTable(table_pb2.DropTableRequest(name="game.big"), timeout=60)

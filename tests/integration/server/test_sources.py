@@ -205,6 +205,7 @@ async def test_where_a_bucket_has_no_base_rows_are_put_in_order_row_by_row(clien
         assert (await table.scan().as_of(snapshot).to_arrow()).num_rows == 100
 
 
+@pytest.mark.breadth
 async def test_a_snapshot_keeps_its_bases_when_newer_ones_come_over_a_restart_and_when_the_tables_are_gone(
     tmp_path: Path,
 ) -> None:
@@ -239,6 +240,7 @@ async def test_a_snapshot_keeps_its_bases_when_newer_ones_come_over_a_restart_an
             assert views_on_disk(server.data_dir) == []
 
 
+@pytest.mark.represented_by("manifest.json")
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow", "delta.arrow", "manifest.json"])
 async def test_damage_of_a_snapshots_base_is_found_before_its_rows_and_then_the_checkpoint_is_read(
     tmp_path: Path, name: str

@@ -96,6 +96,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
         ServerProcess(tmp_path / "data", "--set", "max_live_scanz=3")
 
 
+@pytest.mark.breadth
 def test_leaving_the_block_ends_the_process(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--set", "max_live_scans=3") as server:
         assert server.process.poll() is None

@@ -64,7 +64,7 @@ def ask(connection: Http2Connection, path: str, request: bytes, calls: int, *, f
         connection.send(begin_call(2 * number + 1, path) + send_message(2 * number + 1, request))
 
 
-@pytest.mark.represented_by("encoded keys")
+@pytest.mark.breadth
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["encoded keys", "Arrow"])
 def test_large_answers_that_no_client_reads_are_bounded_and_others_are_served(tmp_path: Path, kind: str) -> None:

@@ -177,6 +177,7 @@ def test_a_dropped_table_ends_the_calls_that_wait(here: Questions) -> None:
     assert time.monotonic() - dropped < WAIT_SECONDS / 2
 
 
+@pytest.mark.breadth
 def test_a_pinned_snapshot_is_waited_for_until_it_ends(here: Questions) -> None:
     pin = here.wire.pin(here.request.table)
     pinned = scan_pb2.PinnedSnapshot(snapshot_id=pin.snapshot.snapshot_id)

@@ -319,6 +319,7 @@ def test_a_server_is_ready_once_every_worker_has_been(tmp_path: Path) -> None:
             server.terminate()
 
 
+@pytest.mark.breadth
 def test_a_taken_port_and_a_locked_directory_are_named(divided: ServerProcess) -> None:
     def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "scankv", "serve", "--workers", "2", *arguments]

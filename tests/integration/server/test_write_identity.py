@@ -240,6 +240,7 @@ def test_an_undo_says_of_which_table_its_offsets_are(wire: Wire, table: str) -> 
     assert wire.writes.Undo(request).table_incarnation == known
 
 
+@pytest.mark.breadth
 def test_a_writer_is_forgotten_in_time_and_then_refused_for_what_is_old(tmp_path: Path) -> None:
     settings = ("--set", "writer_ttl_seconds=1", "--set", "log_maintenance_seconds=0.05")
     with ServerProcess(tmp_path / "data", *settings) as server, Wire(server.url) as wire:
