@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from aio_client import LogOffsets, connect
-from tests.model.history import noted
 from tests.model.model_table import ModelTable
 from tests.model.offline_checks import stored_changes
 from tests.support.bases import ALL_THE_TIME, await_bases, bases_on_disk
 from tests.support.divided_tables import TABLETS
+from tests.support.noted import noted
 from tests.support.offline import offline_table
 from tests.support.server_process import ServerProcess
 from tests.support.tables import exact_rows

@@ -13,10 +13,10 @@ import pytest
 from aio_client import col, connect
 from scankv.model.expressions.wire import to_proto
 from scankv.v1 import lookup_pb2
-from tests.model.history import noted
 from tests.model.index_oracle import order_of, plain_scalar
 from tests.model.random_predicates import RandomPredicates
 from tests.model.random_tables import RandomTable
+from tests.support.noted import noted
 from tests.support.tables import exact_rows
 from tests.support.wire import Wire
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import ColumnLocked, InvalidRequest, LockLost, LogOffsets, PositionOutOfRange, UsageError, agg
-from tests.model.history import noted
+from tests.support.noted import noted
 
 if TYPE_CHECKING:
     from aio_client import Client, Table

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -86,10 +85,14 @@ class _CountingClient:
         try:
             for way in ways:
                 written: dict[_Counter, int] | None = None
+                until = time.monotonic() + _TIMEOUT
                 while written is None:
                     begun = time.monotonic()
-                    with suppress(*_REFUSALS, *self.may_get):
+                    try:
                         written = self._count_alone() if way == "condition" else self._count_all(way)
+                    except (*_REFUSALS, *self.may_get):
+                        if begun > until:
+                            raise
                 self.seen.append(_Seen(written, begun, time.monotonic(), is_write=True))
         except BaseException as error:  # raised in the thread of the checker
             self.error = error
