@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aio_client import Client, Predicate, Scan, Snapshot, Table
-    from tests.model.index_oracle import Answers
-    from tests.model.model_table import Row
+    from tests.model.index_oracle import Answers, Row
     from tests.model.random_predicates import PredicateCase
     from tests.support.server_process import ServerProcess
 

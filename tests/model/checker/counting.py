@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _TIMEOUT: Final = 60.0
 _MOST_READS: Final = 100
 
-_REFUSALS: Final = (WriteConflict, TransactionConflict, TransactionLost, LockTimeout)
+_REFUSALS: Final[tuple[type[Exception], ...]] = (WriteConflict, TransactionConflict, TransactionLost, LockTimeout)
 """The refusals after which nothing was written."""
 
 _Counter: TypeAlias = tuple[str, int]
@@ -68,7 +68,7 @@ class _CountingClient:
         client: Its connection.
         tables: The tables that it has opened, and the columns that have the counters.
         asked: The arguments of the step. All but the last key are counted together.
-        may_get: What else may be refused.
+        refusals: The errors after which nothing was written.
         seen: What it has written and read.
         error: What ended it.
     """
@@ -76,7 +76,7 @@ class _CountingClient:
     client: Client
     tables: dict[str, tuple[Table, str]]
     asked: Arguments
-    may_get: tuple[type[Exception], ...]
+    refusals: tuple[type[Exception], ...]
     seen: list[_Seen] = field(default_factory=list)
     error: BaseException | None = None
 
@@ -90,7 +90,7 @@ class _CountingClient:
                     begun = time.monotonic()
                     try:
                         written = self._count_alone() if way == "condition" else self._count_all(way)
-                    except (*_REFUSALS, *self.may_get):
+                    except self.refusals:
                         if begun > until:
                             raise
                 self.seen.append(_Seen(written, begun, time.monotonic(), is_write=True))
@@ -194,9 +194,11 @@ def _count_together(world: CheckerWorld, arguments: Arguments) -> None:
     positions = {name: table.position() for name, table in tables.items()}
     clients = [connect(world.server.url, operation_timeout=_TIMEOUT) for _ in (*arguments["clients"], "reader")]
     # A power cut may take what was staged last.
-    more = () if arguments["cut"] is None else (InvalidRequest,)
+    refusals = _REFUSALS if arguments["cut"] is None else (*_REFUSALS, InvalidRequest)
     counting = [
-        _CountingClient(client, {name: (client.table(name), each) for name, each in columns.items()}, arguments, more)
+        _CountingClient(
+            client, {name: (client.table(name), each) for name, each in columns.items()}, arguments, refusals
+        )
         for client in clients
     ]
     threads = [

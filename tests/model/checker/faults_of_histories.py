@@ -14,5 +14,18 @@ FAULTS_OF_HISTORIES: Final = (
         edits=(("    if row_deduplicate and exists.any():", "    if exists.any():"),),
         has_script=True,
     ),
+    SeededFault(
+        name="views_are_opened_late",
+        breaks="a scan has the rows as of its log offsets, whatever is written while it is opened",
+        file="streaming_server/engine/reads/table_reads.py",
+        edits=(
+            (
+                "            scan = open_scan(plan, codec.definition,",
+                "        await wait_until_readable(table.buckets, view.log_offsets)\n"
+                "        if True:\n            scan = open_scan(plan, codec.definition,",
+            ),
+        ),
+        has_script=True,
+    ),
 )
 """Faults that random histories of one table found before."""
