@@ -29,6 +29,7 @@ from tests.model.checker.disk import draw_cut
 from tests.model.checker.disturbances import DISTURBANCES
 from tests.model.checker.drawing import KEYED, KEYS, table_of
 from tests.model.checker.model import KEY, key_values
+from tests.model.checker.open_transactions import open_ones
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.reads import check_all
 from tests.model.checker.world import by_key, changes_by_key
@@ -190,6 +191,9 @@ def _count_together(world: CheckerWorld, arguments: Arguments) -> None:
     if len(columns) < len(found) or not disturbance.fits(world) or len(arguments["keys"]) < 2:
         return
     tables = {name: world.tables[name] for name in columns}
+    counters = {(table.number, key) for table in tables.values() for key in arguments["keys"]}
+    if any(open_.locked & counters for open_ in open_ones(world).values()):
+        return  # Clients that lock them would wait for a later step.
     before = {name: world.table(name).log_offsets() for name in tables}
     positions = {name: table.position() for name, table in tables.items()}
     clients = [connect(world.server.url, operation_timeout=_TIMEOUT) for _ in (*arguments["clients"], "reader")]
