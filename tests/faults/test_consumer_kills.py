@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from aio_client import StartFrom, StopAt, connect, sync
-from tests.model.history import noted
 from tests.model.replayed_table import ReplayedTable
 from tests.support.consuming_process import ConsumingProcess
+from tests.support.noted import noted
 
 if TYPE_CHECKING:
     from aio_client import Table

@@ -12,8 +12,8 @@ import pytest
 
 from aio_client import ConnectionFailed, DeadlineExceeded, ScanKvError, SchemaMismatch, Unavailable, connect
 from aio_client.testing import Fault, FaultProxy
-from tests.model.history import noted
 from tests.support.examples import seeds
+from tests.support.noted import noted
 
 if TYPE_CHECKING:
     from aio_client import Client, Table

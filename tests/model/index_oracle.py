@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tests.model.model_table import Row
+Row: TypeAlias = tuple[Any, ...]
+"""The values of a row in column order, as `exact_rows` returns them."""
 
 Truth: TypeAlias = "Callable[[Mapping[str, Any]], bool | None]"
 """Evaluates a predicate on the values of one row, by column name, as `plain` returns them."""

@@ -15,7 +15,7 @@ from tests.support.tables import exact_rows
 if TYPE_CHECKING:
     from random import Random
 
-    from tests.model.model_table import Row
+    from tests.model.index_oracle import Row
 
 ORDERABLE = [
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),

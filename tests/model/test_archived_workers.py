@@ -17,9 +17,9 @@ from streaming_server.storage.backup.archive_segment import read_segment
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.backup.verify import verify, verify_archive
 from streaming_server.storage.tables.placement import Placement
-from tests.model.history import noted
 from tests.model.moving_writers import MovingWriter, now_micros
 from tests.support.archived import ARCHIVING, wait_archived
+from tests.support.noted import noted
 from tests.support.server_process import ServerProcess
 from tests.support.workers import freeze, kill_worker, names_of_workers, processes_of, wait_for_worker
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from aio_client import ScanKvError, col, connect
-from tests.model.history import noted
 from tests.model.index_oracle import Answers
+from tests.support.noted import noted
 from tests.support.tables import exact_rows
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from aio_client import ConnectionFailed, DeadlineExceeded, Unavailable, UsageErr
 from aio_client.testing import Fault, FaultProxy
 from scankv.model.errors import RequestTooLarge, ScanKvError
 from scankv.model.limits import MAX_REQUEST_BYTES
-from tests.model.history import noted
 from tests.support.examples import seeds
+from tests.support.noted import noted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

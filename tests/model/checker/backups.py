@@ -9,6 +9,7 @@ from aio_client import BackupFailed, UsageError
 from streaming_server.engine.backups.restore import restore_all
 from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
 from streaming_server.storage.backup.backup_manifest import read_manifest
+from streaming_server.storage.backup.verify import verify
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.reads import check_all
 from tests.model.checker.world import Backup
@@ -111,6 +112,7 @@ def _restore(world: CheckerWorld, arguments: Arguments) -> None:
 
 def _plan(world: CheckerWorld, backup: Backup) -> RestorePlan:
     if not backup.micros:
+        assert (problems := verify(world.store, [backup.id])) == {backup.id: []}, problems
         return plan_backup(read_manifest(world.store, backup.id))
     # The server has archived its last write. If the instant is later than that, nothing was written in between.
     return plan_instant(world.store, backup.micros if reaches(world, backup.micros) else None)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.model.checker.model import CheckerTable
     from tests.model.checker.operation import Arguments
 
-_MOST_VIEWS: Final = 4
+_MOST_VIEWS: Final = 20
 """How many views are compared with the changes up to them."""
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from aio_client import PositionOutOfRange, TableNotFound, TableRecreated, WriteConflict
-from tests.model.checker.drawing import KEYED, KEYS, kept_of, rows_of, table_of
-from tests.model.checker.model import KEY, key_values
+from tests.model.checker.drawing import kept_of, rows_of
+from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.writes import DELETING, fits
 
 if TYPE_CHECKING:
     from random import Random
 
-    from tests.model.checker.model import Shown
     from tests.model.checker.world import CheckerWorld
 
 
@@ -61,40 +59,4 @@ def _write_if_unchanged(world: CheckerWorld, arguments: Arguments) -> None:
     else:
         table.upsert(rows)
     world.record("write_if_unchanged", table)
-    world.check(table.name)
-
-
-def _draw_race(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random, KEYED)
-    # With other engines, some of the rows change nothing.
-    if table is None or table.engine != "last_row":
-        return None
-    return {"table": table.name, "key": random.randrange(KEYS), "writers": 4}
-
-
-@define("race_conditional_writes", 1.5, _draw_race)
-def _race(world: CheckerWorld, arguments: Arguments) -> None:
-    """Of several writers that have read the same version of a row, one changes it."""
-    table, key = world.tables.get(arguments["table"]), arguments["key"]
-    column = None if table is None else next((each for each in table.columns if each.kind == "int"), None)
-    if table is None or column is None or table.engine != "last_row":
-        return
-    opened, others = world.table(table.name), {each.name: None for each in table.columns}
-    version = opened.lookup(table.keys([key]), with_version=True).log_offsets
-    # Greater than before, so that each of them is a change.
-    first = (table.rows.get(key, {}).get(column.number) or 0) + 1
-    rows = [{**key_values(table.key, key), **others, column.name: first + n} for n in range(arguments["writers"])]
-
-    def write(row: Shown) -> Shown | None:
-        try:
-            opened.upsert([row], if_version=version)
-        except WriteConflict:
-            return None
-        return row
-
-    with ThreadPoolExecutor(len(rows)) as threads:
-        written = [row for row in threads.map(write, rows) if row is not None]
-    assert len(written) == 1, f"{len(written)} of {len(rows)} writers have changed the same version of a row: {written}"
-    table.upsert(written)
-    world.record("race_conditional_writes", table)
     world.check(table.name)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _ENGINES: Final = ("last_row", "last_row", "sum", "first_row", "sequenced", "versioned", "partial_update", "aggregate")
+_OPTIONS: Final = ("buckets", "tablets", "bucket_key", "columnar_base", "compression", "row_deduplicate")
 FUNCTIONS: Final = {
     "int": ("sum", "max", "min", "count", "first_non_null_value"),
     "text": ("max", "min", "listagg", "last_value"),
@@ -50,8 +51,11 @@ def draw_create(names: tuple[str, ...], world: CheckerWorld, random: Random) -> 
     arguments = {"table": name, "columns": columns, "engine": engine, "buckets": buckets, "tablets": tablets}
     if name != LOG:
         arguments["columnar_base"] = random.choice(["off", "eager"])
-    else:
+        arguments["compression"] = random.choice(["none", "lz4", "zstd"])
+    if name in (LOG, PARTITIONED):
         arguments["bucket_key"] = random.choice([[], [KEY]])
+    if engine == "last_row":
+        arguments["row_deduplicate"] = random.random() < 0.75
     if engine == "aggregate":
         arguments["functions"] = {name: random.choice(FUNCTIONS[kind]) for name, kind in columns.items()}
     return arguments
@@ -75,14 +79,10 @@ def new_table(world: CheckerWorld, arguments: Arguments) -> tuple[CheckerTable, 
     """Returns the model of a table without rows, and what merges its rows, as arguments for a client."""
     name, engine = arguments["table"], arguments["engine"]
     columns = tuple(CheckerColumn(world.next_number(), each, kind) for each, kind in arguments["columns"].items())
-    options: dict[str, Any] = {
-        each: arguments[each] for each in ("buckets", "tablets", "columnar_base") if each in arguments
-    }
+    options: dict[str, Any] = {each: arguments[each] for each in _OPTIONS if each in arguments}
     key = (PART, KEY) if name == PARTITIONED else (KEY,)
     functions = arguments.get("functions", {})
     order = columns[0].number if engine in ("sequenced", "versioned") else None
-    if "bucket_key" in arguments:
-        options["bucket_key"] = arguments["bucket_key"]
     if name == PARTITIONED:
         options["partition_by"] = [PART]
     merging: dict[str, Any] = {"merge_engine": engine}

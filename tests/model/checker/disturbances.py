@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -14,7 +17,7 @@ from tests.model.checker.backups import reaches
 from tests.model.checker.disk import crash
 from tests.support.failing_disk import BROKEN, FULL
 from tests.support.waiting import wait_until
-from tests.support.workers import freeze, kill_worker, processes_of, wait_for_worker
+from tests.support.workers import freeze, is_running, kill_worker, processes_of, wait_for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +32,8 @@ _CutOff: TypeAlias = "Callable[[], None]"
 _Plan: TypeAlias = "Callable[[], RestorePlan]"
 _MOST_CALLS: Final = 40
 _PAUSE_SECONDS: Final = 0.3
+_HANGING: Final = 0.3
+"""The share of killed workers that hang before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +72,19 @@ def _stop(world: CheckerWorld, *_: object) -> None:
 
 def _kill_worker(world: CheckerWorld, arguments: Arguments, *_: object) -> None:
     worker = int(arguments["chance"] * world.workers)
-    kill_worker(world.server, worker)
+    # The supervisor kills a worker that hangs.
+    hangs = arguments["chance"] * world.workers % 1 < _HANGING
+    with freeze(processes_of(world.server)[worker]) if hangs else nullcontext():
+        kill_worker(world.server, worker)
     wait_for_worker(world.server, worker)
+
+
+def _kill_supervisor(world: CheckerWorld, *_: object) -> None:
+    """Kills the supervisor alone, whose workers end with it."""
+    workers = processes_of(world.server).values()
+    os.kill(world.server.process.pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_running, workers)), "the workers have ended")
+    world.server.restart()
 
 
 def _pause(world: CheckerWorld, arguments: Arguments, *_: object) -> None:
@@ -125,6 +141,7 @@ DISTURBANCES: Final[dict[str, Disturbance]] = {
     "kill": Disturbance(run=_kill),
     "stop": Disturbance(run=_stop),
     "kill_worker": Disturbance(run=_kill_worker, fits=_can_kill_worker),
+    "kill_supervisor": Disturbance(run=_kill_supervisor, fits=_can_kill_worker),
     "pause": Disturbance(run=_pause, forgives=False),
     "backup": Disturbance(run=_back_up, forgives=False),
     "keep_instant": Disturbance(run=_keep_instant, fits=_archives, forgives=False),

@@ -246,7 +246,7 @@ class CheckerTable:
         else:
             if before is None:
                 changes = [("+I", values)]
-            elif self._current(before) != self._current(values):
+            elif self._current(before) != self._current(values) or not self.options.get("row_deduplicate", True):
                 changes = [("-U", before), ("+U", values)]
             self.rows[key] = values
         if self.changelog == "full":

@@ -15,6 +15,7 @@ from typing import Final
 
 from tests.model.checker.faults_of_clients import FAULTS_OF_CLIENTS
 from tests.model.checker.faults_of_features import FAULTS_OF_FEATURES
+from tests.model.checker.faults_of_histories import FAULTS_OF_HISTORIES
 from tests.model.checker.faults_of_hosts import FAULTS_OF_HOSTS
 from tests.model.checker.faults_of_reads import FAULTS_OF_READS
 from tests.model.checker.faults_of_tables import FAULTS_OF_TABLES
@@ -61,5 +62,12 @@ def run_checker(directory: Path, seed: int, seconds: float, script: Path | None 
     return done.returncode, done.stdout + done.stderr
 
 
-FAULTS: Final = (*FAULTS_OF_TABLES, *FAULTS_OF_HOSTS, *FAULTS_OF_READS, *FAULTS_OF_CLIENTS, *FAULTS_OF_FEATURES)
+FAULTS: Final = (
+    *FAULTS_OF_TABLES,
+    *FAULTS_OF_HOSTS,
+    *FAULTS_OF_READS,
+    *FAULTS_OF_CLIENTS,
+    *FAULTS_OF_FEATURES,
+    *FAULTS_OF_HISTORIES,
+)
 """All faults."""

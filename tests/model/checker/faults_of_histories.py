@@ -1,0 +1,31 @@
+"""Which faults does the checker find that only more rows, or several ways of one write, show?"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.model.checker.seeded_fault import SeededFault
+
+FAULTS_OF_HISTORIES: Final = (
+    SeededFault(
+        name="equal_rows_are_left_out",
+        breaks="a changelog without deduplication has the rows that change nothing, however many are written at once",
+        file="streaming_server/engine/merging/outcome.py",
+        edits=(("    if row_deduplicate and exists.any():", "    if exists.any():"),),
+        has_script=True,
+    ),
+    SeededFault(
+        name="views_are_opened_late",
+        breaks="a scan has the rows as of its log offsets, whatever is written while it is opened",
+        file="streaming_server/engine/reads/table_reads.py",
+        edits=(
+            (
+                "            scan = open_scan(plan, codec.definition,",
+                "        await wait_until_readable(table.buckets, view.log_offsets)\n"
+                "        if True:\n            scan = open_scan(plan, codec.definition,",
+            ),
+        ),
+        has_script=True,
+    ),
+)
+"""Faults that random histories of one table found before."""
