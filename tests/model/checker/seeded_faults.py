@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.model.checker.faults_of_clients import FAULTS_OF_CLIENTS
+from tests.model.checker.faults_of_crashes import FAULTS_OF_CRASHES
 from tests.model.checker.faults_of_hosts import FAULTS_OF_HOSTS
 from tests.model.checker.faults_of_reads import FAULTS_OF_READS
 from tests.model.checker.faults_of_tables import FAULTS_OF_TABLES
@@ -60,5 +61,5 @@ def run_checker(directory: Path, seed: int, seconds: float, script: Path | None 
     return done.returncode, done.stdout + done.stderr
 
 
-FAULTS: Final = (*FAULTS_OF_TABLES, *FAULTS_OF_HOSTS, *FAULTS_OF_READS, *FAULTS_OF_CLIENTS)
+FAULTS: Final = (*FAULTS_OF_TABLES, *FAULTS_OF_CRASHES, *FAULTS_OF_HOSTS, *FAULTS_OF_READS, *FAULTS_OF_CLIENTS)
 """All faults."""
