@@ -54,7 +54,8 @@ def check_definition(world: CheckerWorld, table: CheckerTable) -> None:
 
 def check_all(world: CheckerWorld) -> None:
     """Compares every table with the model, and every key by itself. What is stored must be consistent."""
-    assert {*(found := [table.name for table in world.client.tables()])} == {*world.tables}, f"there are {found}"
+    names = {table.name for table in world.client.tables()}
+    assert names == {*world.tables}, f"the tables are {sorted(names)}, not {sorted(world.tables)}"
     for table in world.tables.values():
         world.check(table.name)
         check_definition(world, table)
