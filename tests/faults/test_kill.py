@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from aio_client import ConnectionFailed, Table, connect
+from aio_client import Table, connect
 from tests.support.offline import check_bucket, offline_table
-from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
@@ -108,61 +106,3 @@ def check_all_buckets(server: ServerProcess) -> None:
     with offline_table(server.data_dir, "test.killed") as buckets:
         for bucket in buckets:
             check_bucket(bucket)
-
-
-@dataclass
-class TableMaker:
-    """Creates and drops tables until the server stops answering, and records which must exist and which must not."""
-
-    made: set[str] = field(default_factory=set)
-    dropped: set[str] = field(default_factory=set)
-    in_doubt: set[str] = field(default_factory=set)
-
-    async def work_until_broken(self, url: str, round_: int) -> None:
-        """Creates tables of one row, and drops every second one."""
-        async with connect(url) as client:
-            for number in itertools.count():
-                name = f"test.t{round_}_{number}"
-                self.in_doubt = {name}
-                try:
-                    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
-                    await table.upsert([{"k": 1, "v": 1, "text": name}])
-                    if number % 2:
-                        await client.drop_table(name)
-                except ConnectionFailed:
-                    return
-                (self.dropped if number % 2 else self.made).add(name)
-
-    async def check(self, url: str) -> None:
-        """Checks which tables exist, and uses some of them."""
-        async with connect(url) as client:
-            names = {table.name for table in await client.tables()}
-            assert self.made <= names <= self.made | self.in_doubt
-            for name in sorted(self.made)[:3]:
-                assert (await (await client.table(name)).scan().to_arrow()).num_rows == 1
-            for name in self.in_doubt & names:
-                assert (await (await client.table(name)).scan().to_arrow()).num_rows <= 1
-                await client.drop_table(name)
-            self.made = names - self.in_doubt
-
-    async def has_dropped(self) -> bool:
-        """Returns whether a table was dropped in any round."""
-        return bool(self.dropped)
-
-
-@pytest.mark.breadth
-async def test_a_server_killed_while_tables_are_created_and_dropped_has_each_completely_or_not_at_all(
-    server: ServerProcess,
-) -> None:
-    maker = TableMaker()
-    for round_ in range(4):
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(maker.work_until_broken(server.url, round_))
-            await asyncio.sleep(random.uniform(0.1, 0.8))
-            await await_until(maker.has_dropped, "a table made and dropped")
-            await asyncio.to_thread(server.kill)
-            # A write would wait for the server.
-            task.cancel()
-        server.restart()
-        await maker.check(server.url)
-    assert "DATA_LOSS" not in server.log

@@ -1,4 +1,4 @@
-"""After a kill at any step of a transaction or undo, all of it is applied exactly once, or nothing."""
+"""After a kill at any step of a transaction, all of it is applied exactly once, or nothing."""
 
 from __future__ import annotations
 
@@ -42,26 +42,11 @@ def test_a_transaction_is_applied_completely_or_not_at_all_wherever_the_server_d
     assert deaths_of("dying_transaction", tmp_path, str(stride)) > 40 // stride
 
 
-@pytest.mark.timeout(300)  # up to 60 kills, each with a recovery
-@every_fifth_step
-@pytest.mark.soak
-def test_a_transaction_over_expired_rows_merges_as_of_its_commit_wherever_the_server_dies(
-    tmp_path: Path, stride: int
-) -> None:
-    assert deaths_of("dying_over_expired", tmp_path, str(stride)) > 50 // stride
-
-
 @pytest.mark.timeout(300)  # up to 40 kills, each with a recovery
 @every_fifth_step
 @pytest.mark.soak
 def test_key_ranges_are_deleted_completely_or_not_at_all_wherever_the_server_dies(tmp_path: Path, stride: int) -> None:
     assert deaths_of("dying_deletion", tmp_path, str(stride)) > 15 // stride
-
-
-@pytest.mark.timeout(180)  # several kills, each with a recovery
-@pytest.mark.soak
-def test_repeating_an_undo_finishes_it_wherever_the_server_died(tmp_path: Path) -> None:
-    assert deaths_of("dying_undo", tmp_path) > 5
 
 
 def test_a_committed_transaction_whose_staged_rows_survive_a_crash_is_not_open_again(

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -27,7 +28,7 @@ struct control {
     _Atomic int64_t calls;  /* of the affected kinds, so far */
     _Atomic int64_t first;  /* the first of them that fails; 0: none */
     _Atomic int64_t kinds;  /* which kinds of calls are affected */
-    _Atomic int64_t error;  /* the errno; 0: the calls wait instead of failing */
+    _Atomic int64_t error;  /* the errno; 0: the calls wait instead of failing; -1: the process dies at the first one */
     _Atomic int64_t failed; /* how many calls have failed */
     char place[256];        /* the first call that failed */
 };
@@ -76,6 +77,10 @@ static int fails(int kind, const char *call, const char *path) {
     int is_first = !is_log && number == first;
     if (is_first) snprintf(control->place, sizeof control->place, "%s %s", call, path + root_length);
     control->failed++;
+    if (control->error < 0) {
+        control->first = 0; /* The process that is started in its place lives. */
+        kill(getpid(), SIGKILL);
+    }
     if (!control->error) { /* The call waits until the disk is healed. */
         while (control->first) usleep(1000);
         return 0;

@@ -23,6 +23,7 @@ from typing import Final
 __all__ = [
     "BROKEN",
     "BROKEN_READS",
+    "DEADLY",
     "FULL",
     "FULL_AT_SYNC",
     "OVER_QUOTA",
@@ -45,7 +46,8 @@ class DiskFault:
 
     Attributes:
         name: What it is called in the names of tests.
-        error: The error of the calls, an errno. 0: the calls wait until the disk is healed.
+        error: The error of the calls, an errno. 0: the calls wait until the disk is healed. -1: the process that makes
+            the first of them is killed before it.
         kinds: Which calls fail, as in `failing_disk.c`.
     """
 
@@ -73,6 +75,8 @@ READ_ONLY: Final = DiskFault("read-only", errno.EROFS, _GROWS | _SYNCS | _REMOVE
 
 WAITING_SYNCS: Final = DiskFault("waiting-syncs", 0, _SYNCS)
 """Syncs do not end."""
+DEADLY: Final = DiskFault("deadly", -1, _GROWS | _SYNCS | _REMOVES)
+"""The process dies before a change of the disk."""
 
 
 class FailingDisk:
@@ -114,6 +118,7 @@ class FailingDisk:
     def heal(self) -> None:
         """Lets every call work again."""
         self._set(_FIRST, 0)
+        self._set(_FAILED, 0)
 
     @property
     def calls(self) -> int:
@@ -122,7 +127,7 @@ class FailingDisk:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a call has failed since the last `fail`."""
+        """Whether a call has failed since the last `fail` or `heal`."""
         return self._get(_FAILED) > 0
 
     @property
@@ -135,7 +140,7 @@ class FailingDisk:
         return value
 
     def _set(self, field: int, value: int) -> None:
-        self._control[8 * field : 8 * field + 8] = value.to_bytes(8, "little")
+        self._control[8 * field : 8 * field + 8] = value.to_bytes(8, "little", signed=True)
 
 
 def compile_library(directory: Path) -> Path:

@@ -67,10 +67,10 @@ def _create(operation: str, world: CheckerWorld, arguments: Arguments) -> None:
         return
     table, merging = new_table(world, arguments)
     primary_key = table.key if table.has_key else ()
+    world.tables[name] = table
     world.client.create_table(
         name, world.schema(table.columns, table.key), primary_key=primary_key, **table.options, **merging
     )
-    world.tables[name] = table
     world.record(operation, table)
     world.check(name)
 

@@ -28,15 +28,22 @@ def _recorder() -> Path:
     return compile_recorder(directory)
 
 
-def _draw_record(world: CheckerWorld, _random: Random) -> Arguments | None:
-    return {} if world.disk is None else None
+def _draw_record(_world: CheckerWorld, _random: Random) -> Arguments:
+    return {}
 
 
 @define("record_disk", 1, _draw_record)
 def _record_disk(world: CheckerWorld, _arguments: Arguments) -> None:
-    """Lets the server run on a recorded disk from now on."""
+    """Lets the server run on a recorded disk from now on, or on one that can fail again."""
     assert world.server.stop() == 0
-    _record(world, world.server.data_dir)
+    if world.disk is None:
+        _record(world, world.server.data_dir)
+    else:
+        root, data = world.disk.root, world.new_directory()
+        world.server.data_dir.rename(data)
+        shutil.rmtree(root)
+        world.disk = None
+        world.serve_again(data)
     world.record("record_disk")
 
 

@@ -222,13 +222,18 @@ def _compare(table: CheckerTable, left: _LeftStream, found: dict[int, list[Chang
         if left.options["net"] and left.token is not None:
             # One net change came before the token, and others come after it: only where they lead to is known.
             mine = found.get(key, [])
-            leads = _net(mine[-1:])[-1:] == _net(_project(matching[-1:], names))[-1:]
+            leads = _after(mine) == _after(_project(matching, names))
             is_right = not is_complete or (leads if mine else bool(before) or not _net(matching))
             return [mine if is_right else _project(matching, names)]
         return [_project(each, names)[before:end] for each in all_]
 
     wrong = table.wrong_changes(left.position, found, forms)
     assert not wrong, differences({key: found.get(key, []) for key in wrong}, wrong)
+
+
+def _after(changes: list[Change]) -> Shown | None:
+    """Returns the row after some changes; None if it is deleted."""
+    return changes[-1][1] if changes and changes[-1][0] in ("+I", "+U") else None
 
 
 def _project(changes: list[Change], names: list[str] | None) -> list[Change]:
@@ -260,7 +265,7 @@ def _net(changes: list[Change]) -> list[Change]:
     if not changes:
         return []
     before = changes[0][1] if changes[0][0] in ("-U", "-D") else None
-    after = changes[-1][1] if changes[-1][0] in ("+U", "+I") else None
+    after = _after(changes)
     if before == after:
         return []
     if before is None or after is None:

@@ -127,8 +127,8 @@ class CheckerTable:
             self.partly += self.changelog == "upsert"
             if before is not None and self._is_ignored(before, row):
                 continue
-            is_kept = names is not None or self.engine in _FOLDING
-            kept = {column.number: column.of(before) for column in self.columns} if before and is_kept else {}
+            is_kept = before is not None and (names is not None or self.engine in _FOLDING)
+            kept = {column.number: column.of(before or {}) for column in self.columns} if is_kept else {}
             values = dict.fromkeys((column.number for column in self.columns), None) | kept
             for column in written:
                 values[column.number] = self._merged(column, kept.get(column.number), self._given(column, row))

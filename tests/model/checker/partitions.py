@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from tests.model.checker.drawing import PARTITIONED, keys_of
@@ -37,14 +38,15 @@ def _drop_partition(world: CheckerWorld, arguments: Arguments) -> None:
     table, partition = world.tables.get(PARTITIONED), arguments["partition"]
     if table is None:
         return
-    dropped = world.table(table.name).drop_partition({PART: partition})
-    assert len(dropped) <= 1, f"more than one partition was dropped: {dropped}"
-    assert dropped or partition not in table.partitions, f"{partition} exists, and was not dropped"
-    for each in dropped:
-        _check_count(table, each.values[PART], each.rows)
+    before = deepcopy(table)
     table.erase(key for key in {*table.rows, *table.expired} if part_of(key) == partition)
     table.partitions.discard(partition)
     table.possible.discard(partition)
+    dropped = world.table(table.name).drop_partition({PART: partition})
+    assert len(dropped) <= 1, f"more than one partition was dropped: {dropped}"
+    assert dropped or partition not in before.partitions, f"{partition} exists, and was not dropped"
+    for each in dropped:
+        _check_count(before, each.values[PART], each.rows)
     world.record("drop_partition", table)
     world.check(table.name)
     _check_partitions(world, table)

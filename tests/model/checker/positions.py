@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aio_client import (
     PositionOutOfRange,
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from aio_client.sync import Scan
     from tests.model.checker.model import CheckerTable, Position
     from tests.model.checker.world import CheckerWorld
+
+
+_PIN_SECONDS: Final = 604_800.0
 
 
 def _draw_take(world: CheckerWorld, random: Random) -> Arguments | None:
@@ -112,8 +115,8 @@ def _pin(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None:
         return
-    snapshot = world.table(table.name).snapshot(ttl=3600)
-    world.kept[arguments["as"]] = Kept("snapshot", table.number, table.name, snapshot, table.position(), table.view())
+    snapshot, taken = world.table(table.name).snapshot(ttl=_PIN_SECONDS), world.moment()
+    world.kept[arguments["as"]] = Kept("snapshot", table.number, table.name, snapshot, view=table.view(), taken=taken)
     world.record("pin", table)
 
 
@@ -127,7 +130,9 @@ def _read_pinned(world: CheckerWorld, arguments: Arguments) -> None:
     try:
         found = by_key(world.table(kept.name).scan().as_of(kept.value).to_pylist())
     except SnapshotLost:
-        # A restart ends the pins of clients that do not renew in time.
+        where, time = world.moment()
+        is_old = where != kept.taken[0] or time - kept.taken[1] > _PIN_SECONDS / 2
+        assert is_old or not is_same, f"a snapshot of {kept.name} is lost before its time"
         del world.kept[arguments["kept"]]
         return
     except ServerRefused:

@@ -44,6 +44,8 @@ def check_definition(world: CheckerWorld, table: CheckerTable) -> None:
     assert opened.column_comments == {column.name: column.comment for column in table.columns if column.comment}
     indexes = {tuple(names[number] for number in index) for index in table.indexes}
     assert {*opened.indexes} == indexes, f"{table.name} has the indexes {opened.indexes}, not {indexes}"
+    changelog = opened.options.get("changelog", "full")
+    assert changelog == table.changelog, f"the changelog of {table.name} is {changelog}, not {table.changelog}"
     assert all(status.failure is None for status in opened.index_status())
     for bucket in world.client.check_table(table.name):
         assert bucket.is_consistent, str(bucket)
@@ -52,6 +54,8 @@ def check_definition(world: CheckerWorld, table: CheckerTable) -> None:
 
 def check_all(world: CheckerWorld) -> None:
     """Compares every table with the model, and every key by itself. What is stored must be consistent."""
+    names = {table.name for table in world.client.tables()}
+    assert names == {*world.tables}, f"the tables are {sorted(names)}, not {sorted(world.tables)}"
     for table in world.tables.values():
         world.check(table.name)
         check_definition(world, table)

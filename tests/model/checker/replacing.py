@@ -44,11 +44,8 @@ def _replace(world: CheckerWorld, arguments: Arguments) -> None:
         where = f"{PART} = '{part_of(first)}' and {where}"
         scope = {key for key in scope if part_of(key) == part_of(first)}
     if arguments["whole"]:
-        opened.replace(rows)
         scope = set(range(KEYS))
-    elif {row[KEY] for row in rows} <= scope:
-        opened.replace(rows, where=where)
-    else:
+    elif not {row[KEY] for row in rows} <= scope:
         with pytest.raises(UsageError):
             opened.replace(rows, where=where)
         world.check(table.name)
@@ -56,6 +53,7 @@ def _replace(world: CheckerWorld, arguments: Arguments) -> None:
     table.delete(scope - {row[KEY] for row in rows})
     for row in rows:
         table.replace(row)
+    opened.replace(rows, where=None if arguments["whole"] else where)
     world.record("replace", table)
     world.check(table.name)
 
@@ -76,8 +74,8 @@ def _bootstrap(world: CheckerWorld, arguments: Arguments) -> None:
         return
     table, merging = new_table(world, arguments)
     rows = pa.Table.from_pylist(arguments["rows"], world.schema(table.columns, table.key))
-    world.client.bootstrap(name, rows, primary_key=table.key, duplicates="merge", **table.options, **merging)
     table.upsert(arguments["rows"], tracked=False)
     world.tables[name] = table
+    world.client.bootstrap(name, rows, primary_key=table.key, duplicates="merge", **table.options, **merging)
     world.record("bootstrap", table)
     world.check(name)

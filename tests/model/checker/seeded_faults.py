@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.model.checker.faults_of_clients import FAULTS_OF_CLIENTS
+from tests.model.checker.faults_of_crashes import FAULTS_OF_CRASHES
 from tests.model.checker.faults_of_features import FAULTS_OF_FEATURES
 from tests.model.checker.faults_of_histories import FAULTS_OF_HISTORIES
 from tests.model.checker.faults_of_hosts import FAULTS_OF_HOSTS
@@ -64,6 +65,7 @@ def run_checker(directory: Path, seed: int, seconds: float, script: Path | None 
 
 FAULTS: Final = (
     *FAULTS_OF_TABLES,
+    *FAULTS_OF_CRASHES,
     *FAULTS_OF_HOSTS,
     *FAULTS_OF_READS,
     *FAULTS_OF_CLIENTS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Final
 
 from aio_client import (
@@ -65,7 +66,9 @@ def _undo(world: CheckerWorld, arguments: Arguments) -> None:
     deleted = [key for key, values in restored.items() if values is None and key in table.rows]
     counts = (sum(values is not None for values in restored.values()), len(deleted), conflicts)
     found = (report.restored, report.deleted, report.conflicts)
-    assert found == counts, f"an undo has {found} rows restored, deleted and in conflict, not {counts}"
+    # Of an undo that the client repeats, the report has what the last attempt has done.
+    most = all(map(operator.le, found, counts)) if world.failing_disk.has_failed else False
+    assert most or found == counts, f"an undo has {found} rows restored, deleted and in conflict, not {counts}"
     table.author = f"undo/{writer}"
     for key, values in restored.items():
         table.put(key, values)

@@ -167,8 +167,8 @@ def _set_changelog(world: CheckerWorld, arguments: Arguments) -> None:
         return
     if removes:
         _remove_changelog(world, table, arguments["rows"])
-    opened = world.client.alter_table(table.name, changelog=to)
     table.set_changelog(to)
+    opened = world.client.alter_table(table.name, changelog=to)
     for name, kept in [(name, kept) for name, kept in world.kept.items() if kept.table == table.number]:
         kept.is_lost |= removes and kept.kind == "mirror"
         if removes and kept.kind == "offsets" and "set_ttl" not in world.took_effect[table.number]:

@@ -64,6 +64,7 @@ class Kept:
         view: What a reader that uses it sees.
         earlier: The positions before, from which a consumer may continue after a restore.
         is_lost: Whether the position is in changes that were lost.
+        taken: Where and when it was taken: see `CheckerWorld.moment`.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Kept:
     view: ModelView | None = None
     earlier: list[Position] = field(default_factory=list)
     is_lost: bool = False
+    taken: tuple[str, float] = ("", 0.0)
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,13 @@ class CheckerWorld:
         took_effect: The names of the operations that took effect on each table, by its number.
         ahead_file: What the clocks of the server follow: see `passing`.
         covered: The pairs of operations that took effect on one table, in this order.
+        records: How many operations took effect.
     """
 
     def __init__(self, directory: Path) -> None:
         self.tables: dict[str, CheckerTable] = {}
         self.kept: dict[str, Kept] = {}
         self.backups: dict[str, Backup] = {}
-        self.store = BackupStore(str(directory / "backups"))
         self.workers = 1
         self.archives = False
         self.disk: RecordingDisk | None = None
@@ -129,6 +131,8 @@ class CheckerWorld:
         self.closing = ExitStack()
         self.failing_disk = FailingDisk(directory, failing_library())
         self.failing_disk.root.mkdir()
+        self.store = BackupStore(str(self.failing_disk.root / "backups"))
+        self.records = 0
         self._numbers = 0
 
     def __enter__(self) -> Self:
@@ -158,6 +162,10 @@ class CheckerWorld:
     def now(self) -> float:
         """Returns the time of the server, in seconds."""
         return time.monotonic() + self._ahead
+
+    def moment(self) -> tuple[str, float]:
+        """Returns where the server keeps its files, and its time. Other workers divide the files again."""
+        return f"{self.server.data_dir}, {self.workers}", self.now()
 
     def tick(self) -> None:
         """Removes from the models what has expired by now. Lets some time pass if that is not certain of some row."""
@@ -193,6 +201,7 @@ class CheckerWorld:
 
     def record(self, operation: str, *tables: CheckerTable) -> None:
         """Records that an operation took effect on tables. Without tables, on all."""
+        self.records += 1
         for table in tables or self.tables.values():
             before = self.took_effect.setdefault(table.number, set())
             self.covered |= {(each, operation) for each in before}

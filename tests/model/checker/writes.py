@@ -97,10 +97,10 @@ def _delete_where(world: CheckerWorld, arguments: Arguments) -> None:
     if table is None or table.engine not in DELETING or not _has(table, arguments["column"], arguments["below"]):
         return
     keys = table.matching(arguments["column"], arguments["below"])
-    found = world.table(table.name).delete(where=col(arguments["column"]) < arguments["below"])
-    assert found.rows == len(keys), f"deleted {found.rows} rows instead of {len(keys)}"
     table.delete(keys)
     table.settle(table.matching_expired(arguments["column"], arguments["below"]))
+    found = world.table(table.name).delete(where=col(arguments["column"]) < arguments["below"])
+    assert found.rows == len(keys), f"deleted {found.rows} rows instead of {len(keys)}"
     world.record("delete_where", table)
     world.check(table.name)
 
@@ -115,9 +115,9 @@ def _truncate(world: CheckerWorld, arguments: Arguments) -> None:
     table = world.tables.get(arguments["table"])
     if table is None:
         return
-    world.table(table.name).truncate()
     table.delete(list(table.rows))
     table.settle(table.expired)
+    world.table(table.name).truncate()
     world.record("truncate", table)
     world.check(table.name)
 
@@ -136,6 +136,12 @@ def _transaction(world: CheckerWorld, arguments: Arguments) -> None:
     known = [(table, part) for table, part in parts if table is not None]
     if len(known) < len(parts) or not all(fits(table, part["rows"], complete=True) for table, part in known):
         return
+    if arguments["commit"]:
+        for table, part in known:
+            written = {row[KEY] for row in part["rows"]}
+            if table.engine == "last_row":
+                table.delete(key for key in part["keys"] if key not in written)
+            table.upsert(part["rows"])
     with suppress(_GivenUpError), world.client.transaction() as transaction:
         for table, part in known:
             opened = world.table(table.name)
@@ -144,12 +150,6 @@ def _transaction(world: CheckerWorld, arguments: Arguments) -> None:
             (transaction.upsert if table.has_key else transaction.append)(opened, part["rows"])
         if not arguments["commit"]:
             raise _GivenUpError
-    if arguments["commit"]:
-        for table, part in known:
-            written = {row[KEY] for row in part["rows"]}
-            if table.engine == "last_row":
-                table.delete(key for key in part["keys"] if key not in written)
-            table.upsert(part["rows"])
     world.record("transaction" if arguments["commit"] else "abort", *(table for table, _ in known))
     for table, _ in known:
         world.check(table.name)
