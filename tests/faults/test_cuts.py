@@ -178,6 +178,7 @@ async def broken(proxy: FaultProxy, scan: Scan) -> tuple[ScanStream, int, bool]:
     return stream, rows_before, over
 
 
+@pytest.mark.breadth
 async def test_a_cut_between_the_last_row_and_the_trailer_repeats_and_rereads_no_row(
     shared_server: ServerProcess, client: Client
 ) -> None:
@@ -192,6 +193,7 @@ async def test_a_cut_between_the_last_row_and_the_trailer_repeats_and_rereads_no
     assert any(not ending.over and not ending.between for ending in found), "no cut was in the middle of a row"
 
 
+@pytest.mark.breadth
 async def test_a_cut_after_the_last_row_of_a_limit_needs_no_further_call(
     shared_server: ServerProcess, client: Client
 ) -> None:

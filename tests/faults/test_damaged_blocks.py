@@ -76,6 +76,7 @@ async def within(seconds: float, work: Callable[[Table], object], client: Client
         return await work(await client.table(name))  # type: ignore[misc]
 
 
+@pytest.mark.represented_by("test.middle")
 @pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
 async def test_a_scan_over_a_damaged_block_is_data_loss(harmed_server: ServerProcess, name: str) -> None:
     async with connect(harmed_server.url) as client:

@@ -62,6 +62,7 @@ def scanned(table: IndexedTable, where: Predicate, *, ordered: bool) -> list[int
     return found
 
 
+@pytest.mark.represented_by("first-True")
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_scan_by_a_damaged_index_is_complete_or_data_loss(damaged: IndexedTable, ordered: bool) -> None:
     lost: list[str] = []

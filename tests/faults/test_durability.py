@@ -99,6 +99,7 @@ def test_every_acknowledgement_follows_a_sync_of_the_log_that_covers_it(traced: 
         assert covering, f"write {number} was acknowledged without a sync of the log"
 
 
+@pytest.mark.breadth
 def test_concurrent_writers_share_syncs_and_each_write_is_covered(traced: ServerProcess, trace: Path) -> None:
     acknowledged: list[tuple[float, float]] = []
 

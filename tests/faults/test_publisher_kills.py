@@ -127,7 +127,7 @@ async def test_publishers_at_once_commit_each_change_once(
     assert_ascending(offsets)
 
 
-@pytest.mark.represented_by("False")
+@pytest.mark.breadth
 @pytest.mark.parametrize("masks", [False, True])
 async def test_versions_beside_a_writer_show_the_table_at_their_offsets(
     shared_server: ServerProcess, tmp_path: Path, masks: bool

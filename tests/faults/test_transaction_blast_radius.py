@@ -143,6 +143,7 @@ async def test_a_commit_that_cannot_be_recorded_as_done_is_recorded_before_the_n
             assert await scores_of(tables.table(ONE)) == {4}
 
 
+@pytest.mark.breadth
 async def test_a_damaged_bucket_blocks_a_transaction_only_for_itself_over_many_starts_and_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
