@@ -108,7 +108,7 @@ async def test_a_query_over_a_damaged_block_is_data_loss(harmed_server: ServerPr
             table.count("k >= 0"),
             table.aggregate({"k": ["count", "max"]}),
             table.aggregate({}, group_by=["k"]),
-            table.top_n(1, "k"),
+            table.top_n(1, "v"),
             table.top_n(100_000, "k", descending=False),
         ):
             with pytest.raises(DataLoss) as caught:

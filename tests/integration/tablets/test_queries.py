@@ -405,8 +405,7 @@ def test_a_query_is_listed_once_and_can_be_cancelled(client: sync.Client, large:
 
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask[query])
-        wait_until(listed, "the query is listed")
-        (live,) = listed()
+        (live,) = wait_until(listed, "the query is listed")
         client.cancel_scan(live.scan_id)
         with pytest.raises(ScanCancelled, match=f"cancelled the scan {live.scan_id} of {name}$"):
             asking.result(60)

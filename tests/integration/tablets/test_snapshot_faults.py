@@ -71,8 +71,11 @@ def is_being_pinned(server: ServerProcess, table: sync.Table) -> bool:
 
 def lease_files(server: ServerProcess, table: sync.Table, lease_id: str) -> list[str]:
     """Returns the names of the files of the leases of a snapshot."""
-    found = directory_of(server, table).glob(f"*/snapshots/*/leases/{lease_id}.*.json")
-    return sorted(each.name for each in found)
+    try:
+        return sorted(each.name for each in directory_of(server, table).glob(f"*/snapshots/*/leases/{lease_id}.*.json"))
+    except FileNotFoundError:
+        # A directory was removed while it was read.
+        return lease_files(server, table, lease_id)
 
 
 @pytest.mark.represented_by("1-2")
