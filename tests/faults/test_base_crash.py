@@ -98,6 +98,7 @@ async def await_only_base(server: ServerProcess, buckets: int) -> None:
     await await_until(alone, f"one base for each bucket: {bases_on_disk(server.data_dir, NAME)}")
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.soak)])
 async def test_rows_are_right_and_no_debris_stays_after_kills_at_any_moment_of_a_build(
     tmp_path: Path, kills: int

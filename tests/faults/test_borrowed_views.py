@@ -182,6 +182,7 @@ def test_the_links_of_a_killed_reader_are_removed_when_it_starts_again(divided: 
         assert list(links.iterdir()) == []
 
 
+@pytest.mark.breadth
 def test_a_view_stays_until_the_last_of_several_workers_has_read_it(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data", "--workers", "3") as server,

@@ -111,6 +111,7 @@ def test_a_flipped_byte_in_any_record_length_loses_nothing_silently(died: Path, 
             outcome(path)
 
 
+@pytest.mark.breadth
 def test_a_truncated_log_loses_nothing_silently(died: Path, tmp_path: Path) -> None:
     size = log_of(died).stat().st_size
     for length in [*range(0, size, 199), *range(size - 12, size)]:

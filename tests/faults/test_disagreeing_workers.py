@@ -246,6 +246,7 @@ async def has_scores(workers: DirectWorkers, expected: set[int | None]) -> bool:
         return False
 
 
+@pytest.mark.breadth
 async def test_a_share_does_not_expire_while_its_coordinator_commits(tmp_path: Path) -> None:
     async with direct_workers(tmp_path / "data", 3) as workers:
         token = await workers.begin(ttl=MIN_LEASE_SECONDS)

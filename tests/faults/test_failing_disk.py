@@ -179,6 +179,7 @@ def test_a_table_that_a_read_only_disk_keeps_from_being_dropped_is_served(tmp_pa
         assert client.tables() == []
 
 
+@pytest.mark.breadth
 def test_a_bucket_that_a_read_only_disk_keeps_from_being_created_is_not_damaged(tmp_path: Path, library: Path) -> None:
     disk = FailingDisk(tmp_path, library)
     with ServerProcess(disk.root, wrapper=disk.wrapper) as server, connect(server.url) as client:

@@ -60,6 +60,7 @@ def assert_sound(wire: Wire) -> None:
         assert [(index.ready, index.problem) for index in checked.indexes] == [(True, "")] * len(checked.indexes)
 
 
+@pytest.mark.breadth
 def test_a_killed_index_build_continues_where_it_was_and_is_not_used_before_its_end(server: ServerProcess) -> None:
     with Wire(server.url) as wire:
         wire.create(NAME, SCHEMA, buckets=1)

@@ -71,7 +71,7 @@ def assert_ascending(offsets: list[dict[int, int]]) -> None:
         pytest.param("iceberg", False, 1, marks=pytest.mark.soak),
     ],
 )
-@pytest.mark.represented_by("delta-False-1")
+@pytest.mark.breadth
 async def test_a_kill_at_any_step_leaves_the_version_before_or_after(
     shared_server: ServerProcess, tmp_path: Path, format_: str, masks: bool, stride: int
 ) -> None:

@@ -285,6 +285,7 @@ def test_a_kill_while_the_number_of_workers_changes_loses_nothing(tmp_path: Path
                         assert again.result == results[name]
 
 
+@pytest.mark.represented_by("1")
 @pytest.mark.parametrize("step", [1, 2])
 def test_workers_apply_what_a_single_process_had_decided(tmp_path: Path, step: int) -> None:
     points, data = tmp_path / "points", tmp_path / "data"

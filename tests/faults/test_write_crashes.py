@@ -127,6 +127,7 @@ def write_and_kill(command: list[str], lines: int) -> list[int]:
         return [int(line) for line in [*said, *process.stdout.read().splitlines()]]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.soak)])
 async def test_a_named_writer_continues_where_its_killed_process_stopped(
     shared_server: ServerProcess, kills: int

@@ -189,6 +189,7 @@ def contrast(first: str, second: str) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
+@pytest.mark.breadth
 def test_a_reader_of_some_tables_sees_only_these_and_no_table_that_is_gone(
     server: ChartServer, gateway: GatewayProcess
 ) -> None:

@@ -48,6 +48,7 @@ def share_of_core(*pids: int, page: HttpCaller | None = None) -> float:
     return (cpu_seconds(*pids) - before) / (time.monotonic() - began)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_charts_of_an_idle_server_cost_less_than_a_hundredth_of_a_core(
     tmp_path: Path, record_property: Callable[[str, object], None]

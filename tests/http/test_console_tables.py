@@ -48,6 +48,7 @@ def create(client: Client, schema: pa.Schema = SCORES, key: str = "player", **gi
     return client.create_table(f"http.t{uuid.uuid4().hex}", schema, primary_key=key.split(), **given)
 
 
+@pytest.mark.breadth
 def test_a_table_shows_its_first_rows_at_once(gateway: GatewayProcess, scores: Table, browser: Chrome) -> None:
     browser.get(f"http://127.0.0.1:{gateway.port}/tables/{scores.name}")
     rows = browser.find_elements(By.CSS_SELECTOR, "[role=status] tbody tr")

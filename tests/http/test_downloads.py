@@ -41,6 +41,7 @@ def test_each_format_has_all_rows(gateway: GatewayProcess, scores: Table) -> Non
     assert lines == [{"player": row["player"], "score": str(row["score"])} for row in expected]
 
 
+@pytest.mark.breadth
 def test_a_download_has_the_columns_the_rows_and_the_limit_that_were_asked_for(
     gateway: GatewayProcess, scores: Table
 ) -> None:

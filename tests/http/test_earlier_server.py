@@ -60,6 +60,7 @@ def test_a_server_of_this_version_knows_all_calls(gateway: GatewayProcess) -> No
     assert "Slow calls" in text
 
 
+@pytest.mark.represented_by("0.1.0-/tables/a.scores?run=explain&order_by=score-upgrade it to see the explanation.")
 @pytest.mark.parametrize(
     ("path", "text"),
     [

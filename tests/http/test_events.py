@@ -206,7 +206,7 @@ def test_a_heartbeat_confirms_the_last_answer(secured: TokenGateway, quick: Gate
 
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("end", ["revoked", "expired", "without the grant"])
-@pytest.mark.represented_by("revoked-top")
+@pytest.mark.breadth
 def test_a_stream_ends_with_its_token_while_no_row_changes(
     secured: TokenGateway, quick: GatewayProcess, kind: str, end: str
 ) -> None:

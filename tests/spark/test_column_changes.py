@@ -68,6 +68,7 @@ def test_a_dataframe_without_columns_writes_their_defaults_and_named_columns_lea
     assert write(103, "overwrite") == (7, ["a"])
 
 
+@pytest.mark.breadth
 def test_a_dataframe_of_a_column_that_was_renamed_says_to_load_it_again(
     load: Callable[..., DataFrame], client: sync.Client, own: sync.Table
 ) -> None:

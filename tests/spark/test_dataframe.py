@@ -62,6 +62,7 @@ def test_a_scan_of_a_named_snapshot_leaves_it_to_its_holder(
         spark_bridge.scan_dataframe(spark, shared_server.url, table.name, snapshot=snapshot.id)
 
 
+@pytest.mark.breadth
 def test_a_limit_after_the_scan_leaves_no_live_scan(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, large: sync.Table
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_query_continues_after_a_restore_that_has_all_of_its_micro_batches(
             query.run(url)
 
 
+@pytest.mark.breadth
 def test_a_query_fails_after_its_table_is_dropped_and_created_again(spark: SparkSession, tmp_path: Path) -> None:
     query = FileQuery(spark, tmp_path)
     with serving(tmp_path, "data") as (url, client):

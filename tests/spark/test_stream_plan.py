@@ -678,6 +678,7 @@ def test_offsets_in_an_option_must_belong_to_the_table_incarnation(
         follower.plan()
 
 
+@pytest.mark.breadth
 def test_a_query_continues_when_the_server_is_killed_and_restarted(server: ServerProcess) -> None:
     with sync.connect(server.url) as client, ThreadPoolExecutor(1) as pool:
         table = filled(client, "test.killed")

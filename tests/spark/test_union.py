@@ -269,6 +269,7 @@ def test_columns_are_found_by_their_ids(
     assert sorted(union.collect(), key=lambda row: row["id"]) == load(name).orderBy("id").collect()
 
 
+@pytest.mark.breadth
 def test_the_server_is_read_where_the_lake_cannot_be_used(
     spark: SparkSession,
     client: sync.Client,

@@ -159,6 +159,7 @@ def test_overwrite_replaces_only_the_rows_that_match(
     assert {row["k"]: row["v"] for row in content(table)} == expected
 
 
+@pytest.mark.breadth
 def test_deletes_columns_and_changes_are_written_as_by_the_client(
     save: Callable[..., None], spark: SparkSession, rows: DataFrame, table: sync.Table
 ) -> None:
@@ -318,6 +319,7 @@ def test_a_refusal_is_an_error_of_save(
     assert client.transactions() == []
 
 
+@pytest.mark.breadth
 def test_a_job_that_fails_leaves_nothing(
     save: Callable[..., None], rows: DataFrame, table: sync.Table, client: sync.Client
 ) -> None:

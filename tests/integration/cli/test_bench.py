@@ -40,6 +40,7 @@ def table_names(scankv: CommandLine) -> list[str]:
         return [table.name for table in client.tables() if table.name.startswith("scankv_bench.")]
 
 
+@pytest.mark.breadth
 def test_a_server_is_measured_with_a_table_that_is_dropped(own_server: CommandLine) -> None:
     found = own_server("bench", *SMALL, "--buckets", "2", "--json").json
     assert {name: found[name] for name in ("rows", "calls", "in_flight", "rounds", "buckets")} == {
@@ -66,6 +67,7 @@ def test_a_server_is_measured_with_a_table_that_is_dropped(own_server: CommandLi
     assert table_names(own_server) == []
 
 
+@pytest.mark.breadth
 def test_the_table_shows_ratios_to_a_no_op_call(own_server: CommandLine) -> None:
     header, _, *lines, bases = own_server("bench", *SMALL).text.splitlines()
     assert header.split("  ")[0] == "measured"

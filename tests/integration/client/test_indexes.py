@@ -82,6 +82,7 @@ async def test_one_name_is_the_index_on_that_column(client: Client, name: str) -
     assert (await client.alter_table(name, drop_indexes="score")).indexes == ()
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_an_index_that_is_added_is_ready_when_altering_returns(client: Client, name: str) -> None:
     table = await scores(client, name)
@@ -133,6 +134,7 @@ async def test_waiting_for_an_index_outlives_the_server(server: ServerProcess) -
         assert agreeing(await client.check_table("test.restarted"), ("score",))
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_one_alteration_drops_and_adds(client: Client, name: str) -> None:
     await scores(client, name, indexes=["score"])

@@ -269,6 +269,7 @@ async def test_the_value_does_not_change_in_either_direction(client: Client, tab
         await client.alter_table(other.name, changelog="input")
 
 
+@pytest.mark.breadth
 async def test_a_repeated_request_is_recorded_once(table: Table) -> None:
     rows = pa.table({"k": [n % 9000 for n in range(20_000)], "v": range(20_000), "text": ["x"] * 20_000}, schema=SCHEMA)
     async with table.writer(id="job") as writer:

@@ -110,6 +110,7 @@ async def test_a_worker_that_did_not_answer_at_first_is_found_later(
         await await_until(_is_alone, "no task is left")
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_server_that_is_gone_is_noticed_at_once_and_used_again_when_it_is_back(
     tmp_path_factory: pytest.TempPathFactory,

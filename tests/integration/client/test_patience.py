@@ -85,6 +85,7 @@ async def test_a_mirror_of_an_idle_table_outlives_its_timeouts(
     await with_little_patience(outlives)
 
 
+@pytest.mark.breadth
 @pytest.mark.whole_tables  # One live scan is allowed, and a scan is one for each tablet.
 async def test_refused_scans_say_so_and_keep_their_connection(tmp_path: Path) -> None:
     settings = ("max_live_scans=1", "max_waiting_scans=0", "admission_wait_seconds=0")

@@ -237,6 +237,7 @@ async def test_a_reader_that_was_too_slow_goes_on_or_learns_how(impatient_server
             assert sorted(keys + rest["k"].to_pylist()) == list(range(ROWS))
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_pinned_scan_rides_through_a_server_that_is_restarted(impatient_server: ServerProcess) -> None:
     async with connect(impatient_server.url, read_ahead_bytes=64 << 10) as client:

@@ -159,6 +159,7 @@ async def test_keys_are_deleted_and_those_without_a_row_passed_over(table: Table
     assert await contents(table) == {"dan": 1}
 
 
+@pytest.mark.breadth
 async def test_many_keys_are_deleted_in_many_requests(table: Table) -> None:
     names = [f"p{i}" for i in range(REQUEST_ROWS + 10)]
     await table.upsert(pa.table({"player": names, "score": [1] * len(names)}))

@@ -141,6 +141,7 @@ async def test_buckets_together_are_the_table(table: Table) -> None:
         assert sorted(stream.log_offsets) == [0, 2]
 
 
+@pytest.mark.breadth
 async def test_chunks_keep_their_bounds(table: Table) -> None:
     sizes = [rows.num_rows async for rows in table.scan().with_chunk(rows=1000).stream()]
     assert max(sizes) <= 1000

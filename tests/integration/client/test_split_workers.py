@@ -119,6 +119,7 @@ def test_parts_of_a_server_that_is_one_process_are_read_there(tmp_path_factory: 
             assert {row["k"] for row in rows} == set(range(100))
 
 
+@pytest.mark.breadth
 def test_a_part_whose_worker_has_been_killed_is_read_at_another_one(divided: ServerProcess) -> None:
     """The first read finds the connection broken, and asks at the port of the server."""
     with pinned(divided, "killed") as (client, there):

@@ -226,6 +226,7 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.breadth
 def test_an_interrupted_read_ends_the_stream_and_its_token_loses_no_rows(table: sync.Table, alarm: None) -> None:
     scan = table.scan(["k"]).with_chunk(rows=200)
     tokens_kept: list[bool] = []

@@ -130,6 +130,7 @@ async def test_random_changes_are_told_exactly_and_only_when_the_rows_differ(cli
                 await table.upsert(scores([player], [model[player]]))
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_table_that_changes_behind_its_first_rows_tells_nothing_and_reads_once(
     client: Client, name: str

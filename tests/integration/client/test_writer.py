@@ -216,6 +216,7 @@ async def test_the_first_failure_ends_a_writer_and_says_what_was_lost(client: Cl
         await writer.upsert(rows([1], 1))
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 async def test_nothing_is_written_behind_a_request_that_was_not_answered(
     client: Client, proxy: FaultProxy, name: str

@@ -198,6 +198,7 @@ async def test_columns_are_found_by_their_ids(client: Client, name: str, uri: st
     assert sorted_rows(IcebergReader(uri).read(1), ["id"]) == rows
 
 
+@pytest.mark.breadth
 async def test_partitions_carry_over(client: Client, name: str, uri: str) -> None:
     schema = pa.schema([("day", pa.date32()), ("region", pa.string()), ("id", pa.int64()), ("value", pa.int64())])
     table = await client.create_table(

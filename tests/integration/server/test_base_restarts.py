@@ -133,6 +133,7 @@ async def test_the_first_query_after_a_restart_uses_the_bases_on_disk(data: Path
             server.restart()
 
 
+@pytest.mark.breadth
 async def test_the_first_scan_after_a_restart_opens_no_rocksdb_cursor(data: Path) -> None:
     with ServerProcess(data, *WITHOUT_MAINTENANCE) as server:
         assert await open_cursors_of_a_scan(server) == 0

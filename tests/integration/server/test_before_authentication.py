@@ -188,6 +188,7 @@ def test_each_of_many_small_calls_is_refused_and_holds_nothing(server: SecuredSe
     assert after.open_files <= before.open_files + 2
 
 
+@pytest.mark.breadth
 def test_each_of_many_small_requests_without_a_token_is_refused_and_holds_nothing(server: SecuredServer) -> None:
     with GatewayProcess(server.address) as gateway:
         caller = HttpCaller(gateway.port)

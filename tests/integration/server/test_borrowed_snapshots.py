@@ -249,6 +249,7 @@ def test_a_worker_reads_the_columnar_base_in_a_snapshot_of_another(tmp_path: Pat
         assert sorted(players_in(borrowed)) == sorted(f"v {number}" for number in range(ROWS))
 
 
+@pytest.mark.breadth
 def test_a_drain_lets_scans_at_every_worker_return_all_rows(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data", "--workers", str(WORKERS)) as server,
@@ -303,6 +304,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredPins]:
         yield pins
 
 
+@pytest.mark.breadth
 def test_a_snapshot_needs_the_same_rights_at_every_worker(secured: SecuredPins) -> None:
     (theirs,), _ = names_of_workers(WORKERS, "theirs")
     with sync.connect(secured.server.url, token=secured.issuer.root) as client:

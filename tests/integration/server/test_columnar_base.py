@@ -363,7 +363,7 @@ async def test_a_base_is_built_anew_once_the_changes_pass_the_share_and_the_old_
                 assert rows.equals(await table.scan().read_path("rocksdb").to_arrow())
 
 
-@pytest.mark.represented_by("True")
+@pytest.mark.breadth
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.asyncio
 async def test_a_scan_that_began_on_an_old_base_keeps_its_view_while_newer_ones_come(

@@ -186,6 +186,7 @@ async def test_no_lookup_goes_back_from_a_transaction_to_before_it(divided: Serv
         assert all(reader.result() > 50 for reader in readers)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_of_two_clients_with_one_id_one_commits(divided: ServerProcess) -> None:
     names = [name for (name,) in names_of_workers(WORKERS, "same")]
@@ -304,6 +305,7 @@ def test_a_commit_says_that_a_worker_has_lost_the_transaction_with_its_locks(tmp
         assert [rows_in(table) for table in tables] == [{}, {}]
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_of_transactions_that_wait_for_each_other_at_two_workers_one_gives_way(divided: ServerProcess) -> None:
     """Each worker sees one of the two waits, so neither finds the deadlock."""

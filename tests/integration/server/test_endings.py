@@ -90,6 +90,7 @@ def ending(call: Any) -> Refusal:
     raise AssertionError("the scan ended in success")
 
 
+@pytest.mark.breadth
 def test_a_reader_that_takes_nothing_loses_its_scan_and_is_told_when_it_reads_on(settings: Any) -> None:
     here = settings("stall_timeout_seconds=0.5")
 

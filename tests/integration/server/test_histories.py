@@ -489,6 +489,7 @@ async def test_a_new_incarnation_remembers_commits_and_waits_for_those_not_appli
             assert await table.get(kept) == {"k": kept, "v": 11}
 
 
+@pytest.mark.breadth
 async def test_positions_of_one_restore_are_refused_by_another(tmp_path: Path) -> None:
     async def between(server: ServerProcess) -> None:
         await restore(server, tmp_path, "first")

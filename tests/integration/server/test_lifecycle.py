@@ -97,6 +97,7 @@ async def test_readers_that_stopped_reading_learn_that_the_table_was_dropped(own
     await no_scan_is_left(own_client)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_tables_are_dropped_and_made_again_under_fire(own_client: Client, server: ServerProcess) -> None:
     """Writers, readers and drops of one name: each gets its answer or TableNotFound, and the name stays usable."""

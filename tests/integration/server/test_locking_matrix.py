@@ -215,7 +215,13 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.soak)])
-@pytest.mark.parametrize(("one", "other"), list(itertools.combinations_with_replacement(OPERATIONS, 2)))
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(*pair, marks=pytest.mark.breadth if number % 4 else ())
+        for number, pair in enumerate(itertools.combinations_with_replacement(OPERATIONS, 2))
+    ],
+)
 async def test_two_operations_at_once(busy: ServerProcess, one: str, other: str, rounds: int) -> None:
     async with connect(busy.url) as client:
         for round_ in range(rounds):

@@ -143,7 +143,7 @@ async def test_a_transaction_is_not_committed_and_ends_with_its_time_to_live(sta
         assert (await scene.seen_by_root.scan().to_arrow())["k"].to_pylist() == [9]
 
 
-@pytest.mark.represented_by("revoked")
+@pytest.mark.breadth
 @losing
 async def test_the_block_of_a_transaction_ends_with_the_refusal_and_writes_nothing(stage: Stage, loss: str) -> None:
     async def run(scene: Scene) -> None:
@@ -158,7 +158,7 @@ async def test_the_block_of_a_transaction_ends_with_the_refusal_and_writes_nothi
         assert await scene.seen_by_root.count() == 0
 
 
-@pytest.mark.represented_by("revoked")
+@pytest.mark.breadth
 @losing_to_read
 async def test_a_snapshot_is_not_renewed_or_read_and_ends_with_its_lease(stage: Stage, loss: str) -> None:
     async with stage.scene(loss, LARGE.slice(0, 10)) as scene:
@@ -236,7 +236,7 @@ async def test_a_consumer_commits_nothing_more_and_others_continue_where_it_was(
         await scene.nothing_is_held()
 
 
-@pytest.mark.represented_by("reads only")
+@pytest.mark.breadth
 @losing
 async def test_a_column_lock_is_not_renewed_and_ends_with_its_lease(stage: Stage, loss: str) -> None:
     async with stage.scene(loss) as scene:

@@ -141,6 +141,7 @@ async def test_a_snapshot_that_would_keep_too_much_loses_its_hold_and_stays_read
         assert await keys_since(table, again.log_offsets) == set(range(20, 30))
 
 
+@pytest.mark.represented_by("no tablets")
 @with_and_without_tablets
 async def test_nothing_is_trimmed_between_a_view_and_its_hold(tmp_path: Path, tablets: int) -> None:
     machine = FakeClocks()

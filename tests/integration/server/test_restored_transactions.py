@@ -77,6 +77,7 @@ def back_up(client: sync.Client) -> None:
     add(client, "both:2", 10_000, (SUMS, OTHER))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("workers", [1, pytest.param(WORKERS, marks=pytest.mark.soak)])
 def test_repeated_transactions_are_applied_once_after_one_table_is_restored_to_its_directory(
     tmp_path: Path, workers: int

@@ -231,6 +231,7 @@ def has_changes(wire: Wire, table: str, least: int) -> bool:
     return changes_of(wire, table) >= least
 
 
+@pytest.mark.breadth
 @pytest.mark.whole_tables  # The snapshots are read offline.
 def test_a_view_taken_while_writers_are_busy_is_one_instant_and_what_the_log_says(server: ServerProcess) -> None:
     name = "game.generations"

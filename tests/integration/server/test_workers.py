@@ -292,6 +292,7 @@ def test_a_directory_is_served_by_any_number_of_workers(tmp_path_factory: pytest
             assert server.stop() == 0
 
 
+@pytest.mark.breadth
 def test_a_server_is_ready_once_every_worker_has_been(tmp_path: Path) -> None:
     port = free_port()
     data, log = tmp_path / "data", tmp_path / "log"

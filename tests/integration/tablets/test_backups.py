@@ -87,6 +87,7 @@ async def test_a_backup_is_of_one_instant_of_all_tablets(tmp_path: Path, workers
             assert set(rows_of(restored[0]).values()) == {-1}
 
 
+@pytest.mark.breadth
 def test_unchanged_tablets_are_not_copied_again_and_consumers_continue(tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     with serve_with_backups(tmp_path, 2) as server, sync.connect(server.url) as client:

@@ -40,7 +40,7 @@ def wait_for_indexes(table: sync.Table) -> None:
     wait_until(lambda: all(index.ready for index in table.index_status()), "the indexes are built")
 
 
-@pytest.mark.represented_by("two_workers-bootstrapped.t2")
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", NAMES)
 def test_a_table_with_tablets_is_made_as_any_other(server: ServerProcess, name: str) -> None:
     with sync.connect(server.url) as client:
@@ -63,7 +63,7 @@ def test_a_table_with_tablets_is_made_as_any_other(server: ServerProcess, name: 
             client.bootstrap(name, ROWS, primary_key=["k"], buckets=BUCKETS, tablets=TABLETS)
 
 
-@pytest.mark.represented_by("0")
+@pytest.mark.breadth
 @pytest.mark.parametrize("killed", [0, 1])
 def test_an_owner_of_tablets_that_was_killed_has_them(tmp_path: Path, killed: int) -> None:
     with ServerProcess(tmp_path / "data", "--workers", "2") as server:

@@ -257,7 +257,7 @@ async def test_columns_of_an_earlier_table_of_the_name_are_no_columns_to_wait_fo
         assert await again.count() == 500
 
 
-@pytest.mark.represented_by("two_workers-failing-short")
+@pytest.mark.breadth
 @pytest.mark.parametrize("fails", [False, True], ids=["running", "failing"])
 async def test_clients_that_know_added_columns_write_them_wherever_a_worker_is_behind(
     server: ServerProcess, seconds: float, fails: bool

@@ -140,6 +140,7 @@ def test_a_limited_stream_continues_exactly_wherever_it_is_cut(client: sync.Clie
     assert in_order(pa.Table.from_batches(parts)) == everything
 
 
+@pytest.mark.breadth
 def test_a_full_start_continues_among_its_rows_while_rows_change(client: sync.Client) -> None:
     table = create(client)
     write(table)

@@ -31,6 +31,7 @@ def rows(value: int) -> pa.Table:
     return pa.table({"k": range(ROWS), "a": [value] * ROWS, "b": [value] * ROWS}, SCHEMA)
 
 
+@pytest.mark.breadth
 def test_writes_of_many_rows_keep_column_locks(table: sync.Table) -> None:
     table.upsert(rows(1))
     lock = table.lock_columns(["a"], owner="job", ttl=600)

@@ -52,6 +52,7 @@ def known(table: sync.Table) -> list[Any]:
     return [(each.id, dict(each.log_offsets), each.lag, each.live, each.phase) for each in table.consumers()]
 
 
+@pytest.mark.breadth
 def test_consumers_behave_as_those_of_any_other_table(client: sync.Client) -> None:
     def story(table: sync.Table) -> list[Any]:
         table.upsert(rows(range(KEYS)))

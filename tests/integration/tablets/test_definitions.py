@@ -120,6 +120,7 @@ def test_columns_and_indexes_change_in_all_tablets(server: ServerProcess) -> Non
         assert client.check_table("changed.scores")
 
 
+@pytest.mark.breadth
 def test_tables_of_different_owners_are_altered_at_once(server: ServerProcess) -> None:
     """Each owner notifies the other one, which is altering a table of its own."""
     names = [name for (name,) in names_of_workers(2, "owners")]

@@ -82,6 +82,7 @@ def test_a_scan_continues_from_every_token_without_the_rows_before(
                 assert sorted(resumption.from_log_offsets) == list(range(BUCKETS))
 
 
+@pytest.mark.breadth
 def test_a_scan_shows_one_instant_of_all_tablets(server: ServerProcess) -> None:
     """A writer sets one key after another to each number, so at any instant they differ by at most one, in order."""
     with sync.connect(server.url) as client:
@@ -215,7 +216,7 @@ def test_what_a_divided_scan_cannot_do_is_refused(server: ServerProcess) -> None
         assert table.scan().limit(5).to_arrow().num_rows == 5
 
 
-@pytest.mark.represented_by("owner")
+@pytest.mark.breadth
 @pytest.mark.parametrize("consistency", CONSISTENCIES)
 def test_a_scan_of_a_killed_worker_ends_with_an_error_or_continues(tmp_path: Path, consistency: Consistency) -> None:
     with ServerProcess(tmp_path / "data", "--workers", "2") as server:

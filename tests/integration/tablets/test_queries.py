@@ -390,7 +390,7 @@ def large(client: sync.Client) -> sync.Table:
     return table
 
 
-@pytest.mark.represented_by("two_workers-top_n")
+@pytest.mark.breadth
 @pytest.mark.parametrize("query", ["count", "aggregate", "top_n"])
 def test_a_query_is_listed_once_and_can_be_cancelled(client: sync.Client, large: sync.Table, query: str) -> None:
     table, name = large, large.name

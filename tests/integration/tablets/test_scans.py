@@ -320,6 +320,7 @@ def test_rows_that_expire_before_a_scan_resumes_are_in_all_parts_of_it(client: s
         assert rest.rows().equals(stream.rows().slice(before))
 
 
+@pytest.mark.breadth
 def test_scans_see_all_tablets_at_one_instant(twins: TabletTwins) -> None:
     name = twins.names[1]
     table = twins.client.table(name)

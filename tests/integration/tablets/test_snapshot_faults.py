@@ -78,7 +78,7 @@ def lease_files(server: ServerProcess, table: sync.Table, lease_id: str) -> list
         return lease_files(server, table, lease_id)
 
 
-@pytest.mark.represented_by("1-2")
+@pytest.mark.breadth
 @pytest.mark.parametrize("killed", [OWNER, OTHER])
 def test_a_snapshot_outlives_the_workers(
     server: ServerProcess, client: sync.Client, table: sync.Table, killed: int
@@ -192,7 +192,7 @@ def test_a_worker_that_does_not_know_the_table_yet_asks_to_try_again(
     assert sum(rows) == ROWS
 
 
-@pytest.mark.represented_by("0-2")
+@pytest.mark.breadth
 @pytest.mark.parametrize("killed", [OWNER, OTHER])
 def test_a_scan_of_a_snapshot_survives_a_kill_in_the_middle(
     server: ServerProcess, client: sync.Client, killed: int

@@ -316,6 +316,7 @@ def test_splits_cover_every_key_once_and_have_about_equally_many_rows(twins: lis
             assert max(counts) <= ROWS / splits * 1.2 + 5
 
 
+@pytest.mark.breadth
 def test_splits_answer_as_those_of_other_tables(twins: list[Twin]) -> None:
     def work(twin: Twin) -> None:
         twin.pin("one")

@@ -47,6 +47,7 @@ def outcome_of(operation: Any) -> Any:  # whatever it returns
         return type(error).__name__
 
 
+@pytest.mark.breadth
 def test_all_requests_of_a_transaction_are_answered_as_for_a_table_without_tablets(client: sync.Client) -> None:
     found = []
     for table in pair_of(client, "alike"):

@@ -85,6 +85,7 @@ def test_a_write_of_unchanged_keys_is_written_completely_or_not_at_all(client: C
     alike(client, operations)
 
 
+@pytest.mark.breadth
 def test_of_several_writers_that_read_the_same_version_one_writes(client: Client) -> None:
     for table in pair_of(client):
         version = table.upsert(rows_of(KEYS, 1)).log_offsets

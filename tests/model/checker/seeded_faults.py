@@ -22,7 +22,7 @@ from tests.model.checker.faults_of_reads import FAULTS_OF_READS
 from tests.model.checker.faults_of_tables import FAULTS_OF_TABLES
 from tests.model.checker.seeded_fault import SeededFault
 
-__all__ = ["FAULTS", "SCRIPTS", "SeededFault", "plant", "run_checker"]
+__all__ = ["FAULTS", "ROOT", "SCRIPTS", "SeededFault", "edit", "plant", "run_checker"]
 
 ROOT: Final = Path(__file__).parents[3]
 SCRIPTS: Final = Path(__file__).parent / "scripts"
@@ -36,12 +36,16 @@ def plant(fault: SeededFault, directory: Path) -> None:
     for package in _PACKAGES:
         shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
     path = directory / fault.file
-    text = path.read_text()
+    path.write_text(edit(fault, path.read_text()))
+
+
+def edit(fault: SeededFault, text: str) -> str:
+    """Returns the text of a file with a fault. Raises ValueError if the fault does not fit it."""
     for old, new in fault.edits:
         if text.count(old) != 1:
             raise ValueError(f"{fault.name}: {fault.file} has {text.count(old)} times, not once: {old}")
         text = text.replace(old, new)
-    path.write_text(text)
+    return text
 
 
 def run_checker(directory: Path, seed: int, seconds: float, script: Path | None = None) -> tuple[int, str]:

@@ -28,6 +28,7 @@ def is_steering(character: str) -> bool:
     )
 
 
+@pytest.mark.breadth
 @given(text=TEXTS)
 def test_characters_that_steer_become_dots_and_others_stay(text: str) -> None:
     assert printable(text) == "".join("·" if is_steering(each) else each for each in text)

@@ -61,6 +61,7 @@ async def test_a_call_that_gets_no_turn_in_time_says_that_it_was_not_sent() -> N
     await queue.enter(time.monotonic() + 0.05)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_no_more_calls_are_in_flight_than_the_bound_and_all_are_answered() -> None:
     server = AnswersTogether(SHORT_CALLS)

@@ -290,6 +290,7 @@ async def test_a_header_alone_is_no_progress() -> None:
         assert caught.value.__notes__
 
 
+@pytest.mark.breadth
 async def test_a_chunk_renews_the_time_for_all_attempts() -> None:
     # Four waits of 0.6 s exceed the timeout, but each single wait does not.
     slow = Ends(2, CODE.UNAVAILABLE, "SERVER_DRAINING", retry_after=0.6)

@@ -282,7 +282,7 @@ async def test_renewals_end_with_a_warning_when_the_snapshot_is_lost(caplog: pyt
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("failure", [UNAVAILABLE, (grpc.StatusCode.INTERNAL, "INTERNAL", None)])
-@pytest.mark.represented_by("failure0")
+@pytest.mark.breadth
 async def test_renewals_go_on_with_one_warning_when_the_time_to_live_is_over_because_a_restart_begins_it_anew(
     failure: Failure, caplog: pytest.LogCaptureFixture
 ) -> None:

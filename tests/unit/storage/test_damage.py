@@ -16,7 +16,7 @@ from tests.unit.storage import damage
 
 @pytest.mark.parametrize("what", ["rows", "records"])
 @pytest.mark.timeout(300)  # damages bytes in its own process
-@pytest.mark.represented_by("rows")
+@pytest.mark.breadth
 def test_damage_is_data_loss_or_a_value_and_never_a_crash(what: str) -> None:
     run_damage(what, random.randrange(2**32), 400)
 
