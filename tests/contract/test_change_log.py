@@ -304,6 +304,7 @@ def test_appended_changes_can_be_read_between_any_two_positions(
     assert history.read(span.offset_of(start), span.offset_of(end)) == history.changes[start:end]
 
 
+@pytest.mark.breadth
 @given(data=st.data())
 @examples(8)
 def test_bounded_reads_one_after_another_give_all_changes_once(

@@ -163,7 +163,7 @@ def test_a_transaction_of_a_client_with_a_short_timeout_commits_while_another_wo
         assert tables[1].count() == 40
 
 
-@pytest.mark.represented_by("2")
+@pytest.mark.breadth
 @pytest.mark.parametrize("tablets", [1, 2])
 def test_a_scan_that_begins_while_a_worker_is_dead_waits_for_it(
     server: ServerProcess, client: Client, tablets: int

@@ -74,6 +74,7 @@ def open_files(server: ServerProcess, number: int, view_id: str) -> list[str]:
     return [path for path in found if view_id in path]
 
 
+@pytest.mark.breadth
 def test_a_killed_owner_ends_the_scans_that_others_serve_with_a_typed_error(divided: ServerProcess) -> None:
     with pinned(divided, "owner_killed", WIDE) as (_, there):
         messages = begin(there)

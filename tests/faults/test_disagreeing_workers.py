@@ -207,6 +207,7 @@ async def test_only_the_coordinator_remembers_the_id_of_a_commit(tmp_path: Path)
             await workers.tables[1].transactions.begin(second.options, begun[0].token)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_decision_that_a_crash_left_is_durable_before_another_worker_applies_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool

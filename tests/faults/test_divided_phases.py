@@ -123,6 +123,7 @@ async def test_a_table_that_is_dropped_and_created_again_gets_no_rows_of_an_earl
         assert await scores_of(workers) == expected
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("phase", PHASES)
 async def test_a_deletion_of_a_range_that_a_crash_left_in_doubt_is_whole(
     tmp_path: Path, phase: tuple[str, int]

@@ -187,6 +187,7 @@ async def test_a_damaged_bucket_blocks_a_transaction_only_for_itself_over_many_s
         assert sorted(repeated.log_offsets[ONE]) == [0, 1, 2]
 
 
+@pytest.mark.breadth
 async def test_damaged_staged_rows_of_a_decided_transaction_block_only_its_buckets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

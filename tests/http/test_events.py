@@ -160,6 +160,7 @@ def test_a_reader_that_is_slow_gets_the_newest_rows(gateway: GatewayProcess, cli
     assert len(seen) < 30, "what was not read in time must not have waited in memory"
 
 
+@pytest.mark.breadth
 def test_events_go_on_when_the_server_restarts(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server, GatewayProcess(server.url) as gateway:
         with sync.connect(server.url) as client:

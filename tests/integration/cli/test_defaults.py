@@ -134,6 +134,7 @@ def test_a_column_without_a_default_is_missing_as_in_an_upsert(
     assert len(rows_of(found)) == 1
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("form", ["dict", "arrow", "pandas", further("batch"), further("polars")])
 def test_every_call_gives_complete_rows_the_defaults_of_columns_that_they_lack(
     client: sync.Client, table: str, form: str
@@ -197,6 +198,7 @@ COMPLETE_ONLY: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("kind", "nullable"),
     [*((kind, True) for kind in PUT), ("last_row", False), *(further(kind, False) for kind in list(PUT)[1:])],
@@ -234,6 +236,7 @@ def test_put_of_some_columns_of_an_existing_row_is_refused_if_the_engine_takes_c
     assert '"k"' in (message := scankv.fails("put", table, "n=5")) or "takes only complete rows" in message
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(("stored", "given"), [(0.0, "-0"), (-0.0, "0"), (float("nan"), "nan"), (float("nan"), "-nan")])
 def test_put_get_and_delete_find_a_row_by_every_form_of_its_float_key(
     scankv: CommandLine, client: sync.Client, table: str, stored: float, given: str

@@ -90,6 +90,7 @@ def test_a_table_with_all_types_comes_back_equal(
     assert scankv("snapshots", "list", typed, "--json").json == [], "a lease is left"
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("format_", FORMATS)
 def test_the_metadata_say_which_rows_these_are(scankv: CommandLine, scores: str, tmp_path: Path, format_: str) -> None:
     snapshot = scankv("snapshots", "create", scores).text.strip()
@@ -161,6 +162,7 @@ def test_a_value_that_parquet_cannot_hold_leaves_no_file(scankv: CommandLine, ta
         assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("files", [[], ["--files", "2"]], ids=["file", "directory"])
 def test_what_is_there_is_only_replaced_when_asked_for(
     scankv: CommandLine, scores: str, tmp_path: Path, files: list[str]
@@ -243,6 +245,7 @@ def routes(scankv: CommandLine, table: str, tmp_path: Path) -> str:
     return table
 
 
+@pytest.mark.breadth
 def test_merged_rows_come_back_as_they_were_and_merge_on(scankv: CommandLine, routes: str, tmp_path: Path) -> None:
     path, copy = str(tmp_path / "routes.parquet"), routes + "_copy"
     scankv("snapshots", "export", routes, path)
@@ -347,6 +350,7 @@ def test_a_file_that_an_earlier_version_exported_keeps_its_aggregators(
     assert described(scankv, routes + "_copy") == described(scankv, routes)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "definition",
     [

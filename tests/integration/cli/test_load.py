@@ -93,6 +93,7 @@ def test_load_without_tracking_of_changes_leaves_a_range(scankv: CommandLine, sc
     assert '"player":"eve"' in shown
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("format_", FORMATS)
 def test_create_reads_standard_input_twice(scankv: CommandLine, scores: str, format_: str) -> None:
     copy = scores + "_copy"
@@ -162,7 +163,7 @@ def test_a_column_of_no_storable_type_is_refused(scankv: CommandLine, table: str
         ("csv", signal.SIGTERM),
     ],
 )
-@pytest.mark.represented_by("jsonl-2")
+@pytest.mark.breadth
 def test_a_signal_ends_the_wait_for_more_input_and_what_is_in_is_reported(
     scankv: CommandLine, scores: str, format_: str, signal_: signal.Signals
 ) -> None:

@@ -7,6 +7,8 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from scankv.cli.outcome import TERMINATED
 from tests.support.lake_readers import IcebergReader, ParquetReader, read_delta
 
@@ -38,6 +40,7 @@ def test_versions_are_printed_as_json(scankv: CommandLine, scores: str, tmp_path
     assert set(report["log_offsets"]["log_offsets"]) == {"0", "1"}
 
 
+@pytest.mark.breadth
 def test_published_versions_are_scanned(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     uri = str(tmp_path / "published")
     scankv("publish", scores, uri)
@@ -89,6 +92,7 @@ def test_a_limit_of_changes_that_begin_with_published_rows_is_refused_with_what_
     assert said.startswith("--limit is not for --from lake:URI: give --until")
 
 
+@pytest.mark.breadth
 def test_versions_follow_the_table_until_sigterm(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     uri = str(tmp_path / "published")
     with scankv.start("publish", scores, uri, "--every", "0.1", "--json") as process:

@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_written_is_named(scankv: CommandLine, scores: str
 
 
 @pytest.mark.parametrize("format_", ["csv", "jsonl", "parquet", "arrow"])
-@pytest.mark.represented_by("csv")
+@pytest.mark.breadth
 def test_a_closed_pipe_ends_it_quietly_and_frees_the_iterator(scankv: CommandLine, large: str, format_: str) -> None:
     with scankv.start("scan", large, "--format", format_) as process:
         assert process.stdout is not None

@@ -109,6 +109,7 @@ def test_loading_shows_how_far_it_is(scankv: CommandLine, scores: str, tmp_path:
     assert f"loaded 300,000 rows into {scores}" in shown
 
 
+@pytest.mark.breadth
 def test_building_an_index_and_checking_show_how_far_they_are(scankv: CommandLine, scores: str) -> None:
     scankv("load", scores, "-", stdin="player,score\n" + "".join(f"p{number},{number}\n" for number in range(20_000)))
     code, shown = on_terminal(scankv, "indexes", "add", scores, "score", width=200)

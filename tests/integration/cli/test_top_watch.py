@@ -82,6 +82,7 @@ def test_what_top_can_be_asked_for_can_be_watched(scankv: CommandLine, scores: s
         wait_until(lambda: "left: bob (was 1)" in terminal.screen, "who left")
 
 
+@pytest.mark.breadth
 def test_a_restart_of_the_server_is_ridden_through_and_said(server: ServerProcess) -> None:
     scankv = CommandLine(server.url)
     scankv("create", "cli.r", "--schema", "player string, score int64", "--key", "player")

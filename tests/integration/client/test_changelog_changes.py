@@ -314,6 +314,7 @@ async def test_a_table_that_aggregates_keeps_all_images(client: Client, name: st
         await client.alter_table(name, changelog="upsert")
 
 
+@pytest.mark.breadth
 async def test_the_number_of_changes_is_limited(client: Client, name: str) -> None:
     table = await made(client, name)
     for _ in range(32):
@@ -326,6 +327,7 @@ async def test_the_number_of_changes_is_limited(client: Client, name: str) -> No
     assert await changes(table, StartFrom.offsets(offsets)) == OF_EACH_KIND["full"]
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 async def test_an_old_data_directory_takes_no_change(tmp_path: Path) -> None:
     data = tmp_path / "data"

@@ -107,6 +107,7 @@ def test_a_changelog_with_rows_before_needs_no_word_about_those_that_do_not_matc
     assert told(changes_of(table, "v >= 10")) == told(changes_of(table, "v >= 10").with_unmatched("delete")) == expected
 
 
+@pytest.mark.breadth
 def test_rows_that_are_not_counted_are_read_to_count_them(sync_client: sync.Client, name: str) -> None:
     for changelog in ("upsert", "none"):
         table = create(sync_client, f"{name}{changelog}", changelog)
@@ -206,6 +207,7 @@ async def test_a_mirror_of_a_table_without_changelog_is_refused(client: Client, 
             pass
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("where", [None, "v < 5", "k < 30"])
 async def test_a_mirror_follows_a_table_without_rows_before(client: Client, name: str, where: str | None) -> None:

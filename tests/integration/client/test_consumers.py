@@ -244,6 +244,7 @@ async def test_a_stream_that_was_cut_is_refused_when_it_was_fenced_meanwhile(
                 await anext(stream)
 
 
+@pytest.mark.breadth
 async def test_a_commit_that_races_a_takeover_is_before_it_or_refused(table: Table) -> None:
     await table.upsert(rows(*range(40)))
     outcomes: set[type] = set()

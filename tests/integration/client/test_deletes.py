@@ -179,6 +179,7 @@ async def test_readers_of_changes_clear_the_range_or_fail_there(client: Client, 
         table.changes(start).stream().on_cleared(clear)
 
 
+@pytest.mark.breadth
 @pytest.mark.timeout(40)  # less than one heartbeat
 @pytest.mark.parametrize("tablets", [1, 2])
 async def test_a_mirror_does_not_wait_for_a_heartbeat_to_be_past_a_deleted_range(tmp_path: Path, tablets: int) -> None:

@@ -220,6 +220,7 @@ async def test_closing_a_client_ends_the_scans_on_a_connection_that_was_replaced
         await read_all(stream)
 
 
+@pytest.mark.breadth
 async def test_a_slow_connection_delays_a_scan_and_loses_nothing(proxy: FaultProxy, filled: str) -> None:
     proxy.on_next(Fault("slow", bytes_per_second=8_000_000))
     async with connect(proxy.address) as through:
@@ -228,6 +229,7 @@ async def test_a_slow_connection_delays_a_scan_and_loses_nothing(proxy: FaultPro
         assert time.monotonic() - started > 0.8 * DATA.nbytes / 8_000_000
 
 
+@pytest.mark.breadth
 async def test_a_stalled_connection_stops_the_scan_at_the_server(
     client: Client, proxy: FaultProxy, filled: str
 ) -> None:

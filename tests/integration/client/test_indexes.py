@@ -227,6 +227,7 @@ def test_the_blocking_client_has_the_same(sync_client: sync.Client, name: str) -
     assert agreeing(told, ("league",), rows=1)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_more_rows_than_an_index_tells_are_all_found(client: Client, name: str) -> None:
     """Around 10,000 rows, the limit for keys that are looked up through an index, and for a top-N from an index."""

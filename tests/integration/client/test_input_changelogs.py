@@ -137,7 +137,7 @@ class InputHistory:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.represented_by("retract")
+@pytest.mark.breadth
 async def test_every_written_row_is_recorded_as_it_came_and_the_table_is_as_with_another_changelog(
     client: Client, name: str, engine: str
 ) -> None:

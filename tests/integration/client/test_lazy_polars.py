@@ -56,7 +56,7 @@ QUERIES: dict[str, Callable[[pl.LazyFrame], pl.LazyFrame]] = {
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.represented_by("all", "join")
+@pytest.mark.breadth
 def test_a_lazy_frame_has_the_answer_of_an_eager_one(table: sync.Table, query: str) -> None:
     found = QUERIES[query](table.scan().to_polars(lazy=True)).collect()
     expected = QUERIES[query](ALL.lazy()).collect()
@@ -125,6 +125,7 @@ def test_what_the_scan_asks_for_holds_for_its_lazy_frame(table: sync.Table) -> N
     assert frame.filter(pl.col("k") > 5000).sort("k").collect().equals(expected)
 
 
+@pytest.mark.breadth
 def test_a_scan_with_a_resume_token_is_read_from_it(table: sync.Table) -> None:
     scan = table.scan().ordered().with_chunk(rows=100)
     with scan.stream() as stream:

@@ -60,6 +60,7 @@ def ids(found: pa.Table) -> list[int]:
     return numbers
 
 
+@pytest.mark.breadth
 @distributions
 async def test_rows_are_read_as_often_as_they_were_appended(client: Client, name: str, bucket_key: list[str]) -> None:
     table = await made(client, name, bucket_key=bucket_key)
@@ -101,6 +102,7 @@ async def test_a_bucket_keeps_the_order_of_appends(client: Client, name: str, bu
     assert last.num_rows == 5
 
 
+@pytest.mark.breadth
 async def test_a_predicate_on_the_bucket_key_reads_one_bucket(client: Client, name: str) -> None:
     table = await made(client, name, bucket_key=["who"], buckets=8)
     await table.append(rows(0, 1000))
@@ -169,6 +171,7 @@ async def test_a_view_keeps_rows_that_retention_removes(tmp_path: Path) -> None:
             assert all(bucket.is_consistent for bucket in await client.check_table("test.log"))
 
 
+@pytest.mark.breadth
 async def test_retention_changes_the_version_of_a_result(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--set", "log_maintenance_seconds=0.05") as server:
         async with connect(server.url) as client:

@@ -95,6 +95,7 @@ async def test_an_aggregate_table_adds_up_what_is_written_and_takes_back_what_is
     await assert_replays(table)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_two_jobs_fill_different_columns_of_a_row(client: Client, name: str) -> None:
     table = await routes(client, name)
@@ -220,6 +221,7 @@ async def test_columns_added_to_an_aggregate_table_may_have_aggregates(client: C
         )
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_sketches_and_bitmaps_are_united(client: Client, name: str) -> None:
     kinds = ["hll_sketch", "theta_sketch", "top_k", "rbm32", "rbm64"]
@@ -406,6 +408,7 @@ async def test_a_function_of_an_installed_package_is_used_where_the_server_lists
                 )
 
 
+@pytest.mark.breadth
 def test_a_server_that_lists_a_function_that_is_not_installed_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="aggregators"):
         ServerProcess(tmp_path / "data", "--set", "aggregators=mypkg.longest")
@@ -435,6 +438,7 @@ async def test_count_counts_inputs_of_any_type(client: Client, name: str) -> Non
         await table.upsert([{"k": 1, "n": "text", "a": None}], mode="overwrite")
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("type_", "least", "most"),
@@ -467,6 +471,7 @@ async def test_a_mean_that_leaves_its_column_because_rows_are_taken_back_is_refu
     await assert_replays(table)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("function", ["sum", "avg", "min", "max", "last_value"])
 async def test_columns_of_any_type_can_be_deleted_beside_others(client: Client, name: str, function: str) -> None:

@@ -108,6 +108,7 @@ async def test_a_range_by_value_reads_its_rows_only(table: Table) -> None:
     assert await read(table.scan().prefix(ROWS)) == ([], 0)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("limit", [None, 100])
@@ -145,6 +146,7 @@ async def test_a_scan_over_keys_goes_on_behind_those_looked_up(table: Table) -> 
     assert scanned == ROWS // 3 - len(keys)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_only_the_bucket_of_one_bucket_key_is_read(client: Client) -> None:
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string(), nullable=False)])

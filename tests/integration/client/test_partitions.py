@@ -99,6 +99,7 @@ async def test_rows_that_are_written_one_by_one_count_as_well(shared_server: Ser
         assert counts(await table.partitions({"region": "a", "day": FIRST})) == [(FIRST, "a", 2)]
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_partition_can_be_created_ahead_of_time(server: ServerProcess) -> None:
     async with await connect(server.url) as client:
@@ -125,6 +126,7 @@ async def test_rows_are_not_counted_where_writes_do_not_read_the_old_ones(shared
         assert [each.disk_bytes for each in found] == [None, None]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -287,6 +289,7 @@ async def test_predicates_read_only_the_partitions_that_they_allow(shared_server
         assert (await plain.scan().explain()).partitions is None
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("read_path", ["rocksdb", "columnar"])
 async def test_a_scan_of_one_partition_touches_no_rows_of_others(

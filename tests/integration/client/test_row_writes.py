@@ -54,7 +54,7 @@ async def contents(table: Table) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
-@pytest.mark.represented_by("1")
+@pytest.mark.breadth
 async def test_writes_of_many_tasks_are_merged_each_as_if_it_were_alone(
     client: Client, name: str, buckets: int
 ) -> None:

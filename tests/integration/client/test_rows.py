@@ -56,6 +56,7 @@ async def test_a_row_is_replaced_by_its_key_and_the_last_one_counts(table: Table
     assert await contents(table) == {"ann": 3}
 
 
+@pytest.mark.breadth
 async def test_log_offsets_join_those_of_all_requests(table: Table) -> None:
     rows = pa.table({"player": [f"p{i}" for i in range(2 * REQUEST_ROWS + 10)]})
     rows = rows.append_column("score", pa.array(range(rows.num_rows)))
@@ -100,7 +101,7 @@ async def test_nothing_is_written_for_no_rows(table: Table) -> None:
         ({"player": "x", "scor": 1}, SchemaMismatch, {"column": "scor", "row": "250000"}),
     ],
 )
-@pytest.mark.represented_by("bad0-SchemaMismatch-details0")
+@pytest.mark.breadth
 async def test_one_bad_row_behind_many_good_ones_writes_nothing(
     table: Table, bad: dict[str, Any], error: type[Exception], details: dict[str, str]
 ) -> None:

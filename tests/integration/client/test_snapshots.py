@@ -216,6 +216,7 @@ async def test_the_context_keeps_a_snapshot_through_work_that_is_longer_than_its
     assert await client.snapshots(table.name) == []
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_scan_goes_on_when_the_snapshot_under_it_is_released(table: Table) -> None:
     async with table.snapshot() as snapshot:
@@ -299,6 +300,7 @@ async def no_view_is_kept(client: Client) -> bool:
     return (await client.stats()).snapshot_views == 0
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_named_snapshot_is_found_again_after_client_and_server_were_restarted(server: ServerProcess) -> None:
     async with connect(server.url) as client:
@@ -352,6 +354,7 @@ async def _pin(table: Table) -> Snapshot:
     return await table.snapshot()
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_live_scans_are_listed_with_their_progress_and_gone_when_they_end(
     client: Client, large_table: Table

@@ -160,6 +160,7 @@ async def test_a_table_that_changes_behind_its_first_rows_tells_nothing_and_read
     assert pairs((await waiting).entered) == [("cid", 2)]
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_while_nothing_changes_watches_wait_at_the_server_and_ask_nothing(client: Client, name: str) -> None:
     table = await new_table(client, name, {"ann": 5, "bob": 3})
@@ -190,6 +191,7 @@ async def test_while_nothing_changes_watches_wait_at_the_server_and_ask_nothing(
     assert told_all.cached_results - after.cached_results == len(watches) - 1
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_busy_table_costs_one_answer_a_period_and_a_change_is_told_within_one(
     client: Client, name: str
@@ -219,6 +221,7 @@ async def test_a_busy_table_costs_one_answer_a_period_and_a_change_is_told_withi
     assert max(waits) > every / 2, waits
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_reads_that_are_given_up_make_no_more_questions_than_the_cadence_has(client: Client, name: str) -> None:
     table = await new_table(client, name, {"ann": 5})

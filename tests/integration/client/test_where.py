@@ -140,6 +140,7 @@ def blocking_client(shared_server: ServerProcess) -> Iterator[sync.Client]:
         yield client
 
 
+@pytest.mark.breadth
 @given(st.data())
 @settings(examples(15), suppress_health_check=list(HealthCheck))
 def test_random_predicates_with_limits_agree_with_the_whole_table(

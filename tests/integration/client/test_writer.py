@@ -92,7 +92,7 @@ async def test_rows_go_out_when_there_are_enough_or_when_it_is_time(client: Clie
 
 
 @pytest.mark.parametrize(("buckets", "in_flight"), [(1, 1), (1, 4), (2, 5), (3, 16), (16, 4)])
-@pytest.mark.represented_by("1-1")
+@pytest.mark.breadth
 async def test_writes_of_one_key_are_applied_in_their_order(
     client: Client, name: str, buckets: int, in_flight: int
 ) -> None:

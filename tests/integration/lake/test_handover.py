@@ -195,6 +195,7 @@ async def test_every_token_continues_exactly(client: Client, name: str, uri: str
     assert await scan.resume_from(batches[0][1]).to_pylist() == everything[first:]
 
 
+@pytest.mark.breadth
 async def test_tokens_of_something_else_are_refused(client: Client, name: str, uri: str) -> None:
     table = await make(client, name, uri)
     scan = table.changes(StartFrom.lake(uri), StopAt.LATEST).with_chunk(rows=40)
@@ -254,6 +255,7 @@ async def test_a_consumer_continues_after_what_it_has_committed(client: Client, 
             pass
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("most", [1, 1000], ids=["rows", "changes"])
 async def test_what_the_reader_before_commits_during_a_take_over_comes_once(
     client: Client, name: str, uri: str, monkeypatch: pytest.MonkeyPatch, most: int
@@ -284,6 +286,7 @@ async def test_what_the_reader_before_commits_during_a_take_over_comes_once(
     assert state == {row["id"]: row for row in await table.scan().to_pylist()}
 
 
+@pytest.mark.breadth
 async def test_a_consumer_that_has_not_committed_the_last_rows_begins_again(
     client: Client, name: str, uri: str
 ) -> None:
@@ -360,6 +363,7 @@ async def test_rows_of_a_table_without_a_key_come_first(client: Client, name: st
     assert changes["_log_offset"].null_count == 100
 
 
+@pytest.mark.breadth
 async def test_blocking_code_polars_and_new_tables_read_it(client: Client, name: str, uri: str) -> None:
     table = await make(client, name, uri)
     expected = await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_arrow()
@@ -399,6 +403,7 @@ async def test_what_cannot_be_followed_is_an_error(client: Client, name: str, ur
         await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_arrow()
 
 
+@pytest.mark.breadth
 async def test_a_version_that_is_older_than_the_changelog_is_an_error(tmp_path: Path) -> None:
     uri = str(tmp_path / "published")
     with ServerProcess(tmp_path / "data", "--set", "log_maintenance_seconds=0.05") as server:
@@ -420,6 +425,7 @@ async def test_a_version_that_is_older_than_the_changelog_is_an_error(tmp_path: 
             assert (await scan.to_arrow()).num_rows == await table.count()
 
 
+@pytest.mark.breadth
 async def test_a_killed_server_does_not_matter_for_files_and_is_waited_for_then(
     server: ServerProcess, uri: str
 ) -> None:

@@ -140,6 +140,7 @@ async def test_each_type_is_published(client: Client, name: str, uri: str) -> No
     assert (await publish_and_compare(client, name, uri)).mode == "changes"
 
 
+@pytest.mark.breadth
 async def test_readers_skip_no_file_with_a_row_that_they_want(client: Client, name: str, uri: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("n", pa.int32()), ("f", pa.float64()), ("text", pa.string())])
     table = await client.create_table(name, schema, primary_key=["id"], buckets=2)
@@ -222,7 +223,7 @@ async def test_partitions_carry_over(client: Client, name: str, uri: str) -> Non
 
 
 @pytest.mark.parametrize("column", ["flag", "i64", "u64", "price", "day", "s", "us", "text", "at"])
-@pytest.mark.represented_by("flag", "at")
+@pytest.mark.breadth
 async def test_partition_columns_of_every_type_carry_over(client: Client, name: str, uri: str, column: str) -> None:
     type_, values = VALUES[column]
     schema = pa.schema([(column, type_), ("id", pa.int64())])
@@ -291,7 +292,7 @@ async def test_of_two_first_publishers_one_commits(client: Client, name: str, ur
 
 
 @pytest.mark.parametrize("change", ["delete", "append", "rollback", "list"])
-@pytest.mark.represented_by("delete")
+@pytest.mark.breadth
 async def test_what_another_program_has_changed_is_replaced(
     client: Client, name: str, uri: str, tmp_path: Path, change: str
 ) -> None:
@@ -365,6 +366,7 @@ async def test_missing_metadata_is_reported(client: Client, name: str, uri: str,
     assert (await publish_and_compare(client, name, uri)).mode == "unchanged"
 
 
+@pytest.mark.breadth
 async def test_a_catalog_of_the_user_names_the_table(
     client: Client, name: str, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ async def test_rows_that_arrive_in_key_order_leave_complete_files_alone(client: 
     assert len(deltalake.DeltaTable(uri).file_uris()) <= 2 * 1500 / SMALL.file_rows + 3
 
 
+@pytest.mark.breadth
 async def test_all_rows_may_go_and_come_back(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     await publish_and_compare(client, name, uri)
@@ -114,6 +115,7 @@ async def test_all_rows_may_go_and_come_back(client: Client, name: str, uri: str
     assert (await publish_and_compare(client, name, uri)).rows == 3
 
 
+@pytest.mark.breadth
 async def test_a_range_deleted_at_once_replaces_its_files(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     await publish_and_compare(client, name, uri)
@@ -124,6 +126,7 @@ async def test_a_range_deleted_at_once_replaces_its_files(client: Client, name: 
     assert report.files_kept > 0
 
 
+@pytest.mark.breadth
 async def test_changes_that_are_not_known_publish_all_rows(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     await publish_and_compare(client, name, uri)
@@ -145,6 +148,7 @@ async def test_a_table_without_a_changelog_is_published_completely_each_time(
     assert (report.mode, report.reason) == ("full", 'the table has no changelog (changelog="none")')
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("changelog", ["upsert", "input"])
 async def test_other_changelogs_are_followed(client: Client, name: str, uri: str, changelog: str) -> None:
     table = await create(client, name, changelog=changelog)
@@ -156,6 +160,7 @@ async def test_other_changelogs_are_followed(client: Client, name: str, uri: str
     assert report.files_kept > 0
 
 
+@pytest.mark.breadth
 async def test_a_recreated_table_replaces_the_rows_of_the_earlier_one(client: Client, name: str, uri: str) -> None:
     await create(client, name)
     await publish_and_compare(client, name, uri)
@@ -218,7 +223,7 @@ async def test_a_table_of_another_program_is_left_alone(client: Client, name: st
 
 
 @pytest.mark.parametrize("change", ["compact", "delete some", "delete all"])
-@pytest.mark.represented_by("compact")
+@pytest.mark.breadth
 async def test_files_that_another_program_has_changed_are_replaced(
     client: Client, name: str, uri: str, change: str
 ) -> None:
@@ -235,6 +240,7 @@ async def test_files_that_another_program_has_changed_are_replaced(
     assert "another program" in report.reason
 
 
+@pytest.mark.breadth
 async def test_a_damaged_log_is_reported(client: Client, name: str, uri: str, tmp_path: Path) -> None:
     table = await create(client, name)
     await publish_and_compare(client, name, uri)
@@ -265,6 +271,7 @@ async def test_a_location_with_credentials_is_refused() -> None:
     assert "secret" not in refused.value.message
 
 
+@pytest.mark.breadth
 async def test_old_files_are_deleted_and_others_are_not(client: Client, name: str, uri: str, tmp_path: Path) -> None:
     table = await create(client, name)
     await publish_and_compare(client, name, uri)

@@ -102,7 +102,7 @@ async def test_every_type_is_published(client: Client, name: str, uri: str) -> N
 
 
 @pytest.mark.parametrize("column", ["i32", "u64", "price", "text", "blob", "day", "us", "s"])
-@pytest.mark.represented_by("i32", "s")
+@pytest.mark.breadth
 async def test_every_type_of_key_orders_the_files(client: Client, name: str, uri: str, column: str) -> None:
     type_, values = VALUES[column]
     schema = pa.schema([(column, type_), ("n", pa.int64())])
@@ -145,6 +145,7 @@ async def test_a_column_that_cannot_be_published_is_refused_before_anything_is_w
     assert open_lake_table(uri).load() is None
 
 
+@pytest.mark.breadth
 async def test_added_and_dropped_columns_keep_the_files(client: Client, name: str, uri: str) -> None:
     table = await client.create_table(name, SCHEMA, primary_key=["id"], buckets=2)
     await table.upsert(ids(range(500)))
@@ -161,6 +162,7 @@ async def test_added_and_dropped_columns_keep_the_files(client: Client, name: st
     assert report.reason == 'column "value" replaces a column with the same name'
 
 
+@pytest.mark.breadth
 async def test_other_changes_of_columns_write_all_rows(client: Client, name: str, uri: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("value", pa.int32())])
     table = await client.create_table(name, schema, primary_key=["id"], buckets=2)

@@ -132,6 +132,7 @@ async def test_bounds_that_an_earlier_release_has_published_are_corrected_by_the
     assert [len(delta_rows(uri, text, "name")) for text in TEXTS] == [1] * len(TEXTS)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("checkpoint", [False, True])
 async def test_partitions_that_an_earlier_release_has_published_are_written_again(
     client: Client, name: str, uri: str, checkpoint: bool

@@ -121,6 +121,7 @@ async def test_columns_predicates_buckets_keys_and_limits_are_those_of_the_scan(
     assert (await scan.select([]).to_arrow()).num_rows == len(rows)
 
 
+@pytest.mark.breadth
 async def test_polars_duckdb_and_blocking_code_read_versions(client: Client, name: str, uri: str) -> None:
     table = await make_versions(client, name, uri)
     scan = table.scan(["id", "team"]).as_of(1).read_path("lake", uri)
@@ -187,7 +188,7 @@ async def test_a_version_that_does_not_exist_is_an_error_that_names_those_that_d
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.represented_by("delta")
+@pytest.mark.breadth
 async def test_an_expired_version_is_an_error_that_names_the_oldest_one_left(
     client: Client, name: str, uri: str, format_: str
 ) -> None:
@@ -263,6 +264,7 @@ async def test_a_damaged_file_is_an_error_and_no_short_answer(client: Client, na
             [rows async for rows in stream]
 
 
+@pytest.mark.breadth
 async def test_a_version_of_another_program_is_passed_over(client: Client, name: str, uri: str) -> None:
     table = await make_versions(client, name, uri)
     action = '{"commitInfo":{"timestamp":1,"operation":"OPTIMIZE"}}\n{"txn":{"appId":"other","version":1}}'
@@ -308,6 +310,7 @@ async def test_as_of_needs_the_lake_and_goes_with_no_other_instant(client: Clien
             table.changes().as_of(instant)
 
 
+@pytest.mark.breadth
 async def test_rows_of_a_table_without_a_key_and_rows_that_expire_are_read(client: Client, name: str, uri: str) -> None:
     log = await client.create_table(name, SCHEMA, primary_key=[])
     await log.append(rows_of(range(100)))
@@ -322,6 +325,7 @@ async def test_rows_of_a_table_without_a_key_and_rows_that_expire_are_read(clien
     assert (await expiring.scan().as_of(0).read_path("lake", f"{uri}2").to_arrow()).num_rows == 10
 
 
+@pytest.mark.breadth
 async def test_a_version_is_read_while_the_server_is_dead(server: ServerProcess, uri: str) -> None:
     async with connect(server.url) as client:
         table = await make_versions(client, "lake.dead", uri)

@@ -142,6 +142,7 @@ async def test_polars_duckdb_and_blocking_code_read_the_lake(client: Client, nam
         assert sum(rows.num_rows for rows in stream) == 1010
 
 
+@pytest.mark.breadth
 async def test_columns_are_found_by_their_ids(client: Client, name: str, uri: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("value", pa.int32()), ("gone", pa.string()), ("small", pa.uint8())])
     table = await client.create_table(name, schema, primary_key=["id"], buckets=2)
@@ -163,6 +164,7 @@ async def test_columns_are_found_by_their_ids(client: Client, name: str, uri: st
     assert set(found["league"].to_pylist()) == {"new"}
 
 
+@pytest.mark.breadth
 async def test_a_read_of_a_snapshot_is_as_of_the_snapshot(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     await publish_to(client, name, uri)

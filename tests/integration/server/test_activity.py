@@ -46,6 +46,7 @@ def make_table(client: sync.Client, name: str, tablets: int = 1) -> sync.Table:
     return client.create_table(name, SCHEMA, primary_key=["player"], buckets=4, tablets=tablets)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("tablets", [1, 2])
 def test_rows_and_calls_count_once(url: str, client: sync.Client, tablets: int) -> None:
     table = make_table(client, f"once.t{tablets}", tablets)
@@ -110,7 +111,7 @@ def test_a_refused_write_counts_nothing(url: str, client: sync.Client) -> None:
     assert count_table(ask_activity(url), "refused.missing") == Counted(0, 0, 0, 0, 0, 0)
 
 
-@pytest.mark.represented_by("one process-2", "one process-1")
+@pytest.mark.breadth
 @pytest.mark.parametrize("tablets", [1, 2])
 def test_a_scan_is_one_live_stream_of_its_table(url: str, client: sync.Client, tablets: int) -> None:
     table = make_table(client, f"live.t{tablets}", tablets)

@@ -291,6 +291,7 @@ def test_lines_are_counted_once_for_each_output(tmp_path: Path) -> None:
         assert Scrape(port).value("scankv_audit_lines_lost_total", output="stdout") == 0
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_reads_have_lines_if_asked_for_also_on_standard_output(tmp_path: Path, workers: str) -> None:
     issuer, path = TokenIssuer(tmp_path / "tokens"), tmp_path / "audit.log"

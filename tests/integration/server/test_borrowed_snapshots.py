@@ -56,6 +56,7 @@ def scanned(client: sync.Client, number: int) -> float:
     return sample_of(client, "scankv_scan_rows_total", number)
 
 
+@pytest.mark.breadth
 def test_each_worker_reads_a_snapshot_by_itself(divided: ServerProcess) -> None:
     with pinned(divided, "own") as (client, there):
         before = there.table.scan().to_arrow()
@@ -127,6 +128,7 @@ def test_the_worker_that_reads_a_snapshot_lists_the_scan_and_ends_it(divided: Se
         wait_until(lambda: sample_of(client, "scankv_calls_running", 0, running) == 0, "the loan ended")
 
 
+@pytest.mark.breadth
 def test_a_snapshot_that_is_released_while_another_worker_reads_it_stays_for_this_reader_only(
     divided: ServerProcess,
 ) -> None:
@@ -206,6 +208,7 @@ def test_only_workers_borrow_views(divided: ServerProcess) -> None:
             assert refusal(wire.snapshots.UseSnapshot, request).reason == "INVALID_REQUEST"
 
 
+@pytest.mark.breadth
 def test_the_slow_calls_have_the_plan_of_a_scan_at_another_worker(tmp_path: Path) -> None:
     settings = ("--workers", str(WORKERS), "--set", "slow_request_seconds=0.000001")
     with ServerProcess(tmp_path / "data", *settings) as server, pinned(server, "slow") as (client, there):

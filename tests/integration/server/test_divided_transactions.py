@@ -258,6 +258,7 @@ def test_only_workers_can_ask_workers_about_transactions(divided: ServerProcess)
         wire.channel.close()
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("allowed", [0, 1])
 def test_a_commit_and_an_abort_need_the_rights_for_the_tables_of_all_workers(tmp_path: Path, allowed: int) -> None:
     issuer, names = TokenIssuer(tmp_path / "tokens"), [name for (name,) in names_of_workers(2, "rights")]

@@ -177,6 +177,7 @@ def test_a_scan_cancelled_by_an_operator_is_gone_when_that_is_answered(settings:
     )
 
 
+@pytest.mark.breadth
 def test_a_scan_that_is_idle_says_since_when_and_one_that_was_read_says_so(settings: Any) -> None:
     here = settings()
     call = here.scan()
@@ -223,6 +224,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.breadth
 def test_the_scan_of_a_killed_reader_is_freed_within_a_second(settings: Any) -> None:
     here = settings("stall_timeout_seconds=600")
     in_time(partial(seconds_until_freed, here, signal.SIGKILL), 1.0)
@@ -261,6 +263,7 @@ def test_scans_that_outlast_the_drain_are_told_that_the_server_shuts_down(settin
     assert here.server.process.wait(60) == 0
 
 
+@pytest.mark.breadth
 def test_a_second_signal_ends_the_server_at_once_and_loses_nothing(settings: Any) -> None:
     here = settings("drain_seconds=600")
     held = here.scan()

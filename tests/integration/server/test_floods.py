@@ -204,6 +204,7 @@ def test_a_message_that_arrives_byte_by_byte_is_refused_in_time(tmp_path: Path) 
         check_get(table)
 
 
+@pytest.mark.breadth
 def test_pings_in_a_flood_end_their_connection(server: ServerProcess) -> None:
     with served(server) as table, Http2Connection(server.url) as connection:
         connection.send_until_closed(frame(http2.PING, 0, 0, b"12345678") * 100, 200)

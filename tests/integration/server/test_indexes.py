@@ -114,12 +114,7 @@ def test_the_first_ten_of_a_hundred_thousand_rows_take_forty_reads(wire: Wire, t
     assert wire.server().rows_scanned - before == told.rows_scanned + covered.rows_scanned
 
 
-@pytest.mark.represented_by(
-    "col(\"player\") == 'player 000017'-[]",
-    "col(\"league\") == 'league 7'-['league', 'score']",
-    "(col(\"score\") >= 99000) & col(\"player\").contains('1')-['score']",
-    "col(\"note\") == 'note 5'-[]",
-)
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("where", "index"),
     [
@@ -144,6 +139,7 @@ def test_top_n_with_a_condition_is_the_same(
         assert list(told.index) == index
 
 
+@pytest.mark.breadth
 def test_ties_are_all_returned_with_and_without_the_index(wire: Wire, tables: dict[bool, str]) -> None:
     for question in (
         {"by": "level", "n": 3},  # 200 NaN

@@ -662,6 +662,7 @@ TAKING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 @pytest.mark.parametrize("reason", TAKING)
 def test_no_principal_takes_more_than_its_share_and_admins_have_a_reserve(small: OwnersServer, reason: str) -> None:
@@ -719,6 +720,7 @@ def taken_by(by: TokenCaller, method: str, request: Callable[[], dict[str, Any]]
     raise AssertionError("more than the limit of the server")
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 @pytest.mark.parametrize("reason", NAMING)
 def test_an_admin_of_some_tables_neither_uses_up_the_share_of_another_principal_nor_gets_the_reserve(
@@ -743,6 +745,7 @@ def test_an_admin_of_some_tables_neither_uses_up_the_share_of_another_principal_
         assert taken_by(secured.root, naming, lambda: named(scene), reason)[0] == RESERVED
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 @pytest.mark.parametrize("what", ["snapshot", "consumer"])
 @pytest.mark.parametrize("tablets", [1, 2])
@@ -899,6 +902,7 @@ def test_a_scan_whose_parked_parts_end_for_another_principal_ends_and_can_be_res
         assert list(resumed)[-1].HasField("trailer")
 
 
+@pytest.mark.breadth
 @pytest.mark.one_process
 def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_hold_it(tmp_path: Path) -> None:
     issuer, commit = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ConsumerService/CommitPosition"

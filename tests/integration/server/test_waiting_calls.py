@@ -126,6 +126,7 @@ def test_a_call_waits_for_as_long_as_it_asked(here: Questions) -> None:
     assert answer == lookup_pb2.TopNResponse(version=request.if_changed_since, unchanged=True)
 
 
+@pytest.mark.breadth
 def test_a_call_waits_no_longer_than_its_deadline_allows(here: Questions) -> None:
     request = here.since_now()
     # A tenth of the time is for the answer, and a busy machine may need more than a tenth of a second.
@@ -233,6 +234,7 @@ def test_fifty_calls_that_are_cancelled_leave_nothing(here: Questions) -> None:
     assert not call.result(timeout=60).unchanged
 
 
+@pytest.mark.breadth
 @pytest.mark.whole_tables  # It looks at the buckets of the table in this process.
 @pytest.mark.asyncio
 async def test_listeners_are_shared_by_all_who_wait_and_gone_with_the_last(tmp_path: Path) -> None:

@@ -242,6 +242,7 @@ def _kill_within(server: ServerProcess, number: int, scan: sync.Scan, *, is_resu
     assert sorted(seen) == list(range(ROWS))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("divided", [False, True])
 def test_a_scan_is_listed_once_and_can_be_cancelled(server: ServerProcess, divided: bool) -> None:
     name = f"listed{divided}.scores".lower()

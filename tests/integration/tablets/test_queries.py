@@ -185,6 +185,7 @@ def test_counts_are_equal(twins: TabletTwins, asked: dict[str, Any]) -> None:
     assert_same(twins, lambda name: twins.wire.lookups.Count(lookup_pb2.CountRequest(table=name, **asked)))
 
 
+@pytest.mark.breadth
 def test_integers_and_decimals_that_no_sum_holds_have_a_mean(client: sync.Client, wire: Wire) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64()), ("d", pa.decimal128(38, 2))])
     twins = TabletTwins.create(client, wire, "queries.great", schema, ["id"])
@@ -213,6 +214,7 @@ def test_integers_and_decimals_that_no_sum_holds_have_a_mean(client: sync.Client
     assert total == [{"n_sum": 0, "d_sum": Decimal("0.00")}]
 
 
+@pytest.mark.breadth
 def test_floats_are_added_in_the_same_order_each_time(client: sync.Client, wire: Wire) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("ratio", pa.float64())])
     twins = TabletTwins.create(client, wire, "queries.floats", schema, ["id"])
@@ -290,6 +292,7 @@ def test_only_what_has_changed_is_read_again(twins: TabletTwins) -> None:
     assert 0 < again < ROWS
 
 
+@pytest.mark.breadth
 def test_a_query_that_waits_is_answered_when_any_tablet_changes(twins: TabletTwins) -> None:
     lookups = twins.wire.lookups
     request = lookup_pb2.TopNRequest(table=twins.names[1], by="number", n=2)

@@ -153,6 +153,7 @@ def assert_equal(twins: list[Twin], work: Callable[[Twin], None]) -> None:
         assert expected == found, number
 
 
+@pytest.mark.breadth
 def test_pins_answer_as_those_of_other_tables(twins: list[Twin]) -> None:
     def work(twin: Twin) -> None:
         twin.pin("one", ttl_millis=90_000)
@@ -218,6 +219,7 @@ def test_shared_snapshots_are_never_taken_twice(twins: list[Twin]) -> None:
     assert_equal(twins, work)
 
 
+@pytest.mark.breadth
 def test_scans_and_counts_of_a_snapshot_answer_as_those_of_other_tables(twins: list[Twin], wires: list[Wire]) -> None:
     predicate = to_proto(col("score") > 1000)
 
@@ -240,6 +242,7 @@ def test_scans_and_counts_of_a_snapshot_answer_as_those_of_other_tables(twins: l
     assert_equal(twins, work)
 
 
+@pytest.mark.breadth
 def test_aggregates_and_top_rows_of_a_snapshot_answer_as_those_of_other_tables(
     twins: list[Twin], wires: list[Wire]
 ) -> None:

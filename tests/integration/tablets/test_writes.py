@@ -194,6 +194,7 @@ def test_a_writer_that_is_opened_again_fences_earlier_ones_everywhere(client: Cl
         assert set(values_in(table).values()) == {3}
 
 
+@pytest.mark.breadth
 def test_writes_and_openings_at_once_write_all_of_a_request_or_nothing(client: Client, wire: Wire) -> None:
     for table in pair_of(client):
         request = write_pb2.OpenWriterRequest(table=table.name, id="w")

@@ -168,6 +168,7 @@ def test_a_line_that_does_not_end_is_refused_and_not_collected(
         read(file, SCORES)
 
 
+@pytest.mark.breadth
 def test_a_header_of_very_many_lines_takes_time_in_proportion_to_its_length() -> None:
     started = time.process_time()
     with pytest.raises(ValueError, match="a quote in the header is not closed"):

@@ -157,7 +157,7 @@ def test_every_float_is_read_as_it_is_printed(number: float) -> None:
     [LARGE, "9223372036854775808", *(pytest.param(each, marks=pytest.mark.soak) for each in (f"-{LARGE}", f"{2**64}"))],
 )
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.represented_by("False-9007199254740993")
+@pytest.mark.breadth
 def test_large_integers_and_fractions_of_one_field_are_refused_before_a_table_is_made(
     tmp_path: Path, large: str, late: bool
 ) -> None:

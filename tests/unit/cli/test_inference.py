@@ -104,6 +104,7 @@ def test_a_json_field_may_appear_late(tmp_path: Path) -> None:
     assert infer(path).field("late").type == pa.bool_()
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(("first", "last"), [(1, "x"), ([1], 1), ({"a": 1}, [1]), (True, 1)])
 def test_json_values_that_no_type_holds_together_are_named_with_their_line(
     tmp_path: Path, first: object, last: object

@@ -243,6 +243,7 @@ async def test_a_resumed_scan_keeps_the_limit_of_the_whole() -> None:
         assert [request.limit for request in server.requests] == [10, 10]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("spec", [LIVE, PINNED, PINNED_NEVER], ids=["live", "pinned", "never"])
 async def test_a_full_server_is_asked_until_it_admits(spec: ScanSpec) -> None:
     async with serving(server := GoesOn(FULL, FULL, FULL)) as url, connect(url) as client:
@@ -300,6 +301,7 @@ async def test_a_chunk_renews_the_time_for_all_attempts() -> None:
         assert time.monotonic() - started > 2.4
 
 
+@pytest.mark.breadth
 async def test_a_stall_is_a_cut() -> None:
     async with serving(server := GoesOn(Ends(3, stalls=True))) as url, connect(url, next_chunk_timeout=1) as client:
         stream = client.scan(PINNED).stream()
@@ -309,6 +311,7 @@ async def test_a_stall_is_a_cut() -> None:
         await _ended(server, len(server.requests))
 
 
+@pytest.mark.breadth
 async def test_heartbeats_keep_a_scan_alive_and_move_its_token() -> None:
     timeouts = {"operation_timeout": 1.5, "next_chunk_timeout": 1.5}
     async with serving(SendsOnlyHeartbeats(20)) as url, connect(url, **timeouts) as client:  # type: ignore[arg-type]

@@ -260,6 +260,7 @@ async def test_a_release_that_is_not_answered_is_an_error_to_whoever_asks_for_it
         assert snapshot.remaining > 0
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_renewal_that_does_not_get_through_is_tried_again() -> None:
     server = ScriptedSnapshots(renew=[UNAVAILABLE, UNAVAILABLE])

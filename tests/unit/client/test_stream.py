@@ -182,7 +182,7 @@ async def test_a_stall_before_the_header_ends_with_the_attempt_timeout() -> None
 
 @pytest.mark.parametrize("timeout", ["operation_timeout", "next_chunk_timeout"])
 @pytest.mark.parametrize(("server", "token"), [(StallsAfterHeader, None), (StallsAfterFirstChunk, b"after 4")])
-@pytest.mark.represented_by("StallsAfterHeader-None-operation_timeout")
+@pytest.mark.breadth
 async def test_a_stall_in_the_middle_ends_with_the_shorter_timeout(
     server: type[KeepsItsContract], token: bytes | None, timeout: str
 ) -> None:
@@ -194,6 +194,7 @@ async def test_a_stall_in_the_middle_ends_with_the_shorter_timeout(
         await asyncio.wait_for(stalling.ended.wait(), SOON)
 
 
+@pytest.mark.breadth
 async def test_a_stall_after_the_trailer_is_a_good_end() -> None:
     async with serving(server := StallsAfterTrailer()) as url, connect(url, next_chunk_timeout=1) as client:
         assert (await client.scan(SPEC).to_arrow()).num_rows == 15
@@ -336,6 +337,7 @@ async def test_two_tasks_cannot_read_one_stream() -> None:
             await reader
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("read_ahead_bytes", "read_ahead_chunks", "chunk_bytes", "window"),
     [(64 << 10, 2, None, 64 << 10), (1 << 20, 2, None, 1 << 20), (2 << 20, 2, 64 << 10, 128 << 10)],

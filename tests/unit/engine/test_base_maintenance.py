@@ -549,7 +549,7 @@ async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tables: 
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.represented_by("0", "7")
+@pytest.mark.breadth
 async def test_the_first_scan_after_a_reopening_has_all_writes_whenever_the_base_was_built(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

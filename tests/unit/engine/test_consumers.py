@@ -102,6 +102,7 @@ async def test_what_a_consumer_keeps_is_kept_over_a_restart_before_it_is_back(tm
         assert await trimmed(tables.table(TABLE)) == await changes(tables.table(TABLE))
 
 
+@pytest.mark.breadth
 async def test_a_consumer_of_which_nothing_is_heard_expires_and_keeps_nothing(tmp_path: Path) -> None:
     async with tables_in(tmp_path, consumer_ttl_seconds=1) as tables:
         table = await new_table(tables)

@@ -177,6 +177,7 @@ async def test_what_was_used_within_the_last_minute_stays_open_while_there_are_f
         assert open_count(table) == 8
 
 
+@pytest.mark.breadth
 async def test_a_call_that_would_open_buckets_for_too_long_is_refused_and_gets_further_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ async def test_status_tells_how_far_a_build_is_and_never_more_than_there_is(tmp_
     assert (status.ready, status.rows_done, status.rows, status.failure) == (True, 50, 50, "")
 
 
+@pytest.mark.breadth
 async def test_a_build_that_was_interrupted_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

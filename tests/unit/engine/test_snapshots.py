@@ -178,6 +178,7 @@ async def test_an_expired_lease_is_lost_and_its_view_goes_from_disk(tables: Tabl
     assert [info.snapshot_id for info in tables.snapshots.list_snapshots()] == [kept.snapshot_id]
 
 
+@pytest.mark.breadth
 async def test_a_renewed_lease_lives_on(tables: Tables) -> None:
     pinned = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=1)
     renewed = await tables.snapshots.renew(pinned.snapshot_id, 100)
@@ -247,12 +248,14 @@ async def is_lost(tables: Tables, snapshot_id: str) -> bool:
     return snapshot_id not in {info.snapshot_id for info in tables.snapshots.list_snapshots()}
 
 
+@pytest.mark.breadth
 async def test_a_shortened_lease_expires_at_its_new_time(tables: Tables) -> None:
     pinned = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=1000)
     await tables.snapshots.renew(pinned.snapshot_id, 1)
     await await_until(lambda: is_lost(tables, pinned.snapshot_id), "the lease expired")
 
 
+@pytest.mark.breadth
 async def test_the_id_and_the_name_of_an_expired_snapshot_are_free(tables: Tables) -> None:
     pinning = tables.table(TABLE).pinning
     first = await tables.snapshots.pin(pinning, lease_id="mine", name="nightly", ttl=1)
@@ -263,6 +266,7 @@ async def test_the_id_and_the_name_of_an_expired_snapshot_are_free(tables: Table
     assert (await pinned_scores(tables.snapshots, "mine"))["player 1"] == 1_000
 
 
+@pytest.mark.breadth
 async def test_a_shared_id_names_one_view_for_good_also_after_a_restart(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
@@ -349,6 +353,7 @@ async def test_parts_of_shared_snapshots_make_place_as_one_snapshot(tmp_path: Pa
             await snapshots.find_pinned(pinnings[0].table, "older", "")
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("content", [b"\xff\x00", b"half-an-i", b"\n\n"])
 async def test_ended_ids_that_cannot_be_read_keep_no_table_from_being_served(tmp_path: Path, content: bytes) -> None:
     async with tables_in(tmp_path) as tables:
@@ -594,6 +599,7 @@ async def test_a_scan_gets_server_draining_when_the_server_stops(tmp_path: Path)
             assert isinstance(source.error, ServerDraining)
 
 
+@pytest.mark.breadth
 async def test_only_few_views_that_nobody_reads_stay_open(tables: Tables) -> None:
     pins = []
     for number in range(12):

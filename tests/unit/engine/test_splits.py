@@ -197,6 +197,7 @@ async def test_the_keys_are_read_once_for_a_view_also_over_a_restart(tmp_path: P
             await tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_first_split_that_is_cancelled_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
@@ -261,6 +262,7 @@ async def test_a_number_of_splits_out_of_range_is_refused(tmp_path: Path, splits
             await tables.snapshots.split(pinned.snapshot_id, splits, EVERY_KEY)
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_a_sample_of_long_keys_is_thinned_out_evenly(tmp_path: Path) -> None:
     schema = pa.schema([("k", pa.string()), ("v", pa.string())])
@@ -278,6 +280,7 @@ async def test_a_sample_of_long_keys_is_thinned_out_evenly(tmp_path: Path) -> No
         assert 1 << 20 < file.stat().st_size < splits_module.MAX_SAMPLE_BYTES * 1.5
 
 
+@pytest.mark.breadth
 @pytest.mark.asyncio
 @pytest.mark.parametrize("buckets", [1, 3])
 async def test_a_view_of_many_keys_is_cut_by_estimates(

@@ -279,6 +279,7 @@ async def connected() -> AsyncIterator[tuple[ConnectionWatch, Callable[[int], No
                 running.cancel()
 
 
+@pytest.mark.breadth
 async def test_health_calls_that_are_refused_end_their_connection() -> None:
     async with connected() as (watch, _, client, peer):
         door = OpenIntake(watch)
