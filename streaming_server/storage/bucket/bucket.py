@@ -305,14 +305,13 @@ class Bucket:
         self._write_state(batch, state)
 
     def _join_deleted(self, batch: StoreBatch) -> None:
-        """Deletes the range of keys that were deleted one after another, unless a row lies in it."""
+        """Deletes the range of keys that were deleted one after another, unless a row lies in it.
+
+        RocksDB compacts files with many marks of single keys by itself.
+        """
         run = self._deleted_run
         if not self._store.has_rows_between(run.first, run.last, deleted=run.count):
-            keys = KeyRange(run.first, run.last + b"\0")
-            batch.delete_row_range(run.first, keys.end)
-            share = run.count / (run.count + (self._state.rows or 0))
-            size = self._store.family_bytes().rows + self._store.unflushed_bytes
-            self._deleted_rows.add([keys], int(share * size))
+            batch.delete_row_range(run.first, run.last + b"\0")
         run.clear()
 
     def _record_deleted(self, ranges: Sequence[KeyRange], change: BucketChange) -> None:
