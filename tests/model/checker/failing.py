@@ -44,7 +44,8 @@ def _draw(world: CheckerWorld, random: Random) -> Arguments | None:
     names = _WHOLE + _REPEATED if fault == DEADLY.name else _WHOLE
     operation = random.choices([OPERATIONS[name] for name in names], [OPERATIONS[name].weight for name in names])[0]
     arguments = operation.draw(world, random)
-    if arguments is None:
+    # By way of "none", a changelog is changed in two steps.
+    if arguments is None or arguments.get("removes"):
         return None
     after = random.randrange(random.choice(_MOST_CHANGES))
     return {"step": [operation.name, arguments], "fault": fault, "after": after}
