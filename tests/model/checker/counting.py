@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -134,7 +135,13 @@ class _CountingClient:
             if isinstance(error, ConnectionFailed):
                 return None
             raise
-        transaction.commit()
+        try:
+            transaction.commit()
+        except ScanKvError:
+            # It may still be open, and hold its locks.
+            with suppress(ScanKvError):
+                transaction.abort()
+            raise
         return written
 
     def _count_alone(self) -> dict[_Counter, int] | None:
