@@ -25,7 +25,7 @@ ROWS: Final = pa.record_batch([pa.array([1])] * COLUMNS, schema=SCHEMA)
 
 
 class CountedSchema:
-    """An Arrow schema that counts how often it is asked for the names of all columns, which lists them anew."""
+    """An Arrow schema that counts how often its list of names is built: each use of `names` builds a new one."""
 
     def __init__(self) -> None:
         self.listed = 0

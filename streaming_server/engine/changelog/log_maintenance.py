@@ -1,7 +1,7 @@
 """Background maintenance of buckets: makes segments of small records, trims old changes, removes expired writers.
 
-It compacts key ranges whose rows were deleted. On a disk that is almost full, it also flushes, so that deleted rows
-free their space.
+It compacts key ranges whose rows were deleted, and the part of the changelog that was removed. On a disk that is almost
+full, it also flushes, so that deleted rows free their space.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ class Bucket:
     def _join_deleted(self, batch: StoreBatch) -> None:
         """Deletes the range of keys that were deleted one after another, unless a row lies in it.
 
-        RocksDB compacts files with many marks of single keys by itself.
+        RocksDB compacts files with many tombstones of single keys by itself.
         """
         run = self._deleted_run
         if not self._store.has_rows_between(run.first, run.last, deleted=run.count):
