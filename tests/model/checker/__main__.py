@@ -8,8 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.model.checker.operation import OPERATIONS
-from tests.model.checker.pairs import add_pairs
+from tests.model.checker.pairs import add_pairs, all_effects
 from tests.model.checker.run import from_lines, replay, run, shorten
 
 
@@ -35,13 +34,13 @@ def main() -> int:
         began = time.monotonic()
         first = Path(directory) / "first"
         first.mkdir()
-        failure, steps, covered = run(first, arguments.seed, seconds=arguments.seconds, profile=arguments.profile)
+        failure, steps, coverage = run(first, arguments.seed, seconds=arguments.seconds, profile=arguments.profile)
         _say(
             f"# seed {arguments.seed}: {len(steps)} steps in {time.monotonic() - began:.0f} s, "
-            f"{len(covered)} of {len(OPERATIONS) ** 2} pairs"
+            f"{len(coverage.pairs)} of {len(all_effects()) ** 2} pairs"
         )
         if arguments.pairs:
-            add_pairs(arguments.pairs, covered)
+            add_pairs(arguments.pairs, coverage)
         if failure is None:
             return 0
         _say(f"# failed: {type(failure.error).__name__}: {failure.error}\n# shortening ...")

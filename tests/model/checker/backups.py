@@ -89,7 +89,7 @@ def _draw_restore(world: CheckerWorld, random: Random) -> Arguments | None:
     return {"backup": random.choice(sorted(world.backups))} if world.backups else None
 
 
-@define("restore", 0.5, _draw_restore)
+@define("restore", 0.5, _draw_restore, effects=("restore", "restore_instant"))
 def _restore(world: CheckerWorld, arguments: Arguments) -> None:
     backup = world.backups.get(arguments["backup"])
     if backup is None:

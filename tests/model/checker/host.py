@@ -22,7 +22,7 @@ def _draw_kill(world: CheckerWorld, random: Random) -> Arguments:
     return {"cut": draw_cut(world, random)}
 
 
-@define("kill", 0.8, _draw_kill)
+@define("kill", 0.8, _draw_kill, effects=("kill", "cut_power"))
 def _kill(world: CheckerWorld, arguments: Arguments) -> None:
     crash(world, arguments["cut"])
     world.client.wait_ready()

@@ -116,7 +116,8 @@ def _draw_begin(world: CheckerWorld, random: Random) -> Arguments | None:
     return {"conflict": conflict, "lock": lock, "as": f"x{world.next_number()}"}
 
 
-@define("begin_transaction", 1.5, _draw_begin)
+# It has no effect on a table before something is staged.
+@define("begin_transaction", 1.5, _draw_begin, effects=())
 def _begin_transaction(world: CheckerWorld, arguments: Arguments) -> None:
     lock = arguments["lock"]
     transaction = world.client.transaction(
@@ -212,7 +213,7 @@ def _draw_finish(world: CheckerWorld, random: Random) -> Arguments | None:
     return {"kept": random.choice(sorted(open_)), "commit": random.random() < 0.8} if open_ else None
 
 
-@define("finish_transaction", 2, _draw_finish)
+@define("finish_transaction", 2, _draw_finish, effects=("commit_transaction", "abort_transaction"))
 def _finish_transaction(world: CheckerWorld, arguments: Arguments) -> None:
     if arguments["kept"] in world.kept:
         _finish(world, arguments["kept"], is_commit=arguments["commit"])

@@ -2,42 +2,103 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tests.model.checker.operation import OPERATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
+
+    from tests.model.checker.model import CheckerTable
 
 Pairs: TypeAlias = set[tuple[str, str]]
 
 _HEAD: Final = """# Pairs of operations
 
-Of {all} pairs, {covered} were covered: both operations took effect on one table, in this order.
+Two effects of operations are covered if both happened to one table, in this order. A creation also counts as
+happening to the table that had its name before, and what happens to it then follows a drop.
+
+Of {all} pairs, {covered} are covered, {impossible} cannot meet, because no kind of table has both, and {open} are open.
 `python -m tests.model.checker --pairs FILE` adds the pairs of a run.
 
-| first | covered | not covered after it |
-|---|---|---|
+| first | on tables of the kinds | covered | cannot meet | open after it |
+|---|---|---|---|---|
 """
 
 
-def add_pairs(file: Path, covered: Iterable[tuple[str, str]]) -> None:
-    """Adds covered pairs to a list, which is created if it does not exist."""
-    # What another operation was called is forgotten.
-    names = sorted(name for name, operation in OPERATIONS.items() if operation.profile == "fast")
-    pairs = {*covered, *(read_pairs(file.read_text()) if file.exists() else ())} & {
-        (a, b) for a in names for b in names
-    }
-    lines = [_HEAD.format(all=len(names) ** 2, covered=len(pairs))]
+@dataclass(slots=True)
+class Coverage:
+    """What the operations of a run had effects on.
+
+    Attributes:
+        pairs: The pairs of effects on one table, in their order.
+        kinds: The kinds of tables that had each effect.
+        effects: The effects on each table, by its number.
+    """
+
+    pairs: Pairs = field(default_factory=set)
+    kinds: dict[str, set[str]] = field(default_factory=dict)
+    effects: dict[int, set[str]] = field(default_factory=dict)
+    _newest: dict[str, int] = field(default_factory=dict)
+
+    def add(self, effect: str, table: CheckerTable) -> None:
+        """Adds an effect on a table."""
+        assert effect in all_effects(), f"no operation has the effect {effect}"
+        before = self.effects.get(table.number)
+        if before is None:  # it was created
+            before = self.effects.get(self._newest.get(table.name, 0), set())
+            self.effects[table.number], self._newest[table.name] = before & {"drop"}, table.number
+        self.pairs |= {(each, effect) for each in before}
+        self.effects[table.number].add(effect)
+        self.kinds.setdefault(effect, set()).add(_kind(table))
+
+    def renumber(self, before: int, table: CheckerTable) -> None:
+        """Gives a table a new number."""
+        self.effects[table.number] = set(self.effects[before])
+        self._newest[table.name] = table.number
+
+
+def _kind(table: CheckerTable) -> str:
+    name = table.name.removeprefix("checker.")
+    return f"{name} {table.engine}" if len(name) > 1 and name != table.engine else table.engine
+
+
+def all_effects() -> list[str]:
+    """Returns the effects that the fast operations can have, sorted."""
+    return sorted(
+        effect for operation in OPERATIONS.values() if operation.profile == "fast" for effect in operation.effects
+    )
+
+
+def add_pairs(file: Path, coverage: Coverage) -> None:
+    """Adds what a run has covered to a list, which is created if it does not exist."""
+    # What an effect was called before is forgotten.
+    names = all_effects()
+    pairs, kinds = read_pairs(file.read_text()) if file.exists() else (set[tuple[str, str]](), {})
+    pairs = (pairs | coverage.pairs) & {(a, b) for a in names for b in names}
+    on = {name: kinds.get(name, set()) | coverage.kinds.get(name, set()) for name in names}
+    rows, impossible = [], 0
     for first in names:
-        after = [name for name in names if (first, name) not in pairs]
-        lines.append(f"| {first} | {len(names) - len(after)} | {', '.join(after)} |\n")
-    file.write_text("".join(lines))
+        missing = [name for name in names if (first, name) not in pairs]
+        apart = [name for name in missing if on[first] and on[name] and not on[first] & on[name]]
+        impossible += len(apart)
+        left = [name for name in missing if name not in apart]
+        rows.append(_row(first, sorted(on[first]), str(len(names) - len(missing)), apart, left))
+    count = len(names) ** 2
+    head = _HEAD.format(all=count, covered=len(pairs), impossible=impossible, open=count - len(pairs) - impossible)
+    file.write_text(head + "".join(rows))
 
 
-def read_pairs(text: str) -> Pairs:
-    """Returns the covered pairs of a list."""
-    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")][1:]
-    missing = {first.strip(): {name.strip() for name in names.split(",")} for first, _, names in rows}
-    return {(first, name) for first, names in missing.items() for name in missing if name not in names}
+def _row(*cells: str | list[str]) -> str:
+    return f"| {' | '.join(cell if isinstance(cell, str) else ', '.join(cell) for cell in cells)} |\n"
+
+
+def read_pairs(text: str) -> tuple[Pairs, dict[str, set[str]]]:
+    """Returns the covered pairs of a list, and the kinds of tables."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ][1:]
+    missing = {first: {*apart.split(", "), *left.split(", ")} for first, _, _, apart, left in rows}
+    kinds = {first: {*on.split(", ")} - {""} for first, on, _, _, _ in rows}
+    return {(first, name) for first, names in missing.items() for name in missing if name not in names}, kinds

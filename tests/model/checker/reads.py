@@ -41,6 +41,8 @@ def check_definition(world: CheckerWorld, table: CheckerTable) -> None:
     """Compares the columns and indexes of a table with the model, and what is stored with itself."""
     opened, names = world.table(table.name), {column.number: column.name for column in table.columns}
     assert opened.schema.equals(world.schema(table.columns, table.key)), f"{table.name} has the columns {opened.schema}"
+    defaults = {column.name: column.default for column in table.columns if column.default is not None}
+    assert opened.column_defaults == defaults, f"the defaults are {opened.column_defaults}, not {defaults}"
     assert opened.column_comments == {column.name: column.comment for column in table.columns if column.comment}
     indexes = {tuple(names[number] for number in index) for index in table.indexes}
     assert {*opened.indexes} == indexes, f"{table.name} has the indexes {opened.indexes}, not {indexes}"

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from tests.model.checker.pairs import Pairs
+    from tests.model.checker.pairs import Coverage
 
 __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_lines"]
 
@@ -118,8 +118,8 @@ def run(
     most_steps: float = math.inf,
     operations: Collection[str] | None = None,
     profile: str = "fast",
-) -> tuple[Failure | None, list[Step], Pairs]:
-    """Draws and runs steps. Returns the failure, if any, all steps, and the pairs that were covered.
+) -> tuple[Failure | None, list[Step], Coverage]:
+    """Draws and runs steps. Returns the failure, if any, all steps, and what was covered.
 
     Args:
         directory: An existing directory without a server in it.
@@ -144,10 +144,10 @@ def run(
             # As JSON, so that a script does the same.
             steps.append((operation.name, json.loads(json.dumps(arguments))))
             if (error := _take(world, steps[-1])) is not None:
-                return Failure(steps, error), steps, world.covered
+                return Failure(steps, error), steps, world.coverage
         if (error := _attempt(lambda: check_all(world))) is not None:
-            return Failure(steps, error), steps, world.covered
-        return None, steps, world.covered
+            return Failure(steps, error), steps, world.coverage
+        return None, steps, world.coverage
 
 
 def replay(directory: Path, steps: Sequence[Step]) -> Failure | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.model.checker.model import CheckerColumn, CheckerTable
-from tests.model.checker.pairs import add_pairs, read_pairs
+from tests.model.checker.pairs import Coverage, add_pairs, read_pairs
 from tests.model.checker.run import from_lines, replay, run, shorten, to_lines
 from tests.model.checker.seeded_faults import FAULTS, ROOT, SCRIPTS, SeededFault, edit, plant, run_checker
 
@@ -27,22 +27,23 @@ read_from_offsets {"kept": "p1"}
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("seed", "steps"),
     [
         (1, 60),
-        *(pytest.param(seed, 3000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]) for seed in range(2, 8)),
+        *(pytest.param(seed, 250, marks=pytest.mark.breadth) for seed in range(2, 18)),
+        *(pytest.param(seed, 3000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]) for seed in range(18, 24)),
     ],
 )
 def test_the_server_answers_as_the_model_does(tmp_path: Path, seed: int, steps: int) -> None:
-    failure, taken, covered = run(tmp_path, seed, most_steps=steps)
+    failure, taken, coverage = run(tmp_path, seed, most_steps=steps)
     if failure is not None:
         short = tmp_path / "shorter"
         short.mkdir()
-        pytest.fail(f"seed {seed}:\n{shorten(short, failure, 300 if steps > 60 else 20)}")
+        pytest.fail(f"seed {seed}:\n{shorten(short, failure, min(steps / 3, 300))}")
     assert len(taken) == steps
-    assert covered
+    assert coverage.pairs
 
 
 def test_a_script_has_the_same_steps_again_and_leaves_out_what_has_become_impossible(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_a_script_has_the_same_steps_again_and_leaves_out_what_has_become_imposs
     assert replay(tmp_path / "without", steps[1:]) is None
 
 
-@pytest.mark.soak
+@pytest.mark.breadth
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.txt")), ids=lambda script: script.stem)
 def test_the_server_answers_a_script_as_the_model_does(tmp_path: Path, script: Path) -> None:
@@ -96,10 +97,29 @@ def test_rows_that_are_written_without_their_changes_count_as_changed() -> None:
     assert table.changed(1, table.position()) == table.lacks_changes(table.position()) == {False}
 
 
-def test_the_list_of_pairs_keeps_those_of_earlier_runs(tmp_path: Path) -> None:
-    add_pairs(tmp_path / "pairs.md", [("upsert", "kill"), ("get", "no operation")])
-    add_pairs(tmp_path / "pairs.md", [("kill", "upsert")])
-    assert read_pairs((tmp_path / "pairs.md").read_text()) == {("upsert", "kill"), ("kill", "upsert")}
+def test_the_list_of_pairs_keeps_those_of_earlier_runs_and_says_which_cannot_meet(tmp_path: Path) -> None:
+    keyed, log = CheckerTable("checker.a", 1, ()), CheckerTable("checker.log", 2, (), engine="log")
+    first, second = Coverage(), Coverage()
+    for effect in ("upsert", "kill", "get"):
+        first.add(effect, keyed)
+    second.add("kill", keyed)
+    second.add("upsert", keyed)
+    second.add("read_log_in_order", log)
+    for coverage in (first, second):
+        add_pairs(tmp_path / "pairs.md", coverage)
+    text = (tmp_path / "pairs.md").read_text()
+    assert read_pairs(text)[0] == {("upsert", "kill"), ("upsert", "get"), ("kill", "get"), ("kill", "upsert")}
+    assert "4 are covered, 6 cannot meet" in text
+
+
+def test_what_happens_to_a_table_created_again_follows_its_drop(tmp_path: Path) -> None:
+    coverage = Coverage()
+    for effect, number in (("create", 1), ("get", 1), ("drop", 1), ("create", 2), ("upsert", 2)):
+        coverage.add(effect, CheckerTable("checker.a", number, ()))
+    assert coverage.pairs == {
+        *(("create", "get"), ("create", "drop"), ("get", "drop")),
+        *(("create", "create"), ("get", "create"), ("drop", "create"), ("drop", "upsert"), ("create", "upsert")),
+    }
 
 
 @pytest.mark.soak

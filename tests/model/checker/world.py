@@ -20,6 +20,7 @@ import pyarrow as pa
 from aio_client.sync import connect
 from streaming_server.storage.backup.backup_store import BackupStore
 from tests.model.checker.model import KEY, PART, CheckerColumn, CheckerTable, ModelView, Position
+from tests.model.checker.pairs import Coverage
 from tests.model.checker.passing_time import passing
 from tests.support.bases import ALL_THE_TIME
 from tests.support.failing_disk import FailingDisk, compile_library
@@ -111,9 +112,8 @@ class CheckerWorld:
         disk: What records the changes of the data directory. None: nothing does.
         failing_disk: What makes changes of the data directory fail, unless they are recorded.
         closing: What to close before the server ends.
-        took_effect: The names of the operations that took effect on each table, by its number.
         ahead_file: What the clocks of the server follow: see `passing`.
-        covered: The pairs of operations that took effect on one table, in this order.
+        coverage: What operations had effects on.
         records: How many operations took effect.
     """
 
@@ -126,8 +126,7 @@ class CheckerWorld:
         self.disk: RecordingDisk | None = None
         self._ahead = 0
         self.ahead_file = directory / "ahead"
-        self.took_effect: dict[int, set[str]] = {}
-        self.covered: set[tuple[str, str]] = set()
+        self.coverage = Coverage()
         self.closing = ExitStack()
         self.failing_disk = FailingDisk(directory, failing_library())
         self.failing_disk.root.mkdir()
@@ -199,18 +198,16 @@ class CheckerWorld:
         """Opens a table."""
         return self.client.table(name)
 
-    def record(self, operation: str, *tables: CheckerTable) -> None:
-        """Records that an operation took effect on tables. Without tables, on all."""
+    def record(self, effect: str, *tables: CheckerTable) -> None:
+        """Records an effect on tables. Without tables, on all."""
         self.records += 1
         for table in tables or self.tables.values():
-            before = self.took_effect.setdefault(table.number, set())
-            self.covered |= {(each, operation) for each in before}
-            before.add(operation)
+            self.coverage.add(effect, table)
 
     def renumber(self, table: CheckerTable) -> int:
         """Makes a table a new one with the same contents, and returns its number."""
         before, table.number = table.number, self.next_number()
-        self.took_effect[table.number] = set(self.took_effect[before])
+        self.coverage.renumber(before, table)
         return table.number
 
     def schema(self, columns: tuple[CheckerColumn, ...], key: tuple[str, ...] = (KEY,)) -> pa.Schema:

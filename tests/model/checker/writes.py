@@ -130,7 +130,7 @@ def _draw_transaction(world: CheckerWorld, random: Random) -> Arguments | None:
     return {"parts": parts, "commit": random.random() < 0.8}
 
 
-@define("transaction", 3, _draw_transaction)
+@define("transaction", 3, _draw_transaction, effects=("transaction", "abort"))
 def _transaction(world: CheckerWorld, arguments: Arguments) -> None:
     parts = [(world.tables.get(part["table"]), part) for part in arguments["parts"]]
     known = [(table, part) for table, part in parts if table is not None]
