@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from aio_client import ConnectionFailed, agg
+from aio_client import agg
 from tests.model.checker.definitions import FUNCTIONS
 from tests.model.checker.drawing import COLUMN_NAMES, EVERY_KIND, WIDER, new_column, rows_of, table_of, value_of
 from tests.model.checker.model import CheckerColumn, CheckerTable
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.reads import check_all, check_definition
+from tests.model.checker.reads import check_definition
 from tests.model.checker.world import TYPES, write_rows
 from tests.model.checker.writes import fits
 
@@ -219,81 +218,53 @@ def _draw_together(world: CheckerWorld, random: Random) -> Arguments | None:
     if table is None:
         return None
     drawn = {name: draw(world, table, random) for name, (draw, _) in _CHANGES.items() if random.random() < 0.4}
+    # With other engines, it matters for added columns with defaults whether a row comes before.
+    is_written = not table.merges_nulls and random.random() < 0.7
     return {
         "table": table.name,
         "changes": {name: each for name, each in drawn.items() if each is not None},
-        "comment": f"c{world.next_number()}",
-        "kill_after": round(random.random() * 0.02, 4) if random.random() < 0.3 else None,
-        "rows": rows_of(table, random),
+        "rows": rows_of(table, random) if is_written else [],
     }
 
 
 @define("alter_together", 1.5, _draw_together)
 def _alter_together(world: CheckerWorld, arguments: Arguments) -> None:
-    """Makes several changes, while rows are written or the server is killed: all of them take effect, or none."""
-    table, rows, kill_after = world.tables.get(arguments["table"]), arguments["rows"], arguments["kill_after"]
-    if table is None or not fits(table, rows, complete=True):
+    """Makes several changes, while rows may be written: all of them take effect, or none."""
+    table, rows = world.tables.get(arguments["table"]), arguments["rows"]
+    if table is None or not fits(table, rows, complete=True) or (rows and table.merges_nulls):
         return
     opened, before = world.table(table.name), deepcopy(table)
-    # With other engines, it matters for added columns with defaults whether a row comes before.
-    is_written = kill_after is None and not table.merges_nulls
-    if is_written:
-        table.upsert(rows)
+    table.upsert(rows)
     options = _plan(world, table, arguments)
     if not options:
         world.tables[table.name] = before
         return
-    kill_after = kill_after if table.columns else None
-
-    def write_or_kill() -> None:
-        if is_written:
-            write_rows(opened, rows)
-        elif kill_after is not None:
-            time.sleep(kill_after)  # the moment of the kill is what the step tries
-            world.server.kill()
-            world.serve_again()
-
     failures = list[BaseException]()
-    thread = threading.Thread(target=lambda: _keep_failure(write_or_kill, failures))
+
+    def write() -> None:
+        try:
+            write_rows(opened, rows)
+        except BaseException as error:  # raised below, in the thread of the checker
+            failures.append(error)
+
+    thread = threading.Thread(target=write if rows else lambda: None)
     thread.start()
     try:
         world.client.alter_table(table.name, **options)
-    except ConnectionFailed:
-        if kill_after is None:
-            raise
     finally:
         thread.join()
     if failures:
         raise failures[0]
-    if kill_after is not None and world.table(table.name).column_comments != _comments(table):
-        world.tables[table.name] = table = before
     world.record("alter_together", table)
     check_definition(world, table)
-    if kill_after is not None:
-        check_all(world)
     world.check(table.name)
 
 
 def _plan(world: CheckerWorld, table: CheckerTable, arguments: Arguments) -> dict[str, Any]:
-    """Makes the changes in the model that are possible, and returns the arguments of the call. A comment tells it."""
+    """Makes the changes in the model that are possible, and returns the arguments of the call."""
     options: dict[str, Any] = {}
     for name, (_, change) in _CHANGES.items():
         if name in arguments["changes"]:
             made = change(world, table, arguments["changes"][name]) or {}
             options |= {key: {**options[key], **each} if key in options else each for key, each in made.items()}
-    if table.columns and arguments["kill_after"] is not None:
-        column = table.columns[0]
-        _alter(table, column, comment=arguments["comment"])
-        options["column_comments"] = {**options.get("column_comments", {}), column.name: arguments["comment"]}
     return options
-
-
-def _comments(table: CheckerTable) -> dict[str, str]:
-    return {column.name: column.comment for column in table.columns if column.comment}
-
-
-def _keep_failure(call: Callable[[], object], failures: list[BaseException]) -> None:
-    try:
-        call()
-    except BaseException as error:  # raised by the thread of the checker
-        failures.append(error)

@@ -26,7 +26,7 @@ _WHOLE: Final = (
     *("create", "create_partitioned", "create_log", "drop", "drop_index", "drop_column", "widen_column"),
     *("rename_columns", "add_column", "set_default", "set_comment", "reorder_columns", "add_index", "set_changelog"),
     *("create_partition", "drop_partition", "bootstrap", "transaction", "truncate", "replace"),
-    *("delete_where", "pin"),
+    *("delete_where", "pin", "alter_together"),
 )
 """The operations that are one for the server: a refusal says that nothing has happened, or all of it may have."""
 _REPEATED: Final = (
@@ -44,11 +44,15 @@ def _draw(world: CheckerWorld, random: Random) -> Arguments | None:
     names = _WHOLE + _REPEATED if fault == DEADLY.name else _WHOLE
     operation = random.choices([OPERATIONS[name] for name in names], [OPERATIONS[name].weight for name in names])[0]
     arguments = operation.draw(world, random)
-    # By way of "none", a changelog is changed in two steps.
-    if arguments is None or arguments.get("removes"):
+    if arguments is None or not _is_one(operation.name, arguments):
         return None
     after = random.randrange(random.choice(_MOST_CHANGES))
     return {"step": [operation.name, arguments], "fault": fault, "after": after}
+
+
+def _is_one(name: str, arguments: Arguments) -> bool:
+    """Returns whether an operation makes one call: it may change a changelog by way of "none", or write rows, too."""
+    return not arguments.get("removes") and not (name == "alter_together" and arguments["rows"])
 
 
 @define("fail_during", 12, _draw)

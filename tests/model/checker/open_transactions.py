@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,13 +10,11 @@ from aio_client import InvalidRequest, LockTimeout, TableNotFound, TransactionCo
 from tests.model.checker.drawing import KEYED, keys_of, rows_of, table_of
 from tests.model.checker.model import KEY, CheckerColumn, CheckerTable, Position
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.reads import check_all
 from tests.model.checker.world import Kept, by_key, differences
 from tests.model.checker.writers import translate
 from tests.model.checker.writes import fits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
     from aio_client.sync import Transaction
@@ -215,18 +211,13 @@ def _draw_finish(world: CheckerWorld, random: Random) -> Arguments | None:
 
 @define("finish_transaction", 2, _draw_finish, effects=("commit_transaction", "abort_transaction"))
 def _finish_transaction(world: CheckerWorld, arguments: Arguments) -> None:
-    if arguments["kept"] in world.kept:
-        _finish(world, arguments["kept"], is_commit=arguments["commit"])
-
-
-def _finish(world: CheckerWorld, name: str, *, is_commit: bool, settle: Callable[[], object] = lambda: None) -> None:
-    """Commits or aborts a transaction, waits for what happens in the meantime, and compares its tables."""
+    """Commits or aborts a transaction, and compares its tables."""
+    name = arguments["kept"]
+    if name not in world.kept:
+        return
     open_: _Open = world.kept[name].value
     tables = [world.tables[each] for number, each in open_.tables.items() if _is_there(world, each, number)]
-    try:
-        is_committed = is_commit and _commit(world, open_, tables)
-    finally:
-        settle()
+    is_committed = arguments["commit"] and _commit(world, open_, tables)
     give_up(world, name)
     if is_committed:
         for table in tables:
@@ -271,29 +262,3 @@ def give_up(world: CheckerWorld, name: str) -> None:
     open_: _Open = world.kept.pop(name).value
     if open_.transaction.result is None:
         open_.transaction.abort()
-
-
-def _draw_kill(world: CheckerWorld, random: Random) -> Arguments | None:
-    """Draws an open transaction with writes, and when to kill the server after its commit has begun."""
-    names = [name for name, open_ in open_ones(world).items() if open_.staged and not open_.locks_keys]
-    is_possible = names and world.disk is None  # as in `draw_cut`
-    return {"kept": random.choice(names), "after": round(random.random() * 0.02, 4)} if is_possible else None
-
-
-@define("kill_during_commit", 1, _draw_kill)
-def _kill_during_commit(world: CheckerWorld, arguments: Arguments) -> None:
-    kept = world.kept.get(arguments["kept"])
-    if kept is None or kept.value.locks_keys:
-        return
-
-    def kill() -> None:
-        time.sleep(arguments["after"])  # the moment of the kill is what the step tries
-        world.server.kill()
-        world.server.restart()
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    # The client repeats a commit that got no answer; the server applies it once.
-    _finish(world, arguments["kept"], is_commit=True, settle=killer.join)
-    world.record("kill_during_commit")
-    check_all(world)
