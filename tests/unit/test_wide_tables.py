@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -14,6 +15,8 @@ from aio_client._input.data import rows_of
 from scankv.formats.columns import check_no_others
 from scankv.model.types.conform import check_columns
 from scankv.model.types.default_values import with_defaults
+from streaming_server.storage.rows.row_codec import RowCodec
+from tests.support.tables import define
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,6 +64,31 @@ def test_names_are_listed_a_few_times_however_many_columns_there_are(check: Call
 
 def _pandas() -> pd.DataFrame:
     return pd.DataFrame(np.ones((1, COLUMNS), np.int64), columns=NAMES)
+
+
+def test_one_column_of_a_row_is_read_with_as_many_calls_however_many_others_there_are() -> None:
+    assert _calls_to_read_one_of(800) <= 1.5 * _calls_to_read_one_of(8)
+
+
+def _calls_to_read_one_of(columns: int) -> int:
+    """Returns how many functions are called to decode one of so many texts in each of a few rows."""
+    names = [f"c{number}" for number in range(columns)]
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False), *((name, pa.string()) for name in names)])
+    codec = RowCodec(define(schema))
+    stored = codec.encode(pa.record_batch([pa.array([1, 2]), *[pa.array(["a", "b"])] * columns], schema=codec.schema))
+    decoder, calls = codec.decoder(["c7"]), 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event.endswith("call")
+
+    sys.setprofile(count)
+    try:
+        decoded = decoder.decode(stored)
+    finally:
+        sys.setprofile(None)
+    assert decoded.to_pylist() == [{"c7": "a"}, {"c7": "b"}]
+    return calls
 
 
 def test_defaults_of_absent_columns_follow_the_given_ones() -> None:

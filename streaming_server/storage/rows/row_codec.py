@@ -291,7 +291,7 @@ class RowDecoder:
         values: pa.Array,
         fixed: Bytes,
         without_nulls: int,
-        ends: list[Offsets],
+        ends: npt.NDArray[np.int32],
         row_starts: Offsets,
     ) -> pa.Array:
         count = len(fixed)
@@ -345,14 +345,15 @@ def _slot_bytes(fixed: Bytes, start: int, width: int) -> Bytes:
     return column.copy().view(np.uint8)
 
 
-def _segment_ends(layout: RowLayout, fixed: Bytes, lengths: Offsets) -> list[Offsets]:
+def _segment_ends(layout: RowLayout, fixed: Bytes, lengths: Offsets) -> npt.NDArray[np.int32]:
     """Returns the bounds of the segments in each row, verified: segment k is from `[k]` to `[k + 1]`."""
-    ends: list[Offsets] = [np.full(len(fixed), layout.fixed_bytes, np.int32)]
-    for number in range(layout.segments):
-        end = _slot_bytes(fixed, layout.ends_start + 4 * number, 4).view("<i4")
-        if (end < ends[-1]).any():
-            raise DataLoss("a stored row is damaged: its columns overlap")
-        ends.append(end)
+    count, stride = fixed.shape
+    ends = np.empty((layout.segments + 1, count), np.int32)
+    ends[0] = layout.fixed_bytes
+    if count and layout.segments:
+        ends[1:] = np.ndarray((layout.segments, count), "<i4", fixed, layout.ends_start, (4, stride))
+    if (ends[1:] < ends[:-1]).any():
+        raise DataLoss("a stored row is damaged: its columns overlap")
     if (ends[-1] != lengths).any():
         raise DataLoss("a stored row is damaged: its length is not the length of its columns")
     return ends
