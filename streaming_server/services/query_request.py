@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from scankv.model.errors import InvalidRequest
+from scankv.model.expressions import plan_order
 from scankv.model.expressions.wire import from_proto
+from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.limits import MAX_COLUMNS
 from scankv.model.tables.aggregates import Aggregate, AggregateFunction
 from scankv.v1 import lookup_pb2
+from streaming_server.scan.columnar.base_view import FEW_ROWS
 from streaming_server.scan.queries.aggregation import Aggregation, RowCounter
 from streaming_server.scan.queries.top_n import TopNSpec
 from streaming_server.scan.read_plan import ReadPlan
@@ -90,7 +93,29 @@ def bind_top_n(
         with_ties=request.with_ties,
     )
     spec.check(definition.schema)
-    return BoundQuery(request, definition, _plan_of(request, (spec.by,)).bind(definition.schema), spec)
+    plan = _plan_of(request, (spec.by,)).bind(definition.schema)
+    if _is_key_order(spec, plan, definition):
+        plan = replace(plan, ordered=True, reverse=not spec.ascending, limit=spec.n)
+    return BoundQuery(request, definition, plan, spec)
+
+
+def _is_key_order(spec: TopNSpec, plan: ReadPlan, definition: TableDefinition) -> bool:
+    """Returns whether a scan in key order, or in reverse, finds the requested rows first.
+
+    The predicate sets all key columns before `by` to a single value, and is true of all rows in its key ranges:
+    otherwise such a scan may read many rows, which takes longer in key order. Rows with equal values in `by` are
+    ordered by ascending key, and ties may be requested; so other key columns may follow only if neither matters. A
+    scan for so few rows reads RocksDB: bases have no stored rows to merge in one order.
+    """
+    if spec.by not in definition.primary_key or spec.n > FEW_ROWS:
+        return False
+    names = definition.primary_key[: definition.primary_key.index(spec.by) + 1]
+    is_unique = len(names) == len(definition.primary_key)
+    if not is_unique and (spec.with_ties or not spec.ascending):
+        return False
+    where = None if plan.binding is None else plan.binding.predicate
+    order = plan_order(where, spec.by, KeyCodec(definition.key_schema.types[: len(names)], names))
+    return order is not None and order.residual is None
 
 
 def _plan_of(request: QueryRequest, columns: tuple[str, ...], buckets: tuple[int, ...] | None = None) -> ReadPlan:

@@ -172,7 +172,7 @@ async def current_view_of(
 
 
 class WholeView:
-    """Reads a view from its beginning to its end.
+    """Reads a view from its beginning to its end, or to the limit of its plan.
 
     Attributes:
         definition: The table as of the view.
@@ -193,6 +193,7 @@ class WholeView:
         large = opened.large_chunks
         room = (BASE_CHUNK_ROWS, BASE_CHUNK_BYTES) if large else (DEFAULT_CHUNK_ROWS, DEFAULT_CHUNK_BYTES)
         self._room = opened.room(*room)
+        self._left, self._is_selective = opened.limit, opened.selective
 
     @property
     def rows_scanned(self) -> int:
@@ -208,13 +209,17 @@ class WholeView:
         """
         source, began = self._source, time.thread_time()
         max_rows, max_bytes = self._room
-        room = min(max_rows, consumer.most_rows), max_bytes
-        while True:
+        most = min(max_rows, consumer.most_rows)
+        while self._left != 0:
+            # A source that filters rows cannot know how many to read to find so many.
+            room = most if self._left is None or self._is_selective else min(most, self._left), max_bytes
             while not source.prefetch(*room):
                 began = await self._yield_to_others()
             if (chunk := source.next_chunk(*room)) is None:
                 break
             self._scan.rows_scanned = source.rows_scanned
+            if self._left is not None:
+                self._left = max(0, self._left - chunk.batch.num_rows)
             if time.thread_time() - began >= _SECONDS_A_TURN:
                 began = await self._yield_to_others()
             consumer.add(chunk)

@@ -28,7 +28,8 @@ BASE_CHUNK_ROWS: Final = 32_768
 """The default rows of a chunk from a base: the rows of one batch, which is then sent as it is in the file."""
 BASE_CHUNK_BYTES: Final = 2 << 20
 """The same limit in bytes."""
-_FEW_ROWS: Final = 1000
+FEW_ROWS: Final = 1000
+"""A scan with a limit of at most so many rows reads no bases."""
 _FEW_RANGES: Final = 16
 """Starting a range in a base takes as long as reading several hundred rows, so this many take a few milliseconds."""
 
@@ -88,8 +89,8 @@ def consider_bases(plan: ReadPlan, reader: RowReader) -> ReadPathChoice:
         return ReadPathChoice(False, "asked for")
     if plan.read_path is ReadPath.COLUMNAR:
         return ReadPathChoice(True, "asked for")
-    if plan.limit is not None and plan.limit <= _FEW_ROWS:
-        return ReadPathChoice(False, f"the limit is at most {_FEW_ROWS:,} rows")
+    if plan.limit is not None and plan.limit <= FEW_ROWS:
+        return ReadPathChoice(False, f"the limit is at most {FEW_ROWS:,} rows")
     return ReadPathChoice(True, "a range of many rows")
 
 
