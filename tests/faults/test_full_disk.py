@@ -247,6 +247,28 @@ def test_while_the_reserve_is_in_use_reads_and_deletes_continue_until_writes_do(
             assert table.count() == number - number // 2 + 1
 
 
+@pytest.mark.breadth
+def test_a_shorter_retention_makes_room_on_a_disk_smaller_than_the_write_buffer(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path / "disk", 96 << 20) as disk,
+        ServerProcess(disk.path / "data", "--set", "log_maintenance_seconds=0.1") as server,
+        connect(server.url) as client,
+    ):
+        table = client.create_table("full.changed", SCHEMA, primary_key=["k"], buckets=1)
+        written = deleted = 0
+        with suppress(DiskFull):
+            while True:
+                table.upsert([{"k": k, "v": os.urandom(1000)} for k in range(written, written + 500)])
+                written += 500
+        while deleted < written and can_delete(table, list(range(deleted, deleted + 500))):
+            deleted += 500
+        assert deleted < written
+        # What is left of the reserve is for this.
+        client.alter_table("full.changed", log_retention_bytes=1 << 20)
+        wait_until(lambda: can_write(table), "writing", timeout=60)
+        assert table.get(written - 1) is not None
+
+
 def test_a_server_that_starts_within_the_reserve_serves_reads_and_deletes(disk: SmallDisk) -> None:
     with ServerProcess(disk.path / "data") as server, connect(server.url) as client:
         table = new_table(client, "full.kept")

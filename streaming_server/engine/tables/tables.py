@@ -229,9 +229,10 @@ class Tables:
     ) -> None:
         """Makes what all tables share: memory, threads, the clock, and their limits."""
         self._most_open = max_open_buckets(config.max_open_buckets)
+        self._reserve = DiskReserve(config.data, config.min_free_bytes)
         self._resources = RocksResources.of_sizes(
             block_cache_bytes=config.block_cache_bytes,
-            write_buffer_bytes=config.write_buffer_bytes,
+            write_buffer_bytes=self._reserve.limit_write_buffer(config.write_buffer_bytes),
             files_per_store=files_per_store(self._most_open),
             keeps_logs=bool(config.backup_location and config.archive_every_seconds),
         )
@@ -247,7 +248,6 @@ class Tables:
         self._catch_up = catch_up_limits(config)
         self._writer_limits = writer_limits(config)
         self._total_delta_bytes = config.base_total_delta_bytes
-        self._reserve = DiskReserve(config.data, config.min_free_bytes)
 
     def _make_borrowed(self, lender: Lender) -> BorrowedViews:
         return BorrowedViews(lender, self._catalog.path, self._resources, self._executor)
