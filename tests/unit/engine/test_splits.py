@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.model.errors import DataLoss, InvalidRequest, SnapshotLost, TableNotFound
+from scankv.model.errors import DataLoss, SnapshotLost, TableNotFound
 from scankv.model.expressions import col
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.snapshots import splits as splits_module
@@ -251,15 +251,6 @@ async def test_a_split_of_a_table_that_is_dropped_meanwhile_ends(tmp_path: Path)
         with pytest.raises(SnapshotLost):
             await tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY)
         assert views_on_disk(tmp_path) == []
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("splits", [0, -1, 1025])
-async def test_a_number_of_splits_out_of_range_is_refused(tmp_path: Path, splits: int) -> None:
-    async with tables_in(tmp_path) as tables:
-        pinned = await tables.snapshots.pin((await filled(tables, 5, buckets=1, shape="unflushed")).pinning)
-        with pytest.raises(InvalidRequest, match="between 1 and 1,024, not"):
-            await tables.snapshots.split(pinned.snapshot_id, splits, EVERY_KEY)
 
 
 @pytest.mark.breadth
