@@ -29,10 +29,7 @@ def main(path: str, steps: str) -> None:
     """Runs the steps and dies."""
     offline = OfflineBucket(Path(path), DEFINITION)
     for name, *rows in json.loads(steps):
-        if name == "flush":
-            offline.bucket.flush()
-        else:
-            getattr(offline, name)(*(rows[0] if rows else ()))
+        getattr(offline, name)(*(rows[0] if rows else ()))
     os._exit(_EXIT_CODE)
 
 

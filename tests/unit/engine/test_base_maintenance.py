@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 import shutil
 import time
 from contextlib import suppress
@@ -21,7 +20,6 @@ from scankv.model.tables.evolution import ColumnChanges
 from scankv.v1 import scan_pb2
 from streaming_server.engine.bucket import base_slot
 from streaming_server.engine.columnar import base_build, base_maintenance, base_replay
-from streaming_server.engine.columnar.base_stats import base_stats_of
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.scan.columnar import delta as delta_module
@@ -122,21 +120,6 @@ async def test_a_base_has_rows_written_with_a_column_that_was_added_while_its_bu
     assert len(rows) == 100
 
 
-async def test_the_old_base_is_read_on_and_costs_no_more_when_a_new_one_cannot_be_written(
-    tables: Tables, based: LiveTable
-) -> None:
-    await put(based, range(1000, 1100))
-    bases = based.state.path / "bases" / "0000"
-    shutil.rmtree(bases)
-    bases.write_text("no directory can be made here")
-    with pytest.raises(OSError, match="0000"):
-        await look(tables, based)
-    delta = based.buckets[0].columnar.delta
-    assert delta is not None
-    assert delta._fork is None, "what is written is kept twice"
-    assert len(await rows_of(based)) == 200
-
-
 async def test_no_base_takes_the_last_of_the_disk_from_the_writes(
     tables: Tables, table: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,25 +214,6 @@ async def test_a_scan_that_was_ended_keeps_nothing_of_the_base(tables: Tables, b
     assert base() is None, "its files stay mapped, and on the disk"
 
 
-async def test_readers_that_keep_what_was_written_since_the_base_are_few_and_the_others_read_rocksdb(
-    based: LiveTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(base_slot, "MAX_VIEWS_BYTES", 64 << 10)
-    await put(based, range(1000, 1200))
-    live, scans = based.buckets[0], []
-    for number in range(40):
-        await put(based, [2000 + number])
-        if live.columnar.view() is None:
-            break
-        scans.append(await opened(based))
-        assert scans[-1].source.next_chunk(10, 1 << 20) is not None
-    assert 3 < len(scans) < 40
-    for scan in scans:
-        scan.source.close()
-    del scan, scans
-    assert live.columnar.view() is not None
-
-
 async def test_scans_read_rocksdb_until_what_was_written_since_the_last_one_is_merged(
     tables: Tables, based: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,26 +254,6 @@ def record_of(table: LiveTable, bucket: int = 0) -> BaseRecord:
     return table.buckets[bucket].columnar.record
 
 
-async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another_did(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM, base_min_rows=100) as tables:
-        table = await scores_table(tables, columnar_base="auto")
-        live = table.buckets[0]
-        await look(tables, table)
-        assert live.columnar.base is None
-        assert record_of(table).unused_reason == "no scan has asked for one yet"
-        await ask(table)
-        await look(tables, table)
-        assert live.columnar.base is not None
-        first = live.columnar.base.info.name
-        await put(table, range(1000, 1100))
-        await look(tables, table)
-        assert live.columnar.base.info.name == first, "no scan has read it since"
-        assert len(await rows_of(table)) == 200
-        await look(tables, table)
-        assert live.columnar.base.info.name > first
-        assert len(await rows_of(table)) == 200
-
-
 async def ask(table: LiveTable) -> None:
     """Begins a scan that would read a base if one existed."""
     (await table.reads.open_view(AUTO)).source.close()
@@ -336,13 +280,10 @@ async def test_a_base_is_built_anew_for_its_age_even_where_little_was_written(tm
 
 async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_many_as_must(tmp_path: Path) -> None:
     async with tables_in(tmp_path, **SELDOM, base_total_delta_bytes=300_000) as tables:
-        options = {"columnar_base": "eager"}
         for number in range(3):
-            name = f"game.t{number}"
-            await tables.create(name, SCORES, primary_key=["player"], bucket_key=(), buckets=1, options=options)
-            await put(tables.table(name), range(100))
-            await look(tables, tables.table(name))
-            await put(tables.table(name), range(1000 * number, 1000 * number + 1500 * (number + 1)))
+            table = await scores_table(tables, name=f"game.t{number}")
+            await look(tables, table)
+            await put(table, range(1000 * number, 1000 * number + 1500 * (number + 1)))
         found = [tables.table(f"game.t{number}").buckets[0] for number in range(3)]
         sizes = [live.columnar.delta_bytes for live in found]
         assert sizes == sorted(sizes)
@@ -389,10 +330,7 @@ async def test_bases_give_as_much_space_to_writes_as_these_need_before_they_are_
     async with tables_in(tmp_path, **SELDOM, min_free_bytes=0) as tables:
         found = []
         for number in range(3):
-            name, options = f"game.t{number}", {"columnar_base": "eager"}
-            await tables.create(name, SCORES, primary_key=["player"], bucket_key=(), buckets=1, options=options)
-            found.append(tables.table(name))
-            await put(found[-1], range(1000 * (number + 1)))
+            found.append(await scores_table(tables, rows=1000 * (number + 1), name=f"game.t{number}"))
             await look(tables, found[-1])
         await tables._bases.keep_to_limits()
         assert all(bases_of(table) for table in found)
@@ -526,64 +464,6 @@ async def test_building_keeps_to_its_share_of_a_core_over_all_tables_and_parts_o
             spent = record_of(table).cpu_seconds
         assert record_of(table).builds == 5
         assert time.monotonic() - began > 0.95 * spent / 0.2
-
-
-async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tables: Tables, table: LiveTable) -> None:
-    live = table.buckets[0]
-    assert (
-        base_stats_of(live, table.state.clock.commit_micros()).unused_reason
-        == "the server has not checked yet whether to build one"
-    )
-    await look(tables, table)
-    await put(table, range(98, 103))
-    figures = base_stats_of(live, table.state.clock.commit_micros())
-    assert live.columnar.base is not None
-    assert (figures.unused_reason, figures.rows, figures.log_offset) == ("", 100, 100)
-    # Writes that do not change a row make no change, and are not recorded.
-    assert (figures.changes_since, figures.delta_rows) == (3, 3)
-    assert 0 < figures.delta_bytes < 100_000
-    assert figures.disk_bytes == live.columnar.base.info.disk_bytes == figures.record.last_written_bytes
-    assert 0 <= figures.age_millis < 60_000
-    assert figures.record.builds == 1
-    assert 0 < figures.record.last_cpu_seconds == figures.record.cpu_seconds < 5
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.breadth
-async def test_the_first_scan_after_a_reopening_has_all_writes_whenever_the_base_was_built(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = random.Random(seed)
-    # Half of the runs read most changes beside the writers.
-    monkeypatch.setattr(base_replay, "_LAST_CHANGES", rng.choice([3, 4096]))
-    expected: dict[str, int] = {}
-    async with tables_in(tmp_path, **SELDOM) as tables:
-        await scores_table(tables, rows=0, changelog=rng.choice(["full", "upsert"]))
-    for _ in range(6):
-        async with tables_in(tmp_path, **SELDOM) as tables:
-            table = tables.table(NAME)
-            if rng.random() < 0.4:
-                scores = rng.sample(range(300), rng.randrange(1, 50))
-                await put(table, scores)
-                expected |= {f"player {score:07}": score for score in scores}
-            adopted = bool(bases_of(table))
-            if expected:
-                explanation = await table.reads.explain(AUTO)
-                assert (explanation.read_path == scan_pb2.READ_PATH_COLUMNAR) == adopted
-                if adopted:
-                    assert {row["player"]: row["score"] for row in await rows_of(table)} == expected
-            for _ in range(rng.randrange(5)):
-                scores = rng.sample(range(300), rng.randrange(1, 50))
-                if rng.random() < 0.3:
-                    gone = batch_of(scores).select(["player"])
-                    await table.writes.delete(ipc_stream(gone.schema, gone))
-                    for score in scores:
-                        expected.pop(f"player {score:07}", None)
-                else:
-                    await put(table, scores)
-                    expected |= {f"player {score:07}": score for score in scores}
-                if rng.random() < 0.3:
-                    await look(tables, table)
 
 
 def bases_of(table: LiveTable) -> list[Path]:

@@ -124,29 +124,6 @@ async def test_open_files_do_not_let_a_released_snapshot_be_read(borrower: Borro
             raise AssertionError("the snapshot has ended")
 
 
-async def test_a_lost_loan_ends_the_scans_of_its_view_and_the_next_loan_opens_it_again(
-    borrower: BorrowerInProcess,
-) -> None:
-    snapshot = await borrower.pin()
-    async with borrower.views.borrow(snapshot, TABLE):
-        view = borrowed_view(snapshot, TABLE)
-        assert view is not None
-        reader = await view.open_buckets(None)
-        opened = await reader.open_scan(EVERYTHING)
-        borrower.lender.loans[0].lose(Unavailable("the owner has ended"))
-        await borrower.views._work.join()
-        with pytest.raises(Unavailable, match="the owner has ended"):
-            opened.source.next_chunk(1000, 1 << 20)
-        with pytest.raises(Unavailable, match="the owner has ended"):
-            await view.open_buckets(None)
-        opened.source.close()
-    async with borrower.views.borrow(snapshot, TABLE):
-        again = borrowed_view(snapshot, TABLE)
-        assert again is not None
-        assert again is not view
-        assert await rows_in(again) == 100
-
-
 async def test_few_views_stay_open_without_readers(borrower: BorrowerInProcess) -> None:
     snapshots = []
     for number in range(IDLE_VIEWS_OPEN + 3):

@@ -10,7 +10,6 @@ import pytest
 
 from scankv.model.changes.log_positions import StartFrom
 from scankv.model.errors import (
-    ConsumerFenced,
     ConsumerNotFound,
     DataLoss,
     InvalidRequest,
@@ -157,23 +156,6 @@ async def test_a_stream_that_cannot_be_opened_makes_no_consumer(tmp_path: Path) 
         assert await tables.consumers.list_consumers(table.state) == []
         mixed = await asyncio.gather(read_and_commit(tables, wrong), read_and_commit(tables), return_exceptions=True)
         assert [type(result) for result in mixed] == [InvalidRequest, type(None)]
-
-
-async def test_a_fence_is_never_given_again_also_to_a_consumer_made_anew(tmp_path: Path) -> None:
-    async with tables_in(tmp_path) as tables:
-        table = await new_table(tables)
-        async with streaming(tables) as opened:
-            old, token = opened.consumer_fence, opened.token(None)
-        await tables.consumers.delete(table.state, "c")
-        for fence in (old, 12345):
-            with pytest.raises(ConsumerFenced, match="deleted, or has expired"):
-                await tables.consumers.commit(table.state, "c", fence, token)
-        async with streaming(tables):
-            with pytest.raises(ConsumerFenced, match="another stream"):
-                await tables.consumers.commit(table.state, "c", old, token)
-            with pytest.raises(ConsumerFenced):
-                async with streaming(tables, plan(resume_token=token, consumer_fence=old)):
-                    pass
 
 
 async def test_a_damaged_consumer_is_told_and_not_begun_anew_until_it_is_deleted(tmp_path: Path) -> None:

@@ -1,23 +1,15 @@
-"""The index entries that merges write, compared with a dictionary:
-
-exactly the entries of the rows, without extra writes.
-"""
+"""The index entries that merges write: none that do not change, and none of rows that are too long for an index."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_KEY_BYTES
-from scankv.model.tables.options import TableOptions
-from tests.support.examples import examples
 from tests.support.merged_table import MergedTable
 from tests.support.tables import define
 
@@ -25,61 +17,9 @@ PLAIN = define(
     pa.schema([("k", pa.int8()), ("score", pa.float64()), ("text", pa.string()), ("more", pa.list_(pa.int8()))])
 )
 INDEXED = PLAIN.add_indexes([("score",), ("text", "score"), ("score", "k")])
-WIDER = INDEXED.add_columns(pa.schema([("extra", pa.int16())])).add_indexes([("extra",)])
 
 TOO_LONG = "\0" * (MAX_KEY_BYTES // 2)
 """Twice as long when encoded."""
-
-
-KEYS = st.integers(0, 6)
-ROWS = st.fixed_dictionaries(
-    {
-        "k": KEYS,
-        "score": st.sampled_from([None, 0.0, -0.0, 1.5, -1.5, float("nan"), float("inf")]),
-        "text": st.sampled_from([None, "", "a", "a\0", "b"]),
-        "more": st.sampled_from([None, [], [1]]),
-        "extra": st.sampled_from([None, 1, 2]),
-    }
-)
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("upsert"), st.lists(ROWS, min_size=1, max_size=8)),
-        st.tuples(st.just("delete"), st.lists(KEYS, min_size=1, max_size=5)),
-        st.just(("alter", [])),
-    ),
-    max_size=12,
-)
-
-
-@given(STEPS, st.booleans())
-@examples(15)
-def test_after_any_history_the_entries_are_those_of_the_rows(
-    steps: list[tuple[str, list[Any]]], deduplicate: bool
-) -> None:
-    options = TableOptions(row_deduplicate=deduplicate)
-    merged = MergedTable(replace(INDEXED, options=options))
-    for name, argument in steps:
-        if name == "alter":
-            # A new index has no entries of existing rows: its build is tested elsewhere.
-            merged.stored.clear()
-            merged.entries.clear()
-            merged.use(replace(WIDER, options=options))
-        elif name == "upsert":
-            merged.write(argument)
-        else:
-            merged.delete(argument)
-        assert merged.entries == merged.expected_entries()
-
-
-def test_rows_of_an_older_schema_lose_their_entries_when_they_change() -> None:
-    merged = MergedTable(INDEXED)
-    merged.write([{"k": 1, "score": 1.0, "text": "a"}, {"k": 2, "score": 2.0, "text": "b"}])
-    altered = INDEXED.add_columns(pa.schema([("extra", pa.int16())]))
-    merged.use(altered)
-    merged.write([{"k": 1, "score": 3.0, "text": "a", "extra": 1}])
-    merged.delete([2])
-    assert len(merged.entries) == len(altered.indexes)
-    assert merged.entries == merged.expected_entries()
 
 
 @pytest.mark.parametrize(

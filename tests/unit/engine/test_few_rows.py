@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidKey, InvalidRequest, SchemaMismatch
 from scankv.model.tables import agg
-from streaming_server.engine.merging.engine import Engines
-from streaming_server.engine.merging.few_rows import FewRows, merge_few
-from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
-from streaming_server.engine.merging.reading_few import group_few
 from streaming_server.storage.rows.single_rows import has_single_rows
 from streaming_server.storage.rows.table_codec import TableCodec
 from tests.support.examples import examples
-from tests.support.merged_table import MergedTable, assert_same_change, merging_table
+from tests.support.merged_table import MergedTable, merging_table
 from tests.support.tables import define
 from tests.unit.storage.strategies import batches
 
@@ -39,56 +35,16 @@ TYPES = (*KEYS, pa.float16(), pa.float32(), pa.float64(), pa.decimal128(9, 2), p
 
 
 @st.composite
-def tables(draw: st.DrawFn, /, changelog: str = "full", row_deduplicate: str = "true") -> TableDefinition:
+def tables(draw: st.DrawFn) -> TableDefinition:
     """Generates tables whose rows can be written one by one, with up to three key columns."""
     keys = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3))
     others = draw(st.lists(st.tuples(st.sampled_from(TYPES), st.booleans()), max_size=10))
     fields = [pa.field(f"k{number}", type_, nullable=False) for number, type_ in enumerate(keys)]
     names = [field.name for field in fields]
     fields += [pa.field(f"v{number}", type_, nullable) for number, (type_, nullable) in enumerate(others)]
-    definition = define(
-        pa.schema(draw(st.permutations(fields))), *names, changelog=changelog, row_deduplicate=row_deduplicate
-    )
+    definition = define(pa.schema(draw(st.permutations(fields))), *names)
     assert has_single_rows(definition)
     return definition
-
-
-def few_rows(codec: TableCodec, batch: pa.RecordBatch, *, deletes: bool = False) -> FewRows:
-    """Reads the rows of a batch one by one, as the server reads those of a request."""
-    single = codec.single
-    assert single is not None
-    read = [single.read(row, number) for number, row in enumerate(codec.rows.encode(batch).to_pylist())]
-    rows = [(key, single.read_key(key, 0)) for key, _ in read] if deletes else read
-    parts = group_few(rows, codec, deletes=deletes)
-    assume(parts)
-    return parts[0]
-
-
-@given(st.data(), st.sampled_from(["full", "upsert", "none"]), st.booleans(), st.booleans())
-@many
-def test_few_rows_change_what_columns_change(
-    data: st.DataObject, changelog: str, deduplicate: bool, deletes: bool
-) -> None:
-    deduplicate = deduplicate and changelog == "full"
-    definition = data.draw(tables(changelog=changelog, row_deduplicate=str(deduplicate).lower()))
-    codec = TableCodec.of(definition)
-    rows = data.draw(batches(definition.schema.arrow))
-    try:
-        new = few_rows(codec, rows, deletes=deletes)
-    except (InvalidRequest, InvalidKey):
-        assume(False)
-        raise
-    old: list[bytes | None] | None = None
-    if definition.options.before_images:
-        stored = codec.rows.encode(data.draw(batches(definition.schema.arrow))).to_pylist()
-        own = codec.rows.encode(rows).to_pylist()
-        # A stored row may equal the new one, differ from it, or be missing.
-        old = [data.draw(st.sampled_from([None, *stored[:3], *own[:3]])) for _ in new.keys]
-    columns = new.prepare()
-    expected = merge_delete(old, columns) if deletes else merge_upsert(old, columns, row_deduplicate=deduplicate)
-    row_merge = Engines(definition, {}).row_merge
-    assert row_merge is not None
-    assert_same_change(merge_few(old, new, row_merge, codec), expected)
 
 
 @given(st.data())
@@ -187,6 +143,7 @@ def merging_tables(draw: st.DrawFn) -> TableDefinition:
     options: dict[str, Any] = {"merge_engine": engine}
     if engine == "last_row":
         options["sequence"] = draw(st.sampled_from([(), ("s",), ("t", "i"), ("d",)]))
+        options["changelog"] = draw(st.sampled_from(["full", "upsert", "none"]))
     if engine == "versioned":
         options["version_column"] = draw(st.sampled_from(["i", "t", "u"]))
     if engine == "partial_update":
@@ -197,6 +154,8 @@ def merging_tables(draw: st.DrawFn) -> TableDefinition:
         options["aggregates"] = {name: draw(st.sampled_from(FUNCTIONS[name]))() for name in sorted(names)}
     if engine not in ("first_row", "versioned"):
         options["delete_behavior"] = "allow" if not options.get("groups") else "ignore"
+    if options.get("changelog", "full") == "full":
+        options["row_deduplicate"] = draw(st.sampled_from(["true", "false"]))
     indexes = draw(st.lists(st.sampled_from([("i",), ("d", "s"), ("n", "b"), ("t",), ("u", "y")]), unique=True))
     return merging_table(MERGED, indexes=indexes, **options)
 

@@ -98,14 +98,6 @@ async def test_a_damaged_row_in_one_bucket_does_not_keep_the_others_from_being_w
         assert table.buckets[damaged].damage is not None
 
 
-async def test_a_repeated_request_changes_nothing(tmp_path: Path) -> None:
-    async with tables_in(tmp_path) as tables:
-        table = await sums(tables)
-        first = await add(table, dict.fromkeys(KEYS, 3), sequence=0)
-        assert await add(table, dict.fromkeys(KEYS, 3), sequence=0) == first
-        assert await totals_of(table) == dict.fromkeys(KEYS, 3)
-
-
 async def test_a_cancelled_request_is_applied_in_all_buckets_or_in_none(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await sums(tables)

@@ -34,16 +34,19 @@ class Disk:
             raise self.failure
 
 
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
 @pytest_asyncio.fixture
-async def executor() -> AsyncIterator[StorageExecutor]:
+async def commit(disk: Disk) -> AsyncIterator[GroupCommit]:
     executor = StorageExecutor(2)
-    yield executor
+    yield GroupCommit(written=lambda: disk.offset, sync=disk.sync, executor=executor, durable=0)
     executor.close()
 
 
-async def test_what_took_no_offset_waits_for_a_sync_that_begins_behind_it(executor: StorageExecutor) -> None:
-    disk = Disk()
-    commit = GroupCommit(written=lambda: disk.offset, sync=disk.sync, executor=executor, durable=0)
+async def test_what_took_no_offset_waits_for_a_sync_that_begins_behind_it(disk: Disk, commit: GroupCommit) -> None:
     first = asyncio.create_task(commit.wait_written())
     await asyncio.to_thread(disk.begun.acquire)
     # Written while the first sync runs, which may not include it.
@@ -57,9 +60,7 @@ async def test_what_took_no_offset_waits_for_a_sync_that_begins_behind_it(execut
     assert commit.syncs == 2
 
 
-async def test_who_waits_for_an_offset_and_who_waits_for_all_share_a_sync(executor: StorageExecutor) -> None:
-    disk = Disk()
-    commit = GroupCommit(written=lambda: disk.offset, sync=disk.sync, executor=executor, durable=0)
+async def test_who_waits_for_an_offset_and_who_waits_for_all_share_a_sync(disk: Disk, commit: GroupCommit) -> None:
     disk.offset = 7
     waiting = [asyncio.create_task(commit.wait(7)), asyncio.create_task(commit.wait_written())]
     await asyncio.to_thread(disk.begun.acquire)
@@ -69,9 +70,7 @@ async def test_who_waits_for_an_offset_and_who_waits_for_all_share_a_sync(execut
     assert commit.syncs <= 2
 
 
-async def test_a_sync_that_fails_fails_all_who_wait_now_and_later(executor: StorageExecutor) -> None:
-    disk = Disk()
-    commit = GroupCommit(written=lambda: disk.offset, sync=disk.sync, executor=executor, durable=0)
+async def test_a_sync_that_fails_fails_all_who_wait_now_and_later(disk: Disk, commit: GroupCommit) -> None:
     disk.failure = OSError("no space left")
     disk.let.release()
     for _ in range(2):
@@ -81,9 +80,7 @@ async def test_a_sync_that_fails_fails_all_who_wait_now_and_later(executor: Stor
         await commit.wait(1)
 
 
-async def test_the_steps_of_a_long_request_share_syncs_in_the_background(executor: StorageExecutor) -> None:
-    disk = Disk()
-    commit = GroupCommit(written=lambda: disk.offset, sync=disk.sync, executor=executor, durable=0)
+async def test_the_steps_of_a_long_request_share_syncs_in_the_background(disk: Disk, commit: GroupCommit) -> None:
     for step in range(1, 4):
         disk.offset = step
         commit.record_step()
@@ -103,9 +100,9 @@ async def test_the_steps_of_a_long_request_share_syncs_in_the_background(executo
     assert commit.syncs == 2
 
 
-async def test_a_sync_that_fails_in_the_background_fails_the_end_of_its_request(executor: StorageExecutor) -> None:
-    disk = Disk()
-    commit = GroupCommit(written=lambda: disk.offset, sync=disk.sync, executor=executor, durable=0)
+async def test_a_sync_that_fails_in_the_background_fails_the_end_of_its_request(
+    disk: Disk, commit: GroupCommit
+) -> None:
     disk.failure = OSError("no space left")
     disk.let.release(2)
     disk.offset = 4
@@ -117,9 +114,7 @@ async def test_a_sync_that_fails_in_the_background_fails_the_end_of_its_request(
     assert not commit.can_sync
 
 
-async def test_steps_of_a_request_that_ends_early_are_synced(executor: StorageExecutor) -> None:
-    disk = Disk()
-    commit = GroupCommit(written=lambda: disk.offset, sync=disk.sync, executor=executor, durable=0)
+async def test_steps_of_a_request_that_ends_early_are_synced(disk: Disk, commit: GroupCommit) -> None:
     became_durable = asyncio.Event()
     commit.listen(became_durable.set)
     disk.offset = 1

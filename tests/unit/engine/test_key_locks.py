@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from itertools import chain
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scankv.model.errors import (
     DeadlockDetected,
@@ -19,7 +15,6 @@ from scankv.model.errors import (
     TransactionLost,
 )
 from streaming_server.engine.transactions.key_locks import KeyLocks
-from tests.support.examples import examples
 
 pytestmark = pytest.mark.asyncio
 
@@ -142,43 +137,3 @@ async def test_no_more_keys_are_locked_than_the_limit_and_a_refused_request_lock
         await locks.acquire("b", "test.t", keys("z", "w"), FOREVER)
     await locks.acquire("a", "test.t", keys("x", "y"), FOREVER)
     await locks.acquire("b", "test.t", keys("z"), FOREVER)
-
-
-@dataclass
-class LockingWork:
-    """A transaction that makes requests one after another, and then ends."""
-
-    name: str
-    requests: list[list[str]]
-    held: set[str] = field(default_factory=set)
-
-    async def run(self, locks: KeyLocks, owners: dict[str, str]) -> str:
-        try:
-            for request in self.requests:
-                await locks.acquire(self.name, "test.t", keys(*request), FOREVER)
-                for key in request:
-                    assert owners.setdefault(key, self.name) == self.name, "two transactions hold one key"
-                    self.held.add(key)
-                await asyncio.sleep(0)
-        except DeadlockDetected:
-            return "deadlock"
-        finally:
-            for key in self.held:
-                del owners[key]
-            locks.release(self.name, LOST)
-        return "done"
-
-
-@examples(50)
-@given(st.lists(st.lists(st.lists(st.sampled_from("uvwxyz"), min_size=1, unique=True), max_size=4), max_size=8))
-async def test_random_transactions_exclude_each_other_and_all_of_them_end(work: list[list[list[str]]]) -> None:
-    locks, owners = KeyLocks(100), dict[str, str]()
-    workers = [LockingWork(str(number), requests) for number, requests in enumerate(work)]
-    async with asyncio.timeout(20):
-        ends = await asyncio.gather(*(worker.run(locks, owners) for worker in workers))
-    # Locks that are all taken in the same order cannot close a circle.
-    orders = [list(chain.from_iterable(requests)) for requests in work]
-    if all(order == sorted(set(order)) for order in orders):
-        assert set(ends) <= {"done"}
-    assert not owners
-    assert all(locks.count(worker.name) == 0 and not locks.blockers(worker.name) for worker in workers)

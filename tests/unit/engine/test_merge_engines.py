@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -150,26 +149,6 @@ def _takes_back_before_an_older_row(events: list[Any]) -> bool:
     return any(kind[0] == "-" for kind, _ in events) and len(events) > 1
 
 
-@pytest.mark.parametrize(("title", "deletes"), TABLES)
-@given(events=st.lists(st.tuples(st.sampled_from(KINDS), ROWS), min_size=1, max_size=12), data=st.data())
-@examples(6)
-@pytest.mark.represented_by("last_row-allow", "aggregate by default-allow")
-def test_how_rows_are_cut_into_requests_never_changes_the_result(
-    title: str, deletes: str, events: list[Any], data: st.DataObject
-) -> None:
-    if title == "partial_update with groups":
-        events = [(kind.replace("-", "+").replace("D", "I"), row) for kind, row in events]
-    whole, cut = MergedTable(table_of(title, deletes)), MergedTable(table_of(title, deletes))
-    whole.write([row for _, row in events], [kind for kind, _ in events])
-    rest = events
-    while rest:
-        size = data.draw(st.integers(1, len(rest)))
-        cut.write([row for _, row in rest[:size]], [kind for kind, _ in rest[:size]])
-        rest = rest[size:]
-    assert whole.rows() == cut.rows()
-    assert whole.stored == cut.stored
-
-
 @given(rows=st.lists(ROWS, min_size=2, max_size=8), data=st.data())
 def test_the_order_within_a_request_does_not_matter_where_the_functions_are_commutative(
     rows: list[dict[str, Any]], data: st.DataObject
@@ -215,31 +194,6 @@ def test_without_deduplication_each_key_that_a_row_counted_for_is_a_change() -> 
     table.write([row | {"s": 1}])
     table.write([row | {"s": 2}])
     assert [kind for kind, _ in table.log] == ["+I", "-U", "+U"]
-
-
-@pytest.mark.parametrize("changelog", ["upsert", "none"])
-@pytest.mark.parametrize("title", [title for title in ENGINES if "aggregate" not in title])
-@pytest.mark.represented_by("last_row-upsert", "partial_update with a group of two-none")
-def test_an_engine_gives_the_same_rows_with_every_changelog(title: str, changelog: str) -> None:
-    deletes = "ignore"
-    tables = [MergedTable(table_of(title, deletes, **options)) for options in ({}, {"changelog": changelog})]
-    for a, s in itertools.product([None, 1, 2], repeat=2):
-        row = {"k": 1, "a": a, "b": None, "s": s, "t": 1.0, "n": 1, "m": [1], "f": "f"}
-        for table in tables:
-            table.write([row, row | {"k": 2, "s": 5}])
-    assert tables[0].rows() == tables[1].rows()
-
-
-def test_index_entries_are_those_of_the_merged_rows() -> None:
-    definition = merging_table(
-        SCHEMA, merge_engine="aggregate", delete_behavior="allow", aggregates={"a": agg.sum()}, indexes=[("a",), ("b",)]
-    )
-    table = MergedTable(definition)
-    empty = dict.fromkeys(COLUMNS)
-    table.write([{"k": k % 3, **empty, "a": k, "b": str(k)} for k in range(9)])
-    table.delete([1])
-    table.delete([2], ["b"])
-    assert table.entries == table.expected_entries()
 
 
 def test_rows_of_an_older_schema_merge_and_added_columns_start_empty() -> None:

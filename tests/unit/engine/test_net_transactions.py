@@ -20,7 +20,6 @@ from streaming_server.engine.transactions.open_transaction import OpenTransactio
 from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
 from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
-from tests.support.examples import examples
 from tests.support.offline import records_of
 from tests.support.snapshots import tables_in
 from tests.support.tables import ipc_stream
@@ -167,65 +166,6 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
                 )
                 assert {each for record in read for each in record.commit_micros.tolist()} <= {micros}
         assert (await plain.reads.count(None))[0] == 40
-
-
-@examples(8)
-@given(
-    requests=st.lists(
-        st.tuples(st.booleans(), st.dictionaries(st.integers(0, 6), st.integers(0, 2), min_size=1)), max_size=6
-    ),
-    engine=st.sampled_from(["last_row", "partial_update", "sum"]),
-    deduplicate=st.booleans(),
-    step=st.integers(1, 4),
-)
-async def test_any_transaction_changes_each_key_once_from_what_was_to_what_is(
-    tmp_path_factory: pytest.TempPathFactory,
-    requests: list[tuple[bool, dict[int, int]]],
-    engine: str,
-    deduplicate: bool,
-    step: int,
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(roll_forward, "step_rows", lambda *_: step)
-        patch.setattr(net_rows, "step_rows", lambda *_: step)
-        async with tables_in(tmp_path_factory.mktemp("net") / "data") as tables:
-            merging = MergeSpec(aggregates=(ColumnAggregate("v", "sum"),)) if engine == "sum" else None
-            options: dict[str, Any] = {"merge_engine": "aggregate" if engine == "sum" else engine}
-            options |= {} if engine == "last_row" else {"delete_behavior": "allow"}
-            options["row_deduplicate"] = str(deduplicate).lower()
-            table = await new_table(tables, "test.any", merging=merging, **options)
-            model: dict[int, int] = {}
-            await commit(tables, upsert(table, *({"k": key, "v": 1, "w": 0} for key in range(4))))
-            model |= dict.fromkeys(range(4), 1)
-            before, touched = dict(model), set[int]()
-            made = []
-            for is_upsert, values in requests:
-                touched |= values.keys()
-                if is_upsert:
-                    made.append(upsert(table, *({"k": key, "v": value, "w": 0} for key, value in values.items())))
-                    for key, value in values.items():
-                        model[key] = value + (model.get(key, 0) if engine == "sum" else 0)
-                else:
-                    made.append(delete(table, *values))
-                    for key in values:
-                        model.pop(key, None)
-            await commit(tables, *made)
-            found = await changes_of(table)
-            replayed: dict[int, int] = {}
-            times: dict[int, int] = {}
-            for kind, (key, value, _) in found:
-                times[key] = times.get(key, 0) + (kind != "-U")
-                if kind in ("-U", "-D"):
-                    assert replayed.pop(key) == value
-                else:
-                    assert replayed.setdefault(key, value) == value
-            assert replayed == model
-            for key in range(7):
-                changed = before.get(key) != model.get(key)
-                most = (key in before) + (changed or (not deduplicate and key in touched and key in model))
-                assert times.get(key, 0) <= most
-                assert times.get(key, 0) >= (key in before) + changed
-            assert (await table.reads.count(None))[0] == len(model)
 
 
 @given(requests=st.lists(st.sets(st.binary(max_size=3), min_size=1), min_size=1, max_size=6))

@@ -160,16 +160,6 @@ async def test_random_cancellations_lose_and_repeat_nothing(tmp_path: Path) -> N
         assert not table.buckets[0].mutex.locked()
 
 
-async def test_a_request_that_is_repeated_while_it_waits_is_applied_once(tmp_path: Path) -> None:
-    async with tables_in(tmp_path) as tables:
-        table = await sums(tables)
-        await asyncio.gather(*(add(table, writer, 0, 1, 1) for writer in range(CLIENTS)))
-        for sequence in range(1, 4):
-            # The first attempts have not ended when the repeated ones come.
-            await asyncio.gather(*(add(table, writer % CLIENTS, sequence, 1, 1) for writer in range(2 * CLIENTS)))
-            assert await totals_of(table) == {1: CLIENTS * (sequence + 1)}
-
-
 @pytest.mark.seeds
 async def test_concurrent_appends_share_syncs_and_are_applied_once(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:

@@ -1,10 +1,9 @@
-"""Pinned snapshots in the engine: which pins share a view, how long it lives, its limits, and how it ends."""
+"""Pinned snapshots in the engine: which pins share a view, names, shared ids, limits, damage, and how a view ends."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,17 +49,6 @@ async def tables(tmp_path: Path) -> AsyncIterator[Tables]:
         yield tables
 
 
-async def test_a_snapshot_shows_the_rows_of_its_pin_whatever_is_written_later(tables: Tables) -> None:
-    table = tables.table(TABLE)
-    pinned = await tables.snapshots.pin(table.pinning)
-    await put(table, dict.fromkeys([*SCORES_THEN, "newcomer"], -1))
-    assert await pinned_scores(tables.snapshots, pinned.snapshot_id) == SCORES_THEN
-    offsets = (await table.reads.count(None))[1]
-    assert {number: bucket.log_offset for number, bucket in pinned.manifest.buckets.items()} != offsets
-    assert sum(bucket.rows or 0 for bucket in pinned.manifest.buckets.values()) == len(SCORES_THEN)
-    assert pinned.write_pause_micros > 0
-
-
 async def test_a_snapshot_has_the_columns_of_its_pin(tables: Tables) -> None:
     pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
     await tables.alter(TABLE, columns=ColumnChanges(add=pa.schema([("team", pa.string())])))
@@ -71,45 +59,9 @@ async def test_a_snapshot_has_the_columns_of_its_pin(tables: Tables) -> None:
     assert pinned.manifest.definition.schema.names == ("player", "score")
 
 
-async def test_a_hundred_pins_of_an_unchanged_table_share_one_view(tables: Tables, tmp_path: Path) -> None:
-    pins = [await tables.snapshots.pin(tables.table(TABLE).pinning) for _ in range(100)]
-    assert len({pin.view_id for pin in pins}) == tables.snapshots.views == len(views_on_disk(tmp_path)) == 1
-    assert len({pin.snapshot_id for pin in pins}) == tables.snapshots.leases == 100
-    assert pins[0].write_pause_micros > 0
-    assert {pin.write_pause_micros for pin in pins[1:]} == {0}
-
-
 async def test_pins_at_the_same_time_share_one_view(tables: Tables) -> None:
     pins = await asyncio.gather(*(tables.snapshots.pin(tables.table(TABLE).pinning) for _ in range(20)))
     assert len({pin.view_id for pin in pins}) == 1
-
-
-async def test_a_write_that_changes_nothing_makes_no_view(tables: Tables) -> None:
-    first = await tables.snapshots.pin(tables.table(TABLE).pinning)
-    await put(tables.table(TABLE), SCORES_THEN)
-    assert (await tables.snapshots.pin(tables.table(TABLE).pinning)).view_id == first.view_id
-
-
-async def test_a_lease_can_share_the_view_of_another_snapshot(tables: Tables) -> None:
-    first = await tables.snapshots.pin(tables.table(TABLE).pinning)
-    await put(tables.table(TABLE), {"player 1": 1_000})
-    other = await tables.snapshots.pin(tables.table(TABLE).pinning, same_view_as=first.snapshot_id)
-    await tables.snapshots.release(first.snapshot_id)
-    assert other.view_id == first.view_id
-    assert await pinned_scores(tables.snapshots, other.snapshot_id) == SCORES_THEN
-    with pytest.raises(SnapshotLost):
-        await tables.snapshots.pin(tables.table(TABLE).pinning, same_view_as=first.snapshot_id)
-
-
-async def test_an_id_of_another_table_is_refused(tables: Tables) -> None:
-    other = await new_table(tables, "game.other")
-    await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="mine")
-    with pytest.raises(InvalidRequest, match=r"is of table game\.scores, not of game\.other"):
-        await tables.snapshots.pin(other.pinning, lease_id="mine")
-    with pytest.raises(InvalidRequest, match=r"is of table game\.scores, not of game\.other"):
-        await tables.snapshots.pin(other.pinning, same_view_as="mine")
-    with pytest.raises(InvalidRequest, match=r"is of table game\.scores, not of game\.other"):
-        await pinned_scores(tables.snapshots, "mine", table="game.other")
 
 
 async def test_one_id_pinned_on_two_tables_at_once_is_of_one_of_them(tables: Tables) -> None:
@@ -122,12 +74,6 @@ async def test_one_id_pinned_on_two_tables_at_once_is_of_one_of_them(tables: Tab
     assert tables.snapshots.leases == 1
 
 
-@pytest.mark.parametrize("lease_id", ["../escape", "a/b", "a.b", "x" * 65, "ä", "a b", "a\n"])
-async def test_a_lease_id_that_is_no_file_name_is_refused(tables: Tables, lease_id: str) -> None:
-    with pytest.raises(InvalidRequest, match="1 to 64 characters of"):
-        await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id=lease_id)
-
-
 @pytest.mark.parametrize("ttl", [0.0, 0.999, -1.0, 7 * 24 * 3600.0 + 1, float("nan"), float("inf")])
 async def test_a_time_to_live_out_of_range_is_refused(tables: Tables, ttl: float) -> None:
     with pytest.raises(InvalidRequest, match="between 1 and 604,800 s, not"):
@@ -135,17 +81,6 @@ async def test_a_time_to_live_out_of_range_is_refused(tables: Tables, ttl: float
     pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
     with pytest.raises(InvalidRequest, match="between 1 and 604,800 s, not"):
         await tables.snapshots.renew(pinned.snapshot_id, ttl)
-
-
-async def test_of_two_leases_one_released_leaves_the_other_reading(tables: Tables, tmp_path: Path) -> None:
-    first, second = [await tables.snapshots.pin(tables.table(TABLE).pinning) for _ in range(2)]
-    await tables.snapshots.release(first.snapshot_id)
-    assert await pinned_scores(tables.snapshots, second.snapshot_id) == SCORES_THEN
-    await assert_lost(tables, first.snapshot_id)
-    await tables.snapshots.release(second.snapshot_id)
-    await assert_lost(tables, second.snapshot_id)
-    assert views_on_disk(tmp_path) == []
-    assert await tables.snapshots.held_bytes() == 0
 
 
 async def assert_lost(tables: Tables, snapshot_id: str) -> None:
@@ -160,22 +95,6 @@ async def assert_lost(tables: Tables, snapshot_id: str) -> None:
     with pytest.raises(SnapshotLost):
         await snapshots.split(snapshot_id, 2, EVERY_KEY)
     assert snapshot_id not in {info.snapshot_id for info in snapshots.list_snapshots()}
-
-
-async def test_an_expired_lease_is_lost_and_its_view_goes_from_disk(tables: Tables, tmp_path: Path) -> None:
-    kept = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=100)
-    await put(tables.table(TABLE), {"player 1": 1_000})
-    begun = time.monotonic()
-    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=1)
-    assert len(views_on_disk(tmp_path)) == 2
-
-    async def gone() -> bool:
-        return len(views_on_disk(tmp_path)) == 1
-
-    await await_until(gone, "the view gone")
-    assert time.monotonic() - begun > 0.9
-    await assert_lost(tables, pinned.snapshot_id)
-    assert [info.snapshot_id for info in tables.snapshots.list_snapshots()] == [kept.snapshot_id]
 
 
 @pytest.mark.breadth
@@ -303,13 +222,6 @@ async def test_a_shared_id_of_a_dropped_table_is_free_for_the_next_one(tables: T
     assert await pinned_scores(tables.snapshots, "ours") == {}
 
 
-async def test_no_caller_shortens_a_shared_lease(tables: Tables) -> None:
-    table = tables.table(TABLE)
-    assert (await tables.snapshots.pin(table.pinning, lease_id="ours", ttl=100, shared=True)).ttl == 100
-    assert (await tables.snapshots.pin(table.pinning, lease_id="ours", ttl=50, shared=True)).ttl == 100
-    assert (await tables.snapshots.pin(table.pinning, lease_id="ours", ttl=200, shared=True)).ttl == 200
-
-
 async def test_shared_leases_that_were_not_renewed_for_a_minute_make_place(tmp_path: Path) -> None:
     async with tables_in(tmp_path, max_snapshot_leases=3) as tables:
         table = await new_table(tables)
@@ -422,50 +334,6 @@ def rows_of(reader: SnapshotReader, bucket: int) -> list[dict[str, Any]]:
     return [] if batch is None else list(batch.to_pylist())
 
 
-async def test_snapshots_survive_an_orderly_restart_with_their_ids_and_rows(tmp_path: Path) -> None:
-    async with tables_in(tmp_path) as tables:
-        table = await new_table(tables)
-        await put(table, SCORES_THEN)
-        first = await tables.snapshots.pin(table.pinning, lease_id="first", ttl=50)
-        await put(table, {"player 1": 1_000})
-        await tables.snapshots.pin(table.pinning, lease_id="second")
-        await tables.snapshots.pin(table.pinning, lease_id="third", same_view_as="first")
-        before = tables.snapshots.list_snapshots()
-    async with tables_in(tmp_path) as tables:
-        again = tables.snapshots.list_snapshots()
-        assert [(i.snapshot_id, i.view_id, i.manifest, i.ttl) for i in again] == [
-            (i.snapshot_id, i.view_id, i.manifest, i.ttl) for i in before
-        ]
-        assert all(info.remaining > info.ttl - 1 for info in again)
-        assert await pinned_scores(tables.snapshots, "first") == SCORES_THEN
-        assert await pinned_scores(tables.snapshots, "second") == SCORES_THEN | {"player 1": 1_000}
-        # Nothing has changed, so the pin shares the earlier view.
-        assert (await tables.snapshots.pin(tables.table(TABLE).pinning)).view_id != first.view_id
-        assert tables.snapshots.views == 2
-        await tables.snapshots.release("second")
-
-
-async def test_what_a_crash_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
-    async with tables_in(tmp_path) as tables:
-        table = await new_table(tables)
-        await put(table, SCORES_THEN)
-        kept = await tables.snapshots.pin(table.pinning)
-        await put(table, {"player 1": 1_000})
-        without_manifest = await tables.snapshots.pin(table.pinning)
-        await put(table, {"player 1": 1_001})
-        without_lease = await tables.snapshots.pin(table.pinning)
-    root = tmp_path / "tables" / "game" / "scores" / "snapshots"
-    (root / without_manifest.view_id / "manifest.json").unlink()
-    for file in (root / without_lease.view_id / "leases").iterdir():
-        file.rename(file.with_name(file.name + ".partial"))
-    async with tables_in(tmp_path) as tables:
-        assert [info.snapshot_id for info in tables.snapshots.list_snapshots()] == [kept.snapshot_id]
-        assert [path.name for path in views_on_disk(tmp_path)] == [kept.view_id]
-        await assert_lost(tables, without_manifest.snapshot_id)
-        await assert_lost(tables, without_lease.snapshot_id)
-        assert list((tmp_path / "trash").iterdir()) == []
-
-
 async def test_a_damaged_manifest_is_data_loss_and_the_server_starts(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
@@ -485,22 +353,6 @@ async def test_a_damaged_manifest_is_data_loss_and_the_server_starts(tmp_path: P
         assert not view.exists()
 
 
-async def test_a_checkpoint_that_is_not_what_the_manifest_says_is_data_loss(tmp_path: Path) -> None:
-    async with tables_in(tmp_path) as tables:
-        table = await new_table(tables)
-        await put(table, SCORES_THEN)
-        pinned = await tables.snapshots.pin(table.pinning)
-    (view,) = views_on_disk(tmp_path)
-    (view / "buckets" / "0000").rename(view / "buckets" / "away")
-    (view / "buckets" / "0001").rename(view / "buckets" / "0000")
-    (view / "buckets" / "away").rename(view / "buckets" / "0001")
-    async with tables_in(tmp_path) as tables:
-        with pytest.raises(DataLoss, match=r"bucket 0 of game\.scores in snapshot view") as caught:
-            await pinned_scores(tables.snapshots, pinned.snapshot_id, buckets=[0])
-        assert caught.value.details == {"table": TABLE, "bucket": "0", "view": pinned.view_id}
-        assert await pinned_scores(tables.snapshots, pinned.snapshot_id, buckets=[2])
-
-
 async def test_a_missing_checkpoint_is_data_loss_and_the_other_buckets_are_read(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
@@ -514,15 +366,6 @@ async def test_a_missing_checkpoint_is_data_loss_and_the_other_buckets_are_read(
         assert 0 < len(found) < len(SCORES_THEN)
 
 
-@pytest.mark.parametrize("buckets", [[3], [-1], [0, 0]])
-async def test_buckets_that_do_not_exist_are_refused(tables: Tables, buckets: list[int]) -> None:
-    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
-    with pytest.raises(InvalidRequest):
-        await pinned_scores(tables.snapshots, pinned.snapshot_id, buckets=buckets)
-    with pytest.raises(InvalidRequest):
-        await tables.snapshots.split(pinned.snapshot_id, 2, EVERY_KEY, buckets)
-
-
 class WatchedSource:
     """A source that uses a view, as a scan does."""
 
@@ -533,26 +376,6 @@ class WatchedSource:
     def abort(self, error: ScanKvError) -> None:
         self.error = error
         self.cursor.close()
-
-
-async def test_a_dropped_table_ends_its_snapshots_and_their_scans(tables: Tables, tmp_path: Path) -> None:
-    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
-    other = await new_table(tables, "game.other")
-    kept = await tables.snapshots.pin(other.pinning)
-    async with tables.snapshots.reading(pinned.snapshot_id, TABLE) as reader:
-        source = WatchedSource(open_cursor(reader, 0))
-        reader.watch(source)
-        await tables.drop(TABLE)
-        assert isinstance(source.error, TableNotFound)
-        with pytest.raises(TableNotFound):
-            reader.check()
-        with pytest.raises(TableNotFound):
-            open_cursor(reader, 1)
-    await assert_lost(tables, pinned.snapshot_id)
-    assert [info.snapshot_id for info in tables.snapshots.list_snapshots()] == [kept.snapshot_id]
-    assert [path.name for path in views_on_disk(tmp_path)] == [kept.view_id]
-    anew = await new_table(tables)
-    assert await pinned_scores(tables.snapshots, (await tables.snapshots.pin(anew.pinning)).snapshot_id) == {}
 
 
 @pytest.mark.parametrize("is_dropped", [True, False], ids=["dropped", "directory removed first"])

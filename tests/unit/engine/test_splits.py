@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.model.errors import DataLoss, InvalidRequest, SnapshotLost, TableNotFound
+from scankv.model.errors import DataLoss, SnapshotLost, TableNotFound
 from scankv.model.expressions import col
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.snapshots import splits as splits_module
 from streaming_server.engine.snapshots.splits import KeySample
 from tests.support.examples import examples
-from tests.support.snapshots import EVERY_KEY, new_table, pinned_rows, tables_in, views_on_disk
+from tests.support.snapshots import EVERY_KEY, new_table, tables_in, views_on_disk
 from tests.support.tables import ipc_stream
 
 if TYPE_CHECKING:
@@ -139,48 +139,24 @@ def test_a_sample_of_each_key_splits_as_evenly_as_can_be() -> None:
         assert max(sizes) - min(sizes) <= 1
 
 
-async def filled(tables: Tables, rows: int, *, buckets: int, shape: str) -> LiveTable:
-    """Makes a table with this number of rows and keys of one shape."""
+async def filled(tables: Tables, rows: int, *, buckets: int, is_compacted: bool = False) -> LiveTable:
+    """Makes a table with this number of rows."""
     rng = np.random.default_rng(7)
     table = await new_table(tables, buckets=buckets, schema=SCHEMA)
     for part in np.array_split(np.arange(rows), max(rows // 20_000, 1)):
-        if shape == "skewed":
-            keys = (part.astype(float) ** 3).astype(np.int64)
-        else:
-            keys = rng.permutation(part)
+        keys = rng.permutation(part)
         batch = pa.record_batch({"k": keys, "v": [f"value {key}" for key in keys.tolist()]}, schema=SCHEMA)
         await table.writes.upsert(ipc_stream(SCHEMA, batch), 0)
-        if shape == "compacted":
+        if is_compacted:
             for live in table.buckets:
                 await live.run((await live.open()).flush)
     return table
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("rows", "buckets", "shape"),
-    [(60_000, 1, "unflushed"), (60_000, 4, "compacted"), (30_000, 16, "unflushed"), (60_000, 4, "skewed"), (5, 3, "-")],
-)
-@pytest.mark.represented_by("60000-1-unflushed")
-async def test_the_ranges_of_a_real_view_are_balanced(tmp_path: Path, rows: int, buckets: int, shape: str) -> None:
-    async with tables_in(tmp_path) as tables:
-        table = await filled(tables, rows, buckets=buckets, shape=shape)
-        pinned = await tables.snapshots.pin(table.pinning)
-        keys = (await pinned_rows(tables.snapshots, pinned.snapshot_id)).column("k").to_numpy()
-        stored: Buckets = {0: encoded(keys.astype(np.uint64) + np.uint64(2**63))}
-        assert len(stored[0]) == rows
-        for splits in (1, 2, 3, 7, 16, 64):
-            ranges = await tables.snapshots.split(pinned.snapshot_id, splits, EVERY_KEY)
-            assert len(ranges) == splits
-            assert_covers(ranges, EVERY_KEY)
-            assert_balanced([rows_in(stored, each) for each in ranges])
-            assert ranges == await tables.snapshots.split(pinned.snapshot_id, splits, EVERY_KEY)
-
-
-@pytest.mark.asyncio
 async def test_the_keys_are_read_once_for_a_view_also_over_a_restart(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
-        table = await filled(tables, 5_000, buckets=3, shape="unflushed")
+        table = await filled(tables, 5_000, buckets=3)
         pinned = await tables.snapshots.pin(table.pinning)
         many = await asyncio.gather(
             *(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY) for _ in range(5)),
@@ -201,7 +177,7 @@ async def test_the_keys_are_read_once_for_a_view_also_over_a_restart(tmp_path: P
 @pytest.mark.asyncio
 async def test_a_first_split_that_is_cancelled_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
-        table = await filled(tables, 40_000, buckets=3, shape="unflushed")
+        table = await filled(tables, 40_000, buckets=3)
         pinned = await tables.snapshots.pin(table.pinning)
         steps = cancelled = 0
         while True:
@@ -224,7 +200,7 @@ async def test_a_first_split_that_is_cancelled_leaves_nothing_and_the_next_one_w
 @pytest.mark.asyncio
 async def test_a_split_does_not_hold_the_event_loop(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
-        table = await filled(tables, 60_000, buckets=3, shape="unflushed")
+        table = await filled(tables, 60_000, buckets=3)
         pinned = await tables.snapshots.pin(table.pinning)
         splitting = asyncio.create_task(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY))
         turns = 0
@@ -238,7 +214,7 @@ async def test_a_split_does_not_hold_the_event_loop(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_a_split_of_a_table_that_is_dropped_meanwhile_ends(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
-        table = await filled(tables, 60_000, buckets=3, shape="unflushed")
+        table = await filled(tables, 60_000, buckets=3)
         pinned = await tables.snapshots.pin(table.pinning)
         splitting = asyncio.create_task(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY))
         # The read uses only a few turns of the loop.
@@ -251,15 +227,6 @@ async def test_a_split_of_a_table_that_is_dropped_meanwhile_ends(tmp_path: Path)
         with pytest.raises(SnapshotLost):
             await tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY)
         assert views_on_disk(tmp_path) == []
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("splits", [0, -1, 1025])
-async def test_a_number_of_splits_out_of_range_is_refused(tmp_path: Path, splits: int) -> None:
-    async with tables_in(tmp_path) as tables:
-        pinned = await tables.snapshots.pin((await filled(tables, 5, buckets=1, shape="unflushed")).pinning)
-        with pytest.raises(InvalidRequest, match="between 1 and 1,024, not"):
-            await tables.snapshots.split(pinned.snapshot_id, splits, EVERY_KEY)
 
 
 @pytest.mark.breadth
@@ -289,7 +256,7 @@ async def test_a_view_of_many_keys_is_cut_by_estimates(
     monkeypatch.setattr(splits_module, "MAX_KEYS_READ", 1000)
     monkeypatch.setattr(splits_module, "MAX_PROBES", 128)
     async with tables_in(tmp_path) as tables:
-        pinned = await tables.snapshots.pin((await filled(tables, 40_000, buckets=buckets, shape="compacted")).pinning)
+        pinned = await tables.snapshots.pin((await filled(tables, 40_000, buckets=buckets, is_compacted=True)).pinning)
         for key_range in (EVERY_KEY, KeyRange(encoded_key(5_000), encoded_key(25_000))):
             for splits in (1, 4, 16):
                 ranges = await tables.snapshots.split(pinned.snapshot_id, splits, key_range)
@@ -303,7 +270,7 @@ async def test_a_view_of_many_keys_is_cut_by_estimates(
 @pytest.mark.asyncio
 async def test_ranges_have_the_rows_that_are_asked_for_within_what_a_predicate_leaves(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
-        pinned = await tables.snapshots.pin((await filled(tables, 20_000, buckets=3, shape="compacted")).pinning)
+        pinned = await tables.snapshots.pin((await filled(tables, 20_000, buckets=3, is_compacted=True)).pinning)
 
         async def cut(where: Predicate | None, rows: int | None, key_range: KeyRange = EVERY_KEY) -> list[KeyRange]:
             return await tables.snapshots.split(pinned.snapshot_id, 50, key_range, where=where, rows_per_split=rows)

@@ -1,8 +1,7 @@
-"""One bucket on disk: writes are atomic, survive, and are counted without gaps."""
+"""One bucket on disk: its records and their times, the bounds of chunks, and wrong or missing durable watermarks."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,8 +9,6 @@ import pytest
 
 from scankv.model.errors import DataLoss
 from streaming_server.clock import ServerClock
-from streaming_server.storage.bucket.bucket_state import BucketState
-from streaming_server.storage.changelog.offsets import make_offset
 from streaming_server.storage.files.durable_watermark import DurableWatermark
 from tests.support.clocks import DAY, FakeClocks
 from tests.support.dying_writer import DEFINITION, write_and_die
@@ -31,33 +28,6 @@ def score(player: str, value: int | None) -> dict[str, Any]:
     return {"player": player, "score": value}
 
 
-def test_the_changelog_of_an_inserted_updated_and_deleted_key(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket:
-        bucket.upsert(score("ann", 1))
-        bucket.upsert(score("ann", 2))
-        bucket.delete({"player": "ann"})
-        assert bucket.changes() == [
-            ("+I", score("ann", 1)),
-            ("-U", score("ann", 1)),
-            ("+U", score("ann", 2)),
-            ("-D", score("ann", 2)),
-        ]
-        assert [record.offset for record in bucket.log()] == [0, 1, 3]
-        assert bucket.bucket.state.log_offset == 4
-        assert bucket.rows().num_rows == bucket.bucket.state.rows == 0
-
-
-def test_what_changes_nothing_takes_no_offset(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket:
-        bucket.delete({"player": "nobody"})
-        assert bucket.bucket.state == BucketState()
-        bucket.upsert(score("ann", None))
-        before = bucket.bucket.state
-        bucket.upsert(score("ann", None))
-        bucket.delete({"player": "nobody"})
-        assert bucket.bucket.state == before
-
-
 def test_a_rewrite_takes_offsets_without_row_deduplication(path: Path) -> None:
     with opened(path, define(SCORES, row_deduplicate="false")) as bucket:
         bucket.upsert(score("ann", 1))
@@ -75,33 +45,6 @@ def test_a_big_commit_is_several_records_of_one_moment(path: Path) -> None:
         assert len({micros for record in records for micros in record.commit_micros.tolist()}) == 1
         bucket.upsert(*(score(str(i), -i) for i in range(9000)))
         assert check_bucket(bucket).num_rows == 9000
-
-
-def test_everything_is_there_after_an_orderly_close(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket:
-        bucket.upsert(score("ann", 1), score("bob", None))
-        bucket.upsert(score("bob", 5))
-        state, rows = bucket.bucket.state, bucket.rows()
-    with opened(path, DEFINITION) as bucket:
-        assert check_bucket(bucket).equals(rows)
-        assert bucket.bucket.state == replace(state, clean=True)
-        bucket.upsert(score("eve", 3))
-        assert bucket.bucket.state.log_offset == 5
-
-
-@pytest.mark.parametrize("flush", [False, True])
-def test_an_unclean_stop_begins_a_new_epoch_and_counts_on(path: Path, flush: bool) -> None:
-    written = [score("ann", 1), score("bob", 2)]
-    write_and_die(path, ("upsert", written), ("sync",), *([("flush",)] if flush else []))
-    with opened(path, DEFINITION) as bucket:
-        assert (bucket.bucket.state.epoch, bucket.bucket.state.count) == (1, 2)
-        bucket.upsert(score("ann", 3))
-        assert [record.offset for record in bucket.log()] == [0, make_offset(1, 2)]
-        assert bucket.bucket.state.epoch_starts == (0, 2)
-        check_bucket(bucket)
-    with opened(path, DEFINITION) as bucket:
-        assert bucket.bucket.state.epoch == 1
-        check_bucket(bucket)
 
 
 def test_an_unclean_stop_without_changes_begins_no_epoch(path: Path) -> None:

@@ -79,15 +79,6 @@ def test_a_name_is_taken_once_and_free_again_after_the_drop(data: Path) -> None:
         assert catalog.get("game.scores").incarnation == "b" * 32
 
 
-def test_an_altered_table_is_altered_after_a_restart(data: Path) -> None:
-    altered = definition().add_columns(pa.schema([("more", pa.map_(pa.string(), pa.int8()))]))
-    with opened(data) as catalog:
-        catalog.create(definition())
-        catalog.replace(altered)
-    with opened(data) as catalog:
-        assert catalog.get("game.scores") == altered
-
-
 def test_an_unknown_table_names_the_near_ones(data: Path) -> None:
     with opened(data) as catalog:
         catalog.create(definition())

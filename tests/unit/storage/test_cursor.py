@@ -1,51 +1,28 @@
-"""A cursor returns exactly the rows of its range, in its direction, and continues after any of them."""
+"""A cursor reads in slices, reads little outside of its range, and takes no early end of an iterator for its own."""
 
 from __future__ import annotations
 
-import itertools
-import tempfile
 from collections import deque
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.cursors import cursor as cursor_module
 from streaming_server.storage.cursors.cursor import BucketCursor
-from tests.support.examples import examples
 from tests.support.offline import OfflineBucket, opened
 from tests.support.prepared import flip, rows_file
 from tests.support.tables import define
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Iterator
+    from pathlib import Path
 
 DEFINITION = define(pa.schema([("v", pa.int32()), ("k", pa.binary()), ("w", pa.string())]), "k")
 ROOM = 1 << 20
-NUMBERS = st.none() | st.integers(0, 700)
-
-
-def name_of(number: int) -> bytes:
-    """Returns keys of different lengths, some of them prefixes of others, some with zero bytes."""
-    return b"%d" % number + bytes(number % 3)
-
-
-def fill(offline: OfflineBucket, numbers: list[int], rng: random.Random) -> None:
-    """Writes the rows so that they are in several table files and in memory, with deleted rows between them."""
-    gone = [number + 1000 for number in numbers[::3]]
-    for third in range(3):
-        part = numbers[third::3] + gone
-        offline.upsert(*({"k": name_of(number), "v": number, "w": "w" * (number % 7)} for number in part))
-        if rng.random() < 0.5:
-            offline.bucket.flush()
-    offline.delete(*({"k": name_of(number)} for number in gone))
 
 
 def cursor_of(offline: OfflineBucket, key_range: KeyRange, reverse: bool) -> BucketCursor:
@@ -57,83 +34,6 @@ def cursor_of(offline: OfflineBucket, key_range: KeyRange, reverse: bool) -> Buc
 def encoded(offline: OfflineBucket, names: list[bytes]) -> list[bytes]:
     keys: list[bytes] = offline.keys.codec.encode([pa.array(names, pa.binary())]).to_pylist()
     return keys
-
-
-def next_batch(cursor: BucketCursor, max_rows: int, max_bytes: int, prefetches: int) -> pa.RecordBatch | None:
-    """Returns the next batch, after as many slices, or as many as it takes."""
-    is_ready: bool | None = False
-    while prefetches and is_ready is False:
-        is_ready = cursor.prefetch(max_rows, max_bytes)
-        prefetches -= 1
-    batch = cursor.next_batch(max_rows, max_bytes)
-    assert batch is None or is_ready is not None
-    return batch
-
-
-def chunks(
-    offline: OfflineBucket, key_range: KeyRange, reverse: bool, rng: random.Random, *, resume: bool
-) -> Iterator[tuple[int, list[bytes] | None]]:
-    """Returns the rows and keys of each chunk;
-
-    no keys for a skimmed one. With `resume`, each chunk is read by a new cursor.
-    """
-    max_rows, max_bytes = rng.choice([1, 3, 50, 100, 8192]), rng.choice([64, 5000, ROOM])
-    cursor = cursor_of(offline, key_range, reverse)
-    try:
-        assert cursor.last_key is None
-        scanned = 0
-        while True:
-            keys: list[bytes] | None = None
-            if rng.random() < 0.3:
-                count = cursor.skim(max_rows, max_bytes) or 0
-            elif (batch := next_batch(cursor, max_rows, max_bytes, rng.choice([0, 1, 1000]))) is None:
-                count = 0
-            else:
-                keys = encoded(offline, batch.column("k").to_pylist())
-                count = len(keys)
-            scanned += count
-            assert cursor.rows_scanned == scanned
-            if not count:
-                break
-            last = cursor.last_key
-            assert last is not None
-            assert count <= max_rows
-            assert keys is None or keys[-1] == last
-            yield count, keys
-            if resume:
-                cursor.close()
-                key_range, scanned = key_range.after(last, reverse=reverse), 0
-                cursor = cursor_of(offline, key_range, reverse)
-        assert cursor.skim(max_rows, max_bytes) is None
-        assert cursor.next_batch(max_rows, max_bytes) is None
-    finally:
-        cursor.close()
-
-
-@pytest.mark.breadth
-@given(
-    size=st.integers(0, 300),
-    rng=st.randoms(use_true_random=False),
-    ends=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=4, max_size=4),
-)
-@examples(6)
-def test_any_range_in_any_direction_is_the_slice_of_the_sorted_keys(
-    size: int, rng: random.Random, ends: list[tuple[int | None, int | None]]
-) -> None:
-    with tempfile.TemporaryDirectory() as directory, opened(Path(directory) / "b" / "0000", DEFINITION) as offline:
-        numbers = rng.sample(range(600), size)
-        fill(offline, numbers, rng)
-        keys = sorted(encoded(offline, [name_of(number) for number in numbers]))
-        for start, end in ends:
-            bounds = [None if number is None else encoded(offline, [name_of(number)])[0] for number in (start, end)]
-            key_range = KeyRange(*bounds)
-            for reverse, resume in itertools.product((False, True), repeat=2):
-                expected = sorted((key for key in keys if key in key_range), reverse=reverse)
-                place = 0
-                for count, part in chunks(offline, key_range, reverse, rng, resume=resume):
-                    assert part in (None, expected[place : place + count])
-                    place += count
-                assert place == len(expected)
 
 
 @pytest.fixture

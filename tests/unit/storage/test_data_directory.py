@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,15 +18,6 @@ from streaming_server.storage.tables.data_directory import (
     read_format,
 )
 
-HOLD = """
-import sys
-from pathlib import Path
-from streaming_server.storage.tables.data_directory import DataDirectory
-directory = DataDirectory(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
-
 
 def test_a_directory_in_use_is_refused_naming_the_process(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path / "data")
@@ -40,20 +29,6 @@ def test_a_directory_in_use_is_refused_naming_the_process(tmp_path: Path) -> Non
     finally:
         directory.close()
     DataDirectory(tmp_path / "data").close()
-
-
-def test_the_lock_goes_with_the_process_that_holds_it(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(DirectoryLocked) as caught:
-            DataDirectory(tmp_path)
-        assert caught.value.details["pid"] == str(holder.pid)
-        holder.kill()
-    DataDirectory(tmp_path).close()
 
 
 @pytest.mark.parametrize("below", ["", "data"])

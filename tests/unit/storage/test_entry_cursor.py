@@ -1,4 +1,4 @@
-"""Cursors over index entries read any range completely, in both directions, as of one instant."""
+"""Cursors over index entries read any range completely, in both directions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.support.indexed import indexed_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.cursors.entry_cursor import EntryCursor
@@ -88,16 +87,3 @@ def test_several_ranges_have_all_their_entries_in_both_directions(
     found, _ = read(bucket.entry_cursor(ranges, reverse=reverse), step)
     assert found == [key for key in (everything[::-1] if reverse else everything) if key in ranges]
     assert BucketCursor.open_cursors == 0
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_it_shows_the_moment_of_its_making(tmp_path: Path, reverse: bool) -> None:
-    rows = pa.RecordBatch.from_pydict({"k": range(50), "score": range(50)}, schema=SCHEMA)
-    with indexed_table(tmp_path, rows, buckets=1, indexes=[["score"]]) as table:
-        offline = table.buckets[0]
-        cursor = offline.bucket.entry_cursor(ALL_KEY_RANGES, reverse=reverse)
-        offline.upsert({"k": 100, "score": 7}, {"k": 3, "score": -5})
-        offline.delete({"k": 10})
-        keys, _ = read(cursor, 7)
-        assert len(keys) == 50
-        assert read(offline.bucket.entry_cursor(ALL_KEY_RANGES))[0] != sorted(keys)

@@ -1,8 +1,8 @@
-"""Range markers round-trip, and a changelog with markers never hides them from a reader."""
+"""Range markers round-trip, a damaged or newer one is refused, and none is within a segment of the changelog."""
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,14 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.model.errors import DataLoss, NewerFormat, RangeNotTracked
+from scankv.model.errors import DataLoss, NewerFormat
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.bucket.bucket_state import BucketState
-from streaming_server.storage.changelog.offsets import count_of, make_offset
+from streaming_server.storage.changelog.offsets import make_offset
 from streaming_server.storage.changelog.range_markers import (
-    MarkerReached,
     MarkerReason,
-    MarkerRecord,
     RangeMarker,
     decode_marker,
     encode_marker,
@@ -31,13 +29,10 @@ from tests.support.rocks_log import RocksLog
 from tests.support.tables import SCORES, define, scores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from streaming_server.storage.changelog.log_span import LogSpan
 
 DEFINITION = define(SCORES)
-ANY = 1 << 40
 
 ranges = st.tuples(st.binary(max_size=40), st.binary(max_size=40)).filter(lambda pair: pair[0] < pair[1])
 origins = st.builds(
@@ -121,127 +116,14 @@ def test_a_state_knows_with_which_value_of_the_option_each_change_was_recorded()
     assert BucketState(count=9).changelog_at(9, values) == "full"
 
 
-class MarkedLog:
-    """A changelog in RocksDB with commits of changes and markers, each at its own time.
-
-    Attributes:
-        expected: Each change (its number) or marker (None), in order.
-        micros: The commit time of each.
-    """
-
-    def __init__(self, logged: RocksLog) -> None:
-        self._logged = logged
-        self.log = logged.log
-        self.expected: list[int | None] = []
-        self.micros: list[int] = []
-
-    @property
-    def _span(self) -> LogSpan:
-        return self.log.span
-
-    def commit(self, rows: int) -> None:
-        """Appends a commit of some inserts, or a marker if `rows` is 0."""
-        count, micros = self._span.end, 10 * len(self.micros)
-        numbers = range(count, count + rows)
-        changes = (
-            Changes(np.full(rows, RowKind.INSERT, np.uint8), scores([f"p{n}" for n in numbers], list(numbers)))
-            if rows
-            else RangeMarker(b"k%d" % count, b"l")
-        )
-        self._logged.append(changes, 1, micros)
-        self.expected += [*numbers] if rows else [None]
-        self.micros += [micros] * max(rows, 1)
-
-    def begin_epoch(self) -> None:
-        """Begins a new epoch without losing changes."""
-        self._logged.state = self.log.recover(self._logged.state)
-
-    def read(self, start: int, max_changes: int) -> list[int | None]:
-        """Reads to the end, stepping over markers as a reader does that understands them."""
-        at, end, found = self._span.offset_of(start), self._span.offset_of(self._span.end), list[int | None]()
-        while count_of(at) < count_of(end):
-            try:
-                records = self.log.read(at, end, DEFINITION, max_changes=max_changes, max_bytes=ANY)
-            except MarkerReached as reached:
-                at = self._after(at, reached.record)
-                found.append(None)
-            else:
-                for record in records:
-                    found += record.changes.rows.column("score").to_pylist()
-                at = self._span.offset_of(start + len(found))
-        return found
-
-    def _after(self, at: int, record: MarkerRecord) -> int:
-        assert record.offset == at
-        assert record.marker.start == b"k%d" % count_of(at)
-        assert self.log.read_markers(at, self._span.offset_of(self._span.end), most=1) == [record]
-        return self._span.offset_of(count_of(at) + 1)
-
-    def rewrite(self) -> list[tuple[int, bool]]:
-        """Joins small records, as the maintenance of the changelog does.
-
-        Returns the end of each segment, and whether it has replaced records.
-        """
-        ends = []
-        while segment := self.log.next_segment(self._span.offset_of(self._span.end), DEFINITION):
-            self._logged.put_segment(segment)
-            ends.append((segment.end, segment.record is not None))
-        return ends
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocksStore]:
-    store = RocksStore(
-        tmp_path_factory.mktemp("log") / "bucket", "bucket 0 of a.b", compression="lz4", resources=resources()
-    )
-    yield store
-    store.close()
-
-
-@pytest.fixture(scope="module")
-def watermark(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("watermark") / "bucket.durable"
-
-
-@contextmanager
-def marked_log(store: RocksStore, watermark: Path) -> Iterator[MarkedLog]:
-    with closing(RocksLog(store, watermark)) as logged:
-        yield MarkedLog(logged)
-
-
-@given(st.data())
-@examples(15)
-def test_every_read_returns_each_change_and_stops_at_each_marker(
-    store: RocksStore, watermark: Path, data: st.DataObject
-) -> None:
-    with marked_log(store, watermark) as log:
-        for rows in data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=12)):
-            log.commit(rows)
-            if data.draw(st.integers(0, 4)) == 0:
-                log.begin_epoch()
-        if data.draw(st.booleans()):
-            log.rewrite()
-        for start in range(len(log.expected)):
-            assert log.read(start, data.draw(st.integers(1, 9))) == log.expected[start:]
-        for micros in range(0, max(log.micros) + 20, 5):
-            at = count_of(log.log.offset_at(micros, DEFINITION))
-            assert at == sum(each < micros for each in log.micros)
-
-
-def test_a_reader_that_does_not_know_markers_fails_with_a_typed_error(store: RocksStore, watermark: Path) -> None:
-    with marked_log(store, watermark) as log:
-        for rows in (3, 0, 2):
-            log.commit(rows)
-        (record,) = log.log.read(0, 6, DEFINITION, max_changes=100, max_bytes=ANY)
-        assert len(record.changes) == 3
-        with pytest.raises(RangeNotTracked, match=r"bucket 0 of a\.b: the changes at offset 3 are not") as caught:
-            log.log.read(3, 6, DEFINITION, max_changes=100, max_bytes=ANY)
-        assert caught.value.details["offset"] == "3"
-        assert (caught.value.code, caught.value.reason) == ("FAILED_PRECONDITION", "RANGE_NOT_TRACKED")
-
-
-def test_segments_never_contain_markers(store: RocksStore, watermark: Path) -> None:
-    with marked_log(store, watermark) as log:
-        for rows in (1, 1, 0, 1, 1, 1500):
-            log.commit(rows)
-        assert log.rewrite() == [(2, True), (3, False), (1505, True)]
+def test_segments_never_contain_markers(tmp_path: Path) -> None:
+    with closing(RocksStore(tmp_path / "0", "bucket 0", compression="lz4", resources=resources())) as store:
+        with closing(RocksLog(store, tmp_path / "0.durable")) as logged:
+            for rows in (1, 1, 0, 1, 1, 1500):
+                inserted = Changes(np.full(rows, RowKind.INSERT, np.uint8), scores(["p"] * rows, [1] * rows))
+                logged.append(inserted if rows else RangeMarker(b"k", b"l"), 1, 0)
+            found = []
+            while segment := logged.log.next_segment(logged.state.log_offset, DEFINITION):
+                logged.put_segment(segment)
+                found.append((segment.end, segment.record is not None))
+            assert found == [(2, True), (3, False), (1505, True)]

@@ -150,38 +150,6 @@ def test_every_range_is_that_of_the_model_as_of_the_making_of_its_reader(seed: i
         model.store.close()
 
 
-@pytest.mark.usefixtures("small_steps")
-@given(seed=st.integers(0, 2**32), kind=st.integers(0, 3), reverse=st.booleans())
-@examples(8)
-def test_a_reader_may_begin_behind_any_step_of_another(seed: int, kind: int, reverse: bool) -> None:
-    rng = random.Random(seed)
-    keys = sorted({key_of(number, kind) for number in range(500)})
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        model = StoreModel(Path(directory) / "db", rng)
-        model.write(keys, [])
-        model.work(keys)
-        left, found = KeyRange(), []
-        while True:
-            steps = rng.randint(30, 60)
-            reader = RangeReader(
-                model.store, model.store.rows, items_projection(), left, longest=LONGEST, reverse=reverse
-            )
-            for part in read(reader, reverse, 10):
-                found += part
-                assert reader.last_key is not None
-                left = KeyRange().after(reader.last_key, reverse=reverse)
-                steps -= 1
-                if not steps:
-                    break
-            else:
-                break
-            reader.close()
-            if left.is_empty:
-                break
-        assert found == sorted(model.rows.items(), reverse=reverse)
-        model.store.close()
-
-
 DELETED = 150_000
 
 

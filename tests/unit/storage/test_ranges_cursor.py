@@ -1,8 +1,7 @@
-"""A cursor over key ranges and single keys finds exactly the rows of its instant, and reports damage."""
+"""A cursor over key ranges and single keys finds exactly their rows, in short steps."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -10,15 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import KeyRanges
 from streaming_server.storage.cursors import range_reader
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.ranges_cursor import STEP_SECONDS, RangesCursor
 from tests.support.examples import examples
-from tests.support.offline import OfflineBucket, bucket_path, definition_in, opened
-from tests.support.prepared import flip, prepared_table, rows_file, value_of
+from tests.support.offline import OfflineBucket, opened
 from tests.support.tables import define
 
 if TYPE_CHECKING:
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 
 DEFINITION = define(pa.schema([("k", pa.int64()), ("v", pa.string())]))
 ROWS = 2000
-DAMAGED_ROWS = 6000
 ROOM = 1 << 20
 
 
@@ -132,37 +128,6 @@ def test_a_step_ends_when_it_took_long_and_tells_how_far_it_came(offline: Offlin
     cursor.close()
 
 
-@given(
-    spared=st.sets(st.integers(0, ROWS), max_size=12),
-    bounds=st.lists(st.integers(-50, ROWS + 50), unique=True, max_size=20).map(sorted),
-    open_ended=st.booleans(),
-    reverse=st.booleans(),
-    max_rows=st.sampled_from([1, 7, 8192]),
-    resumed=st.booleans(),
-)
-@examples(10)
-def test_ranges_among_deleted_rows_are_exact_however_small_the_steps(
-    tmp_path_factory: pytest.TempPathFactory,
-    spared: set[int],
-    bounds: list[int],
-    open_ended: bool,
-    reverse: bool,
-    max_rows: int,
-    resumed: bool,
-) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(range_reader, "CHECKED_SKIPS", 60)
-        patched.setattr(range_reader, "STEP_SECONDS", 0.0)
-        with opened(tmp_path_factory.mktemp("deleted") / "b" / "0000", DEFINITION) as offline:
-            offline.upsert(*({"k": number, "v": "v"} for number in range(ROWS)))
-            offline.delete(*({"k": number} for number in range(ROWS) if number not in spared))
-            ranges = ranges_of(offline, bounds)
-            if open_ended:
-                ranges = KeyRanges.of(*ranges, KeyRange(key_of(offline, ROWS + 50), None))
-            expected = sorted((n for n in spared if n < ROWS and key_of(offline, n) in ranges), reverse=reverse)
-            assert read_on(offline, ranges, reverse, max_rows, resumed) == expected
-
-
 def read_on(
     offline: OfflineBucket, left: KeyRanges, reverse: bool, max_rows: int, resumed: bool, max_bytes: int = ROOM
 ) -> list[int]:
@@ -218,76 +183,3 @@ def test_ranges_of_few_rows_are_read_to_the_last_key_of_all(tmp_path: Path, reve
         ranges = ranges_of(offline, [0, behind, behind + 1, 2 * behind + 1])
         found = read(offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges, reverse=reverse))
         assert sorted(found) == [number for number in range(2 * behind + 1) if number != behind]
-
-
-def test_ranges_show_the_moment_of_the_making(offline: OfflineBucket) -> None:
-    ranges = ranges_of(offline, [10, 13, ROWS + 1000, ROWS + 1002])
-    cursor = offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges)
-    offline.upsert({"k": ROWS + 1000, "v": "later"})
-    offline.delete({"k": 10})
-    assert read(cursor) == [10, 12]
-    assert read(offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges)) == [12, ROWS + 1000]
-    offline.upsert({"k": 10, "v": "v"})
-    offline.delete({"k": ROWS + 1000})
-
-
-def test_it_shows_the_moment_of_its_making(offline: OfflineBucket) -> None:
-    cursor = cursor_of(offline, [10, ROWS + 1000])
-    offline.upsert({"k": ROWS + 1000, "v": "later"})
-    offline.delete({"k": 10})
-    assert read(cursor) == [10]
-    assert read(cursor_of(offline, [10, ROWS + 1000])) == [ROWS + 1000]
-    offline.upsert({"k": 10, "v": "v"})
-    offline.delete({"k": ROWS + 1000})
-
-
-@contextmanager
-def damaged_at(directory: Path, harmed: int) -> Iterator[OfflineBucket]:
-    """Opens a bucket with a bit flipped in the block of one row."""
-    prepared_table(directory, "test.t", DAMAGED_ROWS, buckets=1)
-    path = bucket_path(directory, "test.t", 0)
-    file = rows_file(path)
-    flip(file, file.read_bytes().find(value_of(harmed).encode()) + 3)
-    with opened(path, definition_in(directory, "test.t")) as offline:
-        yield offline
-
-
-@pytest.mark.parametrize("harmed", [0, 3000, 5999])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.represented_by("False-0")
-def test_a_key_in_a_damaged_block_is_data_loss_and_never_missing(tmp_path: Path, harmed: int, reverse: bool) -> None:
-    rows = DAMAGED_ROWS
-    with damaged_at(tmp_path, harmed) as offline:
-        lost = 0
-        for number in range(max(0, harmed - 1200), min(rows, harmed + 1200), 7):
-            try:
-                assert read(cursor_of(offline, [number], reverse=reverse)) == [number]
-            except DataLoss:
-                lost += 1
-                assert abs(number - harmed) < 700
-        assert 0 < lost
-        with pytest.raises(DataLoss):
-            read(cursor_of(offline, list(range(rows)), reverse=reverse))
-    assert BucketCursor.open_cursors == 0
-
-
-@pytest.mark.parametrize("harmed", [0, 3000, 5999])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.represented_by("False-0")
-def test_a_range_with_a_damaged_block_is_data_loss_and_never_short(tmp_path: Path, harmed: int, reverse: bool) -> None:
-    """The position in a block at which a range begins or ends makes no difference."""
-    rows = DAMAGED_ROWS
-    with damaged_at(tmp_path, harmed) as offline:
-        lost = 0
-        for low in range(max(0, harmed - 1200), min(rows, harmed + 1200), 60):
-            ranges = ranges_of(offline, [low, low + 25, low + 30, low + 50])
-            try:
-                found = read(offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges, reverse=reverse))
-            except DataLoss:
-                lost += 1
-                continue
-            assert sorted(found) == [
-                n for n in range(rows) if n in range(low, low + 25) or n in range(low + 30, low + 50)
-            ]
-        assert 0 < lost
-    assert BucketCursor.open_cursors == 0

@@ -126,26 +126,6 @@ def test_an_unknown_column_is_refused() -> None:
         codec_of(pa.string()).decoder(["c"])
 
 
-@pytest.mark.parametrize(
-    "type_",
-    [
-        pa.bool_(),
-        pa.int64(),
-        pa.string(),
-        pa.binary(),
-        pa.decimal128(38, 10),
-        pa.list_(pa.struct([("a", pa.map_(pa.string(), pa.list_(pa.bool_())))])),
-        pa.struct([("a", pa.string()), ("b", pa.struct([("c", pa.list_(pa.float16()))]))]),
-        pa.map_(pa.binary(), pa.struct([("x", pa.decimal128(3, 1))])),
-    ],
-    ids=str,
-)
-def test_no_rows_come_back_as_no_rows(type_: pa.DataType) -> None:
-    codec = codec_of(type_)
-    for rows in (pa.array([], type_), pa.nulls(3, type_).slice(3)):
-        assert_comes_back(codec, batch_of(codec, rows))
-
-
 def integers() -> list[tuple[pa.DataType, list[Any]]]:
     cases: list[tuple[pa.DataType, list[Any]]] = []
     for bits in (8, 16, 32, 64):
@@ -341,15 +321,6 @@ def test_rows_of_all_versions_decode_to_the_current_one_in_their_order(versions:
     for names in (["k"], ["e", "a"], ["d"], ["c", "k", "b"]):
         assert exact_rows(newest.decoder(names).decode(values)) == exact_rows(expected.select(names))
     assert newest.decoder([]).decode(values).num_rows == len(order)
-
-
-def test_rows_of_only_an_older_version_decode_to_the_current_one(versions: list[TableDefinition]) -> None:
-    old, new = RowCodec(versions[0]), RowCodec(versions[2])
-    rows = [row_of(key, 0) for key in range(5)]
-    stored = old.encode(pa.RecordBatch.from_pylist(rows, schema=old.schema))
-    expected = pa.RecordBatch.from_pylist(rows, schema=new.schema)
-    assert exact_rows(new.decoder().decode(stored)) == exact_rows(expected)
-    assert new.encode(new.decoder().decode(stored)).equals(new.encode(expected))
 
 
 @given(st.data())

@@ -1,8 +1,7 @@
-"""The records of a bucket's writers: a request is applied once or refused, however it is repeated or delayed."""
+"""The records of a bucket's writers: how long and how many it knows, and their stored form."""
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from scankv.model.errors import (
     RequestTooLarge,
     TooManyWriters,
     WriterExpired,
-    WriterFenced,
 )
 from scankv.model.limits import WRITER_WINDOW
 from streaming_server.clock import ServerClock
@@ -48,10 +46,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "buckets" / "0000"
 
 
-def numbered(sequence: int, acked_below: int = 0) -> WriteIdentity:
-    return replace(FIRST, sequence=sequence, acked_below=acked_below)
-
-
 def write(
     bucket: OfflineBucket, identity: WriteIdentity, value: int | None = 1, *, rows: int = 1, complete: bool = True
 ) -> None:
@@ -61,87 +55,6 @@ def write(
     part = part if value is not None else part.slice(0, 0)
     change = merge_upsert(bucket.bucket.get(part.keys.to_pylist()), part, row_deduplicate=False)
     bucket.bucket.apply(change, WriteStep(identity=identity, rows=rows, complete=complete))
-
-
-def test_a_request_that_was_applied_is_answered_with_its_first_answer(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket:
-        assert bucket.bucket.find_answer(FIRST) is None
-        write(bucket, FIRST)
-        answer = bucket.bucket.find_answer(FIRST)
-        assert answer == WriteAnswer(sequence=0, rows=1, offset=1, complete=True)
-        write(bucket, numbered(1))
-        assert bucket.bucket.find_answer(FIRST) == answer
-        assert bucket.bucket.state.count == 3
-
-
-def test_answers_outlive_a_crash_with_the_rows(path: Path, tmp_path: Path) -> None:
-    with opened(path, DEFINITION) as bucket:
-        write(bucket, FIRST, 7)
-        write(bucket, numbered(1), None)
-        bucket.sync()
-        # As after a crash: nothing is closed.
-        shutil.copytree(path.parent, tmp_path / "crashed")
-    with opened(tmp_path / "crashed" / path.name, DEFINITION) as bucket:
-        assert bucket.bucket.state.epoch == 1
-        assert bucket.rows().to_pylist() == [{"player": "ann", "score": 7}]
-        assert bucket.bucket.find_answer(FIRST) == WriteAnswer(0, 1, 1, True)
-        assert bucket.bucket.find_answer(numbered(1)) == WriteAnswer(1, 1, 1, True)
-        assert bucket.bucket.find_answer(numbered(2)) is None
-
-
-def test_a_request_of_several_steps_tells_how_far_it_came(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket:
-        write(bucket, FIRST, rows=10_000, complete=False)
-        assert bucket.bucket.find_answer(FIRST) == WriteAnswer(0, 10_000, 1, False)
-        write(bucket, FIRST, rows=12_345, complete=True)
-        assert bucket.bucket.find_answer(FIRST) == WriteAnswer(0, 12_345, 3, True)
-
-
-def test_what_changes_nothing_is_noted_and_takes_no_offset(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket:
-        write(bucket, FIRST, None)
-        assert bucket.bucket.state.count == 0
-        assert bucket.bucket.find_answer(FIRST) == WriteAnswer(0, 1, 0, True)
-
-
-def test_the_last_sixteen_are_known_and_an_older_one_is_refused(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket:
-        # With gaps, and not in order: the greatest sequences are kept.
-        for sequence in [40, *range(0, 2 * WRITER_WINDOW, 2)]:
-            write(bucket, numbered(sequence))
-        assert bucket.bucket.find_answer(numbered(2)) is not None
-        assert bucket.bucket.find_answer(numbered(3)) is None
-        for lost in (0, 1):
-            with pytest.raises(WriterExpired, match=f"request {lost} of the writer"):
-                bucket.bucket.find_answer(numbered(lost))
-
-
-def test_a_request_below_what_is_settled_is_refused_unless_its_answer_is_known(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket:
-        write(bucket, numbered(3))
-        write(bucket, numbered(5, acked_below=5))
-        with pytest.raises(WriterExpired):
-            bucket.bucket.find_answer(numbered(4))
-        assert bucket.bucket.find_answer(numbered(6)) is None
-        write(bucket, numbered(6, acked_below=2))
-        with pytest.raises(WriterExpired):
-            bucket.bucket.find_answer(numbered(4))
-
-
-def test_a_new_epoch_fences_the_one_before_and_goes_on_behind_it(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket:
-        write(bucket, numbered(7))
-        bucket.bucket.open_writer("job", 1, 8)
-        with pytest.raises(WriterFenced) as caught:
-            bucket.bucket.find_answer(numbered(7))
-        assert caught.value.details == {"writer": "job", "epoch": "1"}
-        new = WriteIdentity(writer="job", epoch=1, sequence=7)
-        assert bucket.bucket.find_answer(new) is None
-        write(bucket, new)
-        assert bucket.bucket.find_answer(new) is not None
-        state = bucket.bucket.writers.get("job")
-        assert state is not None
-        assert (state.epoch, state.next_sequence) == (1, 8)
 
 
 def test_an_opened_writer_that_is_not_known_any_more_is_refused(path: Path) -> None:
