@@ -457,18 +457,6 @@ async def test_a_server_that_stays_away_ends_the_watch(server: ServerProcess) ->
             await told(watch)
 
 
-def test_the_blocking_watch_gives_what_the_other_does(sync_client: sync.Client, name: str) -> None:
-    table = sync_client.create_table(name, SCORES, primary_key=["player"])
-    table.upsert(scores(["ann", "bob"], [5, 3]))
-    with table.watch_top_n(2, "score", every=EVERY) as watch:
-        assert ranks(next(watch)) == [("ann", 5), ("bob", 3)]
-        table.upsert(scores(["cid"], [9]))
-        top = next(watch)
-        assert (pairs(top.entered), pairs(top.left), pairs(top.moved)) == ([("cid", 1)], [("bob", 2)], [("ann", 1, 2)])
-        assert watch.latest() is not None
-    assert list(watch) == []
-
-
 def test_what_was_not_taken_is_given_as_one_change(sync_client: sync.Client, name: str) -> None:
     table = sync_client.create_table(name, SCORES, primary_key=["player"])
     table.upsert(scores(["ann", "bob"], [5, 3]))
@@ -561,31 +549,3 @@ def test_a_client_of_which_only_a_watch_was_left_closes_itself(shared_server: Se
     gc.collect()
     thread.join(20)
     assert not thread.is_alive()
-
-
-def test_the_conditional_answers_of_the_blocking_client(sync_client: sync.Client, name: str) -> None:
-    table = sync_client.create_table(name, SCORES, primary_key=["player"])
-    table.upsert(scores(["ann", "bob"], [5, 3]))
-    counted = table.count_if_changed(None)
-    assert counted is not None
-    assert counted.value == 2
-    top = table.top_n_if_changed(None, 1, "score", ties="all")
-    summed = table.aggregate_if_changed(None, {"score": "sum"}, group_by=["player"])
-    assert top is not None
-    assert summed is not None
-    assert top.value["player"].to_pylist() == ["ann"]
-    assert summed.value["score_sum"].to_pylist() == [5, 3]
-    for version in {counted.version, top.version, summed.version}:
-        assert table.count_if_changed(version, "score > 1") is None
-        assert table.top_n_if_changed(version, 1, "score") is None
-        assert table.aggregate_if_changed(version, {"score": "sum"}) is None
-        with table.scan().if_changed_since(version).stream() as stream:
-            assert stream.unchanged
-            assert list(stream) == []
-    with table.scan().stream() as stream:
-        assert (stream.version, stream.unchanged) == (counted.version, False)
-    for wrong in ("text", b"", 3):
-        with pytest.raises(UsageError, match="version"):
-            table.count_if_changed(wrong)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="version"):
-            table.scan().if_changed_since(wrong)  # type: ignore[arg-type]
