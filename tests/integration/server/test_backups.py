@@ -160,23 +160,6 @@ def test_changes_consumers_and_commits_survive_and_later_positions_are_refused(t
         assert all(bucket.is_consistent for bucket in client.check_table("game.scores"))
 
 
-@pytest.mark.breadth
-def test_a_transaction_over_many_buckets_is_in_a_backup_that_can_be_read(tmp_path: Path) -> None:
-    with serving(tmp_path / "data", tmp_path / "backups") as client:
-        table = create_scores(client, buckets=16)
-        with client.transaction(id="job:1") as transaction:
-            transaction.upsert(table, [{"player": f"c{number}", "score": number} for number in range(200)])
-        client.create_backup()
-    store, manifest = latest(tmp_path / "backups")
-    assert verify(store, [manifest.backup_id]) == {manifest.backup_id: []}
-    restore_all(store, plan_backup(manifest), tmp_path / "restored")
-    with serving(tmp_path / "restored") as client:
-        with client.transaction(id="job:1") as transaction:
-            assert transaction.result is not None
-            assert len(transaction.result.log_offsets[table.name]) == 16
-        assert client.table(table.name).count() == 1200
-
-
 def _consume(table: sync.Table) -> list[str]:
     """Reads the changes that the consumer `job` has not read, and commits its position."""
     changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_consumer_id("job")

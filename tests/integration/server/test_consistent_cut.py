@@ -92,28 +92,3 @@ async def read(table: Table, scans: int) -> dict[str, set[int]]:
             latest[writer] = generations[-1]
             seen[writer].update(generations)
     return seen
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_rows_that_come_in_bucket_order_and_go_in_reverse_are_always_the_first_ones(
-    client: Client, name: str
-) -> None:
-    table = await client.create_table(name, SCHEMA, primary_key=["key"], buckets=BUCKETS)
-    keys = keys_of("coming and going", BUCKETS)
-    done = asyncio.Event()
-
-    async def write() -> None:
-        while not done.is_set():
-            for key in keys:
-                await table.upsert([{"key": key, "generation": 1}])
-            for key in reversed(keys):
-                await table.delete([key])
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(write())
-        for _ in range(100):
-            rows = await table.scan().to_arrow()
-            assert set(rows.column("key").to_pylist()) == set(keys[: rows.num_rows])
-            assert 0 <= await table.count() <= BUCKETS
-        done.set()

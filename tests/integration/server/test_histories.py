@@ -487,24 +487,3 @@ async def test_a_new_incarnation_remembers_commits_and_waits_for_those_not_appli
             async with client.transaction(id="add") as transaction:
                 assert transaction.result is not None
             assert await table.get(kept) == {"k": kept, "v": 11}
-
-
-@pytest.mark.breadth
-async def test_positions_of_one_restore_are_refused_by_another(tmp_path: Path) -> None:
-    async def between(server: ServerProcess) -> None:
-        await restore(server, tmp_path, "first")
-
-    async with positions(tmp_path, between=between) as (server, client, early, late):
-        await restore(server, tmp_path, "second")
-        server.restart()
-        table = await client.table(NAME)
-        await fill(table, 10_000, 2 * ROWS)
-        async with table.writer(id="w-late") as later:  # which gets the epoch of the writer that is left
-            await later.upsert([{"k": 9003, "v": 8}])
-        assert await refusals(client, late) == _NOT_RESTORED
-        assert await refusals(client, early) == _OTHER_HISTORY
-        assert await table.get(9003) == {"k": 9003, "v": 8}
-        # The restored position is accepted, once.
-        await table.accept_consumer("early")
-        await consumer(client, table, early)
-        assert [each.restored for each in await table.consumers()] == [False]

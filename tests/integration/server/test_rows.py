@@ -145,25 +145,3 @@ async def test_the_changelog_offsets_of_one_key(client: Client, name: str) -> No
     assert (await table.delete([1])).log_offsets == {0: 4}
     async with table.scan().stream() as stream:
         assert stream.log_offsets == {0: 4}
-
-
-@pytest.mark.breadth
-async def test_writers_of_the_same_keys_leave_one_of_their_rows_whole(client: Client, name: str) -> None:
-    schema = pa.schema([("k", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])
-    table = await client.create_table(name, schema, primary_key=["k"], buckets=3)
-    rounds, writers, keys = 20, 8, 50
-
-    async def write(writer: int) -> None:
-        for number in range(rounds):
-            stamp = writer * rounds + number
-            await table.upsert(pa.table({"k": range(keys), "a": [stamp] * keys, "b": [-stamp] * keys}))
-            if number % 5 == 4:
-                await table.delete(list(range(writer, keys, writers)))
-
-    async with asyncio.TaskGroup() as group:
-        for writer in range(writers):
-            group.create_task(write(writer))
-    found = await table.scan().to_pylist()
-    assert len(found) == await table.count() <= keys
-    assert all(row["a"] == -row["b"] for row in found)
-    assert {row["k"] for row in found} <= set(range(keys))
