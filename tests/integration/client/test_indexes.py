@@ -19,7 +19,6 @@ from aio_client import (
     UsageError,
     col,
     connect,
-    sync,
 )
 
 if TYPE_CHECKING:
@@ -189,19 +188,6 @@ async def test_a_check_tells_of_each_bucket_as_it_is_done(client: Client, name: 
     assert await client.check_table(name, on_bucket=told.append) == told
     assert agreeing(told, ("score",))
     assert (await client.stats()).live_scans == 0
-
-
-def test_the_blocking_client_has_the_same(sync_client: sync.Client, name: str) -> None:
-    table = sync_client.create_table(name, SCHEMA, primary_key=["player"], indexes=["score"])
-    table.upsert([{"player": "ann", "league": "a", "score": 3, "tags": None}])
-    assert table.index_status() == [ready("score", rows=1)]
-    seen: list[list[IndexStatus]] = []
-    altered = sync_client.alter_table(name, add_indexes=["league"], drop_indexes=["score"], on_progress=seen.append)
-    assert altered.indexes == (("league",),)
-    assert seen[-1] == [ready("league", rows=1)]
-    told: list[BucketCheck] = []
-    assert sync_client.check_table(name, on_bucket=told.append) == told
-    assert agreeing(told, ("league",), rows=1)
 
 
 @pytest.mark.breadth

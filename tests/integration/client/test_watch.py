@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 import threading
 import time
 from functools import partial
@@ -87,47 +86,6 @@ async def test_the_first_answer_comes_at_once_and_then_what_changes(client: Clie
         top = await told(watch)
         assert ranks(top) == [("cid", 8), ("ann", 5)]
         assert [part.num_rows for part in (top.entered, top.left, top.moved)] == [0, 0, 0]
-
-
-@pytest.mark.asyncio
-async def test_random_changes_are_told_exactly_and_only_when_the_rows_differ(client: Client, name: str) -> None:
-    seed = random.randrange(2**32)
-    rng = random.Random(seed)
-    model: dict[str, int | None] = {f"p{number}": rng.randint(0, 20) for number in range(12)}
-    table = await new_table(client, name, model)
-    descending, ties = rng.random() < 0.5, rng.choice(["key", "all"])
-    watch = table.watch_top_n(4, "score", descending=descending, ties=ties, every=EVERY)  # type: ignore[arg-type]
-
-    def expected() -> list[tuple[str, int | None]]:
-        order = sorted(
-            model.items(),
-            key=lambda row: (row[1] is None, (-row[1] if descending else row[1]) if row[1] is not None else 0, row[0]),
-        )
-        last = order[:4][-1][1]
-        behind = [row for row in order[4:] if row[1] == last] if ties == "all" else []
-        return order[:4] + behind
-
-    before: dict[str, int] = {}
-    shown: list[tuple[str, int | None]] | None = None
-    for step in range(12):
-        where = f"{seed=}, {step=}"
-        if shown != expected():
-            top = await told(watch)
-            assert ranks(top) == expected(), where
-            now = {player: rank for rank, (player, _) in enumerate(expected(), 1)}
-            assert pairs(top.entered) == [(key, rank) for key, rank in now.items() if key not in before], where
-            assert pairs(top.left) == [(key, rank) for key, rank in before.items() if key not in now], where
-            assert pairs(top.moved) == [
-                (key, before[key], rank) for key, rank in now.items() if before.get(key, rank) != rank
-            ], where
-            before, shown = now, expected()
-        for player in rng.sample(sorted(model), 2):
-            if rng.random() < 0.2 and len(model) > 6:
-                del model[player]
-                await table.delete([player])
-            else:
-                model[player] = rng.choice([None, rng.randint(0, 20)])
-                await table.upsert(scores([player], [model[player]]))
 
 
 @pytest.mark.breadth

@@ -244,11 +244,11 @@ USES: Final[dict[str, Callable[[Client, Table, Positions], Awaitable[None]]]] = 
 # The ways back. Each is called with the server killed, and leaves a directory that it can be started with.
 
 
-async def restore(server: ServerProcess, tmp_path: Path, name: str = "restored") -> None:
+async def restore(server: ServerProcess, tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     plan = plan_backup(read_manifest(store, find_backup(store, "latest")))
-    restore_all(store, plan, tmp_path / name)
-    server.data_dir = tmp_path / name
+    restore_all(store, plan, tmp_path / "restored")
+    server.data_dir = tmp_path / "restored"
 
 
 async def restore_table(server: ServerProcess, tmp_path: Path) -> None:
@@ -299,10 +299,6 @@ async def lose_bucket_and_watermark(server: ServerProcess, tmp_path: Path) -> No
 
 
 async def restart(server: ServerProcess, tmp_path: Path) -> None:
-    pass
-
-
-async def nothing(server: ServerProcess) -> None:
     pass
 
 
@@ -360,16 +356,8 @@ async def fill(table: Table, first: int, count: int) -> None:
 
 
 @asynccontextmanager
-async def positions(
-    tmp_path: Path, tablets: int = 1, between: Callable[[ServerProcess], Awaitable[None]] = nothing
-) -> AsyncIterator[tuple[ServerProcess, Client, Positions, Positions]]:
-    """Takes all positions, early and late. Kills the server before the block, which has to start it again.
-
-    Args:
-        tmp_path: Where the data directory and the backups are.
-        tablets: The number of tablets, each with one bucket.
-        between: Called with the server killed, between the early and the late positions.
-    """
+async def positions(tmp_path: Path, tablets: int) -> AsyncIterator[tuple[ServerProcess, Client, Positions, Positions]]:
+    """Takes all positions, early and late. Kills the server before the block, which has to start it again."""
     location = str(tmp_path / "backups")
     with ServerProcess(tmp_path / "data", "--backup-location", location) as server:
         async with connect(server.url) as client, AsyncExitStack() as writers:
@@ -377,7 +365,6 @@ async def positions(
             early = await take(client, table, "early", 0, tmp_path, writers)
             await client.create_backup()
             server.kill()
-            await between(server)
             server.restart()
             late = await take(client, table, "late", 100, tmp_path, writers)
             server.kill()
