@@ -97,6 +97,34 @@ async def test_a_stream_that_is_not_far_behind_has_every_change(hasty: ServerPro
                 assert kinds == (["-U", "+U"] if value else ["+I"])
 
 
+@pytest.mark.parametrize("where", [None, "k < 100", "v = 'v1'"])
+async def test_without_rows_before_the_last_change_of_each_key_is_the_net_one(
+    hasty: ServerProcess, where: str | None
+) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    schema = pa.schema([SCHEMA[0], SCHEMA[1].with_nullable(False)])
+    async with connect(hasty.url) as client:
+        name = f"net.upsert{chance.random():.9f}".replace("0.", "")
+        table = await client.create_table(name, schema, primary_key=["k"], buckets=3, changelog="upsert")
+        await write_something(table, chance, 4)
+        async with table.scan(where=where).stream() as stream:
+            rows = {row["k"]: row["v"] async for batch in stream for row in batch.to_pylist()}
+            offsets = stream.log_offsets
+        await write_something(table, chance, 12)
+        scan = net(table, offsets) if where is None else net(table, offsets).where(where)
+        changes = await scan.with_unmatched("delete").to_pylist()
+        for change in changes:
+            assert change["_change_type"] in ("+U", "-D"), seed
+            if change["_change_type"] == "+U":
+                rows[change["k"]] = change["v"]
+            else:
+                assert change["v"] is None
+                rows.pop(change["k"], None)
+        assert len({change["k"] for change in changes}) == len(changes) > 0
+        assert rows == {row["k"]: row["v"] for row in await table.scan(where=where).to_pylist()}, seed
+
+
 async def test_nothing_is_left_on_disk(hasty: ServerProcess) -> None:
     async with connect(hasty.url) as client:
         table = await client.create_table("net.spilled", SCHEMA, primary_key=["k"], buckets=1)
