@@ -605,7 +605,7 @@ def test_an_admin_gives_what_belongs_to_one_principal_to_another(owners: OwnersS
 
 MOST, SHARE, RESERVED = 40, 20, 2
 KINDS = ("snapshot_leases", "consumers", "transactions", "writers_per_bucket")
-LIMITS: dict[str, float] = {"max_caller_share": 0.5, **{f"max_{kind}": MOST for kind in KINDS}}
+LIMITS: dict[str, Any] = {"max_caller_share": 0.5, **{f"max_{kind}": MOST for kind in KINDS}}
 
 
 TAKING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
@@ -691,7 +691,7 @@ def test_an_admin_of_some_tables_assigns_no_more_than_half_of_the_share_of_anoth
     tmp_path: Path, tablets: int, what: str
 ) -> None:
     assign = f"{SERVICES}.AdminService/AssignOwner"
-    limits = {"max_caller_share": 0.5, "max_snapshot_leases": 8, "max_consumers": 8}
+    limits: dict[str, Any] = {"max_caller_share": 0.5, "max_snapshot_leases": 8, "max_consumers": 8}
     with serving(tmp_path / "data", tablets=tablets, **limits) as server:
         scene, root = server.scene(), server.server.root
         given: dict[str, Any] = {"table": scene.table, "current": "mine", "principal": "b"}
@@ -766,14 +766,14 @@ LARGE = 40_000
 def write_large(server: OwnersServer) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
     with sync.connect(server.server.address, token=server.server.issuer.root) as root:
-        options = {"buckets": server.tablets, "tablets": server.tablets}
-        table = root.create_table("own.large", schema, primary_key=["k"], **options)
+        tablets = server.tablets
+        table = root.create_table("own.large", schema, primary_key=["k"], buckets=tablets, tablets=tablets)
         table.upsert(pa.table({"k": range(LARGE), "v": ["v" * 1000] * LARGE}, schema=schema))
 
 
 def rows_of_large(server: OwnersServer) -> int:
     with sync.connect(server.server.address, token=server.token_of(server.others[-1])) as other:
-        return other.table("own.large").scan().select("k").to_arrow().num_rows
+        return int(other.table("own.large").scan().select("k").to_arrow().num_rows)
 
 
 @pytest.mark.breadth
@@ -804,7 +804,7 @@ def test_a_stalled_scan_beyond_the_share_ends_for_the_scan_of_another_principal(
 @pytest.mark.one_process
 def test_a_scan_whose_parked_parts_end_for_another_principal_ends_and_can_be_resumed(tmp_path: Path) -> None:
     call = f"{SERVICES}.ScanService/ScanKv"
-    limits = {"max_live_scans": 2, "max_caller_share": 0.5, "stall_timeout_seconds": 300}
+    limits: dict[str, Any] = {"max_live_scans": 2, "max_caller_share": 0.5, "stall_timeout_seconds": 300}
     with serving(tmp_path / "data", tablets=2, workers=2, **limits) as server:
         scene = server.scene()
         write_large(server)
