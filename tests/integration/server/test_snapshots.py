@@ -1,9 +1,8 @@
-"""Pinned snapshots over the wire: the answers, restarts of the server, and that a view is one instant."""
+"""Pinned snapshots over the wire: the answers, the leases, and the scans that outlive them."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,13 @@ import pytest
 
 from aio_client import connect
 from scankv.v1 import scan_pb2, snapshot_pb2, table_pb2, write_pb2
-from tests.support.snapshots import pinned_rows, tables_in, views_on_disk
+from tests.support.snapshots import views_on_disk
 from tests.support.tables import SCORES, ipc_stream
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.support.server_process import ServerProcess
 
@@ -137,42 +135,6 @@ def test_a_lease_of_one_second_expires(own: Wire, server: ServerProcess) -> None
     wait_until(lambda: not views_on_disk(server.data_dir), "gone from disk")
     lost = refusal(own.snapshots.RenewSnapshot, snapshot_pb2.RenewSnapshotRequest(snapshot_id="mine"))
     assert lost.reason == "SNAPSHOT_LOST"
-
-
-@pytest.mark.whole_tables  # The snapshots are read offline.
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_snapshots_outlive_the_server(own: Wire, server: ServerProcess, number: signal.Signals) -> None:
-    first = own.pin(NAME, lease_id="first", ttl_millis=50_000).snapshot
-    asyncio.run(write(server.url, {"player 1": 1_000}))
-    own.pin(NAME, lease_id="second")
-    own.pin(NAME, lease_id="third", same_view_as="first")
-    before = listed(own)
-    if number == signal.SIGTERM:
-        assert server.stop() == 0
-    else:
-        server.kill()
-    server.restart()
-    with Wire(server.url) as wire:
-        after = listed(wire)
-        for each in (*before, *after):
-            assert 0 < each.remaining_millis <= each.ttl_millis
-            each.ClearField("remaining_millis")
-        assert after == before
-        assert wire.pin(NAME, lease_id="third").snapshot.view_id == first.view_id
-    server.kill()
-    rows = asyncio.run(scores_of(server.data_dir, ["first", "second", "third"]))
-    expected = {f"player {i}": i for i in range(50)}
-    assert rows == [expected, expected | {"player 1": 1_000}, expected]
-
-
-async def scores_of(data_dir: Path, snapshot_ids: list[str]) -> list[dict[str, int]]:
-    """Returns the rows of some snapshots of a stopped server."""
-    found = []
-    async with tables_in(data_dir) as tables:
-        for snapshot_id in snapshot_ids:
-            rows = (await pinned_rows(tables.snapshots, snapshot_id)).to_pydict()
-            found.append(dict(zip(rows["player"], rows["score"], strict=True)))
-    return found
 
 
 BIG = pa.schema([("k", pa.int64()), ("text", pa.string())])
