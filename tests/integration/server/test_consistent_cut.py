@@ -1,4 +1,4 @@
-"""One stream reads one instant of all buckets, whatever is written in the meantime."""
+"""A scan or a snapshot has one instant of all buckets, whatever is written in the meantime."""
 
 from __future__ import annotations
 
@@ -80,11 +80,16 @@ async def test_every_scan_sees_one_instant_of_all_buckets(
 
 
 async def read(table: Table, scans: int) -> dict[str, set[int]]:
-    """Scans several times; returns the generations of each writer that it saw."""
+    """Scans several times, also snapshots; returns the generations of each writer that it saw."""
     seen: dict[str, set[int]] = {writer: set() for writer in WRITERS}
     latest = dict.fromkeys(WRITERS, 0)
-    for _ in range(scans):
-        rows = await table.scan().with_chunk(rows=CHUNK_ROWS).to_arrow()
+    for number in range(scans):
+        scan = table.scan().with_chunk(rows=CHUNK_ROWS)
+        if number % 2:
+            async with table.snapshot() as pinned:
+                rows = await scan.as_of(pinned).to_arrow()
+        else:
+            rows = await scan.to_arrow()
         for writer in WRITERS:
             generations = generations_of(rows, writer)
             assert_one_instant(generations)
