@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,13 @@ from aio_client import (
     Client,
     ColumnLocked,
     ConnectionFailed,
+    InvalidRequest,
     ScanSource,
     SchemaMismatch,
     StartFrom,
     StopAt,
     TableNotFound,
+    agg,
     connect,
 )
 from aio_client.testing import Fault, FaultProxy
@@ -150,6 +153,52 @@ async def test_calls_are_applied_once_wherever_the_connection_breaks(
             assert not [result for result in results if isinstance(result, BaseException)]
     found = [(row["k"], row["v"]) for row in await history(table) if row["_change_type"] != "-U"]
     assert sorted(found) == sorted([(-1, 0), *((k, 10 * turn + k) for k in range(8) for turn in range(10 * FACTOR))])
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.breadth
+async def test_writes_of_many_tasks_are_merged_each_as_if_it_were_alone(
+    client: Client, name: str, buckets: int
+) -> None:
+    schema = pa.schema([("k", pa.int64()), ("total", pa.int16()), ("rows", pa.int64()), ("mean", pa.float64())])
+    table = await client.create_table(
+        name,
+        schema,
+        primary_key=["k"],
+        buckets=buckets,
+        merge_engine="aggregate",
+        aggregators={"total": agg.sum(), "rows": agg.count(), "mean": agg.avg()},
+        indexes=["total"],
+    )
+    drawn = random.Random(buckets)
+    written: list[tuple[int, int]] = []
+    refused: list[str | None] = []
+    unsure: set[int] = set()
+
+    async def write(task: int) -> None:
+        for _ in range(10):
+            # A row of 30,000 fits only where no other is.
+            rows = [(drawn.randrange(60), drawn.choice([1, -1, 2, 30_000])) for _ in range(drawn.choice((1, 1, 1, 3)))]
+            try:
+                await table.upsert([{"k": k, "total": value, "rows": 1, "mean": value} for k, value in rows])
+            except InvalidRequest as error:
+                refused.append(error.details.get("column"))
+                # A call with several rows may have been written in part: see its docstring.
+                if len(rows) > 1:
+                    unsure.update(k for k, _ in rows)
+            else:
+                written.extend(rows)
+
+    await asyncio.gather(*map(write, range(20)))
+    assert set(refused) == {"total"}
+    found = {row["k"]: row for row in await table.scan().to_pylist()}
+    sure = found.keys() - unsure
+    assert sure
+    for key in sure:
+        values = [value for k, value in written if k == key]
+        assert (found[key]["total"], found[key]["rows"]) == (sum(values), len(values))
+        assert found[key]["mean"] == sum(values) / len(values)
+    assert all(bucket.is_consistent for bucket in await client.check_table(name))
 
 
 async def test_each_of_the_writes_that_share_a_request_is_a_change(client: Client, name: str) -> None:
