@@ -144,8 +144,12 @@ def test_changes_consumers_and_commits_survive_and_later_positions_are_refused(t
     store, manifest = latest(tmp_path / "backups")
     assert verify(store, [manifest.backup_id]) == {manifest.backup_id: []}
     restore_all(store, plan_backup(manifest), tmp_path / "restored")
+    restore_all(store, plan_backup(manifest), tmp_path / "another")
+    with serving(tmp_path / "another") as client:
+        other = client.table("game.scores").incarnation
     with serving(tmp_path / "restored") as client:
         table = client.table("game.scores")
+        assert table.incarnation != other, "positions of one restore are refused by another"
         assert table.count() == 1200
         with pytest.raises(TableRecreated, match="scankv consumers accept"):
             _consume(table)
