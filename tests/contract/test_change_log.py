@@ -1,4 +1,4 @@
-"""The contract of `ChangeLog`, checked for the implementation in RocksDB and for one in memory."""
+"""The contract of `ChangeLog`, checked for the implementation in RocksDB."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,6 @@ from streaming_server.storage.changelog.segments import Segment
 from streaming_server.storage.changelog.verification import count_changes
 from streaming_server.storage.rocks.store import RocksStore
 from tests.support.examples import examples
-from tests.support.memory_log import MemoryOwner
 from tests.support.offline import resources
 from tests.support.rocks_log import RocksLog
 from tests.support.tables import SCORES, define, exact_rows
@@ -81,55 +80,27 @@ class LoggedChange:
     row: tuple[Any, ...]
 
 
-class Logged(Protocol):
+class Logged(RocksLog):
     """A log with operations that modify it."""
 
-    @property
-    def log(self) -> ChangeLog: ...
-    def append(self, changes: Changes | RangeMarker, schema_id: int, micros: int) -> None: ...
-    def trim(self, offset: int) -> int: ...
-    def clear(self) -> None: ...
-    def lose_from(self, count: int) -> None:
-        """Simulates a power failure: begins a new epoch without these changes."""
-
-    def lose(self, count: int) -> None:
-        """Simulates damage that the log does not know: removes a change, and perhaps neighbours."""
-
-    def rewrite(self, start: int, end: int) -> None:
-        """Rewrites the changes between two counts as one record."""
-
-
-class InMemory(MemoryOwner):
-    def __init__(self, clock: FixedClock) -> None:
-        super().__init__(clock=clock)
-
-    def lose_from(self, count: int) -> None:
-        self.log.sync(self.log.span.offset_of(count))
-        self.restart()
-
-    def lose(self, count: int) -> None:
-        self.log.lose(count)
-
-    def rewrite(self, start: int, end: int) -> None:
-        """Does nothing, since this log has no records."""
-
-
-class InRocksDB(RocksLog):
     def __init__(self, store: RocksStore, watermark: Path, clock: FixedClock, later: TableDefinition) -> None:
         super().__init__(store, watermark)
         self.log.holds = RetentionHolds(clock)
         self._later = later
 
     def lose_from(self, count: int) -> None:
+        """Simulates a power failure: begins a new epoch without these changes."""
         self._delete(record_key(self.state.log_span.offset_of(count)), b"\xff" * 9)
         kept = replace(self.state, count=count, log_first=min(self.state.log_first, count), clean=False)
         self.state = self.log.recover(kept)
 
     def lose(self, count: int) -> None:
+        """Simulates damage that the log does not know: removes a change, and perhaps neighbours."""
         key, _, _ = next(r for r in self._records() if count < count_of(r[2].offset) + len(r[2].changes))
         self._delete(key, key + b"\0")
 
     def rewrite(self, start: int, end: int) -> None:
+        """Rewrites the changes between two counts as one record."""
         records = [
             (key, record)
             for key, _, record in self._records()
@@ -231,30 +202,20 @@ def later(request: pytest.FixtureRequest) -> TableDefinition:
     return LATER[request.param]
 
 
-@pytest.fixture(scope="module", params=["rocksdb", "memory"])
-def new(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, later: TableDefinition
-) -> Iterator[Callable[[], LogHistory]]:
+@pytest.fixture(scope="module")
+def new(tmp_path_factory: pytest.TempPathFactory, later: TableDefinition) -> Iterator[Callable[[], LogHistory]]:
     """Returns a function that creates an empty log."""
-
-    def in_memory() -> LogHistory:
-        clock = FixedClock()
-        return LogHistory(InMemory(clock), clock, later)
-
-    if request.param == "memory":
-        yield in_memory
-        return
     path = tmp_path_factory.mktemp("log") / "bucket"
     store = RocksStore(path, "bucket 0 of test.table", compression="lz4", resources=resources())
     opened = ExitStack()
 
-    def in_rocksdb() -> LogHistory:
+    def empty() -> LogHistory:
         opened.close()
         clock = FixedClock()
-        logged = opened.enter_context(closing(InRocksDB(store, path.with_suffix(".durable"), clock, later)))
+        logged = opened.enter_context(closing(Logged(store, path.with_suffix(".durable"), clock, later)))
         return LogHistory(logged, clock, later)
 
-    yield in_rocksdb
+    yield empty
     opened.close()
     store.close()
 
@@ -287,11 +248,8 @@ def grown(new: Callable[[], LogHistory], data: st.DataObject, *, trims: bool = F
 
 
 @pytest.mark.represented_by(
-    "memory-with another column",
-    "memory-with another column of the same name",
-    "rocksdb-with another column of the same name",
-    "memory-with a renamed column in another place",
-    "rocksdb-with a renamed column in another place",
+    "with another column of the same name",
+    "with a renamed column in another place",
 )
 @given(data=st.data())
 @examples(8)
@@ -347,7 +305,7 @@ def test_the_end_of_an_epoch_is_read_as_the_start_of_the_next(new: Callable[[], 
     assert history.read(make_offset(0, 2), end) == history.changes[2:]
 
 
-@pytest.mark.represented_by("rocksdb-with another column")
+@pytest.mark.represented_by("with another column")
 def test_a_commit_of_many_thousand_changes_is_read_in_parts(new: Callable[[], LogHistory]) -> None:
     history = new()
     history.commit([RowKind.INSERT, *PAIR * 2500])
@@ -452,7 +410,7 @@ def test_positions_pass_through_epochs_in_which_nothing_was_written(new: Callabl
 
 @given(data=st.data())
 @examples(8)
-@pytest.mark.represented_by("rocksdb-with another column")
+@pytest.mark.represented_by("with another column")
 def test_a_time_is_resolved_to_the_first_change_committed_at_or_after_it(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:
@@ -527,7 +485,7 @@ def _bound(span: LogSpan, count: int, data: st.DataObject) -> bytes:
 
 @given(data=st.data())
 @examples(8)
-@pytest.mark.represented_by("rocksdb-with another column")
+@pytest.mark.represented_by("with another column")
 def test_a_reader_shows_a_range_of_the_log_as_of_its_creation_in_either_direction(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:

@@ -6,7 +6,7 @@ import random
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,6 @@ from streaming_server.storage.changelog.records import Changes
 from streaming_server.storage.rocks.store import RocksStore
 from tests.support.clocks import DAY, FakeClocks
 from tests.support.examples import examples
-from tests.support.memory_log import MemoryOwner
 from tests.support.offline import resources
 from tests.support.rocks_log import AGE_SECONDS, RocksLog
 
@@ -28,30 +27,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from streaming_server.storage.changelog.change_log import ChangeLog
-    from streaming_server.storage.changelog.log_state import LogState
-    from streaming_server.storage.changelog.range_markers import RangeMarker
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.binary())])
 MEBIBYTE = 1 << 20
 AGE_MICROS = int(AGE_SECONDS * 1_000_000)
 
 
-class LogWithState(Protocol):
-    """A log and its state."""
-
-    state: LogState
-
-    @property
-    def log(self) -> ChangeLog: ...
-    def append(self, changes: Changes | RangeMarker, schema_id: int, micros: int) -> None: ...
-    def trim(self, offset: int) -> int: ...
-
-
 @dataclass
 class MeasuredLog:
     """A log whose commits are known: the changes up to the end of each, their bytes, and the time of each."""
 
-    logged: LogWithState
+    logged: RocksLog
     clock: ServerClock
     machine: FakeClocks
     counts: list[int] = field(default_factory=lambda: [0])
@@ -81,32 +67,21 @@ class MeasuredLog:
         return MEBIBYTE + max(after - before for before, after in pairwise(self.sizes))
 
 
-@pytest.fixture(scope="module", params=["rocksdb", "memory"])
-def new(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[], MeasuredLog]]:
+@pytest.fixture(scope="module")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], MeasuredLog]]:
     """Returns a function that creates an empty log."""
-
-    def in_memory() -> MeasuredLog:
-        machine = FakeClocks()
-        clock = ServerClock(machine)
-        return MeasuredLog(MemoryOwner(service_micros=clock.service_micros), clock, machine)
-
-    if request.param == "memory":
-        yield in_memory
-        return
     path = tmp_path_factory.mktemp("log") / "bucket"
     store = RocksStore(path, "bucket 0 of test.table", compression="lz4", resources=resources())
     opened = ExitStack()
 
-    def in_rocksdb() -> MeasuredLog:
+    def empty() -> MeasuredLog:
         opened.close()
         machine = FakeClocks()
         clock = ServerClock(machine)
         logged = opened.enter_context(closing(RocksLog(store, path.with_suffix(".durable"), clock)))
         return MeasuredLog(logged, clock, machine)
 
-    yield in_rocksdb
+    yield empty
     opened.close()
     store.close()
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 
-from aio_client import LogOffsets, ScanKvError, StartFrom, StopAt, UsageError, col, connect, sync
+from aio_client import LogOffsets, ScanKvError, StartFrom, StopAt, UsageError, col, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,49 +23,23 @@ pytestmark = pytest.mark.asyncio
 SCHEMA = pa.schema([("league", pa.string()), ("n", pa.int64()), ("v", pa.int64())])
 ROW = [{"league": "a", "n": 1, "v": 1}]
 WRONG: list[Any] = [
-    *(
-        1,
-        -1,
-        None,
-        1.5,
-        b"x",
-        "nope",
-        "",
-        "\ud800",
-        ["\ud800"],
-        object(),
-        [],
-        {},
-        [1],
-        {"a": 1},
-        (1, 2),
-        True,
-        [None],
-        {1: "x"},
-    ),
-    *(float("nan"), dt.datetime.now(), [[]], [{}], {"league": 1}, range),
+    *(1, -1, None, 1.5, b"x", "nope", "", "\ud800", ["\ud800"], object(), [], {}, [1], {"a": 1}, (1, 2), True),
+    *([None], {1: "x"}, float("nan"), dt.datetime.now(), [[]], [{}], {"league": 1}, range),
 ]
 
-SCANS = [
-    *(
-        "select",
-        "where",
-        "limit",
-        "offset",
-        "key_range",
-        "prefix",
-        "with_buckets",
-        "as_of",
-        "read_path",
-        "if_changed_since",
-    ),
-    *("resume", "resume_from", "with_source", "start_from", "stop_at", "with_catch_up", "with_unmatched"),
-    "with_consumer_id",
-]
+SCANS = (
+    "select where limit offset key_range prefix with_buckets as_of read_path if_changed_since resume resume_from "
+    "with_source start_from stop_at with_catch_up with_unmatched with_consumer_id"
+).split()
 
 
 def refined(method: str, *, changes: bool = False) -> Callable[[Client, Table, Any], object]:
     return lambda _, table, value: getattr(table.changes() if changes else table.scan(), method)(value)
+
+
+def created(argument: str) -> Callable[[Client, Table, Any], object]:
+    arguments: dict[str, Any] = {"name": "x.y", "schema": SCHEMA, "primary_key": ["z"]}
+    return lambda client, _, value: client.create_table(**{**arguments, argument: value})
 
 
 CALLS: dict[str, Callable[[Client, Table, Any], object]] = {
@@ -125,18 +99,8 @@ CALLS: dict[str, Callable[[Client, Table, Any], object]] = {
     "LogOffsets.from_json": lambda _, table, value: LogOffsets.from_json(value),
     "client.table": lambda client, _, value: client.table(value),
     "client.drop_table": lambda client, _, value: client.drop_table(value),
-    "create_table(name)": lambda client, _, value: client.create_table(value, SCHEMA, primary_key=["n"]),
-    "create_table(schema)": lambda client, _, value: client.create_table("x.y", value, primary_key=["n"]),
-    "create_table(primary_key)": lambda client, _, value: client.create_table("x.y", SCHEMA, primary_key=value),
-    "create_table(buckets)": lambda client, _, value: client.create_table(
-        "x.y", SCHEMA, primary_key=["z"], buckets=value
-    ),
-    "create_table(bucket_key)": lambda client, _, value: client.create_table(
-        "x.y", SCHEMA, primary_key=["z"], bucket_key=value
-    ),
-    "create_table(indexes)": lambda client, _, value: client.create_table(
-        "x.y", SCHEMA, primary_key=["z"], indexes=value
-    ),
+    **{f"create_table({name})": created(name) for name in ("name", "schema", "primary_key", "buckets", "bucket_key")},
+    "create_table(indexes)": created("indexes"),
     "create_table(aggregators)": lambda client, _, value: client.create_table(
         "x.y", SCHEMA, primary_key=["z"], merge_engine="aggregate", aggregators=value
     ),
@@ -248,16 +212,6 @@ async def test_keys_may_be_mappings_wherever_they_are_keys(client: Client, table
             table.scan().key_range(wrong)
     assert await table.delete(key)
     assert await table.get(key) is None
-
-
-async def test_the_blocking_client_takes_the_same(sync_client: sync.Client, table: Table) -> None:
-    blocking = sync_client.table(table.name)
-    blocking.upsert(ROW)
-    assert [row["n"] for row in blocking.scan().prefix({"league": "a"}).to_pylist()] == [1]
-    with pytest.raises(UsageError, match="select must be names of columns"):
-        blocking.scan().select(1)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="locks must be a list of column locks"):
-        blocking.upsert(ROW, locks="abc")
 
 
 async def test_expressions_of_nothing_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,15 +20,12 @@ from aio_client import (
     Table,
     TableExists,
     TableNotFound,
-    UpgradeNotConfirmed,
     UsageError,
     agg,
     connect,
     sync,
 )
 from scankv.v1 import bootstrap_pb2, transaction_pb2
-from streaming_server.storage.files.checked_json import write_checked_json
-from streaming_server.storage.tables.data_directory import REFUSALS_FORMAT
 from tests.support.examples import seeds
 from tests.support.server_process import ServerProcess
 
@@ -271,26 +267,6 @@ async def test_names_of_parts_that_cannot_be_right_are_refused(client: Client, n
             await client._transport.call(lambda: services.CommitBootstrap, commit)
 
 
-@pytest.mark.breadth
-async def test_the_table_is_as_before_after_restarts(tmp_path: Path) -> None:
-    rows = random_rows(random.Random(2), 5000, keys=10_000)
-    with ServerProcess(tmp_path / "data") as server:
-        async with connect(server.url) as client:
-            await client.bootstrap("test.t", rows, primary_key=["k"], indexes=["v"], buckets=3)
-        for kill in (True, False):
-            if kill:
-                server.kill()
-            else:
-                server.stop()
-            server.restart()
-            async with connect(server.url) as client:
-                table = await client.table("test.t")
-                assert (await sorted_rows(table)).equals(rows.sort_by("k"))
-                assert all(check.is_consistent for check in await client.check_table("test.t"))
-                found = await table.changes(StartFrom.FULL, StopAt.LATEST).to_pylist()
-                assert len(found) == 5000
-
-
 async def test_parquet_files_below_a_directory_are_one_source(client: Client, name: str, tmp_path: Path) -> None:
     for day in range(3):
         (tmp_path / f"day={day}").mkdir()
@@ -303,23 +279,3 @@ async def test_parquet_files_below_a_directory_are_one_source(client: Client, na
     assert await table.get(2500) == {"k": 2500, "text": "x", "day": 2}
     assert reports[0].total_rows == 3000
     assert reports[-1].rows_in_table == 3000
-
-
-async def test_the_blocking_client_has_the_same_call(client: Client, name: str) -> None:
-    def bootstrap() -> int:
-        with sync.connect(client.config.address) as other:
-            return other.bootstrap(name, pa.table({"k": [1, 2]}), primary_key=["k"]).count()
-
-    assert await asyncio.to_thread(bootstrap) == 2
-
-
-@pytest.mark.one_process
-async def test_a_directory_of_an_earlier_format_refuses_bootstraps(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with ServerProcess(data):
-        pass
-    write_checked_json(data / "scankv.json", {"format": REFUSALS_FORMAT})
-    with ServerProcess(data) as server:
-        async with connect(server.url) as client:
-            with pytest.raises(UpgradeNotConfirmed, match="need format 3 of the data directory, which has format 2"):
-                await client.bootstrap("test.t", pa.table({"k": [1]}), primary_key=["k"])

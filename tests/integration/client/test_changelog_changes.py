@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,18 +18,10 @@ from aio_client import (
     StopAt,
     Table,
     TransactionConflict,
-    UpgradeNotConfirmed,
     WriteConflict,
     agg,
-    connect,
 )
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.files.checked_json import write_checked_json
-from streaming_server.storage.tables.data_directory import REFUSALS_FORMAT
-from tests.support.server_process import ServerProcess
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.asyncio
 
@@ -325,22 +317,3 @@ async def test_the_number_of_changes_is_limited(client: Client, name: str) -> No
     offsets = await table.log_offsets()
     await write_each_kind(table)
     assert await changes(table, StartFrom.offsets(offsets)) == OF_EACH_KIND["full"]
-
-
-@pytest.mark.breadth
-@pytest.mark.one_process
-async def test_an_old_data_directory_takes_no_change(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with ServerProcess(data) as server:
-        async with connect(server.url) as client:
-            table = await made(client, "test.t")
-        server.stop()
-        write_checked_json(data / "scankv.json", {"format": REFUSALS_FORMAT})
-        server.restart()
-        async with connect(server.url) as client:
-            with pytest.raises(UpgradeNotConfirmed, match=r"scankv upgrade"):
-                await client.alter_table("test.t", changelog="upsert")
-            table = await client.table("test.t")
-            assert table.options == {}
-            await table.upsert(rows([1], 1))
-            assert (await changes(table, StartFrom.last(2))) == [("-U", 1, 0), ("+U", 1, 1)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,7 +15,7 @@ from streaming_server.storage.changelog.offsets import count_of
 from tests.support.command_line import CommandLine
 
 if TYPE_CHECKING:
-    from aio_client import Client, Table
+    from aio_client import Client
     from tests.support.server_process import ServerProcess
 
 SCHEMA = pa.schema([("k", pa.int64()), pa.field("v", pa.int64(), nullable=False), ("tags", pa.list_(pa.string()))])
@@ -107,33 +105,6 @@ def test_a_changelog_with_rows_before_needs_no_word_about_those_that_do_not_matc
     assert told(changes_of(table, "v >= 10")) == told(changes_of(table, "v >= 10").with_unmatched("delete")) == expected
 
 
-@pytest.mark.breadth
-def test_rows_that_are_not_counted_are_read_to_count_them(sync_client: sync.Client, name: str) -> None:
-    for changelog in ("upsert", "none"):
-        table = create(sync_client, f"{name}{changelog}", changelog)
-        assert table.count() == 0
-        assert [bucket.rows for bucket in table.stats()] == [0, 0]
-        for start in (0, 500):
-            table.upsert([row(n, n) for n in range(start, start + 1000)])
-        table.delete([*range(100), *range(5000, 5100)])
-        expected = 1400
-        assert table.count() == expected
-        counted = table.count_if_changed(None)
-        assert counted is not None
-        assert counted.value == expected
-        assert table.count_if_changed(counted.version) is None
-        assert [bucket.rows for bucket in table.stats()] == [None, None]
-        with table.snapshot() as snapshot:
-            assert snapshot.rows is None
-            table.upsert([row(n, n) for n in range(9000, 9009)])
-            assert table.count(as_of=snapshot) == expected
-            assert table.count() == expected + 9
-            parts = [part.to_arrow().num_rows for part in table.scan().as_of(snapshot).splits(4)]
-            assert sum(parts) == expected
-            assert min(parts) > expected / 8
-        assert all(bucket.is_consistent for bucket in sync_client.check_table(table.name))
-
-
 def test_a_large_table_that_is_not_counted_is_split_evenly(sync_client: sync.Client, name: str) -> None:
     table = create(sync_client, name, "none")
     table.upsert(pa.table({"k": range(30_000), "v": [0] * 30_000, "tags": [None] * 30_000}, SCHEMA))
@@ -205,35 +176,6 @@ async def test_a_mirror_of_a_table_without_changelog_is_refused(client: Client, 
     with pytest.raises(InvalidRequest, match='changelog="none"'):
         async with mirror(table):
             pass
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-@pytest.mark.parametrize("where", [None, "v < 5", "k < 30"])
-async def test_a_mirror_follows_a_table_without_rows_before(client: Client, name: str, where: str | None) -> None:
-    # In one bucket: for a bucket without matches, a stream only gets the next heartbeat.
-    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=1, changelog="upsert")
-    seed = random.randrange(2**32)
-    chance = random.Random(seed)
-    await write_something(table, chance)
-    async with mirror(table, where=where) as local:
-        for _ in range(12):
-            await local.wait_for(await write_something(table, chance))
-            expected = await table.scan(where=where).to_arrow()
-            assert local.to_arrow().sort_by("k").to_pylist() == expected.sort_by("k").to_pylist(), seed
-        state = local.state()
-    await write_something(table, chance)
-    async with asyncio.timeout(60), mirror(table, where=where, state=state) as local:
-        await local.wait_for(await write_something(table, chance))
-        expected = await table.scan(where=where).to_arrow()
-        assert local.to_arrow().sort_by("k").to_pylist() == expected.sort_by("k").to_pylist(), seed
-
-
-async def write_something(table: Table, chance: random.Random) -> dict[int, int]:
-    if chance.random() < 0.5:
-        await table.delete([chance.randrange(60) for _ in range(chance.randrange(1, 30))])
-    keys = [0, *(chance.randrange(60) for _ in range(chance.randrange(40)))]
-    return dict((await table.upsert([row(k, chance.randrange(10)) for k in keys])).log_offsets)
 
 
 def test_debezium_has_no_row_before_where_the_changelog_has_none(sync_client: sync.Client, name: str) -> None:

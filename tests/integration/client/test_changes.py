@@ -346,21 +346,6 @@ async def test_an_update_is_one_batch_however_small_they_are(table: Table) -> No
     assert replay.table == {row["k"]: row for row in rows(*range(10), v=3)}
 
 
-async def test_new_columns_come_with_the_batches_that_have_them(table: Table, client: Client) -> None:
-    await table.upsert(rows(1))
-    async with changes(table).stream() as stream, changes(table).select("v", "k").stream() as chosen:
-        wider = await client.alter_table(table.name, add_columns=pa.schema([("more", pa.int32())]))
-        await table.upsert(rows(1, v=1))
-        await wider.upsert([{**rows(1, v=2)[0], "more": 7}])
-        found = [(await anext(stream)).to_pylist() for _ in range(2)]
-        assert [[row.get("more") for row in batch] for batch in found] == [[None, None], [None, 7]]
-        assert "more" in stream.schema.names
-        for v in (1, 2):
-            batch = await anext(chosen)
-            assert batch.schema.names[4:] == ["v", "k"]
-            assert batch.column("v").to_pylist() == [v - 1, v]
-
-
 async def test_new_columns_come_across_a_cut_too(table: Table, client: Client, shared_server: ServerProcess) -> None:
     await table.upsert(rows(1))
     async with FaultProxy(shared_server.url) as proxy, connect(proxy.address) as cut:
@@ -545,30 +530,6 @@ async def test_a_drain_ends_followers_at_once_and_they_go_on_with_the_server_tha
             await client.wait_ready()
             await table.upsert(rows(3))
             assert seen((await reading).to_pylist()) == [("+I", 3)]
-
-
-@pytest.mark.breadth
-async def test_a_bounded_read_over_unclean_stops_has_every_change_in_batches_of_any_size(server: ServerProcess) -> None:
-    """Each unclean stop begins a new epoch, in which offsets continue at another number."""
-    async with connect(server.url) as client:
-        table = await client.create_table("test.epochs", SCHEMA, primary_key=["k"], buckets=1)
-        positions = []
-        for start in range(2):
-            written = await table.upsert(rows(*range(start * 4, start * 4 + 4)))
-            positions.append(written.log_offsets[0])
-            server.kill()
-            await asyncio.to_thread(server.restart)
-            await client.wait_ready()
-        for size in (1, 2, 4, 5, 100):
-            found = await read(changes(table, StartFrom.EARLIEST, StopAt.LATEST).with_chunk(rows=size))
-            assert [row["k"] for row in found] == list(range(8)), size
-        for number, position in enumerate(positions):
-            # The end of an epoch is the start of the next.
-            found = await read(changes(table, StartFrom.offsets({0: position}), StopAt.LATEST))
-            assert [row["k"] for row in found] == list(range(number * 4 + 4, 8))
-        for undone in (positions[0] + 1, make_offset(1, 3)):
-            with pytest.raises(PositionOutOfRange):
-                await read(changes(table, StartFrom.offsets({0: undone}), StopAt.LATEST))
 
 
 async def test_a_reader_that_takes_nothing_is_ended_and_goes_on_when_it_reads(tmp_path: Path) -> None:

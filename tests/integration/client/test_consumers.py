@@ -31,7 +31,7 @@ from tests.support.waiting import await_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aio_client import Client, Scan, ScanStream, Table, sync
+    from aio_client import Client, Scan, ScanStream, Table
     from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.asyncio
@@ -101,42 +101,6 @@ async def test_a_consumer_that_never_committed_begins_where_its_first_stream_did
         pass
     await table.upsert(rows(2))
     assert await take(upto_now(table, start=StartFrom.LATEST)) == [("+I", 2, 0)]
-
-
-@pytest.mark.parametrize("committed", [0, 1, 4, 7, 100])
-@pytest.mark.represented_by("0")
-async def test_a_start_from_the_whole_table_goes_on_exactly_behind_its_commit(table: Table, committed: int) -> None:
-    """Each change must fit the known rows: committed rows are known, and no others."""
-    await table.upsert(rows(*range(100)))
-    replay, value = ReplayedTable({}, selective=True), 0
-    for turn in range(4):
-        known = ReplayedTable(replay.rows, selective=True)
-        scan = table.changes(consumer_id="c", stop=None if turn < 3 else StopAt.LATEST).with_chunk(rows=10)
-        async with scan.stream() as stream:
-            if turn == 0:
-                assert stream.phase == "rows"
-            batches = 0
-            async for batch in stream:
-                known.play(batch)
-                batches += 1
-                if batches == committed:
-                    await stream.commit()
-                    replay = ReplayedTable(known.rows, selective=True)
-                if batches == committed + 2 or (turn < 3 and stream.phase == "changes"):
-                    break
-                value += 1
-                await table.upsert(rows(*range(value % 7, 130, 7), v=value))
-                await table.delete([value * 13 % 100, 99 - value % 100])
-            if turn == 3:
-                async for batch in stream:
-                    known.play(batch)
-                await stream.commit()
-                replay = known
-    async for batch in upto_now(table).stream():
-        replay.play(batch)
-    assert replay.table == {row["k"]: row for row in await table.scan().to_pylist()}
-    (consumer,) = await table.consumers()
-    assert consumer.phase == "changes"
 
 
 async def test_a_consumer_taken_over_among_rows_and_again_among_changes_is_told_each_change_once(table: Table) -> None:
@@ -422,21 +386,3 @@ async def test_a_cancelled_stream_lets_its_consumer_go(table: Table) -> None:
         return not any(consumer.live for consumer in await table.consumers())
 
     await await_until(idle, "the consumer without a stream")
-
-
-async def test_blocking_code_has_the_same(sync_client: sync.Client, name: str) -> None:
-    def follow() -> None:
-        table = sync_client.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS)
-        table.upsert(rows(*range(10)))
-        with table.changes(stop=StopAt.LATEST, consumer_id="c", shard=(0, 2)).stream() as stream:
-            read = sum(batch.num_rows for batch in stream)
-            assert sorted(stream.commit()) == sorted(stream.next_offsets) == [0, 2]
-        with table.changes(stop=StopAt.LATEST, consumer_id="d").with_shard(1, 2).stream_sync() as stream:
-            assert read + sum(batch.num_rows for batch in stream) == 10
-            stream.commit()
-        assert [(one.id, one.lag) for one in table.consumers()] == [("c", 0), ("d", 0)]
-        assert sum(table.reset_consumer("c", StartFrom.EARLIEST).values()) == 0
-        table.delete_consumer("d")
-        assert [(one.id, one.lag) for one in table.consumers()] == [("c", read)]
-
-    await asyncio.to_thread(follow)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,17 +16,13 @@ from aio_client import (
     StartFrom,
     StopAt,
     TransactionConflict,
-    UpgradeNotConfirmed,
     UsageError,
     agg,
     connect,
-    sync,
 )
 from aio_client._write.selection import Selection
 from aio_client.mirror import mirror
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.files.checked_json import write_checked_json
-from streaming_server.storage.tables.data_directory import EVOLUTION_FORMAT
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -113,23 +108,6 @@ async def test_rows_outside_of_the_scope_are_refused_before_anything_is_written(
         await table.replace(stream, where="day = 1")
     assert await content(table) == ALL
     assert [each for each in await client.transactions() if table.name in each.tables] == []
-
-
-async def test_readers_see_all_of_a_delete_or_nothing(client: Client, name: str) -> None:
-    table = await made(client, name)
-    done = asyncio.Event()
-
-    async def watch() -> set[int]:
-        seen = set()
-        while not done.is_set():
-            seen.add(len(await content(table)))
-        return seen
-
-    watching = asyncio.create_task(watch())
-    await table.delete(where="v < 10")
-    await table.delete(where="day < 9", track_changes=False)
-    done.set()
-    assert await watching <= {200, 100, 10}
 
 
 async def test_a_delete_without_tracking_leaves_one_marker_in_each_bucket(client: Client, name: str) -> None:
@@ -284,39 +262,6 @@ async def test_what_contradicts_itself_is_refused(client: Client, name: str) -> 
         async with client.transaction(lock="keys") as tx:
             await tx.delete(table, where="day = 1")
     assert await content(table) == ALL
-
-
-async def test_the_blocking_client_deletes_truncates_and_replaces(server: ServerProcess, name: str) -> None:
-    def run() -> None:
-        with sync.connect(server.url) as client:
-            table = client.create_table(name, SCHEMA, primary_key=["day", "id"])
-            table.upsert(rows(ALL))
-            assert table.delete(where="day = 1").rows == 20
-            assert table.replace(rows({(2, "a"): 1}), where="day = 2").rows == 1
-            start = StartFrom.offsets(table.log_offsets())
-            assert table.truncate(track_changes=False).rows == 161
-            cleared: list[ClearedRange] = []
-            stream = table.changes(start, StopAt.LATEST).with_untracked("rescan").stream()
-            stream.on_cleared(cleared.append)
-            assert list(stream) == []
-            assert {each.bucket for each in cleared} == {0, 1, 2, 3}
-
-    await asyncio.to_thread(run)
-
-
-@pytest.mark.one_process
-async def test_a_directory_of_an_earlier_version_has_no_deleted_ranges(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    write_checked_json(data / "scankv.json", {"format": EVOLUTION_FORMAT})
-    with ServerProcess(data) as server:
-        async with connect(server.url) as client:
-            table = await made(client, "test.t", changelog="none")
-            with pytest.raises(UpgradeNotConfirmed, match="deletes without tracking of changes need format 5"):
-                await table.truncate(track_changes=False)
-            # Key by key, as ranges cannot be stored.
-            assert (await table.delete(where="day = 1")).rows == 20
-            assert (await table.truncate()).rows == 180
 
 
 async def test_a_deleted_range_is_the_only_write_of_its_transaction_to_the_table(client: Client, name: str) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from aio_client import Client, InvalidKey, Table, TableNotFound, connect
-from scankv.model.tables import agg
-
-if TYPE_CHECKING:
-    from tests.support.server_process import ServerProcess
+from aio_client import Client, InvalidKey, Table, TableNotFound
 
 pytestmark = pytest.mark.asyncio
 
@@ -106,42 +102,6 @@ async def test_nested_columns_are_read(client: Client, name: str) -> None:
     assert await table.get(1) == {"key": 1, "tags": ["a", None]}
 
 
-async def test_hidden_state_of_merge_functions_is_not_seen(client: Client, name: str) -> None:
-    schema = pa.schema([("key", pa.int64()), ("price", pa.float64()), ("count", pa.int64())])
-    table = await client.create_table(
-        name,
-        schema,
-        primary_key=["key"],
-        merge_engine="aggregate",
-        aggregators={"price": agg.avg(), "count": agg.sum()},
-    )
-    await table.upsert([{"key": 1, "price": 1.0, "count": 1}])
-    await table.upsert([{"key": 1, "price": 2.0, "count": 1}])
-    assert await table.get(1) == {"key": 1, "price": 1.5, "count": 2}
-
-
-async def test_rows_of_all_schemas_are_read_by_clients_of_all_schemas(client: Client, name: str) -> None:
-    before = await client.create_table(name, pa.schema([("key", pa.int64()), ("a", pa.string())]), primary_key=["key"])
-    await before.upsert([{"key": 1, "a": "old"}])
-    after = await client.alter_table(name, add_columns=pa.schema([("b", pa.int64())]))
-    await after.upsert([{"key": 2, "a": "new", "b": 2}])
-    for table in (before, after):
-        assert await table.get(1) == {"key": 1, "a": "old", "b": None}
-        assert await table.get(2) == {"key": 2, "a": "new", "b": 2}
-
-
-async def test_what_was_written_is_got(client: Client, name: str) -> None:
-    """Also while others write: no get is answered with a row from before the write that it came after."""
-    table = await client.create_table(name, pa.schema([("key", pa.int64()), ("n", pa.int64())]), primary_key=["key"])
-
-    async def write_and_get(key: int) -> None:
-        for n in range(20):
-            await table.upsert([{"key": key, "n": n}])
-            assert await table.get(key) == {"key": key, "n": n}
-
-    await asyncio.gather(*map(write_and_get, range(8)))
-
-
 async def test_each_of_many_callers_gets_its_row(client: Client, name: str) -> None:
     table = await client.create_table(name, pa.schema([("key", pa.int64()), ("n", pa.int64())]), primary_key=["key"])
     await table.upsert(pa.table({"key": range(1000), "n": [n * n for n in range(1000)]}))
@@ -169,15 +129,6 @@ async def test_all_callers_learn_that_the_table_is_gone(client: Client, name: st
     results = await asyncio.gather(*(table.get(key) for key in range(10)), return_exceptions=True)
     assert {type(result) for result in results} == {TableNotFound}
     assert len(set(map(id, results))) == 10
-
-
-async def test_closing_the_client_ends_all_calls(shared_server: ServerProcess, name: str) -> None:
-    async with connect(shared_server.url) as client:
-        table = await client.create_table(name, pa.schema([("key", pa.int64())]), primary_key=["key"])
-        tasks = [asyncio.create_task(table.get(key)) for key in range(10)]
-        await asyncio.sleep(0)
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert all(result is None or isinstance(result, Exception | asyncio.CancelledError) for result in results)
 
 
 async def test_rows_of_a_table_that_was_created_again_are_not_read_with_the_columns_of_the_first(

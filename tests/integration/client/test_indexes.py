@@ -19,7 +19,6 @@ from aio_client import (
     UsageError,
     col,
     connect,
-    sync,
 )
 
 if TYPE_CHECKING:
@@ -82,20 +81,6 @@ async def test_one_name_is_the_index_on_that_column(client: Client, name: str) -
     assert (await client.alter_table(name, drop_indexes="score")).indexes == ()
 
 
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_an_index_that_is_added_is_ready_when_altering_returns(client: Client, name: str) -> None:
-    table = await scores(client, name)
-    assert (table.indexes, await table.index_status()) == ((), [])
-    seen: list[list[IndexStatus]] = []
-    altered = await client.alter_table(name, add_indexes=["score", ["league", "score"]], on_progress=seen.append)
-    assert altered.indexes == (("score",), ("league", "score"))
-    assert await altered.index_status() == [ready("score"), ready("league", "score")]
-    assert seen[-1] == await altered.index_status()
-    assert all([status.columns for status in states] == list(altered.indexes) for states in seen)
-    assert agreeing(await client.check_table(name), ("score",), ("league", "score"))
-
-
 @pytest.mark.asyncio
 async def test_altering_without_waiting_leaves_the_building_to_the_server(client: Client, name: str) -> None:
     table = await scores(client, name)
@@ -132,15 +117,6 @@ async def test_waiting_for_an_index_outlives_the_server(server: ServerProcess) -
         await restarts[0]
         assert await altered.index_status() == [ready("score")]
         assert agreeing(await client.check_table("test.restarted"), ("score",))
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_one_alteration_drops_and_adds(client: Client, name: str) -> None:
-    await scores(client, name, indexes=["score"])
-    altered = await client.alter_table(name, drop_indexes=["score"], add_indexes=[("score", "league")])
-    assert altered.indexes == (("score", "league"),)
-    assert agreeing(await client.check_table(name), ("score", "league"))
 
 
 @pytest.mark.asyncio
@@ -212,19 +188,6 @@ async def test_a_check_tells_of_each_bucket_as_it_is_done(client: Client, name: 
     assert await client.check_table(name, on_bucket=told.append) == told
     assert agreeing(told, ("score",))
     assert (await client.stats()).live_scans == 0
-
-
-def test_the_blocking_client_has_the_same(sync_client: sync.Client, name: str) -> None:
-    table = sync_client.create_table(name, SCHEMA, primary_key=["player"], indexes=["score"])
-    table.upsert([{"player": "ann", "league": "a", "score": 3, "tags": None}])
-    assert table.index_status() == [ready("score", rows=1)]
-    seen: list[list[IndexStatus]] = []
-    altered = sync_client.alter_table(name, add_indexes=["league"], drop_indexes=["score"], on_progress=seen.append)
-    assert altered.indexes == (("league",),)
-    assert seen[-1] == [ready("league", rows=1)]
-    told: list[BucketCheck] = []
-    assert sync_client.check_table(name, on_bucket=told.append) == told
-    assert agreeing(told, ("league",), rows=1)
 
 
 @pytest.mark.breadth

@@ -18,14 +18,11 @@ from aio_client import (
     StopAt,
     Table,
     TransactionConflict,
-    UpgradeNotConfirmed,
     WriteConflict,
     agg,
     connect,
 )
 from aio_client.mirror import mirror
-from streaming_server.storage.files.checked_json import write_checked_json
-from streaming_server.storage.tables.data_directory import REFUSALS_FORMAT
 from tests.support.bases import SOON, await_bases
 from tests.support.server_process import ServerProcess
 
@@ -303,15 +300,3 @@ async def test_a_base_is_not_made_from_what_was_written(tmp_path: Path) -> None:
             assert {row["text"] for row in await table.scan().to_pylist()} == {"new"}
             await await_bases(table)
             assert {row["text"] for row in await table.scan().to_pylist()} == {"new"}
-
-
-@pytest.mark.one_process
-async def test_an_old_data_directory_takes_no_such_table(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with ServerProcess(data) as server:
-        server.stop()
-        write_checked_json(data / "scankv.json", {"format": REFUSALS_FORMAT})
-        server.restart()
-        async with connect(server.url) as client:
-            with pytest.raises(UpgradeNotConfirmed, match=r"scankv upgrade"):
-                await client.create_table("test.t", SCHEMA, primary_key=["k"], changelog="input")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +19,6 @@ from aio_client import (
     UsageError,
     agg,
     connect,
-    sync,
 )
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
@@ -202,16 +200,3 @@ async def test_a_server_that_is_stopped_does_not_wait_for_locks(tmp_path: Path) 
             assert await asyncio.to_thread(server.stop) == 0
             waiting.cancel()
             await asyncio.wait([waiting])
-
-
-async def test_the_blocking_client_locks_keys(client: Client, table: Table) -> None:
-    def change() -> None:
-        with sync.connect(client._config.address) as blocking:
-            blocking_table = blocking.table(table.name)
-            with suppress(ZeroDivisionError), blocking.transaction(lock="keys", lock_timeout=5) as tx:
-                tx.get_for_update(blocking_table, 1)
-                assert [each.locked_keys for each in blocking.transactions() if each.token == tx.token] == [1]
-                raise ZeroDivisionError
-
-    await asyncio.to_thread(change)
-    await add(client, table, 1, lock_timeout=0)

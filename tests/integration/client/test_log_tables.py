@@ -19,15 +19,11 @@ from aio_client import (
     SchemaMismatch,
     StartFrom,
     StopAt,
-    UpgradeNotConfirmed,
     connect,
-    sync,
 )
 from aio_client.mirror import mirror
 from scankv.model.errors import error_for_reason
 from scankv.v1 import lookup_pb2, scan_pb2, table_pb2, transaction_pb2, transaction_pb2_grpc, write_pb2
-from streaming_server.storage.files.checked_json import write_checked_json
-from streaming_server.storage.tables.data_directory import EVOLUTION_FORMAT
 from tests.support.server_process import ServerProcess
 from tests.support.tables import ipc_stream
 from tests.support.waiting import await_until
@@ -58,32 +54,6 @@ async def made(client: Client, name: str, **options: Any) -> Table:
 def ids(found: pa.Table) -> list[int]:
     numbers: list[int] = found["id"].to_pylist()
     return numbers
-
-
-@pytest.mark.breadth
-@distributions
-async def test_rows_are_read_as_often_as_they_were_appended(client: Client, name: str, bucket_key: list[str]) -> None:
-    table = await made(client, name, bucket_key=bucket_key)
-    assert (table.primary_key, table.bucket_key) == ([], bucket_key)
-    assert table.options == {"columnar_base": "off", "log_retention_seconds": "0"}
-    assert (await table.scan().to_arrow()).num_rows == await table.count() == 0
-    for _ in range(2):
-        assert (await table.append(rows(0, 100))).rows == 100
-    await table.append(rows(100, 20_000))
-    found = await table.scan().to_arrow()
-    assert sorted(ids(found)) == sorted([*range(100), *range(20_100)])
-    assert found.schema == SCHEMA
-    assert await table.count() == 20_200
-    assert await table.count(where="v < 10") == 80
-    assert (await table.scan([]).to_arrow()).num_rows == 20_200
-    summed = await table.aggregate({"v": "sum"}, where="id < 100", group_by=["who"])
-    assert summed.num_rows == 11
-    if bucket_key:
-        changes = (await table.changes(StartFrom.EARLIEST, StopAt.LATEST).to_arrow()).to_pylist()
-        buckets: dict[Any, set[int]] = {}
-        for change in changes:
-            buckets.setdefault(change["who"], set()).add(change["_bucket"])
-        assert all(len(each) == 1 for each in buckets.values())
 
 
 @distributions
@@ -252,7 +222,6 @@ async def test_invalid_rows_append_nothing(client: Client, name: str) -> None:
     assert await table.count() == 2
 
 
-KEY = {"id": 1}
 CLIENT_CALLS: dict[str, Callable[[Client, Table], Any]] = {
     "upsert": lambda client, table: table.upsert(rows(0, 1)),
     "upsert of one row": lambda client, table: table.upsert([{"id": 1}]),
@@ -368,59 +337,3 @@ async def test_options_of_merged_rows_are_refused(client: Client, name: str) -> 
     await made(client, name)
     with pytest.raises(InvalidOption, match='"changelog" must be "full"'):
         await client.alter_table(name, changelog="none")
-
-
-@pytest.mark.one_process
-async def test_a_directory_of_an_earlier_version_gets_no_table_without_a_key(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with ServerProcess(data) as server:
-        server.stop()
-    write_checked_json(data / "scankv.json", {"format": EVOLUTION_FORMAT})
-    with ServerProcess(data) as server:
-        async with connect(server.url) as client:
-            with pytest.raises(UpgradeNotConfirmed, match="tables without a primary key need format 5"):
-                await made(client, "test.log")
-            table = await client.create_table("test.keyed", SCHEMA, primary_key=["id"])
-            with pytest.raises(UpgradeNotConfirmed, match="log_retention_seconds=0"):
-                await client.alter_table(table.name, log_retention_seconds=0)
-
-
-async def test_two_consumers_share_the_buckets(client: Client, name: str) -> None:
-    table = await made(client, name)
-    await table.append(rows(0, 10_000))
-    found: list[int] = []
-    for shard in (0, 1):
-        scan = table.changes(StartFrom.FULL, StopAt.LATEST, consumer_id=f"c{shard}", shard=(shard, 2))
-        async with scan.stream() as stream:
-            async for changes in stream:
-                found += changes["id"].to_pylist()
-            await stream.commit()
-    assert sorted(found) == list(range(10_000))
-    await table.append(rows(10_000, 5))
-    more = [
-        number
-        for shard in (0, 1)
-        for number in ids(
-            await table.changes(StartFrom.FULL, StopAt.LATEST, consumer_id=f"c{shard}", shard=(shard, 2)).to_arrow()
-        )
-    ]
-    assert sorted(more) == list(range(10_000, 10_005))
-
-
-async def test_the_blocking_client_appends(shared_server: ServerProcess, name: str) -> None:
-    await asyncio.to_thread(_append_blocking, shared_server.url, name)
-
-
-def _append_blocking(url: str, name: str) -> None:
-    with sync.connect(url) as sync_client:
-        _append_with(sync_client, name)
-
-
-def _append_with(sync_client: sync.Client, name: str) -> None:
-    table = sync_client.create_table(name, SCHEMA, primary_key=[])
-    assert table.append(rows(0, 3)).rows == 3
-    with table.writer() as writer:
-        writer.append(rows(3, 3))
-    with sync_client.transaction() as transaction:
-        transaction.append(table, rows(6, 3))
-    assert sorted(ids(table.scan().to_arrow())) == list(range(9))

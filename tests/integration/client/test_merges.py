@@ -23,7 +23,9 @@ from tests.support.merged_table import replayed
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from aio_client import Client, Table, sync
+    from aio_client import Client, Table
+
+pytestmark = pytest.mark.asyncio
 
 ROUTES = pa.schema(
     [
@@ -75,7 +77,6 @@ async def assert_replays(table: Table) -> None:
     assert replayed(changes, key) == {row[key]: row for row in await table.scan().to_pylist()}
 
 
-@pytest.mark.asyncio
 async def test_an_aggregate_table_adds_up_what_is_written_and_takes_back_what_is_retracted(
     client: Client, name: str
 ) -> None:
@@ -96,7 +97,6 @@ async def test_an_aggregate_table_adds_up_what_is_written_and_takes_back_what_is
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 async def test_two_jobs_fill_different_columns_of_a_row(client: Client, name: str) -> None:
     table = await routes(client, name)
     await asyncio.gather(
@@ -107,7 +107,6 @@ async def test_two_jobs_fill_different_columns_of_a_row(client: Client, name: st
     await assert_replays(table)
 
 
-@pytest.mark.asyncio
 async def test_what_is_merged_and_what_is_hidden_survives_kill_and_restart(server: ServerProcess, name: str) -> None:
     async with connect(server.url) as client:
         table = await routes(client, name, columnar_base="eager")
@@ -128,7 +127,6 @@ async def test_what_is_merged_and_what_is_hidden_survives_kill_and_restart(serve
         await assert_replays(table)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("engine", "values"), [("first_row", ["one", "two"]), ("last_row", ["late", "again"])])
 async def test_the_first_row_of_a_key_stays_and_the_last_one_replaces_it(
     client: Client, name: str, engine: str, values: list[str]
@@ -142,7 +140,6 @@ async def test_the_first_row_of_a_key_stays_and_the_last_one_replaces_it(
     await assert_replays(table)
 
 
-@pytest.mark.asyncio
 async def test_late_rows_lose_by_version_and_by_sequence(client: Client, name: str) -> None:
     schema = pa.schema([("k", pa.int64()), ("seq", pa.int64()), ("v", pa.string())])
     for number, options in enumerate(
@@ -157,7 +154,6 @@ async def test_late_rows_lose_by_version_and_by_sequence(client: Client, name: s
         await assert_replays(table)
 
 
-@pytest.mark.asyncio
 async def test_a_wide_row_is_filled_by_several_streams_each_with_its_own_sequence(client: Client, name: str) -> None:
     schema = pa.schema([(c, pa.int64()) for c in ("k", "s1", "a", "b", "s2", "c", "free")])
     table = await client.create_table(
@@ -184,7 +180,6 @@ async def test_a_wide_row_is_filled_by_several_streams_each_with_its_own_sequenc
     await assert_replays(table)
 
 
-@pytest.mark.asyncio
 async def test_deletes_do_what_the_table_says_and_partial_ones_only_their_columns(client: Client, name: str) -> None:
     schema = pa.schema([("k", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])
     table = await client.create_table(name, schema, primary_key=["k"])
@@ -203,7 +198,6 @@ async def test_deletes_do_what_the_table_says_and_partial_ones_only_their_column
     assert await ignoring.count() == 1
 
 
-@pytest.mark.asyncio
 async def test_columns_added_to_an_aggregate_table_may_have_aggregates(client: Client, name: str) -> None:
     table = await routes(client, name)
     await table.upsert([flight("a-b", 1, "X")])
@@ -222,7 +216,6 @@ async def test_columns_added_to_an_aggregate_table_may_have_aggregates(client: C
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 async def test_sketches_and_bitmaps_are_united(client: Client, name: str) -> None:
     kinds = ["hll_sketch", "theta_sketch", "top_k", "rbm32", "rbm64"]
     schema = pa.schema([("k", pa.int8()), *((kind, pa.binary()) for kind in kinds)])
@@ -303,7 +296,6 @@ BAD_TABLES: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.asyncio
 async def test_bad_definitions_are_refused_with_column_and_rule_and_make_no_table(client: Client, name: str) -> None:
     for options, error, message in BAD_TABLES:
         with pytest.raises(error, match=message):
@@ -311,7 +303,6 @@ async def test_bad_definitions_are_refused_with_column_and_rule_and_make_no_tabl
     assert name not in {table.name for table in await client.tables()}
 
 
-@pytest.mark.asyncio
 async def test_bad_writes_are_refused_and_write_nothing(client: Client, name: str) -> None:
     table = await routes(client, name)
     await table.upsert([flight("a-b", 1, "X")])
@@ -342,18 +333,6 @@ async def test_bad_writes_are_refused_and_write_nothing(client: Client, name: st
     assert [await each.count() for each in (table, strict, first, fixed)] == [1, 0, 0, 0]
 
 
-def test_the_blocking_client_merges_as_well(sync_client: sync.Client, name: str) -> None:
-    table = sync_client.create_table(
-        name, ROUTES, primary_key=["route"], merge_engine="aggregate", aggregators=AGGREGATES
-    )
-    table.upsert([flight("a-b", 1, "X")])
-    table.upsert([{"route": "a-b", "flights": 1}], columns=["route", "flights"])
-    table.retract([{"route": "a-b", "flights": 1}], "route flights".split())
-    table.delete("a-b", mode="overwrite")
-    assert (table.count(), table.merge_engine, table.aggregators) == (0, "aggregate", AGGREGATES)
-
-
-@pytest.mark.asyncio
 async def test_a_writer_merges_and_retracts(client: Client, name: str) -> None:
     table = await routes(client, name)
     async with table.writer() as writer:
@@ -380,7 +359,6 @@ class Longest:
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 async def test_a_function_of_an_installed_package_is_used_where_the_server_lists_it(tmp_path: Path, name: str) -> None:
     package = tmp_path / "packages"
     (package / "mypkg-1.0.dist-info").mkdir(parents=True)
@@ -409,12 +387,11 @@ async def test_a_function_of_an_installed_package_is_used_where_the_server_lists
 
 
 @pytest.mark.breadth
-def test_a_server_that_lists_a_function_that_is_not_installed_does_not_start(tmp_path: Path) -> None:
+async def test_a_server_that_lists_a_function_that_is_not_installed_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="aggregators"):
         ServerProcess(tmp_path / "data", "--set", "aggregators=mypkg.longest")
 
 
-@pytest.mark.asyncio
 async def test_count_counts_inputs_of_any_type(client: Client, name: str) -> None:
     schema = pa.schema([("k", pa.int64()), ("n", pa.int16()), ("a", pa.string())])
     table = await client.create_table(
@@ -439,7 +416,6 @@ async def test_count_counts_inputs_of_any_type(client: Client, name: str) -> Non
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("type_", "least", "most"),
     [
@@ -472,7 +448,6 @@ async def test_a_mean_that_leaves_its_column_because_rows_are_taken_back_is_refu
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 @pytest.mark.parametrize("function", ["sum", "avg", "min", "max", "last_value"])
 async def test_columns_of_any_type_can_be_deleted_beside_others(client: Client, name: str, function: str) -> None:
     type_ = pa.decimal128(5, -3)
@@ -497,7 +472,6 @@ async def test_columns_of_any_type_can_be_deleted_beside_others(client: Client, 
     await assert_replays(table)
 
 
-@pytest.mark.asyncio
 async def test_means_of_large_numbers_are_exact_and_ties_go_to_the_even_neighbour(client: Client, name: str) -> None:
     big, huge = 2**64 - 1, Decimal(10**37)
     schema = pa.schema([("k", pa.int64()), ("u", pa.uint64()), ("d", pa.decimal128(38, 0))])

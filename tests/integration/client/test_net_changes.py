@@ -1,4 +1,4 @@
-"""Compacted catch-up: net changes have the same effect as all changes, wherever the stream is interrupted."""
+"""Compacted catch-up: streams of net changes, where they are interrupted, and what they show of altered tables."""
 
 from __future__ import annotations
 
@@ -72,26 +72,6 @@ def net(table: Table, offsets: Mapping[int, int]) -> Scan:
     return changes.start_from(StartFrom.offsets(offsets)).stop_at(StopAt.LATEST)
 
 
-async def test_net_changes_amount_to_all_changes(hasty: ServerProcess) -> None:
-    seed = random.randrange(2**32)
-    chance = random.Random(seed)
-    async with connect(hasty.url) as client:
-        table = await client.create_table("net.all", SCHEMA, primary_key=["k"], buckets=3)
-        states = [await state_of(table)]
-        for _ in range(3):
-            await write_something(table, chance, 12)
-            states.append(await state_of(table))
-        now = states[-1][1]
-        for offsets, before in states:
-            changes = await net(table, offsets).to_pylist()
-            assert replay(changes, before) == now, seed
-            assert {c["k"] for c in changes} == {k for k in {*before, *now} if before.get(k) != now.get(k)}
-            part = await net(table, offsets).where("k < 100").to_pylist()
-            assert replay(part, {k: v for k, v in before.items() if k < 100}) == {
-                k: v for k, v in now.items() if k < 100
-            }
-
-
 async def test_net_updates_stay_together_in_chunks_of_one_row(hasty: ServerProcess) -> None:
     async with connect(hasty.url) as client:
         table = await client.create_table("net.pairs", SCHEMA, primary_key=["k"], buckets=1)
@@ -101,32 +81,6 @@ async def test_net_updates_stay_together_in_chunks_of_one_row(hasty: ServerProce
         for scan in (net(table, offsets), net(table, offsets).where("v < 'c'")):
             batches = [rows["_change_type"].to_pylist() async for rows in scan.with_chunk(rows=1).stream()]
             assert batches == [["-U", "+U"]] * 10
-
-
-@pytest.mark.parametrize("chunks", [1, 2, 5, 17])
-@pytest.mark.represented_by("1")
-async def test_a_cut_loses_no_net_change_and_repeats_none(hasty: ServerProcess, chunks: int) -> None:
-    chance = random.Random(chunks)
-    async with connect(hasty.url) as client:
-        table = await client.create_table(f"net.cut{chunks}", SCHEMA, primary_key=["k"], buckets=2)
-        await write_something(table, chance, 8)
-        offsets, before = await state_of(table)
-        await write_something(table, chance, 12)
-        whole = await net(table, offsets).to_pylist()
-        changes: list[dict[str, Any]] = []
-        scan, complete = net(table, offsets).with_chunk(rows=10), False
-        while not complete:
-            complete, read = True, 0
-            async with scan.stream() as stream:
-                async for rows in stream:
-                    changes += rows.to_pylist()
-                    read += 1
-                    if read == chunks:
-                        assert stream.resume_token is not None
-                        scan, complete = scan.resume_from(stream.resume_token), False
-                        break
-        assert sorted(changes, key=_place) == sorted(whole, key=_place)
-        assert replay(changes, before) == (await state_of(table))[1]
 
 
 def _place(change: dict[str, Any]) -> tuple[int, int, str]:
@@ -141,17 +95,6 @@ async def test_a_stream_that_is_not_far_behind_has_every_change(hasty: ServerPro
                 await table.upsert([{"k": 1, "v": str(value)}])
                 kinds = (await anext(stream))["_change_type"].to_pylist()
                 assert kinds == (["-U", "+U"] if value else ["+I"])
-
-
-async def test_columns_added_in_between_are_null_in_older_rows(hasty: ServerProcess) -> None:
-    async with connect(hasty.url) as client:
-        table = await client.create_table("net.added", SCHEMA, primary_key=["k"], buckets=1)
-        offsets, _ = await state_of(table)
-        await table.upsert([{"k": n, "v": "old"} for n in range(10)])
-        table = await client.alter_table(table.name, add_columns=pa.schema([("w", pa.int32())]))
-        await table.upsert([{"k": 0, "v": "new", "w": 7}])
-        rows = {row["k"]: row["w"] for row in await net(table, offsets).to_pylist()}
-        assert rows == {0: 7, **dict.fromkeys(range(1, 10))}
 
 
 @pytest.mark.parametrize("where", [None, "k < 100", "v = 'v1'"])

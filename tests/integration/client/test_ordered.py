@@ -9,13 +9,15 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 
-from aio_client import Client, InvalidRequest, InvalidResumeToken, SchemaMismatch, Table, TableNotFound, col, connect
+from aio_client import Client, InvalidRequest, SchemaMismatch, Table, TableNotFound, col, connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from aio_client import Scan
     from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.asyncio
 
 ROWS = 6000
 BUCKETS = 4
@@ -50,7 +52,6 @@ async def read(scan: Scan) -> tuple[list[int], int]:
         return keys, stream.stats().rows_scanned
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("pinned", [False, True])
 async def test_all_rows_come_in_key_order_in_either_direction(table: Table, pinned: bool) -> None:
     snapshot = await table.snapshot(ttl=60)
@@ -63,7 +64,6 @@ async def test_all_rows_come_in_key_order_in_either_direction(table: Table, pinn
     await snapshot.release()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("limit", [0, 1, 10, 128])
 async def test_a_limit_is_exact_and_reads_no_more_than_a_row_of_each_bucket(table: Table, limit: int) -> None:
     keys, scanned = await read(table.scan().ordered().limit(limit))
@@ -75,23 +75,6 @@ async def test_a_limit_is_exact_and_reads_no_more_than_a_row_of_each_bucket(tabl
     assert scanned <= limit * table.tablets + BUCKETS
 
 
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_a_scan_goes_on_in_order_behind_any_chunk(table: Table) -> None:
-    scan = table.scan(["k"], limit=3000).ordered().with_chunk(rows=500)
-    keys: list[int] = []
-    token = None
-    while len(keys) < 3000:
-        async with (scan if token is None else scan.resume_from(token)).stream() as stream:
-            keys += (await anext(stream))["k"].to_pylist()
-            token = stream.resume_token
-    assert keys == list(range(3000))
-    assert token is not None
-    with pytest.raises(InvalidResumeToken, match="another query"):
-        await table.scan(["k"], limit=3000).with_chunk(rows=500).resume_from(token).to_arrow()
-
-
-@pytest.mark.asyncio
 async def test_parts_of_an_ordered_scan_follow_each_other(table: Table) -> None:
     async with table.snapshot(ttl=60) as snapshot:
         parts = await table.scan(["k"]).as_of(snapshot).ordered().splits(5)
@@ -99,7 +82,6 @@ async def test_parts_of_an_ordered_scan_follow_each_other(table: Table) -> None:
     assert keys == list(range(ROWS))
 
 
-@pytest.mark.asyncio
 async def test_a_range_by_value_reads_its_rows_only(table: Table) -> None:
     keys, scanned = await read(table.scan().key_range(10, 19))
     assert (sorted(keys), scanned) == (list(range(10, 20)), 10)
@@ -109,7 +91,6 @@ async def test_a_range_by_value_reads_its_rows_only(table: Table) -> None:
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("limit", [None, 100])
 async def test_many_keys_are_looked_up_and_nothing_between_them_is_read(
@@ -126,14 +107,12 @@ async def test_many_keys_are_looked_up_and_nothing_between_them_is_read(
     assert len(kept) == min(200, limit or 200)
 
 
-@pytest.mark.asyncio
 async def test_more_keys_than_are_looked_up_give_the_same_rows(table: Table) -> None:
     keys, scanned = await read(table.scan(where=col("k").is_in(range(-20_000, 3000, 2))))
     assert sorted(keys) == list(range(0, 3000, 2))
     assert scanned == 2999
 
 
-@pytest.mark.asyncio
 async def test_a_scan_over_keys_goes_on_behind_those_looked_up(table: Table) -> None:
     scan = table.scan(["k"], where=col("k").is_in(range(0, 2 * ROWS, 3))).with_chunk(rows=100)
     keys: list[int] = []
@@ -147,7 +126,6 @@ async def test_a_scan_over_keys_goes_on_behind_those_looked_up(table: Table) -> 
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 async def test_only_the_bucket_of_one_bucket_key_is_read(client: Client) -> None:
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string(), nullable=False)])
     table = await client.create_table(
@@ -165,7 +143,6 @@ async def test_only_the_bucket_of_one_bucket_key_is_read(client: Client) -> None
     assert touched == set(range(BUCKETS))
 
 
-@pytest.mark.asyncio
 async def test_keys_of_two_columns_that_lists_make_are_looked_up_and_nothing_else_is_read(client: Client) -> None:
     schema = pa.schema(
         [pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string(), nullable=False), ("v", pa.int64())]
@@ -189,7 +166,6 @@ async def test_keys_of_two_columns_that_lists_make_are_looked_up_and_nothing_els
     ]
 
 
-@pytest.mark.asyncio
 async def test_a_value_that_no_key_can_have_scans_nothing(client: Client) -> None:
     schema = pa.schema([pa.field("k", pa.float32(), nullable=False), pa.field("t", pa.string(), nullable=False)])
     table = await client.create_table("ordered.floats", schema, primary_key=["k", "t"], buckets=BUCKETS)
@@ -200,7 +176,6 @@ async def test_a_value_that_no_key_can_have_scans_nothing(client: Client) -> Non
             assert stream.stats().rows_scanned == 0
 
 
-@pytest.mark.asyncio
 async def test_the_explanation_says_what_will_be_read(client: Client, table: Table) -> None:
     everything = await table.scan().explain()
     assert (everything.source, everything.buckets, everything.ranges) == ("live", (0, 1, 2, 3), ("all keys",))
@@ -230,7 +205,6 @@ async def test_the_explanation_says_what_will_be_read(client: Client, table: Tab
     assert (await client.stats()).scans_started == before
 
 
-@pytest.mark.asyncio
 async def test_an_explanation_is_refused_where_the_scan_would_be(table: Table) -> None:
     with pytest.raises(SchemaMismatch, match="scroe"):
         await table.scan(where=col("scroe") > 1).explain()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from aio_client.sync import Table
 
-pytestmark = pytest.mark.timeout(240)  # several processes start again and again
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]  # several processes start again and again
 
 ELSEWHERE = "127.0.0.2"
 """The address of the server. The client has only a port of 127.0.0.1 that is forwarded to the server's."""
@@ -35,7 +35,6 @@ def forwarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server
         yield server, client.create_table(names_of_workers(2, "owners")[1][0], SCORES, primary_key=["player"])
 
 
-@pytest.mark.asyncio
 async def test_a_client_writes_nothing_to_another_server_at_the_port_of_a_worker(
     forwarded: tuple[ServerProcess, Table], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -54,7 +53,6 @@ async def test_a_client_writes_nothing_to_another_server_at_the_port_of_a_worker
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 async def test_a_client_that_is_closed_while_it_connects_to_a_worker_leaves_no_connection(
     forwarded: tuple[ServerProcess, Table],
 ) -> None:
@@ -81,7 +79,6 @@ async def _read_all(connection: socket.socket) -> None:
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 async def test_a_worker_that_did_not_answer_at_first_is_found_later(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +108,6 @@ async def test_a_worker_that_did_not_answer_at_first_is_found_later(
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 async def test_a_server_that_is_gone_is_noticed_at_once_and_used_again_when_it_is_back(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from aio_client import Client, PartitionInfo, Table
 
+pytestmark = pytest.mark.asyncio
+
 SCHEMA = pa.schema(
     [
         ("day", pa.date32()),
@@ -70,60 +72,37 @@ def counts(partitions: list[PartitionInfo]) -> list[tuple[Any, ...]]:
     return [(*each.values.values(), each.rows) for each in partitions]
 
 
-@pytest.mark.asyncio
-async def test_a_partition_is_created_by_its_first_write_and_counts_its_rows(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.counts")
-        assert table.partition_by == ["day"]
-        assert await table.partitions() == []
-        await table.upsert(rows_of(range(3)))
-        await table.upsert(rows_of(range(2, 4), range(5, 15), value=2))
-        await table.delete([(day(0), "north", each) for each in (1, 2, 99)])
-        found = await table.partitions()
-        assert counts(found) == [(day(0), 8), (day(1), 10), (day(2), 15), (day(3), 10)]
-        assert all(each.last_write_at is not None and each.created_at <= each.last_write_at for each in found)
-        assert counts(await table.partitions({"day": day(2)})) == [(day(2), 15)]
+async def test_a_partition_is_created_by_its_first_write_and_counts_its_rows(client: Client) -> None:
+    table = await create(client, "partitions.counts")
+    assert table.partition_by == ["day"]
+    assert await table.partitions() == []
+    await table.upsert(rows_of(range(3)))
+    await table.upsert(rows_of(range(2, 4), range(5, 15), value=2))
+    await table.delete([(day(0), "north", each) for each in (1, 2, 99)])
+    found = await table.partitions()
+    assert counts(found) == [(day(0), 8), (day(1), 10), (day(2), 15), (day(3), 10)]
+    assert all(each.last_write_at is not None and each.created_at <= each.last_write_at for each in found)
+    assert counts(await table.partitions({"day": day(2)})) == [(day(2), 15)]
 
 
-@pytest.mark.asyncio
-async def test_rows_that_are_written_one_by_one_count_as_well(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.single", partition_by=["day", "region"])
-        for region in ("a\0b", "", "a"):
-            await table.upsert([{"day": FIRST, "region": region, "id": 1, "value": 1}])
-        await table.upsert([{"day": FIRST, "region": "a", "id": 1, "value": 2}])
-        await table.upsert([{"day": FIRST, "region": "a", "id": 2, "value": 2}])
-        await table.delete((FIRST, "", 1))
-        assert counts(await table.partitions()) == [(FIRST, "", 0), (FIRST, "a", 2), (FIRST, "a\0b", 1)]
-        assert counts(await table.partitions({"day": FIRST})) == counts(await table.partitions())
-        assert counts(await table.partitions({"region": "a", "day": FIRST})) == [(FIRST, "a", 2)]
+async def test_rows_that_are_written_one_by_one_count_as_well(client: Client) -> None:
+    table = await create(client, "partitions.single", partition_by=["day", "region"])
+    for region in ("a\0b", "", "a"):
+        await table.upsert([{"day": FIRST, "region": region, "id": 1, "value": 1}])
+    await table.upsert([{"day": FIRST, "region": "a", "id": 1, "value": 2}])
+    await table.upsert([{"day": FIRST, "region": "a", "id": 2, "value": 2}])
+    await table.delete((FIRST, "", 1))
+    assert counts(await table.partitions()) == [(FIRST, "", 0), (FIRST, "a", 2), (FIRST, "a\0b", 1)]
+    assert counts(await table.partitions({"day": FIRST})) == counts(await table.partitions())
+    assert counts(await table.partitions({"region": "a", "day": FIRST})) == [(FIRST, "a", 2)]
 
 
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_a_partition_can_be_created_ahead_of_time(server: ServerProcess) -> None:
-    async with await connect(server.url) as client:
-        table = await create(client, "partitions.ahead")
-        assert await table.create_partition({"day": day(5)})
-        assert not await table.create_partition({"day": day(5)})
-        await table.upsert(rows_of(range(1)))
-        assert not await table.create_partition({"day": day(0)})
-    server.kill()
-    server.start()
-    async with await connect(server.url) as client:
-        found = await (await client.table("partitions.ahead")).partitions()
-        assert counts(found) == [(day(0), 10), (day(5), 0)]
-        assert found[1].last_write_at is None
-
-
-@pytest.mark.asyncio
-async def test_rows_are_not_counted_where_writes_do_not_read_the_old_ones(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.unread", changelog="upsert")
-        await table.upsert(rows_of(range(2)))
-        found = await table.partitions()
-        assert counts(found) == [(day(0), None), (day(1), None)]
-        assert [each.disk_bytes for each in found] == [None, None]
+async def test_rows_are_not_counted_where_writes_do_not_read_the_old_ones(client: Client) -> None:
+    table = await create(client, "partitions.unread", changelog="upsert")
+    await table.upsert(rows_of(range(2)))
+    found = await table.partitions()
+    assert counts(found) == [(day(0), None), (day(1), None)]
+    assert [each.disk_bytes for each in found] == [None, None]
 
 
 @pytest.mark.breadth
@@ -140,157 +119,140 @@ async def test_rows_are_not_counted_where_writes_do_not_read_the_old_ones(shared
         ({"partition_by": ["share"], "primary_key": ["share", "id"]}, SchemaMismatch, "partitioned by double"),
     ],
 )
-@pytest.mark.asyncio
 async def test_other_columns_to_partition_by_are_refused(
-    shared_server: ServerProcess, arguments: dict[str, Any], error: type[Exception], message: str
+    client: Client, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    async with await connect(shared_server.url) as client:
-        with pytest.raises(error, match=message):
-            await create(client, "partitions.refused", **arguments)
-        assert "partitions.refused" not in [table.name for table in await client.tables()]
+    with pytest.raises(error, match=message):
+        await create(client, "partitions.refused", **arguments)
+    assert "partitions.refused" not in [table.name for table in await client.tables()]
 
 
-@pytest.mark.asyncio
-async def test_too_many_columns_to_partition_by_are_refused(shared_server: ServerProcess) -> None:
+async def test_too_many_columns_to_partition_by_are_refused(client: Client) -> None:
     names = list("abcdef")
-    async with await connect(shared_server.url) as client:
-        with pytest.raises(InvalidRequest, match="at most 4 columns, not 5"):
-            await client.create_table(
-                "partitions.many",
-                pa.schema([(name, pa.int8()) for name in names]),
-                primary_key=names,
-                partition_by=names[:5],
-            )
+    with pytest.raises(InvalidRequest, match="at most 4 columns, not 5"):
+        await client.create_table(
+            "partitions.many",
+            pa.schema([(name, pa.int8()) for name in names]),
+            primary_key=names,
+            partition_by=names[:5],
+        )
 
 
-@pytest.mark.asyncio
-async def test_values_that_name_no_partition_are_refused(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.values", partition_by=["day", "region"])
-        plain = await client.create_table("partitions.plain", SCHEMA, primary_key=KEY)
-        values: list[dict[str, Any]] = [{"region": "a"}, {"id": 1}, {"day": "soon"}, {"day": None}]
-        for each in values:
-            with pytest.raises(InvalidKey):
-                await table.partitions(each)
-            with pytest.raises(InvalidKey):
-                await table.drop_partition(each)
+async def test_values_that_name_no_partition_are_refused(client: Client) -> None:
+    table = await create(client, "partitions.values", partition_by=["day", "region"])
+    plain = await client.create_table("partitions.plain", SCHEMA, primary_key=KEY)
+    values: list[dict[str, Any]] = [{"region": "a"}, {"id": 1}, {"day": "soon"}, {"day": None}]
+    for each in values:
         with pytest.raises(InvalidKey):
-            await table.drop_partition({})
-        with pytest.raises(InvalidKey, match=r"\(day, region\)"):
-            await table.create_partition({"day": FIRST})
-        for call in (plain.partitions, plain.create_partition, plain.drop_partition):
-            with pytest.raises(InvalidRequest, match="not partitioned"):
-                await call({"day": FIRST})
+            await table.partitions(each)
+        with pytest.raises(InvalidKey):
+            await table.drop_partition(each)
+    with pytest.raises(InvalidKey):
+        await table.drop_partition({})
+    with pytest.raises(InvalidKey, match=r"\(day, region\)"):
+        await table.create_partition({"day": FIRST})
+    for call in (plain.partitions, plain.create_partition, plain.drop_partition):
+        with pytest.raises(InvalidRequest, match="not partitioned"):
+            await call({"day": FIRST})
 
 
-@pytest.mark.asyncio
-async def test_a_drop_removes_the_rows_of_its_partitions_and_no_others(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.dropped", partition_by=["day", "region"])
-        for region in ("a", "ab", "b"):
-            await table.upsert(rows_of(range(3), region=region))
-        assert counts(await table.drop_partition({"day": day(1), "region": "a"})) == [(day(1), "a", 10)]
-        assert await table.count() == 80
-        assert counts(await table.drop_partition({"day": day(1)})) == [(day(1), "ab", 10), (day(1), "b", 10)]
-        assert await table.drop_partition({"day": day(1)}) == []
-        assert counts(await table.partitions()) == [
-            (day(number), region, 10) for number in (0, 2) for region in ("a", "ab", "b")
-        ]
-        found = (await table.scan().to_arrow()).sort_by([("day", "ascending"), ("region", "ascending")])
-        assert found.num_rows == 60 == await table.count()
-        assert set(found["day"].to_pylist()) == {day(0), day(2)}
-        assert await table.get((day(1), "a", 3)) is None
-        await table.upsert(rows_of(range(1, 2), range(3), region="a"))
-        assert counts(await table.partitions({"day": day(1)})) == [(day(1), "a", 3)]
-        assert all(check.is_consistent for check in await client.check_table(table.name))
+async def test_a_drop_removes_the_rows_of_its_partitions_and_no_others(client: Client) -> None:
+    table = await create(client, "partitions.dropped", partition_by=["day", "region"])
+    for region in ("a", "ab", "b"):
+        await table.upsert(rows_of(range(3), region=region))
+    assert counts(await table.drop_partition({"day": day(1), "region": "a"})) == [(day(1), "a", 10)]
+    assert await table.count() == 80
+    assert counts(await table.drop_partition({"day": day(1)})) == [(day(1), "ab", 10), (day(1), "b", 10)]
+    assert await table.drop_partition({"day": day(1)}) == []
+    assert counts(await table.partitions()) == [
+        (day(number), region, 10) for number in (0, 2) for region in ("a", "ab", "b")
+    ]
+    found = (await table.scan().to_arrow()).sort_by([("day", "ascending"), ("region", "ascending")])
+    assert found.num_rows == 60 == await table.count()
+    assert set(found["day"].to_pylist()) == {day(0), day(2)}
+    assert await table.get((day(1), "a", 3)) is None
+    await table.upsert(rows_of(range(1, 2), range(3), region="a"))
+    assert counts(await table.partitions({"day": day(1)})) == [(day(1), "a", 3)]
+    assert all(check.is_consistent for check in await client.check_table(table.name))
 
 
-@pytest.mark.asyncio
-async def test_a_partition_without_rows_is_dropped_without_a_marker(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.empty")
-        await table.create_partition({"day": day(0)})
-        await table.upsert(rows_of(range(1, 2)))
-        await table.delete([(day(1), "north", each) for each in range(10)])
-        before = [bucket.log_offset for bucket in await table.stats()]
-        assert counts(await table.drop_partition({"day": day(0)})) == [(day(0), 0)]
-        assert counts(await table.drop_partition({"day": day(1)})) == [(day(1), 0)]
-        assert [bucket.log_offset for bucket in await table.stats()] == before
-        assert await table.partitions() == []
+async def test_a_partition_without_rows_is_dropped_without_a_marker(client: Client) -> None:
+    table = await create(client, "partitions.empty")
+    await table.create_partition({"day": day(0)})
+    await table.upsert(rows_of(range(1, 2)))
+    await table.delete([(day(1), "north", each) for each in range(10)])
+    before = [bucket.log_offset for bucket in await table.stats()]
+    assert counts(await table.drop_partition({"day": day(0)})) == [(day(0), 0)]
+    assert counts(await table.drop_partition({"day": day(1)})) == [(day(1), 0)]
+    assert [bucket.log_offset for bucket in await table.stats()] == before
+    assert await table.partitions() == []
 
 
-@pytest.mark.asyncio
 async def test_an_index_serves_reads_of_a_partition_and_loses_the_dropped_entries(
-    shared_server: ServerProcess,
+    client: Client,
 ) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.indexed", indexes=["value", ("share", "value")])
-        for number in range(20):
-            await table.upsert(rows_of(range(4), range(number * 10, number * 10 + 10), value=number))
-        found = table.scan(where=(col("day") == day(2)) & (col("value") == 7))
-        explanation = await found.explain()
-        assert explanation.index == ("value",)
-        assert (explanation.partitions_read, explanation.partitions) == (1, 4)
-        assert "1 of 4" in str(explanation)
-        assert sorted((await found.to_arrow())["id"].to_pylist()) == list(range(70, 80))
-        listed = table.scan(where=col("day").is_in([day(1), day(3)]) & (col("value") > 17))
-        assert (await listed.explain()).index == ("value",)
-        assert (await listed.to_arrow()).num_rows == 40
-        for where in (col("value") == 7, col("day") >= day(1), (col("day") >= day(1)) & (col("value") == 7)):
-            assert (await table.scan(where=where).explain()).index == ()
-        top = await table.top_n(3, "value", col("day") == day(1))
-        assert top["value"].to_pylist() == [19, 19, 19]
-        await table.drop_partition({"day": day(2)})
-        assert (await found.to_arrow()).num_rows == 0
-        checks = await client.check_table(table.name)
-        assert all(check.is_consistent for check in checks)
-        assert [sum(check.indexes[number].entries for check in checks) for number in (0, 1)] == [600, 600]
+    table = await create(client, "partitions.indexed", indexes=["value", ("share", "value")])
+    for number in range(20):
+        await table.upsert(rows_of(range(4), range(number * 10, number * 10 + 10), value=number))
+    found = table.scan(where=(col("day") == day(2)) & (col("value") == 7))
+    explanation = await found.explain()
+    assert explanation.index == ("value",)
+    assert (explanation.partitions_read, explanation.partitions) == (1, 4)
+    assert "1 of 4" in str(explanation)
+    assert sorted((await found.to_arrow())["id"].to_pylist()) == list(range(70, 80))
+    listed = table.scan(where=col("day").is_in([day(1), day(3)]) & (col("value") > 17))
+    assert (await listed.explain()).index == ("value",)
+    assert (await listed.to_arrow()).num_rows == 40
+    for where in (col("value") == 7, col("day") >= day(1), (col("day") >= day(1)) & (col("value") == 7)):
+        assert (await table.scan(where=where).explain()).index == ()
+    top = await table.top_n(3, "value", col("day") == day(1))
+    assert top["value"].to_pylist() == [19, 19, 19]
+    await table.drop_partition({"day": day(2)})
+    assert (await found.to_arrow()).num_rows == 0
+    checks = await client.check_table(table.name)
+    assert all(check.is_consistent for check in checks)
+    assert [sum(check.indexes[number].entries for check in checks) for number in (0, 1)] == [600, 600]
 
 
-@pytest.mark.asyncio
-async def test_views_that_were_opened_before_keep_the_dropped_rows(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.pinned")
-        await table.upsert(rows_of(range(3), range(2000)))
-        stream = table.scan().with_chunk(rows=100).stream()
-        first = await anext(stream)
-        async with await table.snapshot() as snapshot:
-            assert len(await table.drop_partition({"day": day(1)})) == 1
-            assert await table.count() == 4000
-            kept = await table.scan(where=col("day") == day(1)).as_of(snapshot).to_arrow()
-            assert kept.num_rows == 2000
-            explanation = await table.scan(where=col("day") == day(1)).as_of(snapshot).explain()
-            assert (explanation.partitions_read, explanation.partitions) == (1, 3)
-        rest = [chunk async for chunk in stream]
-        assert sum(chunk.num_rows for chunk in (first, *rest)) == 6000
+async def test_views_that_were_opened_before_keep_the_dropped_rows(client: Client) -> None:
+    table = await create(client, "partitions.pinned")
+    await table.upsert(rows_of(range(3), range(2000)))
+    stream = table.scan().with_chunk(rows=100).stream()
+    first = await anext(stream)
+    async with await table.snapshot() as snapshot:
+        assert len(await table.drop_partition({"day": day(1)})) == 1
+        assert await table.count() == 4000
+        kept = await table.scan(where=col("day") == day(1)).as_of(snapshot).to_arrow()
+        assert kept.num_rows == 2000
+        explanation = await table.scan(where=col("day") == day(1)).as_of(snapshot).explain()
+        assert (explanation.partitions_read, explanation.partitions) == (1, 3)
+    rest = [chunk async for chunk in stream]
+    assert sum(chunk.num_rows for chunk in (first, *rest)) == 6000
 
 
-@pytest.mark.asyncio
-async def test_predicates_read_only_the_partitions_that_they_allow(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.pruned", partition_by=["day", "region"])
-        for region in ("a", "b"):
-            await table.upsert(rows_of(range(60), range(2), region=region))
-        asked = {
-            (col("day") == day(7)): 2,
-            ((col("day") == day(7)) & (col("region") == "b")): 1,
-            (col("day") >= day(58)): 4,
-            ((col("day") > day(10)) & (col("day") <= day(13))): 6,
-            (col("day").is_in([day(1), day(40), day(99)])): 4,
-            ((col("day") == day(1)) | (col("day") == day(2)) & (col("region") == "a")): 3,
-            (col("region") == "a"): 120,
-            (col("day") == day(99)): 0,
-        }
-        for where, partitions in asked.items():
-            explanation = await table.scan(where=where).explain()
-            assert (explanation.partitions_read, explanation.partitions) == (partitions, 120), where
-        assert (await table.scan().explain()).partitions_read == 120
-        plain = await client.create_table("partitions.unpartitioned", SCHEMA, primary_key=KEY)
-        assert (await plain.scan().explain()).partitions is None
+async def test_predicates_read_only_the_partitions_that_they_allow(client: Client) -> None:
+    table = await create(client, "partitions.pruned", partition_by=["day", "region"])
+    for region in ("a", "b"):
+        await table.upsert(rows_of(range(60), range(2), region=region))
+    asked = {
+        (col("day") == day(7)): 2,
+        ((col("day") == day(7)) & (col("region") == "b")): 1,
+        (col("day") >= day(58)): 4,
+        ((col("day") > day(10)) & (col("day") <= day(13))): 6,
+        (col("day").is_in([day(1), day(40), day(99)])): 4,
+        ((col("day") == day(1)) | (col("day") == day(2)) & (col("region") == "a")): 3,
+        (col("region") == "a"): 120,
+        (col("day") == day(99)): 0,
+    }
+    for where, partitions in asked.items():
+        explanation = await table.scan(where=where).explain()
+        assert (explanation.partitions_read, explanation.partitions) == (partitions, 120), where
+    assert (await table.scan().explain()).partitions_read == 120
+    plain = await client.create_table("partitions.unpartitioned", SCHEMA, primary_key=KEY)
+    assert (await plain.scan().explain()).partitions is None
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 @pytest.mark.parametrize("read_path", ["rocksdb", "columnar"])
 async def test_a_scan_of_one_partition_touches_no_rows_of_others(
     tmp_path: Path, read_path: Literal["rocksdb", "columnar"]
@@ -306,7 +268,6 @@ async def test_a_scan_of_one_partition_touches_no_rows_of_others(
 
 
 @pytest.mark.represented_by("range")
-@pytest.mark.asyncio
 @pytest.mark.parametrize("how", ["drop", "range"])
 async def test_the_other_partitions_are_still_read_from_the_base_after_one_is_gone(tmp_path: Path, how: str) -> None:
     lasting = ("--set", "base_changed_share=10", "--set", "base_max_age_seconds=100000")
@@ -350,46 +311,40 @@ async def test_the_other_partitions_are_still_read_from_the_base_after_one_is_go
             await check(7)
 
 
-@pytest.mark.asyncio
 async def test_a_stream_of_changes_gets_new_partitions_and_the_marker_of_a_dropped_one(
-    shared_server: ServerProcess,
+    client: Client,
 ) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.followed", buckets=1)
-        await table.upsert(rows_of(range(2), range(3)))
-        offset = (await table.stats())[0].log_offset
-        await table.upsert(rows_of(range(2, 3), range(3)))
-        await table.drop_partition({"day": day(1)})
-        await table.upsert(rows_of(range(1, 2), range(7, 8)))
-        assert (await table.stats())[0].log_offset == offset + 5
-        changes = table.changes(start=StartFrom.EARLIEST, stop=StopAt.LATEST)
-        with pytest.raises(RangeNotTracked):
-            await changes.to_arrow()
+    table = await create(client, "partitions.followed", buckets=1)
+    await table.upsert(rows_of(range(2), range(3)))
+    offset = (await table.stats())[0].log_offset
+    await table.upsert(rows_of(range(2, 3), range(3)))
+    await table.drop_partition({"day": day(1)})
+    await table.upsert(rows_of(range(1, 2), range(7, 8)))
+    assert (await table.stats())[0].log_offset == offset + 5
+    changes = table.changes(start=StartFrom.EARLIEST, stop=StopAt.LATEST)
+    with pytest.raises(RangeNotTracked):
+        await changes.to_arrow()
 
 
-@pytest.mark.asyncio
-async def test_a_drop_is_refused_while_a_column_is_locked(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.locked")
-        await table.upsert(rows_of(range(2)))
-        async with table.lock_columns(["value"], owner="job"):
-            with pytest.raises(ColumnLocked):
-                await table.drop_partition({"day": day(0)})
-        assert len(await table.drop_partition({"day": day(0)})) == 1
+async def test_a_drop_is_refused_while_a_column_is_locked(client: Client) -> None:
+    table = await create(client, "partitions.locked")
+    await table.upsert(rows_of(range(2)))
+    async with table.lock_columns(["value"], owner="job"):
+        with pytest.raises(ColumnLocked):
+            await table.drop_partition({"day": day(0)})
+    assert len(await table.drop_partition({"day": day(0)})) == 1
 
 
-@pytest.mark.asyncio
-async def test_a_transaction_that_has_staged_rows_creates_the_partition_again(shared_server: ServerProcess) -> None:
-    async with await connect(shared_server.url) as client:
-        table = await create(client, "partitions.staged")
-        await table.upsert(rows_of(range(2)))
-        async with client.transaction() as transaction:
-            await transaction.upsert(table, rows_of(range(1), range(5, 12), value=2))
-            assert counts(await table.drop_partition({"day": day(0)})) == [(day(0), 10)]
-        assert counts(await table.partitions()) == [(day(0), 7), (day(1), 10)]
-        transaction = await client.transaction(conflict="abort")
-        await transaction.upsert(table, rows_of(range(1), range(5, 12), value=3))
-        await table.drop_partition({"day": day(0)})
-        with pytest.raises(TransactionConflict):
-            await transaction.commit()
-        assert counts(await table.partitions()) == [(day(1), 10)]
+async def test_a_transaction_that_has_staged_rows_creates_the_partition_again(client: Client) -> None:
+    table = await create(client, "partitions.staged")
+    await table.upsert(rows_of(range(2)))
+    async with client.transaction() as transaction:
+        await transaction.upsert(table, rows_of(range(1), range(5, 12), value=2))
+        assert counts(await table.drop_partition({"day": day(0)})) == [(day(0), 10)]
+    assert counts(await table.partitions()) == [(day(0), 7), (day(1), 10)]
+    transaction = await client.transaction(conflict="abort")
+    await transaction.upsert(table, rows_of(range(1), range(5, 12), value=3))
+    await table.drop_partition({"day": day(0)})
+    with pytest.raises(TransactionConflict):
+        await transaction.commit()
+    assert counts(await table.partitions()) == [(day(1), 10)]

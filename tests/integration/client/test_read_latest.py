@@ -16,7 +16,7 @@ from streaming_server.services.isolation import reads_latest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aio_client import Client, Table, sync
+    from aio_client import Client, Table
     from scankv.model.scans.isolation import Isolation
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -105,10 +105,3 @@ async def test_what_needs_durable_rows_is_refused_before_any_call(client: Client
 def test_the_server_refuses_the_same(request_: Any, message: str) -> None:
     with pytest.raises(Exception, match=message):
         reads_latest(request_)
-
-
-def test_blocking_code_has_the_same(sync_client: sync.Client, name: str) -> None:
-    table = sync_client.create_table(name, SCHEMA, primary_key=["k"])
-    table.upsert(ROWS)
-    assert table.scan().isolation("read_latest").to_arrow().num_rows == table.count(isolation="read_latest") == 5
-    assert table.get(2, isolation="read_latest") == ROWS[2]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -37,16 +34,6 @@ SCHEMA = pa.schema([("k", pa.int64()), ("name", pa.string())])
 # With chunks this small, an interruption always comes before everything has been read ahead.
 ROWS = 20_000
 CHUNK_ROWS = 500
-GO_ON_IN_ANOTHER_PROCESS = """
-import sys
-from aio_client import sync
-
-url, table, token = sys.argv[1:]
-with sync.connect(url) as client:
-    with client.table(table).scan().with_chunk(rows=500).resume_from(bytes.fromhex(token)).stream() as stream:
-        keys = [key for rows in stream for key in rows["k"].to_pylist()]
-        print(len(keys), sum(keys), len(stream.resumptions), stream.resumptions[0].cause)
-"""
 
 
 @pytest_asyncio.fixture
@@ -138,39 +125,6 @@ async def test_a_live_scan_goes_on_over_a_fresh_view_and_says_so(
     assert set(seen) == fresh
 
 
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_a_live_scan_raises_with_a_token_that_goes_on_in_another_process(
-    table: Table, cut_client: Client, proxy: FaultProxy, shared_server: ServerProcess
-) -> None:
-    stream = through(cut_client, table.scan()).stream()
-    returned = [key for _ in range(5) for key in (await anext(stream))["k"].to_pylist()]
-    proxy.apply(Fault("reset"))
-
-    async def read() -> None:
-        async for rows in stream:
-            returned.extend(rows["k"].to_pylist())
-
-    with pytest.raises(ScanInterrupted) as caught:
-        await read()
-    token = caught.value.resume_token
-    assert token is not None
-    assert token == stream.resume_token
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-c", GO_ON_IN_ANOTHER_PROCESS, shared_server.url, table.name, token.hex()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    rest, total, resumptions, cause = done.stdout.split()
-    assert int(rest) + len(returned) == ROWS
-    assert int(total) + sum(returned) == sum(range(ROWS))
-    assert (resumptions, cause) == ("1", "None")
-
-
 @pytest.mark.asyncio
 async def test_a_limit_counts_over_all_attempts(table: Table, cut_client: Client, proxy: FaultProxy) -> None:
     async with table.snapshot() as snapshot:
@@ -235,22 +189,6 @@ async def test_a_reader_that_was_too_slow_goes_on_or_learns_how(impatient_server
             assert caught.value.resume_token is not None
             rest = await scan.resume_from(caught.value.resume_token).to_arrow()
             assert sorted(keys + rest["k"].to_pylist()) == list(range(ROWS))
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_a_pinned_scan_rides_through_a_server_that_is_restarted(impatient_server: ServerProcess) -> None:
-    async with connect(impatient_server.url, read_ahead_bytes=64 << 10) as client:
-        table = await filled(client, "test.restarted")
-        snapshot = await table.snapshot()
-        stream = through(client, table.scan().as_of(snapshot)).stream()
-        keys = (await anext(stream))["k"].to_pylist()
-        await asyncio.to_thread(impatient_server.stop)
-        impatient_server.restart()
-        async for rows in stream:
-            keys += rows["k"].to_pylist()
-        assert sorted(keys) == list(range(ROWS))
-        assert len(stream.resumptions) == 1
 
 
 @pytest.mark.asyncio

@@ -53,52 +53,6 @@ async def contents(table: Table) -> list[dict[str, Any]]:
     return sorted(await table.scan().to_pylist(), key=lambda row: tuple(map(str, row.values())))
 
 
-@pytest.mark.parametrize("buckets", [1, 3])
-@pytest.mark.breadth
-async def test_writes_of_many_tasks_are_merged_each_as_if_it_were_alone(
-    client: Client, name: str, buckets: int
-) -> None:
-    schema = pa.schema([("k", pa.int64()), ("total", pa.int16()), ("rows", pa.int64()), ("mean", pa.float64())])
-    table = await client.create_table(
-        name,
-        schema,
-        primary_key=["k"],
-        buckets=buckets,
-        merge_engine="aggregate",
-        aggregators={"total": agg.sum(), "rows": agg.count(), "mean": agg.avg()},
-        indexes=["total"],
-    )
-    drawn = random.Random(buckets)
-    written: list[tuple[int, int]] = []
-    refused: list[str | None] = []
-    unsure: set[int] = set()
-
-    async def write(task: int) -> None:
-        for _ in range(10):
-            # A row of 30,000 fits only where no other is.
-            rows = [(drawn.randrange(60), drawn.choice([1, -1, 2, 30_000])) for _ in range(drawn.choice((1, 1, 1, 3)))]
-            try:
-                await table.upsert([{"k": k, "total": value, "rows": 1, "mean": value} for k, value in rows])
-            except InvalidRequest as error:
-                refused.append(error.details.get("column"))
-                # A call with several rows may have been written in part: see its docstring.
-                if len(rows) > 1:
-                    unsure.update(k for k, _ in rows)
-            else:
-                written.extend(rows)
-
-    await asyncio.gather(*map(write, range(20)))
-    assert set(refused) == {"total"}
-    found = {row["k"]: row for row in await table.scan().to_pylist()}
-    sure = found.keys() - unsure
-    assert sure
-    for key in sure:
-        values = [value for k, value in written if k == key]
-        assert (found[key]["total"], found[key]["rows"]) == (sum(values), len(values))
-        assert found[key]["mean"] == sum(values) / len(values)
-    assert all(bucket.is_consistent for bucket in await client.check_table(name))
-
-
 @keys
 @pytest.mark.parametrize("bucket_key", [[], ["k"]])
 async def test_offsets_are_those_of_the_buckets_that_the_call_has_written(
@@ -201,38 +155,50 @@ async def test_calls_are_applied_once_wherever_the_connection_breaks(
     assert sorted(found) == sorted([(-1, 0), *((k, 10 * turn + k) for k in range(8) for turn in range(10 * FACTOR))])
 
 
-@keys
-@pytest.mark.represented_by("upserts")
-async def test_calls_are_applied_once_when_the_server_is_killed(
-    server: ServerProcess, name: str, key: list[str]
+@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.breadth
+async def test_writes_of_many_tasks_are_merged_each_as_if_it_were_alone(
+    client: Client, name: str, buckets: int
 ) -> None:
-    rounds, kills = 40, (60, 150)
-    async with connect(server.url) as client:
-        table = await client.create_table(
-            name, SCHEMA, primary_key=key, bucket_key=["k"], buckets=3, row_deduplicate=False
-        )
-        reached = {count: asyncio.Event() for count in kills}
-        written = 0
+    schema = pa.schema([("k", pa.int64()), ("total", pa.int16()), ("rows", pa.int64()), ("mean", pa.float64())])
+    table = await client.create_table(
+        name,
+        schema,
+        primary_key=["k"],
+        buckets=buckets,
+        merge_engine="aggregate",
+        aggregators={"total": agg.sum(), "rows": agg.count(), "mean": agg.avg()},
+        indexes=["total"],
+    )
+    drawn = random.Random(buckets)
+    written: list[tuple[int, int]] = []
+    refused: list[str | None] = []
+    unsure: set[int] = set()
 
-        async def write(number: int) -> None:
-            nonlocal written
-            for v in range(rounds):
-                await put(table, [{"k": number, "v": v}])
-                written += 1
-                if written in reached:
-                    reached[written].set()
+    async def write(task: int) -> None:
+        for _ in range(10):
+            # A row of 30,000 fits only where no other is.
+            rows = [(drawn.randrange(60), drawn.choice([1, -1, 2, 30_000])) for _ in range(drawn.choice((1, 1, 1, 3)))]
+            try:
+                await table.upsert([{"k": k, "total": value, "rows": 1, "mean": value} for k, value in rows])
+            except InvalidRequest as error:
+                refused.append(error.details.get("column"))
+                # A call with several rows may have been written in part: see its docstring.
+                if len(rows) > 1:
+                    unsure.update(k for k, _ in rows)
+            else:
+                written.extend(rows)
 
-        async def kill() -> None:
-            for event in reached.values():
-                await event.wait()
-                await asyncio.to_thread(server.kill)
-                await asyncio.to_thread(server.restart)
-
-        await asyncio.gather(kill(), *map(write, range(6)))
-        changes = [row for row in await history(table) if row["_change_type"] != "-U"]
-        for number in range(6):
-            assert [row["v"] for row in changes if row["k"] == number] == list(range(rounds))
-        assert all(bucket.is_consistent for bucket in await client.check_table(name))
+    await asyncio.gather(*map(write, range(20)))
+    assert set(refused) == {"total"}
+    found = {row["k"]: row for row in await table.scan().to_pylist()}
+    sure = found.keys() - unsure
+    assert sure
+    for key in sure:
+        values = [value for k, value in written if k == key]
+        assert (found[key]["total"], found[key]["rows"]) == (sum(values), len(values))
+        assert found[key]["mean"] == sum(values) / len(values)
+    assert all(bucket.is_consistent for bucket in await client.check_table(name))
 
 
 async def test_each_of_the_writes_that_share_a_request_is_a_change(client: Client, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,9 +13,6 @@ import pytest_asyncio
 
 from aio_client import Client, InvalidKey, RequestTooLarge, SchemaMismatch, Table, UsageError
 from aio_client._input.requests import REQUEST_ROWS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.asyncio
 
@@ -71,17 +68,6 @@ async def test_rows_of_one_key_in_many_requests_are_applied_in_order(table: Tabl
     rows = 3 * REQUEST_ROWS
     await table.upsert(pa.table({"player": ["same"] * rows, "score": range(rows)}))
     assert await contents(table) == {"same": rows - 1}
-
-
-@pytest.mark.breadth
-async def test_a_reader_is_written_as_it_comes(table: Table) -> None:
-    def batches() -> Iterator[pa.RecordBatch]:
-        for start in range(0, 500_000, 1000):
-            yield pa.record_batch({"player": [f"p{i}" for i in range(start, start + 1000)], "score": [start] * 1000})
-
-    result = await table.upsert(pa.RecordBatchReader.from_batches(SCHEMA, batches()))
-    assert result.rows == 500_000
-    assert await table.count() == 500_000
 
 
 async def test_nothing_is_written_for_no_rows(table: Table) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from aio_client import (
     DeadlineExceeded,
-    PermissionDenied,
     Tls,
     TlsHandshakeFailed,
     TokenFile,
@@ -76,24 +75,6 @@ async def test_a_lazy_frame_of_the_asynchronous_client_uses_the_token(server: Tl
     async with connect(server.url, token=server.root, tls=tls) as client:
         frame = await (await client.table("game.scores")).scan().to_polars(lazy=True)
         assert frame.collect().height == 2
-
-
-@pytest.mark.asyncio
-async def test_a_client_without_a_valid_token_is_refused(server: TlsServer, tls: Tls) -> None:
-    for token in (None, "nonsense", f"{server.root}x"):
-        async with connect(server.url, token=token, tls=tls) as client:
-            with pytest.raises(Unauthenticated) as caught:
-                await client.tables()
-            assert server.root not in str(caught.value)
-
-
-@pytest.mark.asyncio
-async def test_a_token_grants_its_roles_only(server: TlsServer, tls: Tls) -> None:
-    async with connect(server.url, token=server.create_token("read:game.*"), tls=tls) as client:
-        table = await client.table("game.scores")
-        assert await table.count() == 2
-        with pytest.raises(PermissionDenied):
-            await table.upsert(ROWS)
 
 
 @pytest.mark.asyncio

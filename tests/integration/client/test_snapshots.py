@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -15,8 +13,6 @@ import pytest_asyncio
 
 from aio_client import (
     InvalidRequest,
-    ScanCancelled,
-    ScanNotFound,
     ScanSource,
     SnapshotExists,
     SnapshotLost,
@@ -30,23 +26,11 @@ from tests.support.waiting import await_until, wait_until
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from aio_client import Client, LiveScan, Scan, Snapshot, Table
+    from aio_client import Client, Scan, Snapshot, Table
     from tests.support.server_process import ServerProcess
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("value", pa.string())])
 ROWS = 5_000
-TOTAL = ROWS * (ROWS - 1) // 2
-READ_IN_ANOTHER_PROCESS = """
-import asyncio, sys
-from aio_client import connect
-
-async def main(url, table, snapshot_id):
-    async with connect(url) as client:
-        rows = await (await client.table(table)).scan().as_of(snapshot_id).to_arrow()
-        print(rows.num_rows, sum(rows["k"].to_pylist()))
-
-asyncio.run(main(*sys.argv[1:]))
-"""
 
 
 def rows(keys: range, value: str) -> pa.Table:
@@ -67,18 +51,6 @@ OLD = {(k, "old") for k in range(ROWS)}
 async def table(client: Client, name: str) -> Table:
     table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
     await table.upsert(rows(range(ROWS), "old"))
-    return table
-
-
-def large() -> pa.Table:
-    """15 MB: far more than lies between the server and a reader that has read one chunk, so that its scan continues."""
-    return rows(range(30_000), 500 * "x")
-
-
-@pytest_asyncio.fixture
-async def large_table(client: Client, name: str) -> Table:
-    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
-    await table.upsert(large())
     return table
 
 
@@ -113,25 +85,6 @@ async def test_a_snapshot_says_what_it_holds(client: Client, table: Table) -> No
             assert stream.schema == SCHEMA
             assert stream.log_offsets == snapshot.log_offsets
             assert stream.consistency == "pinned"
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_a_snapshot_is_read_by_its_id_in_another_process(shared_server: ServerProcess, table: Table) -> None:
-    snapshot = await table.snapshot(ttl=60)
-    await overwrite(table)
-    command = [sys.executable, "-c", READ_IN_ANOTHER_PROCESS, shared_server.url, table.name, snapshot.id]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == f"{ROWS} {TOTAL}\n", done.stderr
-    await snapshot.release()
-
-
-@pytest.mark.asyncio
-async def test_a_released_snapshot_is_lost_to_every_call_but_the_release(table: Table) -> None:
-    snapshot = await table.snapshot()
-    await snapshot.release()
-    assert snapshot.remaining == 0
-    await assert_lost(table, snapshot)
 
 
 @pytest.mark.breadth
@@ -185,12 +138,6 @@ async def test_readers_that_give_the_same_id_read_the_same_view_and_none_of_them
 
 
 @pytest.mark.asyncio
-async def test_an_unknown_snapshot_is_lost(table: Table) -> None:
-    with pytest.raises(SnapshotLost):
-        await table.scan().as_of("no-such-snapshot").to_arrow()
-
-
-@pytest.mark.asyncio
 @pytest.mark.one_process
 async def test_a_snapshot_of_another_table_is_not_read(client: Client, table: Table, name: str) -> None:
     other = await client.create_table(f"{name}_other", SCHEMA, primary_key=["k"])
@@ -199,21 +146,6 @@ async def test_a_snapshot_of_another_table_is_not_read(client: Client, table: Ta
             await other.scan().as_of(snapshot).to_arrow()
         with pytest.raises(InvalidRequest, match=f"is of table {name}, not of"):
             await other.snapshot(same_view_as=snapshot)
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_the_context_keeps_a_snapshot_through_work_that_is_longer_than_its_ttl(
-    client: Client, table: Table
-) -> None:
-    async with table.snapshot(ttl=2) as snapshot:
-        began = time.monotonic()
-        while time.monotonic() - began <= 2.5:
-            assert len(await client.snapshots(table.name)) == 1
-            await asyncio.sleep(0.05)
-        await overwrite(table)
-        assert await content(table.scan().as_of(snapshot)) == OLD
-    assert await client.snapshots(table.name) == []
 
 
 @pytest.mark.breadth
@@ -355,51 +287,6 @@ async def _pin(table: Table) -> Snapshot:
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_live_scans_are_listed_with_their_progress_and_gone_when_they_end(
-    client: Client, large_table: Table
-) -> None:
-    table = large_table
-    async with table.snapshot() as snapshot:
-        live = table.scan().with_chunk(rows=10).with_buckets(0, 2).stream()
-        pinned = table.scan().as_of(snapshot).with_chunk(rows=10).stream()
-        async with live, pinned:
-            await anext(live)
-            await anext(pinned)
-            first, second = await live_scans(client, table)
-            assert (first.scan_id, second.scan_id) == (live.scan_id, pinned.scan_id)
-            assert (first.buckets, second.buckets) == ((0, 2), (0, 1, 2))
-            assert (first.snapshot_id, second.snapshot_id) == (None, snapshot.id)
-            assert first.rows >= 10
-            assert first.bytes > 0
-            assert "127.0.0.1" in first.peer
-            assert 0 <= first.idle <= first.age < 60
-        await await_until(lambda: no_live_scan(client, table), "no live scan")
-
-
-@pytest.mark.asyncio
-async def test_a_cancelled_scan_ends_with_an_error_for_its_reader(client: Client, large_table: Table) -> None:
-    table = large_table
-    stream = table.scan().with_chunk(rows=10).stream()
-    await anext(stream)
-    await client.cancel_scan(stream.scan_id)
-    assert await live_scans(client, table) == []
-    with pytest.raises(ScanCancelled):
-        async for _ in stream:
-            pass
-    with pytest.raises(ScanNotFound):
-        await client.cancel_scan(stream.scan_id)
-
-
-async def live_scans(client: Client, table: Table) -> list[LiveScan]:
-    return [scan for scan in await client.live_scans() if scan.table == table.name]
-
-
-async def no_live_scan(client: Client, table: Table) -> bool:
-    return not await live_scans(client, table)
-
-
-@pytest.mark.breadth
 def test_the_blocking_client_pins_renews_and_releases(sync_client: sync.Client, name: str) -> None:
     table = sync_client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
     table.upsert(rows(range(ROWS), "old"))
@@ -434,14 +321,3 @@ def test_a_blocking_client_closed_inside_the_context_is_no_error(shared_server: 
     table = client.create_table(name, SCHEMA, primary_key=["k"])
     with table.snapshot():
         client.close()
-
-
-def test_the_blocking_client_lists_and_cancels_scans(sync_client: sync.Client, name: str) -> None:
-    table = sync_client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
-    table.upsert(large())
-    stream = table.scan().with_chunk(rows=10).stream()
-    next(stream)
-    assert stream.scan_id in [scan.scan_id for scan in sync_client.live_scans()]
-    sync_client.cancel_scan(stream.scan_id)
-    with pytest.raises(ScanCancelled):
-        list(stream)

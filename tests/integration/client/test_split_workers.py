@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -80,18 +79,6 @@ async def test_parts_can_be_read_at_once(divided: ServerProcess) -> None:
             assert sum(each.num_rows for each in tables) == ROWS
             assert len(set(pa.concat_tables(tables).column("player").to_pylist())) == ROWS
             assert 0 not in await asyncio.to_thread(scanned_since, observer, before)
-
-
-@pytest.mark.breadth
-@pytest.mark.whole_tables  # The owners of the tablets read the rows.
-def test_another_process_reads_a_part_at_the_same_worker(divided: ServerProcess) -> None:
-    with pinned(divided, "elsewhere") as (client, there):
-        specs = [part.spec for part in there.table.scan().as_of(there.snapshot).splits(WORKERS)]
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            for number, spec in enumerate(specs):
-                before = scanned(client)
-                rows = pool.apply(read_parts, (divided.url, [spec]))
-                assert scanned_since(client, before) == [len(rows) if each == number else 0 for each in range(WORKERS)]
 
 
 @pytest.mark.asyncio

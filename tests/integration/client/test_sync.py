@@ -17,10 +17,7 @@ import pytest
 from aio_client import (
     ClientConfig,
     DataLoss,
-    InvalidKey,
     ScanSpec,
-    SchemaMismatch,
-    TableNotFound,
     Unavailable,
     UsageError,
     sync,
@@ -66,34 +63,6 @@ def no_client_thread_is_left() -> bool:
     return not client_threads()
 
 
-def test_every_method_answers(sync_client: sync.Client, table: sync.Table, name: str) -> None:
-    sync_client.wait_ready()
-    assert table.name == name
-    assert (table.primary_key, table.bucket_key, table.buckets) == (["k"], ["k"], 3)
-    assert table.options == {"compression": "none"}
-    assert table.schema.names == ["k", "name"]
-    assert name in [each.name for each in sync_client.tables()]
-    assert table.get(7) == {"k": 7, "name": "n7"}
-    assert table.lookup([7, -1], missing="null").to_pylist() == [{"k": 7, "name": "n7"}, {"k": -1, "name": None}]
-    assert table.count() == ROWS
-    assert sum(bucket.rows or 0 for bucket in table.stats()) == ROWS
-    assert table.delete([7]).rows == 1
-    assert sync_client.alter_table(name, add_columns=pa.schema([("more", pa.int8())])).schema.names[-1] == "more"
-    assert sync_client.stats().tables > 0
-    sync_client.drop_table(name)
-    with pytest.raises(TableNotFound):
-        sync_client.table(name)
-
-
-def test_errors_are_the_same(table: sync.Table) -> None:
-    with pytest.raises(SchemaMismatch, match='column "name", row 0'):
-        table.upsert([{"k": 1, "name": 2}])
-    with pytest.raises(InvalidKey):
-        table.get("x")
-    with pytest.raises(UsageError):
-        table.scan(limit=-1)
-
-
 def test_no_server_is_an_error_that_names_the_address() -> None:
     with sync.connect("127.0.0.1:1") as client:
         with pytest.raises(Unavailable, match=r"no ScanKV server answers at 127\.0\.0\.1:1"):
@@ -110,23 +79,6 @@ def test_a_scan_iterates_plainly(table: sync.Table) -> None:
             next(stream)
         assert stream.stats().rows_returned == ROWS
     assert sum(rows.num_rows for rows in scan) == ROWS
-
-
-def test_a_scan_collects(sync_client: sync.Client, table: sync.Table) -> None:
-    scan = table.scan().select("k").limit(10).with_buckets(1).with_chunk(rows=3)
-    assert scan.to_arrow().num_rows == 10
-    assert len(scan.to_pandas()) == 10
-    assert scan.to_polars().height == 10
-    assert len(scan.to_pylist()) == 10
-    assert sync_client.scan(scan.spec).to_arrow().equals(scan.to_arrow())
-
-
-def test_a_stream_knows_its_view(table: sync.Table) -> None:
-    with table.scan().stream() as stream:
-        assert stream.schema == table.schema
-        assert sorted(stream.log_offsets) == [0, 1, 2]
-        assert stream.scan_id
-        assert stream.consistency == "table"
 
 
 def test_a_scan_left_early_leaves_nothing_at_the_server(server: ServerProcess) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from aio_client import ConnectionFailed, InvalidOption, StartFrom, StopAt, UsageError, connect, sync
+from aio_client import InvalidOption, StartFrom, StopAt, UsageError, connect, sync
 from tests.support.bases import SOON, await_bases, bases_on_disk, is_of_bases
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until, wait_until
@@ -23,12 +19,6 @@ if TYPE_CHECKING:
     from aio_client import Client
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
-DEFAULTS = {
-    "log_retention_seconds": str(7 * 86_400),
-    "log_retention_bytes": "0",
-    "columnar_base": "auto",
-    "row_deduplicate": "true",
-}
 FIXED = {
     "delete_behavior": ("default", "disable"),
     "compression": ("lz4", "zstd"),
@@ -175,107 +165,3 @@ async def test_options_columns_and_indexes_change_together(client: Client, name:
     assert altered.schema.names == ["k", "v", "w"]
     assert altered.indexes == (("w",),)
     assert altered.options == {"log_retention_bytes": str(1 << 30)}
-
-
-def random_change(rng: random.Random) -> dict[str, Any]:
-    """Returns some options with new values, and sometimes one that cannot change."""
-    values: dict[str, list[Any]] = {
-        "log_retention_seconds": [None, rng.randint(1, 10**6)],
-        "log_retention_bytes": [None, 0, rng.randint(0, 2**40)],
-        "columnar_base": [None, "off", "auto", "eager"],
-        "row_deduplicate": [None, True, False],
-    }
-    values |= {name: [None, *both] for name, both in FIXED.items() if rng.random() < 0.2}
-    chosen = rng.sample(sorted(values), rng.randint(1, 3))
-    return {name: rng.choice(values[name]) for name in chosen}
-
-
-def model_of(options: dict[str, str], change: dict[str, Any]) -> dict[str, str] | None:
-    """Returns the options after a change. None: the change is refused."""
-    defaults = DEFAULTS | {name: default for name, (default, _) in FIXED.items()}
-    after = defaults | options
-    for name, value in change.items():
-        text = defaults[name] if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        if name in FIXED and text != after[name]:
-            return None
-        after[name] = text
-    return {name: text for name, text in after.items() if text != defaults[name]}
-
-
-@pytest.mark.breadth
-def test_options_after_random_changes_and_restarts_are_those_of_a_model(server: ServerProcess) -> None:
-    seed = random.randrange(2**32)
-    rng = random.Random(seed)
-    options: dict[str, str] = {}
-    with sync.connect(server.url) as client:
-        client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=1)
-    for restart in (None, server.stop, server.kill):
-        if restart is not None:
-            restart()
-            server.restart()
-        with sync.connect(server.url) as client:
-            assert client.table("test.t").options == options, seed
-            for _ in range(40):
-                change = random_change(rng)
-                expected = model_of(options, change)
-                if expected is None:
-                    with pytest.raises(InvalidOption, match="cannot change"):
-                        client.alter_table("test.t", **change)
-                else:
-                    options = expected
-                    assert client.alter_table("test.t", **change).options == options, (seed, change)
-                assert client.table("test.t").options == options, (seed, change)
-
-
-@dataclass
-class Alterations:
-    """Changes three options of a table together, again and again. `done` is the number of the last acknowledged one."""
-
-    done: int = 0
-
-    async def run(self, client: Client) -> None:
-        """Alters the table until the server is gone."""
-        with suppress(ConnectionFailed):
-            while True:
-                number = self.done + 1
-                await client.alter_table(
-                    "test.t",
-                    log_retention_bytes=number * 2**30,
-                    columnar_base="eager" if number % 2 else "off",
-                    row_deduplicate=bool(number % 2),
-                )
-                self.done = number
-
-    async def await_more(self, count: int) -> None:
-        """Waits for more changes."""
-        goal = self.done + count
-
-        async def are_there() -> bool:
-            return self.done >= goal
-
-        await await_until(are_there, f"{goal} changes")
-
-
-@pytest.mark.asyncio
-async def test_a_kill_during_a_change_leaves_all_of_it_or_nothing(server: ServerProcess) -> None:
-    seed = random.randrange(2**32)
-    rng = random.Random(seed)
-    async with connect(server.url) as client:
-        table = await client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=2)
-        await table.upsert(rows(range(1000)))
-    alterations = Alterations()
-    for _ in range(6):
-        async with connect(server.url, operation_timeout=2) as client:
-            running = asyncio.ensure_future(alterations.run(client))
-            await alterations.await_more(rng.randint(1, 8))
-            await asyncio.to_thread(server.kill)
-            await running
-        await asyncio.to_thread(server.restart)
-        async with connect(server.url) as client:
-            table = await client.table("test.t")
-            found = int(table.options["log_retention_bytes"]) // 2**30
-            assert found in (alterations.done, alterations.done + 1), (seed, "an acknowledged change is durable")
-            assert table.options.get("columnar_base", "off") == ("eager" if found % 2 else "off"), seed
-            assert table.options.get("row_deduplicate", "true") == ("true" if found % 2 else "false"), seed
-            assert await table.count() == 1000
-            alterations.done = found

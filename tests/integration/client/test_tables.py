@@ -95,15 +95,6 @@ async def test_what_no_table_can_be_is_refused(client: Client, name: str) -> Non
     assert name not in [table.name for table in await client.tables()]
 
 
-async def test_an_added_column_is_null_where_it_was_not(client: Client, name: str) -> None:
-    table = await client.create_table(name, pa.schema([("k", pa.int64())]), primary_key=["k"])
-    await table.upsert([{"k": 1}])
-    altered = await client.alter_table(name, add_columns=pa.schema([("team", pa.string())]))
-    assert altered.schema.names == ["k", "team"]
-    await altered.upsert([{"k": 2, "team": "red"}])
-    assert sorted(await altered.scan().to_pylist(), key=str) == [{"k": 1, "team": None}, {"k": 2, "team": "red"}]
-
-
 async def test_a_table_learns_of_a_column_when_rows_have_it(client: Client, name: str) -> None:
     table = await client.create_table(name, pa.schema([("k", pa.int64())]), primary_key=["k"])
     await client.alter_table(name, add_columns=pa.schema([("team", pa.string())]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,7 +19,6 @@ from aio_client import (
     TransactionLost,
     UsageError,
     agg,
-    sync,
 )
 from tests.support.waiting import await_until
 
@@ -171,17 +168,6 @@ async def test_the_last_commit_wins_unless_conflicts_are_to_abort(client: Client
     assert (await contents(table))[4] == (2, 0)
 
 
-async def test_of_two_transactions_that_write_the_same_key_one_conflicts(client: Client, table: Table) -> None:
-    first = await client.transaction(conflict="abort")
-    second = await client.transaction(conflict="abort")
-    for tx in (first, second):
-        await tx.upsert(table, rows([1], 1))
-    await first.commit()
-    with pytest.raises(TransactionConflict):
-        await second.commit()
-    await second.abort()
-
-
 async def test_the_parts_that_the_commit_names_count_and_no_others(client: Client, table: Table) -> None:
     tx = await client.transaction()
     await tx.upsert(table, rows([0], 0))
@@ -317,65 +303,6 @@ async def test_a_table_may_be_altered_while_rows_are_staged(client: Client, tabl
         await client.alter_table(table.name, add_columns=pa.schema([("c", pa.string())]), add_indexes=["a"])
     top = await (await client.table(table.name)).top_n(3, order_by="a")
     assert top.to_pylist() == [{"k": key, "a": 4, "b": 0, "c": None} for key in range(3)]
-
-
-async def test_readers_of_all_kinds_see_all_of_it_or_nothing(client: Client, table: Table, name: str) -> None:
-    other = await client.create_table(f"{name}_other", SCHEMA, primary_key=["k"], buckets=2)
-    keys = range(2_000)
-    for each in (table, other):
-        await each.upsert(rows(keys, 0))
-    done, seen = False, set()
-
-    async def watch(read: Any) -> None:
-        while not done:
-            values = await read()
-            assert len(values) == 1, values
-            seen.update(values)
-
-    async def scanned() -> set[int]:
-        return set((await table.scan(["a"]).to_arrow())["a"].to_pylist())
-
-    async def lookup_rows() -> set[int]:
-        return set((await table.lookup(keys[::100]))["a"].to_pylist())
-
-    async def topped() -> set[int]:
-        return set((await table.top_n(500, order_by="a"))["a"].to_pylist())
-
-    readers = [asyncio.create_task(watch(read)) for read in (scanned, lookup_rows, topped)]
-    for value in range(1, 6):
-        async with client.transaction() as tx:
-            await tx.upsert(table, rows(keys, value))
-            await tx.upsert(other, rows(keys, value))
-    done = True
-    await asyncio.gather(*readers)
-    assert max(seen) <= 5
-    assert await scanned() == {5}
-
-
-async def test_the_blocking_client_does_the_same(sync_client: sync.Client, name: str) -> None:
-    def use() -> None:
-        table = sync_client.create_table(name, SCHEMA, primary_key=["k"])
-        with sync_client.transaction(id=f"{name}:1") as tx:
-            tx.upsert(table, rows([1, 2], 1))
-            tx.delete(table, [2])
-            part = sync_client.transaction_part(tx.token, "other")
-            part.upsert(table, rows([3], 1))
-            assert tx.get_for_update(table, [1]).num_rows == 0
-            assert (part.part, part.requests, part.token) == ("other", 1, tx.token)
-            tx.commit([part])
-        assert tx.id == f"{name}:1"
-        assert tx.result == tx.commit()
-        assert table.count() == 2
-        with suppress(ZeroDivisionError), sync_client.transaction(conflict="abort", ttl=60) as tx:
-            tx.upsert(table, rows([7], 1))
-            raise ZeroDivisionError
-        tx = sync_client.transaction()
-        assert tx.token in [each.token for each in sync_client.transactions()]
-        sync_client.abort_transaction(tx.token)
-        tx.abort()
-        assert table.count() == 2
-
-    await asyncio.to_thread(use)
 
 
 async def test_a_transaction_reads_what_it_has_staged_itself(client: Client, table: Table) -> None:

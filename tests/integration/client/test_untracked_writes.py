@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,20 +14,11 @@ from aio_client import (
     StartFrom,
     StopAt,
     Table,
-    UpgradeNotConfirmed,
     agg,
-    connect,
     sync,
 )
 from scankv.v1 import write_pb2
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.files.checked_json import write_checked_json
-from streaming_server.storage.tables.data_directory import REFUSALS_FORMAT
-from tests.support.server_process import ServerProcess
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.asyncio
 
@@ -232,17 +223,3 @@ async def test_the_blocking_client_and_a_writer_write_the_same(sync_client: sync
     assert count_of(result.log_offsets[0]) == 2
     found = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_untracked("rescan").to_arrow()
     assert found.column("k").to_pylist() == [1, 2, 3]
-
-
-@pytest.mark.one_process
-async def test_a_directory_of_an_earlier_format_refuses_untracked_writes(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with ServerProcess(data):
-        pass
-    write_checked_json(data / "scankv.json", {"format": REFUSALS_FORMAT})
-    with ServerProcess(data) as server:
-        async with connect(server.url) as client:
-            table = await made(client, "a.b")
-            with pytest.raises(UpgradeNotConfirmed, match="need format 3 of the data directory, which has format 2"):
-                await table.upsert(rows([1], 1), track_changes=False)
-            assert await content(table) == dict.fromkeys(range(100), 0)

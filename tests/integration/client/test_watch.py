@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 import threading
 import time
 from functools import partial
@@ -87,47 +86,6 @@ async def test_the_first_answer_comes_at_once_and_then_what_changes(client: Clie
         top = await told(watch)
         assert ranks(top) == [("cid", 8), ("ann", 5)]
         assert [part.num_rows for part in (top.entered, top.left, top.moved)] == [0, 0, 0]
-
-
-@pytest.mark.asyncio
-async def test_random_changes_are_told_exactly_and_only_when_the_rows_differ(client: Client, name: str) -> None:
-    seed = random.randrange(2**32)
-    rng = random.Random(seed)
-    model: dict[str, int | None] = {f"p{number}": rng.randint(0, 20) for number in range(12)}
-    table = await new_table(client, name, model)
-    descending, ties = rng.random() < 0.5, rng.choice(["key", "all"])
-    watch = table.watch_top_n(4, "score", descending=descending, ties=ties, every=EVERY)  # type: ignore[arg-type]
-
-    def expected() -> list[tuple[str, int | None]]:
-        order = sorted(
-            model.items(),
-            key=lambda row: (row[1] is None, (-row[1] if descending else row[1]) if row[1] is not None else 0, row[0]),
-        )
-        last = order[:4][-1][1]
-        behind = [row for row in order[4:] if row[1] == last] if ties == "all" else []
-        return order[:4] + behind
-
-    before: dict[str, int] = {}
-    shown: list[tuple[str, int | None]] | None = None
-    for step in range(12):
-        where = f"{seed=}, {step=}"
-        if shown != expected():
-            top = await told(watch)
-            assert ranks(top) == expected(), where
-            now = {player: rank for rank, (player, _) in enumerate(expected(), 1)}
-            assert pairs(top.entered) == [(key, rank) for key, rank in now.items() if key not in before], where
-            assert pairs(top.left) == [(key, rank) for key, rank in before.items() if key not in now], where
-            assert pairs(top.moved) == [
-                (key, before[key], rank) for key, rank in now.items() if before.get(key, rank) != rank
-            ], where
-            before, shown = now, expected()
-        for player in rng.sample(sorted(model), 2):
-            if rng.random() < 0.2 and len(model) > 6:
-                del model[player]
-                await table.delete([player])
-            else:
-                model[player] = rng.choice([None, rng.randint(0, 20)])
-                await table.upsert(scores([player], [model[player]]))
 
 
 @pytest.mark.breadth
@@ -457,18 +415,6 @@ async def test_a_server_that_stays_away_ends_the_watch(server: ServerProcess) ->
             await told(watch)
 
 
-def test_the_blocking_watch_gives_what_the_other_does(sync_client: sync.Client, name: str) -> None:
-    table = sync_client.create_table(name, SCORES, primary_key=["player"])
-    table.upsert(scores(["ann", "bob"], [5, 3]))
-    with table.watch_top_n(2, "score", every=EVERY) as watch:
-        assert ranks(next(watch)) == [("ann", 5), ("bob", 3)]
-        table.upsert(scores(["cid"], [9]))
-        top = next(watch)
-        assert (pairs(top.entered), pairs(top.left), pairs(top.moved)) == ([("cid", 1)], [("bob", 2)], [("ann", 1, 2)])
-        assert watch.latest() is not None
-    assert list(watch) == []
-
-
 def test_what_was_not_taken_is_given_as_one_change(sync_client: sync.Client, name: str) -> None:
     table = sync_client.create_table(name, SCORES, primary_key=["player"])
     table.upsert(scores(["ann", "bob"], [5, 3]))
@@ -561,31 +507,3 @@ def test_a_client_of_which_only_a_watch_was_left_closes_itself(shared_server: Se
     gc.collect()
     thread.join(20)
     assert not thread.is_alive()
-
-
-def test_the_conditional_answers_of_the_blocking_client(sync_client: sync.Client, name: str) -> None:
-    table = sync_client.create_table(name, SCORES, primary_key=["player"])
-    table.upsert(scores(["ann", "bob"], [5, 3]))
-    counted = table.count_if_changed(None)
-    assert counted is not None
-    assert counted.value == 2
-    top = table.top_n_if_changed(None, 1, "score", ties="all")
-    summed = table.aggregate_if_changed(None, {"score": "sum"}, group_by=["player"])
-    assert top is not None
-    assert summed is not None
-    assert top.value["player"].to_pylist() == ["ann"]
-    assert summed.value["score_sum"].to_pylist() == [5, 3]
-    for version in {counted.version, top.version, summed.version}:
-        assert table.count_if_changed(version, "score > 1") is None
-        assert table.top_n_if_changed(version, 1, "score") is None
-        assert table.aggregate_if_changed(version, {"score": "sum"}) is None
-        with table.scan().if_changed_since(version).stream() as stream:
-            assert stream.unchanged
-            assert list(stream) == []
-    with table.scan().stream() as stream:
-        assert (stream.version, stream.unchanged) == (counted.version, False)
-    for wrong in ("text", b"", 3):
-        with pytest.raises(UsageError, match="version"):
-            table.count_if_changed(wrong)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="version"):
-            table.scan().if_changed_since(wrong)  # type: ignore[arg-type]

@@ -11,8 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import pytest_asyncio
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from aio_client import (
     Client,
@@ -25,18 +23,18 @@ from aio_client import (
     UsageError,
     col,
     connect,
-    sync,
 )
 from scankv.model.expressions import any_of, bind, evaluate
-from tests.support.examples import examples
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from aio_client import Predicate
+
+pytestmark = pytest.mark.asyncio
 
 SCHEMA = pa.schema(
     [
@@ -108,7 +106,6 @@ PREDICATES: list[tuple[str, Predicate]] = [
 ]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("text", "predicate"), PREDICATES)
 @pytest.mark.parametrize("reverse", [False, True])
 async def test_text_and_python_give_the_rows_of_the_whole_table_for_which_it_is_true(
@@ -122,50 +119,11 @@ async def test_text_and_python_give_the_rows_of_the_whole_table_for_which_it_is_
         assert set(keys) == expected(predicate)
 
 
-@pytest.mark.asyncio
 async def test_an_arrow_expression_and_refinements_joined_by_and_do_the_same(table: Table) -> None:
     scan = table.scan(["k"], where=pc.field("k") < 100).where("score > 1").where(col("name") == "n4")
     found = set((await scan.to_arrow())["k"].to_pylist())
     both = (col("k") < 100) & (col("score") > 1) & (col("name") == "n4")
     assert found == {k for k, _ in expected(both)}
-
-
-@pytest.fixture
-def blocking_client(shared_server: ServerProcess) -> Iterator[sync.Client]:
-    with sync.connect(shared_server.url) as client:
-        try:
-            client.table("where.rows")
-        except TableNotFound:
-            client.create_table("where.rows", SCHEMA, primary_key=["k", "name"], buckets=3).upsert(DATA)
-        yield client
-
-
-@pytest.mark.breadth
-@given(st.data())
-@settings(examples(15), suppress_health_check=list(HealthCheck))
-def test_random_predicates_with_limits_agree_with_the_whole_table(
-    blocking_client: sync.Client, data: st.DataObject
-) -> None:
-    simple = st.one_of(
-        st.builds(lambda low, width: col("k").between(low, low + width), st.integers(-5, 505), st.integers(0, 60)),
-        st.builds(lambda value: col("score") >= value, st.sampled_from([-8.0, 0.0, 1.5, 100.0])),
-        st.builds(lambda text: col("group").contains(text), st.sampled_from(["a", "bb", "", "x"])),
-        st.builds(lambda x: col("at")["x"] != x, st.integers(0, 50)),
-        st.builds(lambda names: col("name").is_in(names), st.lists(st.sampled_from(["n1", "n5", "n9"]), max_size=3)),
-        st.just(col("score").is_null()),
-    )
-    predicate = data.draw(
-        st.recursive(simple, lambda inner: st.builds(lambda a, b: a & ~b, inner, inner) | st.builds(_or, inner, inner))
-    )
-    limit = data.draw(st.none() | st.integers(0, 300))
-    rows = blocking_client.table("where.rows").scan(["k", "name"], where=predicate, limit=limit).to_arrow()
-    keys = set(zip(rows["k"].to_pylist(), rows["name"].to_pylist(), strict=True))
-    assert keys <= expected(predicate)
-    assert len(keys) == rows.num_rows == min(len(expected(predicate)), ROWS if limit is None else limit)
-
-
-def _or(one: Predicate, other: Predicate) -> Predicate:
-    return one | other
 
 
 async def scanned(table: Table, where: object) -> tuple[int, int]:
@@ -176,7 +134,6 @@ async def scanned(table: Table, where: object) -> tuple[int, int]:
         return statistics.rows_scanned, statistics.rows_returned
 
 
-@pytest.mark.asyncio
 async def test_what_is_said_of_the_key_bounds_what_is_read(table: Table) -> None:
     assert await scanned(table, "k = 17 AND name = 'n4'") == (1, 1)
     assert await scanned(table, "k = 17 AND name = 'nobody'") == (0, 0)
@@ -190,7 +147,6 @@ async def test_what_is_said_of_the_key_bounds_what_is_read(table: Table) -> None
     assert returned < read == 100
 
 
-@pytest.mark.asyncio
 async def test_a_column_or_type_that_does_not_fit_is_refused_before_a_scan_starts(client: Client, table: Table) -> None:
     before = (await client.stats()).scans_started
     with pytest.raises(SchemaMismatch, match=r"scroe.*did you mean"):
@@ -210,7 +166,6 @@ async def test_a_column_or_type_that_does_not_fit_is_refused_before_a_scan_start
     assert (await client.stats()).scans_started == before
 
 
-@pytest.mark.asyncio
 async def test_every_call_with_a_predicate_answers_it_as_sql_does(client: Client, name: str) -> None:
     schema = pa.schema([pa.field("k", pa.string(), nullable=False), ("u", pa.uint8()), ("m", pa.decimal128(6, 2))])
     table = await client.create_table(name, schema, primary_key=["k"], buckets=2, indexes=["u"])
@@ -244,7 +199,6 @@ async def test_every_call_with_a_predicate_answers_it_as_sql_does(client: Client
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 async def test_a_predicate_of_many_nodes_is_asked_of_few_rows_at_once(table: Table) -> None:
     """With 900 text searches, a chunk of 8,192 rows would hold the server's event loop for half a second."""
     searches = [col("name").contains(f"{number} no") for number in range(900)]
@@ -257,7 +211,6 @@ async def test_a_predicate_of_many_nodes_is_asked_of_few_rows_at_once(table: Tab
     assert max(sizes[900]) < 200 < max(sizes[3])
 
 
-@pytest.mark.asyncio
 async def test_a_pattern_is_asked_of_few_long_texts_at_once(client: Client, name: str) -> None:
     """A chunk of a megabyte would hold the server's event loop for tens of milliseconds."""
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("long", pa.string())])
@@ -271,7 +224,6 @@ async def test_a_pattern_is_asked_of_few_long_texts_at_once(client: Client, name
     assert max(sizes["%a________b%"]) < 80 < max(sizes["%a%b%"])
 
 
-@pytest.mark.asyncio
 async def test_a_token_fits_the_same_predicate_only(table: Table) -> None:
     scan = table.scan(["k"], where=col("score") > 1).with_chunk(rows=50)
     async with scan.stream() as stream:
@@ -284,7 +236,6 @@ async def test_a_token_fits_the_same_predicate_only(table: Table) -> None:
         await table.scan(["k"], where=col("score") > 2).resume_from(token).to_arrow()
 
 
-@pytest.mark.asyncio
 @pytest.mark.soak
 async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_does_not_start_over(
     tmp_path: Path,
@@ -325,7 +276,6 @@ async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_do
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 async def test_a_repeated_text_is_parsed_for_the_columns_that_the_table_has_now(client: Client) -> None:
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
     table = await client.create_table("where.repeated", schema, primary_key=["k"])

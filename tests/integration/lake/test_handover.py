@@ -22,7 +22,6 @@ from aio_client import (
     TableRecreated,
     UsageError,
     connect,
-    sync,
 )
 from aio_client._scan.stream import ScanStream
 from aio_client._transport.repeatable_calls import commit_position
@@ -361,20 +360,6 @@ async def test_rows_of_a_table_without_a_key_come_first(client: Client, name: st
     changes = await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_arrow()
     assert sorted(changes["id"].to_pylist()) == list(range(120))
     assert changes["_log_offset"].null_count == 100
-
-
-@pytest.mark.breadth
-async def test_blocking_code_polars_and_new_tables_read_it(client: Client, name: str, uri: str) -> None:
-    table = await make(client, name, uri)
-    expected = await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_arrow()
-    with sync.connect(client.config.address) as blocking:
-        changes = blocking.table(name).changes(StartFrom.lake(uri), StopAt.LATEST)
-        assert changes.to_arrow() == expected
-    assert (await table.changes(StartFrom.lake(uri), StopAt.LATEST).to_polars()).height == expected.num_rows
-    empty = await client.create_table(f"{name}2", SCHEMA, primary_key=["id"])
-    await publish_to(client, f"{name}2", f"{uri}2")
-    await empty.upsert(rows_of(range(1)))
-    assert len(await empty.changes(StartFrom.lake(f"{uri}2"), StopAt.LATEST).to_pylist()) == 1
 
 
 async def test_what_cannot_be_followed_is_an_error(client: Client, name: str, uri: str, tmp_path: Path) -> None:

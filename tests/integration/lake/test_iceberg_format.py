@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.utils.config import Config
 
-from aio_client import LakeConflict, LakeDamaged, LogOffsets, UsageError, agg
+from aio_client import LakeDamaged, LogOffsets, UsageError
 from scankv.lake.formats import open_lake_table
 from scankv.lake.iceberg.iceberg_types import iceberg_schema
 from scankv.lake.lake_table import FIELD_ID
@@ -233,17 +233,6 @@ async def test_partition_columns_of_every_type_carry_over(client: Client, name: 
     await publish_and_compare(client, name, uri)
 
 
-@pytest.mark.parametrize("engine", ["first_row", "aggregate", "partial_update"])
-@pytest.mark.represented_by("first_row")
-async def test_merged_rows_are_published(client: Client, name: str, uri: str, engine: str) -> None:
-    arguments: dict[str, Any] = {"aggregators": {"value": agg.sum()}} if engine == "aggregate" else {}
-    table = await client.create_table(name, SCHEMA, primary_key=["id"], buckets=2, merge_engine=engine, **arguments)
-    await table.upsert(ids(range(500)))
-    await publish_and_compare(client, name, uri)
-    await table.upsert(ids(range(20), value=7))
-    await publish_and_compare(client, name, uri)
-
-
 async def test_rows_of_a_table_without_a_key_are_added(client: Client, name: str, uri: str) -> None:
     table = await client.create_table(name, SCHEMA, primary_key=[], buckets=2)
     for start in (0, 100):
@@ -264,31 +253,6 @@ async def test_manifests_do_not_add_up(client: Client, name: str, uri: str) -> N
         assert snapshot is not None
         assert len(snapshot.manifests(published.io)) <= 21
         assert len(list(published.scan().plan_files())) < 15
-
-
-async def test_a_late_publisher_commits_nothing(client: Client, name: str, uri: str, tmp_path: Path) -> None:
-    table = await create(client, name)
-    await publish_and_compare(client, name, uri)
-    late = open_iceberg(uri)
-    base = late.load()
-    await table.upsert([{"id": 1, "value": 7}])
-    await publish_and_compare(client, name, uri)
-    before = {path.name for path in (tmp_path / "published").rglob("*")}
-    late.load = lambda: base  # type: ignore[method-assign]  # it has read the version before
-    with pytest.raises(LakeConflict, match="another program has committed"):
-        await publish(client, name, late, SMALL)
-    assert IcebergReader(uri).versions() == [1, 2]
-    assert {path.name for path in (tmp_path / "published").rglob("*")} == before
-
-
-async def test_of_two_first_publishers_one_commits(client: Client, name: str, uri: str) -> None:
-    await create(client, name)
-    late = open_iceberg(uri)
-    await publish_and_compare(client, name, uri)
-    late.load = lambda: None  # type: ignore[method-assign]  # it has looked before
-    with pytest.raises(LakeConflict):
-        await publish(client, name, late, SMALL)
-    assert IcebergReader(uri).versions() == [1]
 
 
 @pytest.mark.parametrize("change", ["delete", "append", "rollback", "list"])

@@ -13,7 +13,7 @@ import polars
 import pyarrow as pa
 import pytest
 
-from aio_client import LakeConflict, LakeDamaged, LogOffsets, UsageError
+from aio_client import LakeDamaged, LogOffsets, UsageError
 from scankv.lake.formats import open_lake_table
 from scankv.lake.parquet.parquet_types import parquet_schema
 from scankv.lake.publisher import PublishOptions, publish
@@ -125,21 +125,6 @@ async def test_rows_of_a_table_without_a_key_are_added(client: Client, name: str
         report = await publish(client, name, open_parquet(uri), SMALL)
         assert report.rows == 100
         assert sorted(ParquetReader(uri).read()["id"].to_pylist()) == list(range(start + 100))
-
-
-async def test_a_late_publisher_commits_nothing(client: Client, name: str, uri: str, tmp_path: Path) -> None:
-    table = await create(client, name)
-    await publish_and_compare(client, name, uri)
-    late = open_parquet(uri)
-    base = late.load()
-    await table.upsert([{"id": 1, "value": 7}])
-    await publish_and_compare(client, name, uri)
-    late.load = lambda: base  # type: ignore[method-assign]  # it has read the version before
-    with pytest.raises(LakeConflict, match="another program has committed"):
-        await publish(client, name, late, SMALL)
-    reader = ParquetReader(uri)
-    assert reader.versions() == [0, 1]
-    assert {str(path) for path in (tmp_path / "published").glob("*.parquet")} == {*reader.files(0), *reader.files(1)}
 
 
 async def test_old_versions_expire(client: Client, name: str, uri: str, tmp_path: Path) -> None:

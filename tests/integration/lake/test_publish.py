@@ -106,16 +106,6 @@ async def test_rows_that_arrive_in_key_order_leave_complete_files_alone(client: 
 
 
 @pytest.mark.breadth
-async def test_all_rows_may_go_and_come_back(client: Client, name: str, uri: str) -> None:
-    table = await create(client, name)
-    await publish_and_compare(client, name, uri)
-    await table.truncate()
-    assert (await publish_and_compare(client, name, uri)).files_kept == 0
-    await table.upsert(rows_of(range(3)))
-    assert (await publish_and_compare(client, name, uri)).rows == 3
-
-
-@pytest.mark.breadth
 async def test_a_range_deleted_at_once_replaces_its_files(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     await publish_and_compare(client, name, uri)

@@ -6,8 +6,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
-import polars
 import pyarrow as pa
 import pytest
 
@@ -19,7 +17,6 @@ from aio_client import (
     TableRecreated,
     UsageError,
     connect,
-    sync,
 )
 from scankv.lake.formats import FORMATS, open_lake_table
 from scankv.lake.location import LakeLocation
@@ -119,25 +116,6 @@ async def test_columns_predicates_buckets_keys_and_limits_are_those_of_the_scan(
     assert sorted_rows(pa.concat_tables(halves), ["id"]) == rows
     assert (await scan.limit(30).to_arrow()).num_rows == 30
     assert (await scan.select([]).to_arrow()).num_rows == len(rows)
-
-
-@pytest.mark.breadth
-async def test_polars_duckdb_and_blocking_code_read_versions(client: Client, name: str, uri: str) -> None:
-    table = await make_versions(client, name, uri)
-    scan = table.scan(["id", "team"]).as_of(1).read_path("lake", uri)
-    ids = sum(row["id"] for row in second_version())
-    assert (await scan.to_polars()).select(polars.col("id").sum()).item() == ids
-    con = duckdb.connect()
-    await scan.to_duckdb(con, "versions")
-    assert con.sql("select sum(id) from versions").fetchall() == [(ids,)]
-    with scan.stream_sync() as stream:
-        assert sum(sum(rows["id"].to_pylist()) for rows in stream) == ids
-    with (
-        sync.connect(client.config.address) as blocking,
-        blocking.table(name).scan().as_of(0).read_path("lake", uri).stream() as stream,
-    ):
-        assert stream.consistency == "lake"
-        assert sum(rows.num_rows for rows in stream) == 200
 
 
 async def test_an_earlier_version_has_the_columns_that_the_table_has_now(client: Client, name: str, uri: str) -> None:

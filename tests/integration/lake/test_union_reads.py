@@ -143,28 +143,6 @@ async def test_polars_duckdb_and_blocking_code_read_the_lake(client: Client, nam
 
 
 @pytest.mark.breadth
-async def test_columns_are_found_by_their_ids(client: Client, name: str, uri: str) -> None:
-    schema = pa.schema([("id", pa.int64()), ("value", pa.int32()), ("gone", pa.string()), ("small", pa.uint8())])
-    table = await client.create_table(name, schema, primary_key=["id"], buckets=2)
-    values = {"id": range(100), "value": range(100), "gone": ["x"] * 100, "small": [200] * 100}
-    await table.upsert(pa.table(values, schema))
-    await publish_to(client, name, uri)
-    await table.upsert([{"id": 1, "value": 7, "gone": "y", "small": None}])
-    table = await client.alter_table(
-        name,
-        drop_columns=["gone"],
-        rename_columns={"value": "points"},
-        column_types={"value": pa.int64(), "small": pa.uint32()},
-        add_columns=pa.schema([("gone", pa.int64()), ("league", pa.string())]),
-        column_defaults={"league": "new"},
-    )
-    await table.upsert([{"id": 2, "points": 2**40, "small": 2**20, "gone": 5, "league": "b"}])
-    await compare(table, table.scan(), uri)
-    found = await compare(table, table.scan(["league", "gone", "points"], where="gone is null"), uri)
-    assert set(found["league"].to_pylist()) == {"new"}
-
-
-@pytest.mark.breadth
 async def test_a_read_of_a_snapshot_is_as_of_the_snapshot(client: Client, name: str, uri: str) -> None:
     table = await create(client, name)
     await publish_to(client, name, uri)

@@ -194,19 +194,6 @@ def test_a_restart_takes_nothing_from_the_size_of_a_table(tmp_path: Path) -> Non
         assert of_server > 1.5 * of_table > 0
 
 
-@pytest.mark.breadth
-def test_the_size_of_a_table_is_known_soon(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data") as server, sync.connect(server.url) as client:
-        table = make_table(client, "sized.t", tablets=2)
-        table.upsert(ROWS)
-
-        def is_measured() -> bool:
-            found = (each for process in ask_activity(server.url).processes for each in process.tables)
-            return any(each.table == table.name and each.counters.HasField("disk_bytes") for each in found)
-
-        wait_until(is_measured, "a measurement", timeout=10)
-
-
 def test_a_caller_sees_the_tables_that_he_may_read(tmp_path: Path) -> None:
     issuer = TokenIssuer(tmp_path / "tokens")
     with (

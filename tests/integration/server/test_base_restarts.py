@@ -133,15 +133,6 @@ async def test_the_first_query_after_a_restart_uses_the_bases_on_disk(data: Path
             server.restart()
 
 
-@pytest.mark.breadth
-async def test_the_first_scan_after_a_restart_opens_no_rocksdb_cursor(data: Path) -> None:
-    with ServerProcess(data, *WITHOUT_MAINTENANCE) as server:
-        assert await open_cursors_of_a_scan(server) == 0
-        server.kill()
-        server.restart()
-        assert await open_cursors_of_a_scan(server) == 0
-
-
 async def test_queries_that_read_no_base_open_none(data: Path) -> None:
     with ServerProcess(data, *WITHOUT_MAINTENANCE) as server:
         async with connect(server.url) as client:

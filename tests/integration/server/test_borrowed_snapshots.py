@@ -149,25 +149,6 @@ def test_a_snapshot_that_is_released_while_another_worker_reads_it_stays_for_thi
             assert refusal(wire.scans.ExplainScan, there.request()).reason == "SNAPSHOT_LOST"
 
 
-@pytest.mark.breadth
-def test_a_snapshot_that_expires_while_another_worker_reads_it_stays_for_this_reader_only(
-    divided: ServerProcess,
-) -> None:
-    with pinned(divided, "expired", WIDE) as (_, there):
-        there.snapshot.renew(1)
-        messages = there.scan(1)
-        assert next(messages).HasField("header")
-
-        def is_lost() -> bool:
-            try:
-                return next(there.scan(1, limit=0)) is None
-            except grpc.RpcError as error:
-                return refusal_of(error).reason == "SNAPSHOT_LOST"
-
-        wait_until(is_lost, "the lease expired")
-        assert batches_of(messages)
-
-
 def test_a_table_that_is_dropped_ends_the_scans_of_its_snapshots_at_every_worker(divided: ServerProcess) -> None:
     with pinned(divided, "dropped", WIDE) as (client, there):
         streams = [there.scan(number) for number in range(WORKERS)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from aio_client import Client, Scan, Table
 
     ReadPath: TypeAlias = Literal["auto", "rocksdb", "columnar"]
+
+pytestmark = pytest.mark.asyncio
 
 SCHEMA = pa.schema([("league", pa.string()), ("player", pa.int64()), ("score", pa.float64()), ("name", pa.string())])
 KEY = ["league", "player"]
@@ -121,7 +123,6 @@ QUESTIONS: dict[str, Callable[[Scan], Scan]] = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.asyncio
 @pytest.mark.represented_by("all", "a limit of rows kept")
 async def test_a_base_gives_the_rows_of_the_iterator_in_the_same_order(table: Table, question: str) -> None:
     scan = QUESTIONS[question](table.scan())
@@ -136,7 +137,6 @@ async def test_a_base_gives_the_rows_of_the_iterator_in_the_same_order(table: Ta
 
 
 @pytest.mark.parametrize("size", [{"rows": 1}, {"rows": 700}, {"rows": 50_000}, {"bytes": 30_000}])
-@pytest.mark.asyncio
 async def test_chunks_out_of_a_base_are_no_larger_than_asked_for(table: Table, size: dict[str, int]) -> None:
     scan = table.scan().key_range(("l0", -60_000), ("l0", -59_500 if "rows" in size else -40_000)).with_chunk(**size)
     batches = [batch async for batch in scan.read_path("columnar").stream()]
@@ -147,7 +147,6 @@ async def test_chunks_out_of_a_base_are_no_larger_than_asked_for(table: Table, s
 
 
 @pytest.mark.whole_tables  # A scan counts once for each tablet.
-@pytest.mark.asyncio
 async def test_a_scan_over_bases_opens_no_rocksdb_cursor(based: ServerProcess, table: Table) -> None:
     async with connect(based.url, read_ahead_bytes=64 << 10) as client:
         held = {}
@@ -162,7 +161,6 @@ async def test_a_scan_over_bases_opens_no_rocksdb_cursor(based: ServerProcess, t
         assert (stats.live_scans, stats.open_cursors) == (0, 0)
 
 
-@pytest.mark.asyncio
 async def test_rows_scanned_are_those_read_without_batches_that_no_row_can_match_in(table: Table) -> None:
     scanned = {}
     for what, scan in {"all": table.scan(), "one batch": table.scan(where=col("score") > 18_000.0)}.items():
@@ -177,7 +175,6 @@ async def test_rows_scanned_are_those_read_without_batches_that_no_row_can_match
     assert scanned["one batch", "columnar"] < scanned["all", "columnar"] / 2
 
 
-@pytest.mark.asyncio
 async def test_the_server_chooses_the_base_but_for_a_few_rows_and_says_why(table: Table) -> None:
     async def chosen(scan: Scan) -> tuple[str, str]:
         explanation = await scan.explain()
@@ -194,7 +191,6 @@ async def test_the_server_chooses_the_base_but_for_a_few_rows_and_says_why(table
     assert await chosen(table.scan().ordered()) == ("columnar", "a range of many rows")
 
 
-@pytest.mark.asyncio
 async def test_a_base_that_cannot_answer_is_refused_when_asked_for(table: Table) -> None:
     point = (col("league") == "l0") & (col("player") == 0)
     with pytest.raises(
@@ -204,7 +200,6 @@ async def test_a_base_that_cannot_answer_is_refused_when_asked_for(table: Table)
         await table.scan(where=point).read_path("columnar").to_arrow()
 
 
-@pytest.mark.asyncio
 async def test_what_has_no_base_is_refused_when_a_base_is_asked_for(client: Client, table: Table) -> None:
     other = await client.create_table("test.baseless", SCHEMA, primary_key=KEY, buckets=1, columnar_base="off")
     # Nothing is left to read.
@@ -222,53 +217,7 @@ async def test_what_has_no_base_is_refused_when_a_base_is_asked_for(client: Clie
         table.scan().read_path("x")  # type: ignore[arg-type]  # that is the point
 
 
-@pytest.mark.asyncio
-async def test_writes_after_a_base_are_seen_at_once(client: Client) -> None:
-    small = pa.schema([("k", pa.int64()), ("v", pa.string())])
-    table = await client.create_table("test.live", small, primary_key=["k"], buckets=2, columnar_base="eager")
-    await table.upsert(pa.table({"k": range(100), "v": ["base"] * 100}, schema=small))
-    await await_bases(table)
-    expected: dict[int, dict[str, Any]] = {k: {"k": k, "v": "base"} for k in range(100)}
-
-    async def check() -> None:
-        rows = await table.scan().read_path("columnar").to_pylist()
-        assert {row["k"]: row for row in rows} == expected
-        assert len(rows) == len(expected) == await table.count()
-        backwards = await table.scan().read_path("columnar").reverse().with_buckets(1).to_pylist()
-        assert backwards[::-1] == await table.scan().read_path("rocksdb").with_buckets(1).to_pylist()
-
-    async def put(keys: range, **values: str | None) -> None:
-        await table.upsert([{"k": k, **values} for k in keys])
-        expected.update({k: expected.get(k, {}) | {"k": k, **values} for k in keys})
-
-    async def delete(keys: range) -> None:
-        await table.delete(list(keys))
-        for k in keys:
-            expected.pop(k, None)
-
-    await put(range(90, 110), v="changed")
-    await check()
-    await delete(range(0, 100, 3))
-    await check()
-    await put(range(0, 100, 6), v="again")
-    await check()
-    await delete(range(100, 200))
-    await delete(range(-5, 5))
-    await check()
-    table = await client.alter_table(table.name, add_columns=pa.schema([("w", pa.int64())]))
-    expected = {k: row | {"w": None} for k, row in expected.items()}
-    await check()
-    await table.upsert([{"k": k, "v": "wide", "w": k} for k in range(40, 60)])
-    expected |= {k: {"k": k, "v": "wide", "w": k} for k in range(40, 60)}
-    await check()
-    await delete(range(-10, 300))
-    await check()
-    await put(range(7), v="reborn", w=None)
-    await check()
-
-
 @pytest.mark.parametrize("changelog", ["full", "upsert", "none"])
-@pytest.mark.asyncio
 @pytest.mark.represented_by("full")
 async def test_bases_are_taken_up_after_a_start_with_the_changes_since(tmp_path: Path, changelog: str) -> None:
     with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
@@ -306,7 +255,6 @@ async def test_bases_are_taken_up_after_a_start_with_the_changes_since(tmp_path:
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 async def test_a_bucket_whose_changes_take_too_much_memory_is_read_by_the_iterator_and_says_so(tmp_path: Path) -> None:
     # Builds are slow, so that none makes the delta small before it is too large.
     settings = (*NEVER_ANEW, "--set", "base_total_delta_bytes=1000000", "--set", "base_cpu_share=0.02")
@@ -341,7 +289,6 @@ async def _only_one(data_dir: Path) -> bool:
 
 
 @pytest.mark.breadth
-@pytest.mark.asyncio
 async def test_a_base_is_built_anew_once_the_changes_pass_the_share_and_the_old_one_goes(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", *SOON, *WHATEVER_IT_WRITES, "--set", "base_changed_share=0.25") as server:
         async with connect(server.url) as client:
@@ -365,7 +312,6 @@ async def test_a_base_is_built_anew_once_the_changes_pass_the_share_and_the_old_
 
 @pytest.mark.breadth
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.asyncio
 async def test_a_scan_that_began_on_an_old_base_keeps_its_view_while_newer_ones_come(
     tmp_path: Path, reverse: bool
 ) -> None:

@@ -1,4 +1,4 @@
-"""One stream reads one instant of all buckets, whatever is written in the meantime."""
+"""A scan or a snapshot has one instant of all buckets, whatever is written in the meantime."""
 
 from __future__ import annotations
 
@@ -80,11 +80,16 @@ async def test_every_scan_sees_one_instant_of_all_buckets(
 
 
 async def read(table: Table, scans: int) -> dict[str, set[int]]:
-    """Scans several times; returns the generations of each writer that it saw."""
+    """Scans several times, also snapshots; returns the generations of each writer that it saw."""
     seen: dict[str, set[int]] = {writer: set() for writer in WRITERS}
     latest = dict.fromkeys(WRITERS, 0)
-    for _ in range(scans):
-        rows = await table.scan().with_chunk(rows=CHUNK_ROWS).to_arrow()
+    for number in range(scans):
+        scan = table.scan().with_chunk(rows=CHUNK_ROWS)
+        if number % 2:
+            async with table.snapshot() as pinned:
+                rows = await scan.as_of(pinned).to_arrow()
+        else:
+            rows = await scan.to_arrow()
         for writer in WRITERS:
             generations = generations_of(rows, writer)
             assert_one_instant(generations)
@@ -92,28 +97,3 @@ async def read(table: Table, scans: int) -> dict[str, set[int]]:
             latest[writer] = generations[-1]
             seen[writer].update(generations)
     return seen
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_rows_that_come_in_bucket_order_and_go_in_reverse_are_always_the_first_ones(
-    client: Client, name: str
-) -> None:
-    table = await client.create_table(name, SCHEMA, primary_key=["key"], buckets=BUCKETS)
-    keys = keys_of("coming and going", BUCKETS)
-    done = asyncio.Event()
-
-    async def write() -> None:
-        while not done.is_set():
-            for key in keys:
-                await table.upsert([{"key": key, "generation": 1}])
-            for key in reversed(keys):
-                await table.delete([key])
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(write())
-        for _ in range(100):
-            rows = await table.scan().to_arrow()
-            assert set(rows.column("key").to_pylist()) == set(keys[: rows.num_rows])
-            assert 0 <= await table.count() <= BUCKETS
-        done.set()

@@ -355,11 +355,6 @@ def test_hundreds_of_cancelled_scans_leave_nothing_behind(settings: Any) -> None
     _cancel_many(settings(), 200)
 
 
-@pytest.mark.soak
-def test_ten_thousand_cancelled_scans_leave_nothing_behind(settings: Any) -> None:
-    _cancel_many(settings(), 10_000)
-
-
 def _cancel_many(here: Settings, scans: int) -> None:
     """Cancels scans at once, after the header, and after some chunks, over several connections."""
 

@@ -7,7 +7,6 @@ import datetime as dt
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 
@@ -430,26 +429,6 @@ async def test_the_longest_predicate_still_fits_a_table_whose_rows_expire(tmp_pa
         assert await table.count(where=where) == 1
 
 
-@pytest.mark.parametrize("options", [{"changelog": "input"}, {"changelog": "none"}, {"row_deduplicate": False}])
-@pytest.mark.parametrize("kind", [by_event_time, by_write_time])
-async def test_rows_expire_with_every_changelog(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
-    clocks = FakeClocks()
-    async with serving(tmp_path, clocks) as (server, client):
-        table = await kind(client, merge_engine="partial_update", **options)
-        await table.upsert([row(number, 0, number) for number in range(200)])
-        await table.upsert([row(1, 0, None)])
-        clocks.pass_time(60)
-        assert await ids(table) == []
-        await table.upsert([row(1, -60, None)])
-        await table.upsert([row(number, -60, None) for number in range(100, 200)])
-        assert await table.lookup([1, 2, 150]) == pa.Table.from_pylist(
-            [row(1, -60, None), row(150, -60, None)], table.schema
-        )
-        await server._tables._sweep.sweep_table(server._tables.table("t.events").state)
-        assert await ids(table) == [1, *range(100, 200)]
-        assert all(bucket.is_consistent for bucket in await client.check_table("t.events"))
-
-
 async def test_untracked_writes_restart_the_time(tmp_path: Path) -> None:
     clocks = FakeClocks()
     async with serving(tmp_path, clocks) as (_, client):
@@ -506,18 +485,6 @@ async def test_a_rescan_returns_expired_rows_as_deletes(tmp_path: Path, kind: An
         changes = table.changes(StartFrom.EARLIEST, stop=StopAt.LATEST).with_untracked("rescan")
         found = {each["id"]: each["_change_type"] for each in (await changes.to_arrow()).to_pylist()}
         assert found == {number: "+U" if number < 100 else "-D" for number in range(200)}
-
-
-async def test_frames_and_databases_lack_expired_rows(tmp_path: Path) -> None:
-    clocks = FakeClocks()
-    async with serving(tmp_path, clocks) as (_, client):
-        table = await by_event_time(client)
-        await table.upsert([row(1, 0), row(2, 30), row(3, None)])
-        clocks.pass_time(30)
-        assert sorted((await table.scan().to_polars())["id"].to_list()) == [1, 3]
-        with duckdb.connect() as con:
-            await table.scan().to_duckdb(con, "events")
-            assert con.sql("SELECT id FROM events ORDER BY id").fetchall() == [(1,), (3,)]
 
 
 @pytest.mark.whole_tables  # It looks at the buckets of the table in this process.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from aio_client import TlsHandshakeFailed, connect, sync
+from aio_client import TlsHandshakeFailed, UpgradeNotConfirmed, connect, sync
 from scankv.model.errors import InvalidRequest, UsageError
 from streaming_server.storage.files.checked_json import write_checked_json
-from streaming_server.storage.tables.data_directory import NEWEST_FORMAT, OLDEST_FORMAT, read_format
+from streaming_server.storage.tables.data_directory import NEWEST_FORMAT, OLDEST_FORMAT, REFUSALS_FORMAT, read_format
 from tests.support import common_calls
 from tests.support.earlier_version import WHEELS, EarlierServer, run_python, unpack
 from tests.support.fixture_data import FIXTURES
@@ -152,6 +154,38 @@ def test_a_server_does_not_start_on_a_newer_directory(tmp_path: Path) -> None:
     assert b"upgrade the server" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["scankv.json"]
     assert (tmp_path / "scankv.json").read_bytes() == before
+
+
+@pytest.mark.one_process  # Several workers need a later format.
+def test_an_earlier_directory_takes_nothing_that_needs_a_later_format(tmp_path: Path) -> None:
+    write_checked_json(tmp_path / "scankv.json", {"format": REFUSALS_FORMAT})
+    schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("id", "day")])
+    rows = pa.table({"id": [1, 2], "day": [1, 2]}, schema)
+    with ServerProcess(tmp_path) as server, sync.connect(server.url) as client:
+        create, alter = partial(client.create_table, "t.new", schema), partial(client.alter_table, "t.plain")
+        plain = client.create_table("t.plain", schema, primary_key=["id"])
+        unlogged = client.create_table("t.unlogged", schema, primary_key=["id"], changelog="none")
+        for table in (plain, unlogged):
+            table.upsert(rows)
+        third = "need format 3 of the data directory, which has format 2"
+        for needed, act in (
+            (third, lambda: plain.upsert(rows, track_changes=False)),
+            (third, lambda: client.bootstrap("t.new", rows, primary_key=["id"])),
+            ("scankv upgrade", lambda: create(primary_key=["id"], changelog="input")),
+            ("scankv upgrade", lambda: alter(changelog="upsert")),
+            ("log_retention_seconds=0", lambda: alter(log_retention_seconds=0)),
+            ("tables without a primary key need format 5", lambda: create(primary_key=[])),
+            ("tables whose rows expire need format 5", lambda: create(primary_key=["id"], ttl_seconds=60)),
+            ("tables whose rows expire need format 5", lambda: alter(ttl_seconds=60)),
+            ("partitioned tables need format 5", lambda: create(primary_key=["day", "id"], partition_by=["day"])),
+            ("deletes without tracking of changes need format 5", lambda: unlogged.truncate(track_changes=False)),
+        ):
+            with pytest.raises(UpgradeNotConfirmed, match=needed):
+                act()
+        assert [table.name for table in client.tables()] == ["t.plain", "t.unlogged"]
+        assert (client.table("t.plain").options, plain.count()) == ({}, 2)
+        # Key by key, as ranges cannot be stored.
+        assert unlogged.delete(where="day = 1").rows == unlogged.truncate().rows == 1
 
 
 def upgrade(data: Path, *options: str) -> str:

@@ -244,11 +244,11 @@ USES: Final[dict[str, Callable[[Client, Table, Positions], Awaitable[None]]]] = 
 # The ways back. Each is called with the server killed, and leaves a directory that it can be started with.
 
 
-async def restore(server: ServerProcess, tmp_path: Path, name: str = "restored") -> None:
+async def restore(server: ServerProcess, tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     plan = plan_backup(read_manifest(store, find_backup(store, "latest")))
-    restore_all(store, plan, tmp_path / name)
-    server.data_dir = tmp_path / name
+    restore_all(store, plan, tmp_path / "restored")
+    server.data_dir = tmp_path / "restored"
 
 
 async def restore_table(server: ServerProcess, tmp_path: Path) -> None:
@@ -299,10 +299,6 @@ async def lose_bucket_and_watermark(server: ServerProcess, tmp_path: Path) -> No
 
 
 async def restart(server: ServerProcess, tmp_path: Path) -> None:
-    pass
-
-
-async def nothing(server: ServerProcess) -> None:
     pass
 
 
@@ -360,16 +356,8 @@ async def fill(table: Table, first: int, count: int) -> None:
 
 
 @asynccontextmanager
-async def positions(
-    tmp_path: Path, tablets: int = 1, between: Callable[[ServerProcess], Awaitable[None]] = nothing
-) -> AsyncIterator[tuple[ServerProcess, Client, Positions, Positions]]:
-    """Takes all positions, early and late. Kills the server before the block, which has to start it again.
-
-    Args:
-        tmp_path: Where the data directory and the backups are.
-        tablets: The number of tablets, each with one bucket.
-        between: Called with the server killed, between the early and the late positions.
-    """
+async def positions(tmp_path: Path, tablets: int) -> AsyncIterator[tuple[ServerProcess, Client, Positions, Positions]]:
+    """Takes all positions, early and late. Kills the server before the block, which has to start it again."""
     location = str(tmp_path / "backups")
     with ServerProcess(tmp_path / "data", "--backup-location", location) as server:
         async with connect(server.url) as client, AsyncExitStack() as writers:
@@ -377,7 +365,6 @@ async def positions(
             early = await take(client, table, "early", 0, tmp_path, writers)
             await client.create_backup()
             server.kill()
-            await between(server)
             server.restart()
             late = await take(client, table, "late", 100, tmp_path, writers)
             server.kill()
@@ -487,24 +474,3 @@ async def test_a_new_incarnation_remembers_commits_and_waits_for_those_not_appli
             async with client.transaction(id="add") as transaction:
                 assert transaction.result is not None
             assert await table.get(kept) == {"k": kept, "v": 11}
-
-
-@pytest.mark.breadth
-async def test_positions_of_one_restore_are_refused_by_another(tmp_path: Path) -> None:
-    async def between(server: ServerProcess) -> None:
-        await restore(server, tmp_path, "first")
-
-    async with positions(tmp_path, between=between) as (server, client, early, late):
-        await restore(server, tmp_path, "second")
-        server.restart()
-        table = await client.table(NAME)
-        await fill(table, 10_000, 2 * ROWS)
-        async with table.writer(id="w-late") as later:  # which gets the epoch of the writer that is left
-            await later.upsert([{"k": 9003, "v": 8}])
-        assert await refusals(client, late) == _NOT_RESTORED
-        assert await refusals(client, early) == _OTHER_HISTORY
-        assert await table.get(9003) == {"k": 9003, "v": 8}
-        # The restored position is accepted, once.
-        await table.accept_consumer("early")
-        await consumer(client, table, early)
-        assert [each.restored for each in await table.consumers()] == [False]

@@ -1,4 +1,4 @@
-"""Indexes as a client sees them: what they answer, how little they read, and that they never change an answer."""
+"""Indexes as a client sees them: how little they read, what explains them, and that they are one view with the rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import await_until
 from tests.support.wire import Wire, refusal
 
 if TYPE_CHECKING:
-    from aio_client import Client, Scan, Table
+    from aio_client import Client
     from scankv.model.expressions import Predicate
     from tests.support.server_process import ServerProcess
 
@@ -89,22 +89,6 @@ def top(wire: Wire, table: str, **question: Any) -> tuple[pa.Table, lookup_pb2.T
     return pa.ipc.open_stream(response.rows).read_all(), response
 
 
-@pytest.mark.represented_by("10-level-True")
-@pytest.mark.parametrize("ascending", [False, True])
-@pytest.mark.parametrize("by", ["score", "level"])
-@pytest.mark.parametrize("n", [1, 10, 1000, 10_000, 10_001])
-def test_top_n_is_the_same_with_and_without_the_index(
-    wire: Wire, tables: dict[bool, str], ascending: bool, by: str, n: int
-) -> None:
-    found, told = top(wire, tables[True], by=by, n=n, ascending=ascending)
-    expected, plain = top(wire, tables[False], by=by, n=n, ascending=ascending)
-    assert exact_rows(found) == exact_rows(expected)
-    assert found.schema == expected.schema
-    assert list(told.index) == ([by] if n <= 10_000 else [])
-    assert (list(plain.index), plain.rows_scanned) == ([], ROWS)
-    assert told.rows_scanned <= 4 * n + 20 or n > 10_000
-
-
 def test_the_first_ten_of_a_hundred_thousand_rows_take_forty_reads(wire: Wire, tables: dict[bool, str]) -> None:
     before = wire.server().rows_scanned
     _, told = top(wire, tables[True], by="score", n=10, columns=["player", "note"])
@@ -112,70 +96,6 @@ def test_the_first_ten_of_a_hundred_thousand_rows_take_forty_reads(wire: Wire, t
     _, covered = top(wire, tables[True], by="score", n=10, columns=["score", "player"])
     assert 10 <= covered.rows_scanned <= 30
     assert wire.server().rows_scanned - before == told.rows_scanned + covered.rows_scanned
-
-
-@pytest.mark.breadth
-@pytest.mark.parametrize(
-    ("where", "index"),
-    [
-        (col("league") == "league 7", ["league", "score"]),
-        (col("league").is_null() & (col("score") < 50_000), ["league", "score"]),
-        ((col("score") >= 99_000) & col("player").contains("1"), ["score"]),
-        (col("score").is_null(), ["score"]),
-        (col("score").between(500, 400), ["score"]),
-        ((col("player") == "player 000017"), []),
-        (col("note") == "note 5", []),
-        (col("player").contains("99999"), []),  # given up
-    ],
-    ids=repr,
-)
-def test_top_n_with_a_condition_is_the_same(
-    wire: Wire, tables: dict[bool, str], where: Predicate, index: list[str]
-) -> None:
-    for ascending in (False, True):
-        question: dict[str, Any] = {"by": "score", "n": 15, "ascending": ascending, "where": where}
-        found, told = top(wire, tables[True], **question)
-        assert exact_rows(found) == exact_rows(top(wire, tables[False], **question)[0])
-        assert list(told.index) == index
-
-
-@pytest.mark.breadth
-def test_ties_are_all_returned_with_and_without_the_index(wire: Wire, tables: dict[bool, str]) -> None:
-    for question in (
-        {"by": "level", "n": 3},  # 200 NaN
-        {"by": "level", "n": 1, "ascending": True},  # 200 zeros and one more
-        {"by": "score", "n": 1, "where": col("score").is_null()},
-        {"by": "score", "n": 1},
-    ):
-        found, _ = top(wire, tables[True], with_ties=True, **question)
-        expected, _ = top(wire, tables[False], with_ties=True, **question)
-        assert exact_rows(found) == exact_rows(expected)
-        assert found.num_rows in (1, 100, 200, 201)
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_a_scan_of_few_rows_reads_only_these(client: Client, tables: dict[bool, str]) -> None:
-    plain, indexed = [await client.table(tables[way]) for way in (False, True)]
-    for where in (
-        col("league") == "league 7",
-        col("score").between(500, 519),
-        col("score").is_in([3, 50_000, 10**9]),
-        (col("league") == "league 7") & (col("score") > 50_000) & col("note").contains("1"),
-        col("level") > 9999.5,
-    ):
-        for columns, ordered in ((None, False), (None, True), (["score"], False)):
-
-            def scan_of(table: Table, columns: Any = columns, ordered: bool = ordered, where: Any = where) -> Scan:
-                scan = table.scan(columns, where=where)
-                return scan.ordered().reverse() if ordered else scan
-
-            scan = scan_of(indexed)
-            assert (await scan.explain()).index
-            async with scan.stream() as stream:
-                found = [row async for batch in stream for row in exact_rows(batch)]
-            assert found == exact_rows(await scan_of(plain).to_arrow())
-            assert stream.stats().rows_scanned <= 20
 
 
 @pytest.mark.asyncio

@@ -1,4 +1,4 @@
-"""How scans and servers end: dropped tables, cancelled and killed readers, draining, and the errors that others get."""
+"""How scans and servers end: tables dropped under fire, draining, and what reflection and health say of a server."""
 
 from __future__ import annotations
 
@@ -17,25 +17,21 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from aio_client import (
     Client,
-    DeadlineExceeded,
-    ScanInterrupted,
     ScanKvError,
     ServerDraining,
     Table,
     TableNotFound,
-    TooManyScans,
     Unavailable,
     connect,
 )
 from scankv.v1 import scan_pb2
-from tests.support.server_process import ServerProcess
-from tests.support.streams import cancel_reading, read_all
 from tests.support.waiting import await_until, wait_until
 from tests.support.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
+
+    from tests.support.server_process import ServerProcess
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 ROWS = 60_000
@@ -63,38 +59,6 @@ async def no_scan_is_left(client: Client) -> float:
     began = time.monotonic()
     await await_until(none_is_live, "the scan freed")
     return time.monotonic() - began
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_a_scan_of_a_table_that_is_dropped_ends_with_table_not_found(own_client: Client) -> None:
-    table = await filled(own_client, "test.dropped")
-    async with table.scan().with_chunk(rows=100).stream() as stream:
-        await anext(stream)
-        await own_client.drop_table("test.dropped")
-        with pytest.raises(TableNotFound, match=r"test\.dropped"):
-            await read_all(stream)
-    await no_scan_is_left(own_client)
-    with pytest.raises(TableNotFound):
-        await table.upsert([{"k": 1, "v": "x"}])
-    again = await own_client.create_table("test.dropped", SCHEMA, primary_key=["k"], buckets=3)
-    assert (await again.scan().to_arrow()).num_rows == 0
-    assert (await again.upsert([{"k": 1, "v": "x"}])).rows == 1
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_readers_that_stopped_reading_learn_that_the_table_was_dropped(own_client: Client) -> None:
-    """The error can only follow the data that is on its way, and the scan must hold nothing in the meantime."""
-    table = await filled(own_client, "test.dropped")
-    streams = [table.scan().with_chunk(rows=size).stream() for size in (1, 50, 500, 5000, 50_000)]
-    for stream in streams:
-        await anext(stream)
-    await asyncio.wait_for(own_client.drop_table("test.dropped"), 60)
-    for stream in streams:
-        with pytest.raises(TableNotFound):
-            await asyncio.wait_for(read_all(stream), 60)
-    await no_scan_is_left(own_client)
 
 
 @pytest.mark.breadth
@@ -139,62 +103,12 @@ async def test_tables_are_dropped_and_made_again_under_fire(own_client: Client, 
     assert "incident" not in server.log
 
 
-@pytest.mark.represented_by("cancel")
-@pytest.mark.asyncio
-@pytest.mark.parametrize("how", ["aclose", "break", "cancel", "client"])
-async def test_a_scan_that_is_given_up_is_freed_within_a_second(
-    own_client: Client, server: ServerProcess, how: str
-) -> None:
-    await filled(own_client, "test.given_up")
-    # On a busy machine, not all of them are.
-    seconds = [await seconds_until_freed(own_client, server.url, how)]
-    while min(seconds) > 1.0 and len(seconds) < 10:
-        seconds.append(await seconds_until_freed(own_client, server.url, how))
-    assert min(seconds) <= 1.0, seconds
-    assert (await (await own_client.table("test.given_up")).scan().to_arrow()).num_rows == ROWS
-
-
-async def seconds_until_freed(own_client: Client, url: str, how: str) -> float:
-    """Abandons a scan; returns how long it stayed live."""
-    async with connect(url) as other:
-        table = await other.table("test.given_up")
-        stream = table.scan().with_chunk(rows=100).stream()
-        await anext(stream)
-        assert (await own_client.stats()).live_scans == table.tablets
-        if how == "aclose":
-            await stream.aclose()
-        elif how == "break":
-            del stream
-        elif how == "cancel":
-            await cancel_reading(stream)
-        else:
-            await other.aclose()
-        return await no_scan_is_left(own_client)
-
-
 def test_a_scan_cancelled_before_its_header_is_freed(shared_server: ServerProcess, name: str) -> None:
     with Wire(shared_server.url) as wire:
         wire.create(name, SCHEMA, buckets=50)
         for _ in range(30):
             wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=name)).cancel()
         wait_until(lambda: wire.server().live_scans == 0, "the scans freed")
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_a_scan_too_many_is_refused_and_let_in_later(tmp_path: Path) -> None:
-    settings = ("--set", "max_live_scans=2", "--set", "admission_wait_seconds=0.2")
-    with ServerProcess(tmp_path / "data", *settings) as server:
-        async with connect(server.url) as client, connect(server.url, operation_timeout=3) as hasty:
-            table = await filled(client, "test.popular")
-            refused = (await hasty.table("test.popular")).scan().stream()
-            async with table.scan().stream(), table.scan().stream():
-                # The timeout may end in the middle of an attempt.
-                with pytest.raises((TooManyScans, DeadlineExceeded)) as caught:
-                    await anext(refused)
-                assert isinstance(caught.value, DeadlineExceeded) or caught.value.retry_after
-            await no_scan_is_left(client)
-            assert (await table.scan().limit(7).to_arrow()).num_rows == 7
 
 
 @pytest.mark.whole_tables  # The next tablet is read by a new call, which is refused.
@@ -223,27 +137,6 @@ async def _is_refused(table: Table) -> bool:
     except (ServerDraining, Unavailable):
         return True
     return False
-
-
-@pytest.mark.breadth
-@pytest.mark.asyncio
-async def test_a_reader_that_does_not_read_holds_the_drain_no_longer_than_allowed(tmp_path: Path) -> None:
-    settings = ("--set", "drain_seconds=1", "--set", "stall_timeout_seconds=600")
-    with ServerProcess(tmp_path / "data", *settings) as server:
-        async with connect(server.url) as client:
-            table = await filled(client, "test.stalled")
-            stream = table.scan().with_chunk(rows=500).stream()
-            await anext(stream)
-            started = time.monotonic()
-            assert await asyncio.to_thread(server.stop, 60) == 0
-            assert time.monotonic() - started > 0.9
-            with pytest.raises((ScanInterrupted, ServerDraining, Unavailable)):
-                await read_all(stream)
-        server.restart()
-        async with connect(server.url) as client:
-            table = await client.table("test.stalled")
-            assert await table.count() == ROWS
-            assert [bucket.epoch for bucket in await table.stats()] == [0, 0, 0]
 
 
 @pytest.mark.asyncio

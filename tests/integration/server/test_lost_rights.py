@@ -144,21 +144,6 @@ async def test_a_transaction_is_not_committed_and_ends_with_its_time_to_live(sta
 
 
 @pytest.mark.breadth
-@losing
-async def test_the_block_of_a_transaction_ends_with_the_refusal_and_writes_nothing(stage: Stage, loss: str) -> None:
-    async def run(scene: Scene) -> None:
-        async with scene.client.transaction(id=f"{scene.table.name}:1", ttl=LEASE_SECONDS) as transaction:
-            await transaction.upsert(scene.table, row(1))
-            await scene.lose()
-
-    async with stage.scene(loss) as scene:
-        with pytest.raises(scene.error):
-            await run(scene)
-        await scene.nothing_is_held()
-        assert await scene.seen_by_root.count() == 0
-
-
-@pytest.mark.breadth
 @losing_to_read
 async def test_a_snapshot_is_not_renewed_or_read_and_ends_with_its_lease(stage: Stage, loss: str) -> None:
     async with stage.scene(loss, LARGE.slice(0, 10)) as scene:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from tests.support.archived import ARCHIVING, wait_archived
 from tests.support.secured import METHODS, SecuredServer, TokenCaller, TokenIssuer, request_type
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
-from tests.support.wire import refusal_of
+from tests.support.wire import Refusal, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -237,13 +238,29 @@ class OwnersServer:
         return OwnedThings(table, self.owner, self.twin, self.others, self.admin)
 
 
+@contextlib.contextmanager
+def serving(data: Path, *options: str, tablets: int = 1, workers: int = 1, **settings: float) -> Iterator[OwnersServer]:
+    """Runs a server that asks for tokens, with some of its settings changed."""
+    issuer = TokenIssuer(data.with_name("tokens"))
+    changed = [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
+    arguments = ("--tokens", str(issuer.path), "--workers", str(workers), *options, *changed)
+    with ServerProcess(data, *arguments) as process, SecuredServer(process.url, issuer) as secured:
+        yield OwnersServer(secured, tablets)
+
+
+def refused_for(by: TokenCaller, method: str, **request: Any) -> Refusal:
+    """Makes a call that is refused because something belongs to the principal `mine`."""
+    refused = by.refusal(f"{SERVICES}.{method}", **request)
+    assert refused is not None, method
+    assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine"), refused.message
+    return refused
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "tablets of two workers"])
 def owners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnersServer]:
     directory = tmp_path_factory.mktemp("owners")
-    issuer = TokenIssuer(directory / "tokens")
-    settings = ["--tokens", str(issuer.path), "--workers", str(request.param)]
-    with ServerProcess(directory / "data", *settings) as server, SecuredServer(server.url, issuer) as secured:
-        yield OwnersServer(secured, request.param)
+    with serving(directory / "data", tablets=request.param, workers=request.param) as server:
+        yield server
 
 
 def test_each_call_that_only_an_owner_may_make_is_tested() -> None:
@@ -332,17 +349,13 @@ def test_only_an_admin_makes_something_for_another_principal_which_then_owns_it(
     scene, id_ = owners.scene(), uuid.uuid4().hex
     (made_by, request), (ended_by, end) = MADE[what], ENDED[what]
     other = scene.others[-1]
-    refused = other.refusal(f"{SERVICES}.{made_by}", **request(scene, id_, "mine"))
-    assert refused is not None
-    assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine")
+    refused = refused_for(other, made_by, **request(scene, id_, "mine"))
     assert 'names the principal "mine" as the owner of what it makes' in refused.message
     wrong = scene.admin.refusal(f"{SERVICES}.{made_by}", **request(scene, id_, "a\nb"))
     assert wrong is not None
     assert (wrong.code, wrong.reason) == ("INVALID_ARGUMENT", "INVALID_REQUEST"), wrong.message
     made = scene.admin(f"{SERVICES}.{made_by}", **request(scene, id_, "mine"))
-    refused = other.refusal(f"{SERVICES}.{ended_by}", **end(scene, id_, made))
-    assert refused is not None
-    assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine")
+    refused_for(other, ended_by, **end(scene, id_, made))
     assert scene.owner.code(f"{SERVICES}.{ended_by}", **end(scene, id_, made)) == "OK"
     # One's own name changes nothing, and what exists keeps its owner.
     id_ = uuid.uuid4().hex
@@ -373,26 +386,22 @@ def test_a_non_admin_that_names_itself_takes_over_nothing_of_others(owners: Owne
     assert sorted(taking) == sorted(method for method, _ in MADE.values())
     for method, fields in taking.items():
         about = {} if "Transaction" in method else {"table": scene.table}
-        refused = other.refusal(f"{SERVICES}.{method}", **about | fields)
-        assert refused is not None, method
-        assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine"), method
+        refused_for(other, method, **about | fields)
 
 
 @pytest.mark.parametrize("attempt", ["a", "b"])
 def test_only_an_admin_of_all_tables_replaces_a_transaction_by_one_of_another_principal(
     owners: OwnersServer, attempt: str
 ) -> None:
-    scene, method = owners.scene(), f"{SERVICES}.TransactionService/BeginTransaction"
+    scene, method = owners.scene(), "TransactionService/BeginTransaction"
     scene.owner = scene.admin
     held = scene.hold("transaction").ids["transaction"]
     replacing: dict[str, Any] = {"id": held["id"], "attempt": attempt, "conflict_mode": 1, "principal": "mine"}
-    refused = scene.admin.refusal(method, **replacing)
-    assert refused is not None
-    assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine")
+    refused_for(scene.admin, method, **replacing)
     # The earlier one stays as it was.
     written = STAGED["WriteService/Upsert"](scene, scene.admin)
     assert scene.admin.code(f"{SERVICES}.WriteService/Upsert", **written) == "OK"
-    begun = owners.server.root(method, **replacing)
+    begun = owners.server.root(f"{SERVICES}.{method}", **replacing)
     listed = owners.server.root(f"{SERVICES}.TransactionService/ListTransactions").transactions
     principals = {each.token: each.principal for each in listed}
     assert principals[begun.token] == ("c" if attempt == "a" else "mine")
@@ -486,21 +495,6 @@ def test_a_live_consumer_is_not_fenced_by_another_principal_and_its_list_says_wh
 
 
 @pytest.mark.parametrize("same_attempt", [True, False])
-def test_no_other_principal_ends_or_commits_a_transaction_whose_id_and_token_it_knows(
-    owners: OwnersServer, same_attempt: bool
-) -> None:
-    scene = owners.scene().hold("transaction")
-    other, held = scene.others[-1], scene.ids["transaction"]
-    service = f"{SERVICES}.TransactionService"
-    attempt = "a" if same_attempt else "b"
-    assert other.code(f"{service}/BeginTransaction", id=held["id"], attempt=attempt) == "PERMISSION_DENIED"
-    assert other.code(f"{service}/CommitTransaction", token=held["token"], id=held["id"]) == "PERMISSION_DENIED"
-    (listed,) = [each for each in other(f"{service}/ListTransactions").transactions if each.token == held["token"]]
-    assert (listed.principal, listed.rows) == ("mine", 8)
-    assert scene.twin(f"{service}/CommitTransaction", token=held["token"], id=held["id"]).rows == 8
-
-
-@pytest.mark.parametrize("same_attempt", [True, False])
 def test_the_id_of_a_committed_transaction_belongs_to_the_principal_of_the_transaction(
     owners: OwnersServer, same_attempt: bool
 ) -> None:
@@ -516,9 +510,7 @@ def test_the_id_of_a_committed_transaction_belongs_to_the_principal_of_the_trans
             ("CommitTransaction", {"token": held["token"]}),
             ("CommitTransaction", {"token": "forgotten", "id": held["id"]}),
         ):
-            refused = other.refusal(f"{service}/{method}", **request)
-            assert refused is not None, method
-            assert (refused.code, refused.details["principal"]) == ("PERMISSION_DENIED", "mine"), refused.message
+            refused_for(other, f"TransactionService/{method}", **request)
     for by in (scene.twin, scene.admin):
         assert by(f"{service}/BeginTransaction", **begin_it).committed.rows == 8
         assert by(f"{service}/CommitTransaction", token="forgotten", id=held["id"]).rows == 8
@@ -538,13 +530,11 @@ def test_an_admin_of_its_tables_ends_a_transaction_of_which_one_worker_has_nothi
     owners: OwnersServer, end: str
 ) -> None:
     scene = OwnersServer(owners.server, 1).scene().hold("transaction")
-    method, request = f"{SERVICES}.TransactionService/{end}", {"token": scene.ids["transaction"]["token"]}
+    method, request = f"TransactionService/{end}", {"token": scene.ids["transaction"]["token"]}
     elsewhere = owners.server.caller("write:own.*", "admin:elsewhere.*", principal="d")
     for other in (scene.others[-1], elsewhere):
-        refused = other.refusal(method, **request)
-        assert refused is not None
-        assert refused.details["principal"] == "mine"
-    assert scene.admin.code(method, **request) == "OK"
+        refused_for(other, method, **request)
+    assert scene.admin.code(f"{SERVICES}.{method}", **request) == "OK"
 
 
 def test_a_writer_of_another_principal_is_neither_fenced_nor_used_up_and_can_be_undone(owners: OwnersServer) -> None:
@@ -560,23 +550,16 @@ def test_a_writer_of_another_principal_is_neither_fenced_nor_used_up_and_can_be_
 @pytest.mark.breadth
 @pytest.mark.one_process
 def test_a_tablet_that_has_forgotten_an_idle_writer_gives_it_to_no_other_principal(tmp_path: Path) -> None:
-    issuer, open_ = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.WriteService/OpenWriter"
-    settings = {"writer_ttl_seconds": 1, "log_maintenance_seconds": 0.05}
-    options = [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
-    with (
-        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), *options) as process,
-        SecuredServer(process.url, issuer) as secured,
-    ):
-        owners = OwnersServer(secured, 2)
-        scene = owners.scene()
-        other, url = scene.others[-1], secured.address
+    open_ = "WriteService/OpenWriter"
+    with serving(tmp_path / "data", tablets=2, writer_ttl_seconds=1, log_maintenance_seconds=0.05) as owners:
+        scene, url = owners.scene(), owners.server.address
         with (
             sync.connect(url, token=owners.token_of(scene.owner)) as mine,
             sync.connect(url, token=owners.token_of(scene.admin)) as admin,
             mine.table(scene.table).writer("w") as writer,
         ):
             # Opened later, and not used either, so tablets forget it later.
-            scene.owner(open_, table=scene.table, id="canary")
+            scene.owner(f"{SERVICES}.{open_}", table=scene.table, id="canary")
 
             def is_forgotten() -> bool:
                 # A key is in one of the tablets, so the other one has an idle writer.
@@ -587,10 +570,8 @@ def test_a_tablet_that_has_forgotten_an_idle_writer_gives_it_to_no_other_princip
                 return "canary" not in known
 
             wait_until(is_forgotten, "the idle writer forgotten")
-        refused = other.refusal(open_, table=scene.table, id="w")
-        assert refused is not None
-        assert refused.details["principal"] == "mine"
-        assert scene.owner.code(open_, table=scene.table, id="w") == "OK"
+        refused_for(scene.others[-1], open_, table=scene.table, id="w")
+        assert scene.owner.code(f"{SERVICES}.{open_}", table=scene.table, id="w") == "OK"
 
 
 def test_an_admin_gives_what_belongs_to_one_principal_to_another(owners: OwnersServer) -> None:
@@ -623,32 +604,8 @@ def test_an_admin_gives_what_belongs_to_one_principal_to_another(owners: OwnersS
 
 
 MOST, SHARE, RESERVED = 40, 20, 2
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnersServer]:
-    directory = tmp_path_factory.mktemp("small")
-    issuer = TokenIssuer(directory / "tokens")
-    kinds = ("snapshot_leases", "consumers", "transactions", "writers_per_bucket")
-    limits = {"max_caller_share": 0.5, **{f"max_{kind}": MOST for kind in kinds}}
-    settings = [text for name, limit in limits.items() for text in ("--set", f"{name}={limit}")]
-    with (
-        ServerProcess(directory / "data", "--tokens", str(issuer.path), *settings) as server,
-        SecuredServer(server.url, issuer) as secured,
-    ):
-        yield OwnersServer(secured, 1)
-
-
-@pytest.fixture
-def small_workers(tmp_path: Path) -> Iterator[OwnersServer]:
-    issuer = TokenIssuer(tmp_path / "tokens")
-    settings = ["--tokens", str(issuer.path), "--workers", "2"]
-    limits = ["--set", f"max_snapshot_leases={MOST}", "--set", "max_caller_share=0.5"]
-    with (
-        ServerProcess(tmp_path / "data", *settings, *limits) as server,
-        SecuredServer(server.url, issuer) as secured,
-    ):
-        yield OwnersServer(secured, 2)
+KINDS = ("snapshot_leases", "consumers", "transactions", "writers_per_bucket")
+LIMITS: dict[str, Any] = {"max_caller_share": 0.5, **{f"max_{kind}": MOST for kind in KINDS}}
 
 
 TAKING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
@@ -662,32 +619,29 @@ TAKING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
 }
 
 
+def taken_by(by: TokenCaller, method: str, request: Callable[[], dict[str, Any]], reason: str) -> tuple[int, str]:
+    """Makes a call until it is refused. Returns how often it was not, and the message of the refusal."""
+    for number in range(MOST + 1):
+        refused = by.refusal(f"{SERVICES}.{method}", **request())
+        if refused is not None:
+            assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", reason), refused.message
+            return number, refused.message
+    raise AssertionError("more than the limit of the server")
+
+
 @pytest.mark.breadth
 @pytest.mark.one_process
 @pytest.mark.parametrize("reason", TAKING)
-def test_no_principal_takes_more_than_its_share_and_admins_have_a_reserve(small: OwnersServer, reason: str) -> None:
-    scene = small.scene()
+def test_no_principal_takes_more_than_its_share_and_admins_have_a_reserve(tmp_path: Path, reason: str) -> None:
     method, request = TAKING[reason]
-    call = f"{SERVICES}.{method}"
-
-    def taken(by: TokenCaller) -> int:
-        for number in range(MOST + 1):
-            refused = by.refusal(call, **request(scene))
-            if refused is not None:
-                assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", reason)
-                messages.append(refused.message)
-                return number
-        raise AssertionError("more than the limit of the server")
-
-    messages: list[str] = []
-    first, second = scene.owner, scene.others[-1]
-    assert taken(first) == SHARE
-    assert taken(scene.twin) == 0
-    assert taken(second) == MOST - SHARE - RESERVED
-    assert taken(small.server.root) == RESERVED
-    assert f'the principal "mine" has {SHARE} ' in messages[0]
-    assert "max_caller_share" in messages[0]
-    assert f"the last {RESERVED} are for admins" in messages[2]
+    with serving(tmp_path / "data", **LIMITS) as small:
+        scene = small.scene()
+        callers = (scene.owner, scene.twin, scene.others[-1], small.server.root)
+        taken = [taken_by(each, method, lambda: request(scene), reason) for each in callers]
+    assert [number for number, _ in taken] == [SHARE, 0, MOST - SHARE - RESERVED, RESERVED]
+    assert f'the principal "mine" has {SHARE} ' in taken[0][1]
+    assert "max_caller_share" in taken[0][1]
+    assert f"the last {RESERVED} are for admins" in taken[2][1]
 
 
 NAMING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
@@ -710,30 +664,14 @@ NAMING: dict[str, tuple[str, Callable[[OwnedThings], dict[str, Any]]]] = {
 """What makes things for another principal, of which the server has a number."""
 
 
-def taken_by(by: TokenCaller, method: str, request: Callable[[], dict[str, Any]], reason: str) -> tuple[int, str]:
-    """Makes a call until it is refused. Returns how often it was not, and the message of the refusal."""
-    for number in range(MOST + 1):
-        refused = by.refusal(f"{SERVICES}.{method}", **request())
-        if refused is not None:
-            assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", reason), refused.message
-            return number, refused.message
-    raise AssertionError("more than the limit of the server")
-
-
 @pytest.mark.breadth
 @pytest.mark.one_process
 @pytest.mark.parametrize("reason", NAMING)
 def test_an_admin_of_some_tables_neither_uses_up_the_share_of_another_principal_nor_gets_the_reserve(
     tmp_path: Path, reason: str
 ) -> None:
-    issuer = TokenIssuer(tmp_path / "tokens")
-    limits = {"max_caller_share": 0.5, "max_snapshot_leases": MOST, "max_consumers": MOST, "max_transactions": MOST}
-    settings = [text for name, limit in limits.items() for text in ("--set", f"{name}={limit}")]
-    with (
-        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), *settings) as process,
-        SecuredServer(process.url, issuer) as secured,
-    ):
-        scene = OwnersServer(secured, 1).scene()
+    with serving(tmp_path / "data", **LIMITS) as small:
+        scene = small.scene()
         (naming, named), (taking, request) = NAMING[reason], TAKING[reason]
         given, message = taken_by(scene.admin, naming, lambda: named(scene), reason)
         assert given == SHARE // 2
@@ -742,7 +680,7 @@ def test_an_admin_of_some_tables_neither_uses_up_the_share_of_another_principal_
         # Its own share, and no place of the reserve.
         assert taken_by(scene.admin, taking, lambda: request(scene), reason)[0] == MOST - SHARE - RESERVED
         # An admin of every table gives more than the share of a principal.
-        assert taken_by(secured.root, naming, lambda: named(scene), reason)[0] == RESERVED
+        assert taken_by(small.server.root, naming, lambda: named(scene), reason)[0] == RESERVED
 
 
 @pytest.mark.breadth
@@ -752,14 +690,10 @@ def test_an_admin_of_some_tables_neither_uses_up_the_share_of_another_principal_
 def test_an_admin_of_some_tables_assigns_no_more_than_half_of_the_share_of_another_principal(
     tmp_path: Path, tablets: int, what: str
 ) -> None:
-    issuer, assign = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.AdminService/AssignOwner"
-    limits = {"max_caller_share": 0.5, "max_snapshot_leases": 8, "max_consumers": 8}
-    settings = [text for name, limit in limits.items() for text in ("--set", f"{name}={limit}")]
-    with (
-        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), *settings) as process,
-        SecuredServer(process.url, issuer) as secured,
-    ):
-        scene = OwnersServer(secured, tablets).scene()
+    assign = f"{SERVICES}.AdminService/AssignOwner"
+    limits: dict[str, Any] = {"max_caller_share": 0.5, "max_snapshot_leases": 8, "max_consumers": 8}
+    with serving(tmp_path / "data", tablets=tablets, **limits) as server:
+        scene, root = server.scene(), server.server.root
         given: dict[str, Any] = {"table": scene.table, "current": "mine", "principal": "b"}
         for _ in range(2):
             scene.hold(what)
@@ -771,49 +705,43 @@ def test_an_admin_of_some_tables_assigns_no_more_than_half_of_the_share_of_anoth
         assert refused is not None
         assert refused.reason == {"snapshot": "TOO_MANY_SNAPSHOTS", "consumer": "TOO_MANY_CONSUMERS"}[what]
         assert "and would get 1 more" in refused.message
-        kept = secured.root(f"{SERVICES}.ConsumerService/ListConsumers", table=scene.table).consumers
+        kept = root(f"{SERVICES}.ConsumerService/ListConsumers", table=scene.table).consumers
         assert [each.principal for each in kept].count("mine") == 1
         # It may take its own share itself, and an admin of every table may give all.
         assert scene.admin.code(assign, **{**given, "principal": "c"}) == "OK"
         assert scene.admin.code(assign, **{**given, "current": "b", "principal": "c"}) == "OK"
-        assert secured.root.code(assign, **{**given, "current": "c"}) == "OK"
+        assert root.code(assign, **{**given, "current": "c"}) == "OK"
 
 
 @pytest.mark.breadth
-def test_each_of_several_workers_has_the_limits_and_shares_and_the_reserve(small_workers: OwnersServer) -> None:
-    divided = small_workers.scene()
-    small_workers.tablets = 1
-    with sync.connect(small_workers.server.address, token=small_workers.server.issuer.root) as root:
-        on_workers: dict[int, str] = {}
-        while len(on_workers) < 2:
-            table = small_workers.scene().table
-            on_workers[root.table(table).owner_port or 0] = table
-    method = f"{SNAPSHOTS}/PinSnapshot"
+def test_each_of_several_workers_has_the_limits_and_shares_and_the_reserve(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tablets=2, workers=2, **LIMITS) as server:
+        divided = server.scene().table
+        server.tablets = 1
+        with sync.connect(server.server.address, token=server.server.issuer.root) as root:
+            on_workers: dict[int, str] = {}
+            while len(on_workers) < 2:
+                table = server.scene().table
+                on_workers[root.table(table).owner_port or 0] = table
 
-    def taken(by: TokenCaller, table: str) -> int:
-        for number in range(MOST + 1):
-            refused = by.refusal(method, table=table)
-            if refused is not None:
-                assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_SNAPSHOTS"), refused
-                return number
-        raise AssertionError("more than the limit of a worker")
+        def taken(by: TokenCaller, table: str) -> int:
+            return taken_by(by, "SnapshotService/PinSnapshot", lambda: {"table": table}, "TOO_MANY_SNAPSHOTS")[0]
 
-    first, second, root_caller = small_workers.owner, small_workers.others[-1], small_workers.server.root
-    # A snapshot of tablets has a part at each worker, which counts there.
-    assert taken(first, divided.table) == SHARE
-    for table in on_workers.values():
-        assert taken(first, table) == 0
-        assert taken(second, table) == MOST - SHARE - RESERVED
-        assert taken(first, divided.table) == 0
-        assert taken(root_caller, table) == RESERVED
+        first, second = server.owner, server.others[-1]
+        # A snapshot of tablets has a part at each worker, which counts there.
+        assert taken(first, divided) == SHARE
+        for table in on_workers.values():
+            assert taken(first, table) == 0
+            assert taken(second, table) == MOST - SHARE - RESERVED
+            assert taken(first, divided) == 0
+            assert taken(server.server.root, table) == RESERVED
 
 
 @pytest.mark.one_process
 def test_a_new_writer_that_a_tablet_of_another_worker_refuses_is_opened_by_no_tablet(tmp_path: Path) -> None:
-    issuer, most = TokenIssuer(tmp_path / "tokens"), 20
-    settings = ["--tokens", str(issuer.path), "--workers", "2", "--set", f"max_writers_per_bucket={most}"]
-    with ServerProcess(tmp_path / "data", *settings) as process, SecuredServer(process.url, issuer) as secured:
-        scene = OwnersServer(secured, 2).scene()
+    most = 20
+    with serving(tmp_path / "data", tablets=2, workers=2, max_writers_per_bucket=most) as server:
+        scene = server.scene()
         upsert = f"{SERVICES}.WriteService/Upsert"
         row: dict[str, Any] = {"table": scene.table, "rows": rows_of(1, v=[1])}
         # Writers that are never opened are known only to the tablet to which they write.
@@ -831,27 +759,35 @@ def test_a_new_writer_that_a_tablet_of_another_worker_refuses_is_opened_by_no_ta
         assert scene.owner(f"{SERVICES}.WriteService/OpenWriter", **request).epoch == 2
 
 
+LARGE = 40_000
+"""Rows, which are more than gRPC receives of a stream that nobody reads: its window grows to 16 MiB."""
+
+
+def write_large(server: OwnersServer) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
+    with sync.connect(server.server.address, token=server.server.issuer.root) as root:
+        tablets = server.tablets
+        table = root.create_table("own.large", schema, primary_key=["k"], buckets=tablets, tablets=tablets)
+        table.upsert(pa.table({"k": range(LARGE), "v": ["v" * 1000] * LARGE}, schema=schema))
+
+
+def rows_of_large(server: OwnersServer) -> int:
+    with sync.connect(server.server.address, token=server.token_of(server.others[-1])) as other:
+        return int(other.table("own.large").scan().select("k").to_arrow().num_rows)
+
+
 @pytest.mark.breadth
 @pytest.mark.one_process
 def test_a_stalled_scan_beyond_the_share_ends_for_the_scan_of_another_principal(tmp_path: Path) -> None:
-    issuer, call = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ScanService/ScanKv"
-    settings = ("--tokens", str(issuer.path), "--set", "max_live_scans=4", "--set", "stall_timeout_seconds=300")
-    with (
-        ServerProcess(tmp_path / "data", *settings) as process,
-        SecuredServer(process.url, issuer) as secured,
-    ):
-        scene = OwnersServer(secured, 1).scene()
-        with sync.connect(secured.address, token=issuer.root) as root:
-            schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
-            table = root.create_table("own.large", schema, primary_key=["k"], buckets=1)
-            # More than gRPC receives of a stream that nobody reads: its window grows to 16 MiB.
-            table.upsert(pa.table({"k": range(40_000), "v": ["v" * 1000] * 40_000}, schema=schema))
+    call = f"{SERVICES}.ScanService/ScanKv"
+    with serving(tmp_path / "data", max_live_scans=4, stall_timeout_seconds=300) as server:
+        scene = server.scene()
+        write_large(server)
         request = request_type(call)(table="own.large")
         streams = [scene.owner.stream(call, request) for _ in range(4)]
         for stream in streams:
             next(stream)
-        with sync.connect(secured.address, token=OwnersServer.token_of(scene.others[-1])) as other:
-            assert other.table("own.large").scan().select("k").to_arrow().num_rows == 40_000
+        assert rows_of_large(server) == LARGE
         failures: list[grpc.RpcError] = []
         for stream in streams:
             try:
@@ -867,15 +803,11 @@ def test_a_stalled_scan_beyond_the_share_ends_for_the_scan_of_another_principal(
 @pytest.mark.breadth
 @pytest.mark.one_process
 def test_a_scan_whose_parked_parts_end_for_another_principal_ends_and_can_be_resumed(tmp_path: Path) -> None:
-    issuer, call = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ScanService/ScanKv"
-    settings = ["--tokens", str(issuer.path), "--workers", "2", "--set", "stall_timeout_seconds=300"]
-    limits = ["--set", "max_live_scans=2", "--set", "max_caller_share=0.5"]
-    with ServerProcess(tmp_path / "data", *settings, *limits) as process, SecuredServer(process.url, issuer) as secured:
-        scene = OwnersServer(secured, 2).scene()
-        with sync.connect(secured.address, token=issuer.root) as root:
-            schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
-            table = root.create_table("own.large", schema, primary_key=["k"], buckets=2, tablets=2)
-            table.upsert(pa.table({"k": range(30_000), "v": ["v" * 1000] * 30_000}, schema=schema))
+    call = f"{SERVICES}.ScanService/ScanKv"
+    limits: dict[str, Any] = {"max_live_scans": 2, "max_caller_share": 0.5, "stall_timeout_seconds": 300}
+    with serving(tmp_path / "data", tablets=2, workers=2, **limits) as server:
+        scene = server.scene()
+        write_large(server)
         opened = []
         for _ in range(2):
             opening = scene.owner.stream(call, request_type(call)(table="own.large", divided=True))
@@ -885,8 +817,7 @@ def test_a_scan_whose_parked_parts_end_for_another_principal_ends_and_can_be_res
             # The other part stays parked.
             chunk = next(reading).chunk
             opened.append((opening, reading, chunk.resume_token))
-        with sync.connect(secured.address, token=OwnersServer.token_of(scene.others[-1])) as other:
-            assert other.table("own.large").scan().select("k").to_arrow().num_rows == 30_000
+        assert rows_of_large(server) == LARGE
         opening, reading, token = opened[0]
         with pytest.raises(grpc.RpcError) as caught:
             next(opening)
@@ -905,7 +836,7 @@ def test_a_scan_whose_parked_parts_end_for_another_principal_ends_and_can_be_res
 @pytest.mark.breadth
 @pytest.mark.one_process
 def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_hold_it(tmp_path: Path) -> None:
-    issuer, commit = TokenIssuer(tmp_path / "tokens"), f"{SERVICES}.ConsumerService/CommitPosition"
+    issuer, commit = TokenIssuer(tmp_path / "tokens of the open server"), f"{SERVICES}.ConsumerService/CommitPosition"
     with (
         ServerProcess(tmp_path / "data") as process,
         SecuredServer(process.url, issuer) as open_,
@@ -925,11 +856,7 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
         token = next(message.chunk.resume_token for message in stream if message.HasField("chunk"))
         stream.cancel()
         scene.hold("consumer")
-    with (
-        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path)) as process,
-        SecuredServer(process.url, issuer) as secured,
-    ):
-        after = OwnersServer(secured, 1)
+    with serving(tmp_path / "data") as after:
         scene.owner, scene.twin, scene.others, scene.admin = after.owner, after.twin, after.others, after.admin
         other = scene.others[-1]
         listed = other(f"{SERVICES}.ConsumerService/ListConsumers", table=scene.table).consumers
@@ -950,9 +877,7 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
         scene.admin(f"{SERVICES}.WriteService/Upsert", **written)
         written["writer"] = {**scene.ids["writer"], "sequence": scene.ids["writer"]["sequence"] + 1}
         scene.owner(f"{SERVICES}.WriteService/Upsert", **written)
-        refused = other.refusal(f"{SERVICES}.WriteService/OpenWriter", table=scene.table, id="w")
-        assert refused is not None
-        assert refused.details["principal"] == "mine"
+        refused_for(other, "WriteService/OpenWriter", table=scene.table, id="w")
         # Lists have their ids, so whoever renews or takes them over could be anyone, also who names itself.
         locked = {**scene.ids["column lock"], "take_over": True}
         continued = {"id": scene.ids["transaction"]["id"], "attempt": "a", "conflict_mode": 1}
@@ -979,7 +904,6 @@ def test_what_a_server_without_tokens_held_belongs_only_to_those_that_prove_to_h
 
 @pytest.mark.one_process
 def test_owners_survive_a_restart(tmp_path: Path) -> None:
-    issuer = TokenIssuer(tmp_path / "tokens")
     asked = {
         "snapshot": "SnapshotService/ReleaseSnapshot",
         "consumer": "ConsumerService/DeleteConsumer",
@@ -987,26 +911,16 @@ def test_owners_survive_a_restart(tmp_path: Path) -> None:
         "writer": "WriteService/OpenWriter",
         "column lock": "LockService/ReleaseColumnLock",
     }
-    with (
-        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path)) as process,
-        SecuredServer(process.url, issuer) as secured,
-    ):
-        before = OwnersServer(secured, 1)
+    with serving(tmp_path / "data") as before:
         scene = before.scene()
         committed = stage(scene)
         before.owner(f"{SERVICES}.TransactionService/CommitTransaction", token=committed["token"])
         for what in asked:
             scene.hold(what)
-    with (
-        ServerProcess(tmp_path / "data", "--tokens", str(issuer.path)) as process,
-        SecuredServer(process.url, issuer) as secured,
-    ):
-        after = OwnersServer(secured, 1)
+    with serving(tmp_path / "data") as after:
         for what, method in asked.items():
             request = REQUESTS[method][what](scene, after.owner)
-            refused = after.others[-1].refusal(f"{SERVICES}.{method}", **request)
-            assert refused is not None, what
-            assert refused.details["principal"] == "mine", what
+            refused_for(after.others[-1], method, **request)
             assert after.owner.code(f"{SERVICES}.{method}", **request) == "OK", what
         again: dict[str, Any] = {"id": committed["id"], "attempt": "b"}
         begin_again = f"{SERVICES}.TransactionService/BeginTransaction"
@@ -1033,29 +947,20 @@ def test_restored_consumers_and_writers_belong_to_their_owner_and_nothing_else_i
     tmp_path: Path, tablets: int
 ) -> None:
     """Snapshots, column locks and open transactions are in no backup, so any principal may use their ids."""
-    issuer, location = TokenIssuer(tmp_path / "tokens"), str(tmp_path / "backups")
-    backups = ["--tokens", str(issuer.path), "--backup-location", location]
-    archiving = [*backups, *ARCHIVING]
-    with (
-        ServerProcess(tmp_path / "data", *archiving) as process,
-        SecuredServer(process.url, issuer) as secured,
-    ):
-        scene = OwnersServer(secured, tablets).scene()
+    location = str(tmp_path / "backups")
+    with serving(tmp_path / "data", "--backup-location", location, *ARCHIVING, tablets=tablets) as before:
+        scene = before.scene()
         for what in ("snapshot", "consumer", "transaction", "writer", "column lock"):
             scene.hold(what)
-        with sync.connect(secured.address, token=issuer.root) as client:
+        with sync.connect(before.server.address, token=before.server.issuer.root) as client:
             client.create_backup()
         wait_archived(BackupStore(location))
     consumer = {"table": scene.table, "consumer_id": scene.ids["consumer"]["consumer_id"]}
-    reset, open_ = f"{SERVICES}.ConsumerService/ResetConsumer", f"{SERVICES}.WriteService/OpenWriter"
+    reset, open_ = "ConsumerService/ResetConsumer", "WriteService/OpenWriter"
     for kind, restore in RESTORED.items():
         data = tmp_path / f"restored to {kind}"
         restore(BackupStore(location), data, scene.table)
-        with (
-            ServerProcess(data, "--tokens", str(issuer.path)) as process,
-            SecuredServer(process.url, issuer) as secured,
-        ):
-            after = OwnersServer(secured, tablets)
+        with serving(data, tablets=tablets) as after:
             other = after.others[-1]
             # Rows that are divided anew have neither positions nor writers.
             asked: dict[str, dict[str, Any]] = {
@@ -1063,14 +968,12 @@ def test_restored_consumers_and_writers_belong_to_their_owner_and_nothing_else_i
                 open_: {"table": scene.table, "id": "w"},
             }
             if kind == "other buckets":
-                assert other.code(reset, **asked.pop(reset)) != "OK"
-                assert other.code(open_, **asked.pop(open_)) == "OK"
+                assert other.code(f"{SERVICES}.{reset}", **asked.pop(reset)) != "OK"
+                assert other.code(f"{SERVICES}.{open_}", **asked.pop(open_)) == "OK"
             for method, request in asked.items():
-                refused = other.refusal(method, **request)
-                assert refused is not None, (kind, method)
-                assert refused.details["principal"] == "mine", (kind, method)
-                assert after.owner.code(method, **request) == "OK", (kind, method)
-            assert list(secured.root(f"{SNAPSHOTS}/ListSnapshots", table=scene.table).snapshots) == []
+                refused_for(other, method, **request)
+                assert after.owner.code(f"{SERVICES}.{method}", **request) == "OK", (kind, method)
+            assert list(after.server.root(f"{SNAPSHOTS}/ListSnapshots", table=scene.table).snapshots) == []
             for method, what in (
                 ("LockService/LockColumns", "column lock"),
                 ("TransactionService/BeginTransaction", "transaction"),

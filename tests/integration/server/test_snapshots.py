@@ -1,12 +1,9 @@
-"""Pinned snapshots over the wire: the answers, restarts of the server, and that a view is one instant."""
+"""Pinned snapshots over the wire: the answers, the leases, and the scans that outlive them."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
-from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -15,17 +12,13 @@ import pytest
 
 from aio_client import connect
 from scankv.v1 import scan_pb2, snapshot_pb2, table_pb2, write_pb2
-from tests.integration.server.generation_writer import SCHEMA, keys_of
-from tests.integration.server.test_consistent_cut import BUCKETS, WRITERS, assert_one_instant, generations_of, writing
-from tests.support.offline import offline_table, replayed, replayed_to
-from tests.support.snapshots import pinned_rows, tables_in, views_on_disk
-from tests.support.tables import SCORES, exact_rows, ipc_stream
+from tests.support.snapshots import views_on_disk
+from tests.support.tables import SCORES, ipc_stream
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.support.server_process import ServerProcess
 
@@ -144,42 +137,6 @@ def test_a_lease_of_one_second_expires(own: Wire, server: ServerProcess) -> None
     assert lost.reason == "SNAPSHOT_LOST"
 
 
-@pytest.mark.whole_tables  # The snapshots are read offline.
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_snapshots_outlive_the_server(own: Wire, server: ServerProcess, number: signal.Signals) -> None:
-    first = own.pin(NAME, lease_id="first", ttl_millis=50_000).snapshot
-    asyncio.run(write(server.url, {"player 1": 1_000}))
-    own.pin(NAME, lease_id="second")
-    own.pin(NAME, lease_id="third", same_view_as="first")
-    before = listed(own)
-    if number == signal.SIGTERM:
-        assert server.stop() == 0
-    else:
-        server.kill()
-    server.restart()
-    with Wire(server.url) as wire:
-        after = listed(wire)
-        for each in (*before, *after):
-            assert 0 < each.remaining_millis <= each.ttl_millis
-            each.ClearField("remaining_millis")
-        assert after == before
-        assert wire.pin(NAME, lease_id="third").snapshot.view_id == first.view_id
-    server.kill()
-    rows = asyncio.run(scores_of(server.data_dir, ["first", "second", "third"]))
-    expected = {f"player {i}": i for i in range(50)}
-    assert rows == [expected, expected | {"player 1": 1_000}, expected]
-
-
-async def scores_of(data_dir: Path, snapshot_ids: list[str]) -> list[dict[str, int]]:
-    """Returns the rows of some snapshots of a stopped server."""
-    found = []
-    async with tables_in(data_dir) as tables:
-        for snapshot_id in snapshot_ids:
-            rows = (await pinned_rows(tables.snapshots, snapshot_id)).to_pydict()
-            found.append(dict(zip(rows["player"], rows["score"], strict=True)))
-    return found
-
-
 BIG = pa.schema([("k", pa.int64()), ("text", pa.string())])
 BIG_ROWS = 4_000
 
@@ -221,57 +178,3 @@ def test_a_scan_over_a_snapshot_of_a_table_that_is_dropped_ends(own: Wire, serve
     assert listed(own) == []
     assert views_on_disk(server.data_dir) == []
     assert list((server.data_dir / "trash").iterdir()) == []
-
-
-def changes_of(wire: Wire, table: str) -> int:
-    return sum(bucket.log_offset for bucket in wire.statistics(table))
-
-
-def has_changes(wire: Wire, table: str, least: int) -> bool:
-    return changes_of(wire, table) >= least
-
-
-@pytest.mark.breadth
-@pytest.mark.whole_tables  # The snapshots are read offline.
-def test_a_view_taken_while_writers_are_busy_is_one_instant_and_what_the_log_says(server: ServerProcess) -> None:
-    name = "game.generations"
-    with Wire(server.url) as wire, ExitStack() as writers:
-        wire.create(name, SCHEMA, ["key"], buckets=BUCKETS)
-        for writer in WRITERS:
-            writers.enter_context(writing(server.url, name, writer))
-        wait_until(
-            lambda: sum(bucket.rows for bucket in wire.statistics(name)) == BUCKETS * len(WRITERS), "all written"
-        )
-        pins = []
-        for _ in range(6):
-            pins.append(wire.pin(name).snapshot)
-            # On a busy machine, a pin may take less time than a write, so each writer gets a turn before the next pin.
-            least = changes_of(wire, name) + 2 * BUCKETS * len(WRITERS)
-            wait_until(partial(has_changes, wire, name, least), "more written")
-    assert server.stop() == 0
-    views = asyncio.run(rows_by_bucket(server.data_dir, name, [pin.snapshot_id for pin in pins]))
-    seen: dict[str, list[int]] = {writer: [] for writer in WRITERS}
-    for view in views:
-        for writer in WRITERS:
-            generations = generations_of(pa.concat_tables(view.values()), writer)
-            assert_one_instant(generations)
-            seen[writer].append(generations[-1])
-    for writer in WRITERS:
-        assert seen[writer] == sorted(seen[writer])
-        assert len(set(seen[writer])) > 3, "the writers did not write while the pins were made"
-    with offline_table(server.data_dir, name) as buckets:
-        for pin, view in zip(pins, views, strict=True):
-            for number, bucket in enumerate(buckets):
-                assert replayed_to(bucket, pin.log_offsets[number]) == exact_rows(view[number])
-        for bucket in buckets:
-            assert replayed(bucket) == exact_rows(bucket.rows())
-    assert set(keys_of(WRITERS[0], BUCKETS)) <= {row[0] for rows in views[0].values() for row in exact_rows(rows)}
-
-
-async def rows_by_bucket(data_dir: Path, name: str, snapshot_ids: list[str]) -> list[dict[int, pa.Table]]:
-    """Returns, for some snapshots of a stopped server, the rows of each bucket."""
-    async with tables_in(data_dir) as tables:
-        return [
-            {bucket: await pinned_rows(tables.snapshots, snapshot_id, name, [bucket]) for bucket in range(BUCKETS)}
-            for snapshot_id in snapshot_ids
-        ]

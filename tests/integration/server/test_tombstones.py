@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from aio_client import Table
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio, pytest.mark.alone, pytest.mark.timeout(300)]
 
 DELETED: Final = 1_000_000
 MIDDLE: Final = DELETED // 2
@@ -126,7 +126,6 @@ class Pauses:
                         break
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("work", WORK)
 async def test_a_seek_over_a_million_tombstones_does_not_stop_another_stream(address: str, work: str) -> None:
     """Compares the pauses of the other stream with the time of the read, so it holds on a machine of any speed."""
