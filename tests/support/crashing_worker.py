@@ -17,14 +17,15 @@ import os
 import runpy
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from streaming_server.engine.transactions.transactions import Transactions
 from streaming_server.services.worker import OtherWorkers
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.transactions.transaction_log import TransactionLog
-from tests.support.crashing_server import Crash
 
 _SIGNALS = {
     "all": [(os.getppid, signal.SIGKILL), (os.getpid, signal.SIGKILL)],
@@ -36,6 +37,52 @@ _SIGNALS = {
 def crashing_workers(points: Path) -> tuple[str, ...]:
     """Returns the wrapper for a server whose workers crash at the point in the file."""
     return (sys.executable, "-m", __name__, str(points))
+
+
+class Crash:
+    """Counts the steps since the file exists, and kills the process at the step that the file names."""
+
+    def __init__(self, points: Path) -> None:
+        self._points = points
+        self._seen: Counter[str] = Counter()
+        self._counting = Lock()
+
+    def before(self, what: str) -> int:
+        """Counts a step that is about to begin, and returns its number."""
+        with self._counting:  # steps of several buckets run concurrently, in threads
+            point = self._point()
+            self._seen = self._seen + Counter([what]) if point else Counter()
+            number = self._seen[what]
+        self._end_at((what, number, "before"), point)
+        return number
+
+    def after(self, what: str, number: int) -> None:
+        """Records that the step with this number is done."""
+        self._end_at((what, number, "after"), self._point())
+
+    def _point(self) -> tuple[str, int, str] | None:
+        try:
+            kind, number, moment = self._points.read_text().split()
+        except (FileNotFoundError, ValueError):
+            return None
+        return kind, int(number), moment
+
+    def _end_at(self, place: tuple[str, int, str], point: tuple[str, int, str] | None) -> None:
+        if place == point:
+            self._points.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, cls: type, method: str, what: str) -> None:
+        """Wraps a method such that its calls are counted."""
+        original = getattr(cls, method)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            number = self.before(what)
+            result = original(*args, **kwargs)
+            self.after(what, number)
+            return result
+
+        setattr(cls, method, counted)
 
 
 class WorkerCrash(Crash):

@@ -9,7 +9,7 @@ import threading
 from copy import deepcopy
 from typing import TYPE_CHECKING, Final
 
-from aio_client import BackupFailed, ConnectionFailed, DiskFailed, DiskFull, ServerRefused
+from aio_client import BackupFailed, ConnectionFailed, DiskFailed, DiskFull, ServerRefused, TransactionLost
 from tests.model.checker.operation import OPERATIONS, Arguments, define
 from tests.model.checker.reads import check_all
 from tests.support.failing_disk import BROKEN, DEADLY, FULL, FULL_AT_SYNC, OVER_QUOTA, READ_ONLY, DiskFault
@@ -34,7 +34,7 @@ _REPEATED: Final = (
     *("write_through_kept_table", "stage", "finish_transaction", "consume", "backup", "let_pass"),
 )
 """Those that a client repeats when the server is back, so that they must happen."""
-_REFUSALS: Final = (ConnectionFailed, DiskFull, DiskFailed, BackupFailed)
+_REFUSALS: Final = (ConnectionFailed, DiskFull, DiskFailed, BackupFailed, TransactionLost)
 
 
 def _draw(world: CheckerWorld, random: Random) -> Arguments | None:
