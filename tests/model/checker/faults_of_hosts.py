@@ -15,13 +15,6 @@ FAULTS_OF_HOSTS: Final = (
         has_script=True,
     ),
     SeededFault(
-        name="restores_pass_their_instant",
-        breaks="tables that are restored as of an instant have no later write, whichever worker has made it",
-        file="streaming_server/engine/backups/replay.py",
-        edits=(("            state.commit_micros > self._micros\n            or ", "            "),),
-        has_script=True,
-    ),
-    SeededFault(
         name="restores_into_a_used_directory",
         breaks="all tables are restored only into an empty directory",
         file="streaming_server/storage/tables/data_directory.py",
