@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from aio_client import BootstrapProgress, DiskFull, ScanKvError, connect, sync
-from tests.faults.test_transaction_crash import deaths_of
 from tests.support.server_process import ServerProcess
 from tests.support.small_disk import small_disk
 from tests.support.waiting import wait_until
@@ -21,15 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
     from pathlib import Path
-
-
-@pytest.mark.timeout(300)  # up to 90 kills, each with a start
-@pytest.mark.parametrize("tablets", [1, 2])
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.soak)])
-@pytest.mark.breadth
-def test_a_bootstrap_continues_where_it_was_wherever_the_server_dies(tmp_path: Path, stride: int, tablets: int) -> None:
-    # The begin, staged requests, several files for each of two buckets, their ingestion, and the renames are steps.
-    assert deaths_of("dying_bootstrap", tmp_path, str(stride), str(tablets)) > 70 // stride
 
 
 @pytest.mark.asyncio

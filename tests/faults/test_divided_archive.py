@@ -7,15 +7,15 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
-from aio_client import sync
+from aio_client import agg, sync
 from streaming_server.engine.backups.restore import restore_all
 from streaming_server.engine.backups.restore_plan import plan_instant
 from streaming_server.storage.backup.archive_segment import read_segment
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.backup.verify import verify_archive
-from tests.faults.test_divided_commits import PLAIN, SOME, WORKERS, DividedLedger, at_steps, steps
 from tests.support.archived import ARCHIVING, wait_archived
 from tests.support.crashing_worker import crashing_workers
 from tests.support.server_process import ServerProcess
@@ -27,10 +27,28 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)  # each kill is followed by a start
 
+WORKERS = 2
+PLAIN = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+POINTS = ("0 append 1 after", "1 append 1 after", "1 append 2 before")
+"""The steps of a worker at which it dies. Around them, a share is in doubt."""
 ADDED = 6
 """The number that each transaction adds to the sum in each table."""
 TABLE = (names_of_workers(WORKERS)[0][0], PLAIN)
 """A table of the first worker."""
+
+
+def create_sums(client: sync.Client) -> list[str]:
+    """Creates a table of sums at each worker, and returns their names."""
+    names = [name for (name,) in names_of_workers(WORKERS, "sums")]
+    for name in names:
+        client.create_table(
+            name, PLAIN, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregators={"v": agg.sum()}
+        )
+    return names
+
+
+def total(client: sync.Client, name: str) -> int:
+    return sum(row["v"] for row in client.table(name).scan().to_pylist())
 
 
 def commit_times(store: BackupStore) -> dict[str, int]:
@@ -45,7 +63,7 @@ def check_restored(store: BackupStore, instant: int, data: Path, names: list[str
     assert {each.name: each.why for each in result.tables if each.name in names} == dict.fromkeys(names, "")
     with ServerProcess(data, "--workers", "1") as server, sync.connect(server.url) as client:
         for name in names:
-            assert sum(row["v"] for row in client.table(name).scan().to_pylist()) == known * ADDED, (name, id_)
+            assert total(client, name) == known * ADDED, (name, id_)
             assert all(bucket.is_consistent for bucket in client.check_table(name))
         again = client.transaction(id=id_)
         offsets = set() if again.result is None else set(again.result.log_offsets)
@@ -55,41 +73,39 @@ def check_restored(store: BackupStore, instant: int, data: Path, names: list[str
 
 
 @pytest.mark.breadth
-@at_steps
 @pytest.mark.parametrize("how", ["", pytest.param("-frozen", marks=pytest.mark.soak)])
 def test_a_transaction_during_which_a_worker_dies_is_restored_everywhere_from_its_commit_on(
-    tmp_path: Path, every: bool, how: str
+    tmp_path: Path, how: str
 ) -> None:
     armed, store = tmp_path / "points", BackupStore(str(tmp_path / "backups"))
     settings = ("--workers", str(WORKERS), "--set", "worker_timeout_seconds=5", "--backup-location", store.location)
-    done = []
     with (
         ServerProcess(tmp_path / "data", *settings, *ARCHIVING, wrapper=crashing_workers(armed)) as server,
         sync.connect(server.url, operation_timeout=60) as client,
     ):
-        ledger = DividedLedger(client)
+        names = create_sums(client)
         client.create_backup()
         wait_archived(store)
-        for points in steps("before", "after") if every else [iter(SOME)]:
-            for point in points:
-                transaction = ledger.stage(client, point, ADDED)
-                armed.write_text(f"{point}{how}")
-                transaction.commit()
-                done.append(point)
-                if armed.exists():
-                    armed.unlink()
-                    break
+        for number, point in enumerate(POINTS, 1):
+            transaction = client.transaction(id=point)
+            for name in names:
+                transaction.upsert(client.table(name), [{"k": key, "v": 1} for key in range(ADDED)])
+            armed.write_text(f"{point}{how}")
+            # It is repeated while the worker starts again.
+            transaction.commit()
+            assert not armed.exists()
+            assert [total(client, name) for name in names] == [number * ADDED] * WORKERS
         # A write, because the archive of a server without writes says only every 30 s how far it is.
         client.create_table(*TABLE, primary_key=["k"])
         wait_archived(store)
     times = commit_times(store)
-    assert list(times) == done
+    assert list(times) == [*POINTS]
     assert verify_archive(store) == []
     assert len(store.manifests()) == 1
     for number, (point, micros) in enumerate(times.items()):
         before, after = tmp_path / f"before-{number}", tmp_path / f"after-{number}"
-        assert check_restored(store, micros - 1, before, ledger.names, number, point) == set()
-        assert check_restored(store, micros, after, ledger.names, number + 1, point) == set(ledger.names)
+        assert check_restored(store, micros - 1, before, names, number, point) == set()
+        assert check_restored(store, micros, after, names, number + 1, point) == set(names)
 
 
 @pytest.mark.breadth

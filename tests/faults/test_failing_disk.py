@@ -1,4 +1,4 @@
-"""Wherever a disk becomes full or fails, writes are refused with one error, reads continue, and nothing is lost."""
+"""When a disk becomes full or fails, writes are refused with one error, reads continue, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from aio_client import DiskFailed, DiskFull, Unavailable
+from aio_client import DiskFailed, DiskFull, InvalidRequest, StartFrom, StopAt, TableExists, Unavailable
 from aio_client.sync import connect
-from tests.faults.disk_story import SETTINGS, DiskStory
+from tests.support.bases import ALL_THE_TIME
 from tests.support.failing_disk import (
     BROKEN,
     FULL,
@@ -26,15 +26,19 @@ from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from aio_client.sync import Table
+    from aio_client.sync import Client, Table
 
-ARGUMENTS = tuple(each for name, value in SETTINGS.items() for each in ("--set", f"{name}={value}"))
+ARGUMENTS = (
+    *ALL_THE_TIME,
+    *("--set", "base_min_rows=1", "--set", "log_maintenance_seconds=0.05", "--set", "bucket_idle_seconds=1"),
+)
+"""Arguments of the server, under which maintenance runs all the time."""
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-PLACES = 100
-FEW_PLACES = frozenset({4, 28, 57})
-"""The places of `make test`: each kind of full disk, with and without reserve and restart. `make soak` has all."""
+MAIN, OTHER = "disk.main", "disk.other"
+ROWS = 40
 
 
 @pytest.fixture(scope="session")
@@ -43,104 +47,125 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_library(tmp_path_factory.mktemp("failing-disk"))
 
 
-@pytest.fixture(scope="module")
-def calls(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[DiskFault, int]:
-    """How many calls the story makes that a fault concerns."""
-    counts = {}
-    for fault in (FULL, FULL_AT_SYNC, READ_ONLY):
-        disk = FailingDisk(tmp_path_factory.mktemp("counted"), library)
-        with ServerProcess(disk.root, *ARGUMENTS, wrapper=disk.wrapper) as server, DiskStory(server.url) as story:
-            story.create()
-            disk.watch(fault)
-            story.run("counted")
-            counts[fault] = disk.calls
-            assert story.refused == []
-    counts[OVER_QUOTA], counts[BROKEN] = counts[FULL], counts[FULL_AT_SYNC]
-    return counts
-
-
-def can_write(table: Table) -> bool:
+def can_write(table: Table, rows: pa.Table | None = None) -> bool:
     try:
-        table.upsert([{"k": 2, "v": 2}])
-    except DiskFailed:
+        table.upsert([{"k": 2, "v": 2}] if rows is None else rows, columns=["k", "v"])
+    except (DiskFull, DiskFailed):
         return False
     return True
 
 
-def run_to_failure(
-    tmp_path: Path,
-    library: Path,
-    fault: DiskFault,
-    after: int,
-    error: type[DiskFull | DiskFailed],
-    *,
-    restarts: bool,
-    reserve_bytes: int = 0,
+def rows_of(number: int) -> pa.Table:
+    return pa.table({"k": range(ROWS), "v": [number] * ROWS}, SCHEMA)
+
+
+def refusals_of(client: Client, number: int) -> list[DiskFull | DiskFailed]:
+    """Writes in every way that a server has, but by a transaction, and returns the errors of what is refused."""
+    main, other = client.table(MAIN), client.table(OTHER)
+
+    def write_as() -> None:
+        with main.writer("job") as writer:
+            writer.upsert(rows_of(number), columns=["k", "v"])
+
+    def lock() -> None:
+        with other.lock_columns(["v"], owner="test", ttl=60, take_over=True):
+            pass
+
+    def consume() -> None:
+        with other.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id="c", clamp=True).stream() as stream:
+            for _ in stream:
+                pass
+            stream.commit()
+
+    writes: list[Callable[[], object]] = [
+        lambda: main.upsert(rows_of(number), columns=["k", "v"]),
+        lambda: other.delete([-1]),
+        lambda: client.create_table(f"disk.more{number}", SCHEMA, primary_key=["k"], buckets=1),
+        lambda: client.alter_table(OTHER, add_columns=pa.schema([(f"c{number}", pa.int64())])),
+        lambda: main.snapshot(ttl=60).release(),
+        *(lock, write_as, consume),
+    ]
+    refused: list[DiskFull | DiskFailed] = []
+    for write in writes:
+        try:
+            # An earlier attempt may have had an effect.
+            with suppress(TableExists, InvalidRequest):
+                write()
+        except (DiskFull, DiskFailed) as error:
+            refused.append(error)
+        except Unavailable as error:
+            # It reads, too, and the last write is not durable.
+            assert write is consume
+            assert "cannot be made durable" in error.message  # noqa: PT017  # or it is refused
+    return refused
+
+
+def check_rows(client: Client, least: int, most: int) -> None:
+    """Reads both tables in several ways. Each row must be of one of some attempts to write all of them."""
+    for table in map(client.table, (MAIN, OTHER)):
+        rows = table.scan(["k", "v"]).ordered().to_arrow()
+        assert rows["k"].to_pylist() == list(range(ROWS))
+        values = rows["v"].to_pylist()
+        assert least <= min(values) <= max(values) <= most
+        assert table.count() == ROWS
+        assert table.count(f"v = {values[0]}") == values.count(values[0])
+        found = table.get(0)
+        assert found is not None
+        assert found["v"] == values[0]
+
+
+def commit(client: Client, number: int) -> None:
+    """Commits to both tables. They may lack the rows until the disk works again."""
+    with suppress(DiskFull, DiskFailed, Unavailable), client.transaction() as transaction:
+        for name in (MAIN, OTHER):
+            transaction.upsert(client.table(name), rows_of(number), columns=["k", "v"])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("fault", "error", "reserve_bytes"),
+    [
+        # With a reserve, the server refuses writes before they fail; without, each of them may fail on its own.
+        (FULL, DiskFull, 1 << 30),
+        *((fault, DiskFull, 0) for fault in (FULL, FULL_AT_SYNC, OVER_QUOTA)),
+        *((fault, DiskFailed, 0) for fault in (BROKEN, READ_ONLY)),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+@pytest.mark.breadth
+def test_a_disk_that_fails_refuses_writes_with_one_error_and_reads_continue_until_it_works_again(
+    tmp_path: Path, library: Path, fault: DiskFault, error: type[DiskFull | DiskFailed], reserve_bytes: int
 ) -> None:
-    """Runs the story on a disk that fails after some calls, until the disk works again."""
     disk = FailingDisk(tmp_path, library)
-    # With a reserve, the server refuses writes before they fail; without, each of them may fail on its own.
     reserve = ("--set", f"min_free_bytes={reserve_bytes}")
-    server = ServerProcess(disk.root, *ARGUMENTS, *reserve, wrapper=disk.wrapper)
-    with server, DiskStory(server.url) as story:
-        story.create()
-        disk.fail(fault, after)
-        story.is_failing, story.syncs_work = True, not fault.fails_syncs
-        story.run("failing", after_failure=story.check_rows)
-        story.check_rows()
-        # The story may have made fewer calls than when they were counted.
-        wait_until(lambda: not story.can_write(), "failing")
-        story.check_rows()
-        for step, refusal in story.refused:
-            assert type(refusal) is error, (disk.place, step, refusal)
-            assert "free some space" in refusal.message or error is DiskFailed
-        if restarts:
+    with ServerProcess(disk.root, *ARGUMENTS, *reserve, wrapper=disk.wrapper) as server:
+        with connect(server.url) as patient, connect(server.url, operation_timeout=4) as client:
+            patient.create_table(MAIN, SCHEMA, primary_key=["k"], buckets=2, indexes=["v"], columnar_base="eager")
+            patient.create_table(OTHER, SCHEMA, primary_key=["k"], buckets=1, changelog="upsert")
+            tables = [patient.table(name) for name in (MAIN, OTHER)]
+            assert all(can_write(table, rows_of(0)) for table in tables)
+            for number, after in enumerate((0, 2, 7, 30), 1):
+                disk.fail(fault, after)
+                refused = wait_until(partial(refusals_of, client, number), "refused")
+                assert {type(each) for each in refused} == {error}, (disk.place, refused)
+                assert all("free some space" in each.message or error is DiskFailed for each in refused)
+                try:
+                    check_rows(client, number - 1, number)
+                except Unavailable as unreadable:
+                    assert fault.fails_syncs
+                    assert "cannot be made durable" in unreadable.message  # noqa: PT017  # or it is readable
+                commit(client, number)
+                disk.heal()
+                for table in tables:
+                    wait_until(partial(can_write, table, rows_of(number)), "writing", timeout=30)
+                check_rows(patient, number, number)
             server.kill()
-            disk.fail(fault, after % 5)
             server.restart()
-            story.check_rows()
-            assert not story.can_write()
-        disk.heal()
-        story.is_failing = False
-        wait_until(story.can_write, "writing", timeout=30)
-        story.refused.clear()
-        story.run("healed")
-        assert story.refused == []
-        story.check_rows()
-        server.kill()
-        server.restart()
-        story.check_rows()
-        story.check_stored()
+            check_rows(patient, number, number)
+            assert all(bucket.is_consistent for table in tables for bucket in patient.check_table(table.name))
         assert server.stop() == 0
-    assert "Traceback" not in server.log
-    assert "incident" not in server.log
-    assert "DATA_LOSS" not in server.log
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "place", [pytest.param(each, marks=() if each in FEW_PLACES else pytest.mark.soak) for each in range(PLACES)]
-)
-@pytest.mark.breadth
-def test_a_disk_that_is_full_from_some_write_on_refuses_writes_and_loses_nothing(
-    tmp_path: Path, library: Path, calls: dict[DiskFault, int], place: int
-) -> None:
-    fault = FULL_AT_SYNC if place % 10 == 4 else OVER_QUOTA if place % 10 == 8 else FULL
-    after = calls[fault] * place // PLACES
-    reserve_bytes = 1 << 30 if place % 3 == 0 else 0
-    run_to_failure(tmp_path, library, fault, after, DiskFull, restarts=place % 2 == 0, reserve_bytes=reserve_bytes)
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "place", [pytest.param(each, marks=() if each == 5 else pytest.mark.soak) for each in range(10)]
-)
-@pytest.mark.parametrize("fault", [BROKEN, READ_ONLY], ids=lambda fault: fault.name)
-@pytest.mark.breadth
-def test_a_disk_that_is_broken_or_read_only_from_some_call_on_refuses_writes_and_loses_nothing(
-    tmp_path: Path, library: Path, calls: dict[DiskFault, int], fault: DiskFault, place: int
-) -> None:
-    run_to_failure(tmp_path, library, fault, calls[fault] * place // 10, DiskFailed, restarts=False)
+    for trouble in ("Traceback", "incident", "DATA_LOSS"):
+        assert trouble not in server.log
 
 
 @pytest.mark.breadth

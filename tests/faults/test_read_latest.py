@@ -14,8 +14,8 @@ import pytest
 
 from aio_client import PositionOutOfRange, StartFrom, StopAt, connect
 from scankv.model.scans.isolation import ISOLATIONS
-from tests.faults.test_power_loss import NAME, SCHEMA, log_sizes
 from tests.support.failing_disk import WAITING_SYNCS, FailingDisk, compile_library
+from tests.support.offline import bucket_path
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from scankv.model.scans.isolation import Isolation
 
 pytestmark = pytest.mark.asyncio
+
+NAME = "test.lost"
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
+
+
+def log_sizes(data_dir: Path) -> dict[Path, int]:
+    """Returns the write-ahead log files of the bucket and their sizes."""
+    return {path: path.stat().st_size for path in bucket_path(data_dir, NAME, 0).glob("*.log")}
 
 
 async def get(table: Table, isolation: Isolation) -> int:
@@ -86,11 +94,16 @@ async def test_every_read_shows_what_has_no_sync_yet_and_nothing_is_mistaken_for
                 durable = stream.version
             synced = log_sizes(server.data_dir)
             disk.fail(WAITING_SYNCS)
-            async with table.changes(StartFrom.FULL).isolation("read_latest").stream() as changes:
+            async with (
+                table.changes(StartFrom.FULL).isolation("read_latest").stream() as changes,
+                table.changes(StartFrom.EARLIEST).stream() as durable_changes,
+            ):
                 assert (await anext(changes))["v"].to_pylist() == [1]
+                assert (await anext(durable_changes))["v"].to_pylist() == [1]
                 lost = asyncio.create_task(table.upsert([{"k": 2, "v": 2}]))
                 assert (await anext(changes))["v"].to_pylist() == [2]
                 committed = [asyncio.create_task(read(table, "read_committed")) for read in READS]
+                unseen = asyncio.ensure_future(anext(durable_changes))
                 for read in READS:
                     assert await read(table, "read_latest") == 1, read.__name__
                 stop_now = table.changes(StartFrom.EARLIEST, StopAt.LATEST).isolation("read_latest")
@@ -102,7 +115,8 @@ async def test_every_read_shows_what_has_no_sync_yet_and_nothing_is_mistaken_for
                 # Not even memory hands the result on, nor tells a reader that the durable version has changed in vain.
                 await asyncio.gather(*(top_n(table, "read_latest") for _ in range(5)))
                 assert not lost.done()
-                assert not any(task.done() for task in committed)
+                assert not any(task.done() for task in (*committed, unseen))
+                unseen.cancel()
                 token = changes.resume_token
                 assert token is not None
             await asyncio.to_thread(server.kill)

@@ -2,13 +2,8 @@
 
 `ServerProcess(data, "--workers", "2", wrapper=crashing_workers(points))` starts it; writing a point such as
 `1 append 2 before` into the file `points` arms it: worker 1 dies before it appends its second record from then on to
-its transaction log, and removes the file right before. With `before-all` and `after-all`, its supervisor dies, too.
-With `-frozen` in place of `-all`, the worker freezes instead; with `-drain`, it continues while the server is stopped.
-
-- `append N`: around the Nth record of the transaction log.
-- `write N`: around the Nth WriteBatch of any bucket.
-- `prepare N`: around the Nth request to another worker to prepare its share.
-- `notify N`: around the Nth message that notifies another worker of the outcome.
+its transaction log, and removes the file right before. With `after-all`, its supervisor dies, too. With `after-frozen`,
+the worker freezes instead.
 """
 
 from __future__ import annotations
@@ -21,15 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from streaming_server.engine.transactions.transactions import Transactions
-from streaming_server.services.worker import OtherWorkers
-from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.transactions.transaction_log import TransactionLog
-from tests.support.crashing_server import Crash
 
 _SIGNALS = {
+    "": [(os.getpid, signal.SIGKILL)],
     "all": [(os.getppid, signal.SIGKILL), (os.getpid, signal.SIGKILL)],
     "frozen": [(os.getpid, signal.SIGSTOP)],
-    "drain": [(os.getppid, signal.SIGTERM)],
 }
 
 
@@ -38,53 +30,43 @@ def crashing_workers(points: Path) -> tuple[str, ...]:
     return (sys.executable, "-m", __name__, str(points))
 
 
-class WorkerCrash(Crash):
-    """Kills the worker that the file names, and maybe its supervisor."""
+class WorkerCrash:
+    """Counts the records since the file names a point of this worker, and ends the worker there."""
 
-    number = -1
-    _text = ""
+    def __init__(self, points: Path) -> None:
+        self.number = -1
+        self._points = points
+        self._text = ""
+        self._seen = 0
 
-    def _point(self) -> tuple[str, int, str] | None:
-        try:
-            text = self._points.read_text()
-            worker, kind, number, moment = text.split()
-        except (FileNotFoundError, ValueError):
-            return None
-        if text != self._text:
-            # The last point may not have been reached.
-            self._text = text
-            self._seen.clear()
-        return (kind, int(number), moment) if int(worker) == self.number else None
+    def wrap(self, append: Any) -> Any:
+        """Makes each record of the transaction log a step."""
 
-    def _end_at(self, place: tuple[str, int, str], point: tuple[str, int, str] | None) -> None:
-        if point is not None:
-            moment, _, how = point[2].partition("-")
-            if how and (*point[:2], moment) == place:
-                self._points.unlink()
-                for pid, number in _SIGNALS[how]:
-                    os.kill(pid(), number)
-        super()._end_at(place, point)
-
-    def around_async(self, cls: type, method: str, what: str) -> None:
-        """As `around`, for a coroutine."""
-        original = getattr(cls, method)
-
-        async def counted(*args: Any) -> Any:
-            number = self.before(what)
-            result = await original(*args)
-            self.after(what, number)
+        def appended(*args: Any, **options: Any) -> Any:
+            self._text, before = self._read(), self._text
+            self._seen = self._seen + 1 if self._text == before else 1
+            self._end_at("before")
+            result = append(*args, **options)
+            self._end_at("after")
             return result
 
-        setattr(cls, method, counted)
+        return appended
+
+    def _read(self) -> str:
+        return self._points.read_text() if self._points.exists() else ""
+
+    def _end_at(self, moment: str) -> None:
+        worker, _, number, when, how = (*self._text.replace("-", " ").split(), "", "", "", "", "")[:5]
+        if self._text and (int(worker), int(number), when) == (self.number, self._seen, moment):
+            self._points.unlink()
+            for pid, signal_number in _SIGNALS[how]:
+                os.kill(pid(), signal_number)
 
 
 def _run_server(points: str, module: str, arguments: list[str]) -> None:
     """Runs `python -m MODULE ARGUMENTS` in this process, whose forks are workers that crash."""
     crash = WorkerCrash(Path(points))
-    crash.around(TransactionLog, "append", "append")
-    crash.around(RocksStore, "write", "write")
-    crash.around_async(OtherWorkers, "prepare", "prepare")
-    crash.around_async(OtherWorkers, "conclude", "notify")
+    TransactionLog.append = crash.wrap(TransactionLog.append)  # type: ignore[method-assign]
     set_peers = Transactions.set_peers
 
     def learn_number(transactions: Transactions, peers: Any) -> Any:

@@ -101,16 +101,11 @@ class FailingDisk:
         }
         self.wrapper = ("env", *(f"{name}={value}" for name, value in variables.items()))
 
-    def watch(self, fault: DiskFault) -> None:
-        """Counts the calls that would fail, from 0, and lets them work."""
+    def fail(self, fault: DiskFault, after: int = 0) -> None:
+        """Fails such calls, from now on or after some that still work."""
         self.heal()
         self._set(_CALLS, 0)
         self._set(_KINDS, fault.kinds)
-
-    def fail(self, fault: DiskFault, after: int = 0) -> None:
-        """Fails such calls, from now on or after some that still work."""
-        self.watch(fault)
-        self._set(_FAILED, 0)
         self._control[_CONTROL.size - 256 :] = bytes(256)
         self._set(_ERROR, fault.error)
         self._set(_FIRST, after + 1)
@@ -119,11 +114,6 @@ class FailingDisk:
         """Lets every call work again."""
         self._set(_FIRST, 0)
         self._set(_FAILED, 0)
-
-    @property
-    def calls(self) -> int:
-        """How many calls of the kinds of the last `watch` or `fail` were made since then."""
-        return self._get(_CALLS)
 
     @property
     def has_failed(self) -> bool:

@@ -139,5 +139,112 @@ FAULTS_OF_CRASHES: Final = (
         ),
         has_script=True,
     ),
+    SeededFault(
+        name="writes_begin_again",
+        breaks="a write of several batches that a kill has interrupted continues after its last batch",
+        file="streaming_server/engine/writes/writing.py",
+        edits=(
+            (
+                "done, count = self._done.get(number, 0) if answer is None else answer.rows, len(part.keys)\n",
+                "done, count = self._done.get(number, 0), len(part.keys)\n",
+            ),
+        ),
+        has_script=True,
+    ),
+    SeededFault(
+        name="ranges_end_with_the_process",
+        breaks="a range whose deletion a kill has interrupted is deleted completely",
+        file="streaming_server/engine/transactions/staged_ranges.py",
+        edits=(
+            (
+                "done = step(rows_before + deletion.rows, complete=deletion.is_done)",
+                "done = step(rows_before + deletion.rows, complete=True)",
+            ),
+        ),
+        has_script=True,
+    ),
+    SeededFault(
+        name="built_buckets_are_recorded_early",
+        breaks="a bucket whose bootstrap a kill has interrupted has all of its rows",
+        file="streaming_server/engine/bootstrap/bucket_build.py",
+        edits=(
+            (
+                "        if self.files.least is not None:\n            self._make_bucket(",
+                '        rows = {"merged_rows": self.files.merged_rows, "rows": self.files.rows}\n'
+                "        self._directory.mark_built(self.number, rows)\n"
+                "        if self.files.least is not None:\n            self._make_bucket(",
+            ),
+        ),
+        has_script=True,
+    ),
+    SeededFault(
+        name="commits_are_stored_later",
+        breaks="a consumer continues after its last commit after a kill",
+        file="streaming_server/storage/tables/consumers.py",
+        edits=(
+            (
+                "        write_checked_json(self._file(record.consumer_id), content)\n",
+                "        __import__('threading').Timer(\n"
+                "            10, write_checked_json, (self._file(record.consumer_id), content)\n        ).start()\n",
+            ),
+        ),
+        has_script=True,
+    ),
+    SeededFault(
+        name="expired_rows_leave_entries",
+        breaks="an expired row is removed together with its index entries",
+        file="streaming_server/engine/writes/bucket_steps.py",
+        edits=(
+            (
+                "        bucket.apply(_with_counts(change, codec.definition), None, commit_micros)\n",
+                "        rows = replace(change, entries=())\n"
+                "        bucket.apply(_with_counts(rows, codec.definition), None, commit_micros)\n"
+                "        batch = bucket._store.batch()\n"
+                "        for each in change.entries:\n"
+                "            batch.delete_entries(each.delete_keys.to_pylist())\n"
+                "        bucket._store.write(batch)\n",
+            ),
+        ),
+        has_script=True,
+    ),
+    SeededFault(
+        name="builds_end_with_the_process",
+        breaks="an index whose build a kill has interrupted is ready once it has an entry for each row",
+        file="streaming_server/storage/bucket/bucket.py",
+        edits=(
+            (
+                "if before.rows == 0 else tuple(kept)\n",
+                "if before.rows == 0 or {*before.indexes} == {*indexes} else tuple(kept)\n",
+            ),
+        ),
+        has_script=True,
+    ),
+    SeededFault(
+        name="bases_end_with_the_process",
+        breaks="a columnar base that an earlier process has built has what was written since",
+        file="streaming_server/engine/columnar/base_replay.py",
+        edits=(("        while count_of(self._at) < count_of(end):\n            self._step(end)\n", "        pass\n"),),
+        has_script=True,
+    ),
+    SeededFault(
+        name="segments_precede_their_data",
+        breaks="a restore as of an instant finds all that was archived before, whenever the server was killed",
+        file="streaming_server/engine/backups/segment_writing.py",
+        edits=(
+            ("    data.flush()\n    changed,", "    changed,"),
+            (
+                "    store.write_segment(data.segment_id, stored.to_json())\n",
+                "    store.write_segment(data.segment_id, stored.to_json())\n    data.flush()\n",
+            ),
+        ),
+        has_script=True,
+    ),
+    SeededFault(
+        name="shares_are_not_promised",
+        breaks="a transaction over tables of several workers is applied by all of them, whichever was killed",
+        file="streaming_server/engine/transactions/two_phase.py",
+        edits=(("        await self._promise(decision)\n", ""),),
+        has_script=True,
+    ),
 )
 """Faults in what a process leaves behind."""

@@ -22,6 +22,9 @@ _NUMBERS_OF_ROWS: Final = (
     ("merging.appended_rows", "_FEW_ROWS"),
     ("indexes.index_builds", "STEP_ROWS"),
     ("writes.expiry_sweep", "_SLICE_ROWS"),
+    ("writes.bucket_steps", "_MAX_BATCH_ROWS"),
+    ("bucket.range_deletion", "_STEP_ROWS"),
+    ("bucket.range_deletion", "_INDEXED_ROWS"),
 )
 """The modules and names of what the server does with so many rows at once, at most."""
 
