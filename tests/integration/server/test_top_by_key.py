@@ -75,7 +75,7 @@ def test_the_rows_are_those_of_a_sort_and_few_are_read(table: tuple[Wire, str], 
         assert found == expected
         assert (response.rows_scanned <= n + 4 * 512) if is_key_order else (response.rows_scanned >= n)
         explained = wire.lookups.ExplainTopN(
-            lookup_pb2.TopNRequest(where=None if where is None else to_proto(where), **asked)
+            lookup_pb2.ExplainTopNRequest(where=None if where is None else to_proto(where), **asked)
         )
         assert (explained.limit, explained.reverse) == (n, not ascending)
 

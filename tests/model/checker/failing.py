@@ -34,7 +34,7 @@ _REPEATED: Final = (
     *("write_through_kept_table", "stage", "finish_transaction", "consume", "backup", "let_pass"),
 )
 """Those that a client repeats when the server is back, so that they must happen."""
-_REFUSALS: Final = (ConnectionFailed, DiskFull, DiskFailed, BackupFailed, TransactionLost)
+_REFUSALS: Final = (ConnectionFailed, DiskFull, DiskFailed, BackupFailed)
 
 
 def _draw(world: CheckerWorld, random: Random) -> Arguments | None:
