@@ -14,7 +14,6 @@ from aio_client import ProtocolViolation, ScanSpec
 from aio_client._scan.protocol import ScanLedger, scan_request
 from scankv.model.changes.change_columns import CHANGE_FIELDS, ChangeColumns
 from scankv.model.changes.log_positions import LogSpec, StartFrom
-from scankv.model.keys.key_range import KeyRange
 from scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
 from tests.unit.client.messages import (
     LOG_OFFSETS,
@@ -262,60 +261,6 @@ def test_other_columns_than_asked_for_are_named() -> None:
 def test_more_rows_than_the_limit_are_named() -> None:
     with pytest.raises(ProtocolViolation, match="expected at most 14 rows, got 15"):
         read(whole_scan(), ScanSpec("game.scores", limit=14))
-
-
-def test_a_scan_of_everything_asks_for_nothing_more() -> None:
-    request = scan_request(ScanSpec("game.scores"))
-    assert request.table == "game.scores"
-    assert request.WhichOneof("source") == "live_kv"
-    assert not request.HasField("columns")
-    assert not request.HasField("limit")
-    assert list(request.buckets) == []
-    assert (request.chunk.max_rows, request.chunk.max_bytes) == (0, 0)
-
-
-def test_a_scan_of_something_asks_for_it() -> None:
-    spec = ScanSpec("game.scores", columns=("b", "a"), limit=0, buckets=(3, 1), chunk_rows=5, chunk_bytes=2048)
-    request = scan_request(spec)
-    assert list(request.columns.names) == ["b", "a"]
-    assert (request.HasField("limit"), request.limit) == (True, 0)
-    assert list(request.buckets) == [3, 1]
-    assert (request.chunk.max_rows, request.chunk.max_bytes) == (5, 2048)
-
-
-def test_a_pinned_scan_asks_for_its_snapshot() -> None:
-    request = scan_request(ScanSpec("game.scores", snapshot_id="s1"))
-    assert request.WhichOneof("source") == "snapshot"
-    assert request.snapshot.snapshot_id == "s1"
-
-
-@pytest.mark.parametrize(
-    ("keys", "fields"),
-    [
-        (None, None),
-        (KeyRange(), {}),
-        (KeyRange(b"a"), {"start": b"a"}),
-        (KeyRange(None, b""), {"end": b""}),
-        (KeyRange(b"a", b"b"), {"start": b"a", "end": b"b"}),
-    ],
-)
-def test_a_key_range_keeps_what_it_leaves_open(keys: KeyRange | None, fields: dict[str, bytes] | None) -> None:
-    request = scan_request(ScanSpec("game.scores", key_range=keys, reverse=True, ordered=True))
-    assert request.reverse
-    assert request.ordered
-    assert request.HasField("key_range") is (keys is not None)
-    if fields is not None:
-        assert {field.name: value for field, value in request.key_range.ListFields()} == fields
-
-
-def test_a_token_is_sent_as_it_is_and_only_when_it_is_given() -> None:
-    spec = ScanSpec("game.scores", resume_token=b"of the spec")
-    assert scan_request(spec).resume_token == b""
-    assert scan_request(spec, b"a token").resume_token == b"a token"
-
-
-def test_no_columns_differ_from_all_columns() -> None:
-    assert scan_request(ScanSpec("game.scores", columns=())).HasField("columns")
 
 
 def test_a_scan_asks_for_changes_from_its_beginning_alone() -> None:
