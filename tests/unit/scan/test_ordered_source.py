@@ -182,35 +182,6 @@ def based(table: Offline) -> Iterator[Offline]:
 
 
 @pytest.mark.parametrize("of_bases", [False, True])
-@pytest.mark.parametrize("where", [None, col("v") != 5, col("a") >= 0])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.represented_by("whole-False-None-False", "last-True-where2-True")
-def test_a_scan_resumed_after_every_chunk_reads_each_row_once(
-    table: Offline, based: Offline, of_bases: bool, reverse: bool, where: Predicate | None
-) -> None:
-    table = based if of_bases else table
-    found: list[int] = []
-    token = b""
-    while True:
-        opened = scan(table, where=where, reverse=reverse, token=token)
-        chunk = opened.source.next_chunk(150, ROOM)
-        if chunk is not None:
-            # A second chunk, so that a resume follows steps of both kinds.
-            found += chunk.batch["v"].to_pylist()
-            chunk = opened.source.next_chunk(450, ROOM)
-        if chunk is None:
-            break
-        found += chunk.batch["v"].to_pylist()
-        assert len(found) <= 3000, "rows come again"
-        position = opened.source.position()
-        assert position is not None
-        token = opened.tokens.token(position, None)
-        opened.source.close()
-    expected = [place for place in range(3000) if where is None or repr(where) != repr(col("v") != 5) or place != 5]
-    assert found == (expected[::-1] if reverse else expected)
-
-
-@pytest.mark.parametrize("of_bases", [False, True])
 def test_what_is_read_ahead_stays_within_two_chunks(table: Offline, based: Offline, of_bases: bool) -> None:
     opened = scan(based if of_bases else table)
     given = 0
