@@ -160,19 +160,6 @@ def table(request: pytest.FixtureRequest) -> Iterator[Offline]:
         yield table
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("limit", [1, 10, 100, 128])
-def test_a_small_limit_reads_itself_and_one_row_of_each_bucket_at_most(
-    table: Offline, limit: int, reverse: bool
-) -> None:
-    opened = scan(table, limit=limit, reverse=reverse)
-    chunk = opened.source.next_chunk(limit, ROOM)
-    assert chunk is not None
-    assert chunk.batch["v"].to_pylist() == list(range(2999, 2999 - limit, -1) if reverse else range(limit))
-    assert opened.source.rows_scanned <= limit + 5
-    opened.source.close()
-
-
 @pytest.fixture(scope="module")
 def based(table: Offline) -> Iterator[Offline]:
     """Makes the same table, read from bases."""
