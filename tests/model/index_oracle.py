@@ -80,15 +80,6 @@ def plain(type_: pa.DataType, exact: Any) -> Any:
     return exact.encode() if pat.is_string(type_) else exact
 
 
-def plain_scalar(scalar: pa.Scalar) -> Any:
-    """As `plain`, for an Arrow scalar."""
-    if not scalar.is_valid:
-        return None
-    if pat.is_string(scalar.type):
-        return scalar.as_py().encode()
-    return scalar.value if pat.is_temporal(scalar.type) else scalar.as_py()
-
-
 def order_of(value: Any) -> Any:
     """Returns a sort key for `plain` values other than null: NaN equals NaN and is above infinity."""
     if isinstance(value, float):

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pyarrow as pa
-import pytest
-
 from streaming_server.scan.versions import version_of
 from streaming_server.storage.changelog.offsets import make_offset
 from tests.support.tables import SCORES, define
 
 DEFINITION = define(SCORES, buckets=3)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        replace(DEFINITION, incarnation="1" * 32),
-        DEFINITION.add_columns(pa.schema([("extra", pa.int64())])),
-    ],
-)
-def test_another_incarnation_and_another_schema_are_other_versions(other: object) -> None:
-    assert isinstance(other, type(DEFINITION))
-    assert version_of(other, {0: 5}, 0) != version_of(DEFINITION, {0: 5}, 0)
 
 
 def test_a_version_says_the_same_in_every_process() -> None:
