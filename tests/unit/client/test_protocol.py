@@ -46,20 +46,6 @@ def read(
     return ledger, [rows for rows in booked if rows is not None]
 
 
-def test_a_whole_scan_passes() -> None:
-    ledger, batches = read(whole_scan())
-    assert pa.Table.from_batches(batches).equals(pa.Table.from_batches([batch(0, 15)]))
-    assert ledger.schema == SCHEMA
-    assert (ledger.rows, ledger.chunks) == (15, 3)
-    assert ledger.trailer is not None
-
-
-def test_a_scan_without_rows_passes() -> None:
-    ledger, batches = read([header(), trailer([])])
-    assert batches == []
-    assert ledger.schema == SCHEMA
-
-
 def test_rows_without_columns_keep_their_number() -> None:
     spec = ScanSpec("game.scores", columns=())
     sent = [chunk(batch(0, 4).select([]))]
