@@ -1,4 +1,4 @@
-"""Versions stay equal while nothing changes, even across restarts, and never recur."""
+"""A version has the same bytes in every process, also in those of later releases."""
 
 from __future__ import annotations
 

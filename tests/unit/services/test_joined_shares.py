@@ -1,4 +1,4 @@
-"""The shares of tablets in a query, joined: groups are exact, and first rows are those of one table."""
+"""The shares of tablets in a query, joined: groups are exact, and ties that a tablet has dropped are known."""
 
 from __future__ import annotations
 
