@@ -19,7 +19,7 @@ from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.scan.chunk_source import BatchMessage
 from streaming_server.scan.columnar.base_cursor import BaseCursor
-from streaming_server.scan.columnar.delta import Delta, MergedDelta
+from streaming_server.scan.columnar.delta import EMPTY_DELTA, Delta, MergedDelta
 from streaming_server.scan.row_reader import _FilteringDecoder
 from streaming_server.scan.rows.row_representations import KeyedRepresentation
 from streaming_server.storage.bucket.bucket_change import BucketChange
@@ -241,6 +241,14 @@ def test_of_rows_that_are_kept_stored_form_and_keys_are_their_own(
     assert len(found) == 7 + bool(changed)
 
 
+def test_a_table_whose_base_is_empty_is_its_delta(offline: FollowedBucket, tmp_path: Path) -> None:
+    empty = offline.cut_base(tmp_path / "bases", 10)
+    assert read(cursor_of(offline, empty, Asked())) == []
+    offline.upsert_batch(rows_of(range(25)))
+    assert read(cursor_of(offline, empty, Asked()), rows=7) == list(range(25))
+    assert read(cursor_of(offline, empty, Asked(reverse=True)), rows=7) == list(range(24, -1, -1))
+
+
 def test_batches_without_changes_are_those_of_the_file(offline: FollowedBucket, base: ColumnarBase) -> None:
     offline.upsert_batch(rows_of([105]))
     cursor = cursor_of(offline, base, Asked())
@@ -353,6 +361,24 @@ def test_a_damaged_row_of_the_delta_is_data_loss(base: ColumnarBase, offline: Fo
     assert cursor.next_batch(1000, ROOM) is not None
     with pytest.raises(DataLoss, match="bucket 7"):
         cursor.next_batch(1000, ROOM)
+
+
+def test_nothing_is_asked_of_the_delta_before_the_first_read(base: ColumnarBase, offline: FollowedBucket) -> None:
+    asked: list[int] = []
+
+    def net() -> MergedDelta:
+        asked.append(1)
+        return EMPTY_DELTA
+
+    arguments: Any = (base, net, offline.codec, None, None, KeyRange())
+    cursor = BaseCursor(*arguments, reverse=False, location="")
+    assert not asked
+    cursor.next_batch(10, ROOM)
+    cursor.next_batch(10, ROOM)
+    assert asked == [1]
+    cursor.close()
+    cursor.close()
+    assert cursor.next_batch(10, ROOM) is None
 
 
 def test_steps_keep_to_about_their_bytes(offline: FollowedBucket, base: ColumnarBase) -> None:
