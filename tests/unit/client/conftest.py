@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from typing import TYPE_CHECKING
 
@@ -18,3 +19,11 @@ def unused_port() -> Iterator[int]:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("127.0.0.1", 0))
         yield reserved.getsockname()[1]
+
+
+@pytest.fixture
+def no_cycles() -> Iterator[None]:
+    """Disables the garbage collector: objects of the test must be freed by reference counting."""
+    gc.disable()
+    yield
+    gc.enable()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -36,9 +34,6 @@ from tests.support.waiting import await_until
 from tests.unit.client.messages import LOG_OFFSETS, SCHEMA
 from tests.unit.client.misbehaving import serving
 from tests.unit.client.resumable import CHUNKS, ROWS, Ends, GoesOn, SendsOnlyHeartbeats
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.asyncio
 
@@ -319,14 +314,6 @@ async def test_heartbeats_keep_a_scan_alive_and_move_its_token() -> None:
             assert stream.resume_token is None
             assert await drain(stream) == []
             assert stream.resume_token == b"heartbeat 20"
-
-
-@pytest.fixture
-def no_cycles() -> Iterator[None]:
-    """Disables the garbage collector: objects of the test must be freed by reference counting."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def test_dropping_a_resumed_stream_ends_the_call_at_once(no_cycles: None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -22,7 +22,6 @@ from aio_client import (
     Unauthenticated,
     Unavailable,
     connect,
-    sync,
 )
 from tests.support.certificates import Authority
 from tests.unit.client.messages import whole_scan
@@ -173,31 +172,6 @@ async def test_a_scan_whose_token_expires_fails_if_there_is_no_other(tmp_path: P
 # ---- TLS ----
 
 
-async def test_a_client_trusts_the_authority_that_is_given(tmp_path: Path) -> None:
-    authority, tokens = Authority(tmp_path), WantsTokens(SECRET)
-    async with serving(tokens, server_credentials(authority.issue("server", "localhost"))) as address:
-        for ca in (authority.path, str(authority.path), authority.path.read_bytes()):
-            async with connect(f"scankvs://{address}", token=SECRET, tls=Tls(ca=ca)) as client:
-                await client.wait_ready(30)
-                assert await client.tables() == []
-                assert (await client.scan(SCAN).to_arrow()).num_rows > 0
-        with_argument = connect(address, token=SECRET, tls=Tls(ca=authority.path))
-        async with with_argument as client:
-            assert await client.tables() == []
-    assert set(tokens.came) == {f"Bearer {SECRET}"}
-
-
-async def test_a_blocking_client_uses_tls_and_the_token(tmp_path: Path) -> None:
-    authority, tokens = Authority(tmp_path), WantsTokens(SECRET)
-
-    def list_tables(url: str) -> list[Any]:
-        with sync.connect(url, token=SECRET, tls=Tls(ca=authority.path)) as client:
-            return client.tables()
-
-    async with serving(tokens, server_credentials(authority.issue("server", "localhost"))) as address:
-        assert await asyncio.to_thread(list_tables, f"scankvs://{address}") == []
-
-
 @pytest.mark.parametrize(
     ("name", "expired", "message"),
     [
@@ -252,27 +226,6 @@ async def test_the_name_in_the_certificate_may_be_given(tmp_path: Path) -> None:
         tls = Tls(ca=authority.path, server_name="db.example.com")
         async with connect(address, token=SECRET, tls=tls) as client:
             assert await client.tables() == []
-
-
-async def test_a_client_certificate_is_sent_where_it_is_required(tmp_path: Path) -> None:
-    authority, other, tokens = Authority(tmp_path), Authority(tmp_path, "other"), WantsTokens(SECRET)
-    certificate, key = authority.issue("client")
-    wrong_certificate, wrong_key = other.issue("wrong")
-    credentials = server_credentials(authority.issue("server", "localhost"), clients=authority)
-    async with serving(tokens, credentials) as address:
-        async with connect(
-            address, token=SECRET, tls=Tls(ca=authority.path, certificate=certificate, key=key)
-        ) as client:
-            assert await client.tables() == []
-        tokens.came.clear()
-        for tls in (
-            Tls(ca=authority.path),
-            Tls(ca=authority.path, certificate=wrong_certificate, key=wrong_key),
-        ):
-            async with connect(address, token=SECRET, tls=tls, operation_timeout=0.5) as client:
-                with pytest.raises(Unavailable):
-                    await client.tables()
-    assert tokens.came == []
 
 
 async def test_renewed_certificates_are_used_for_new_connections(tmp_path: Path) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pyarrow as pa
@@ -47,22 +46,11 @@ from tests.unit.client.misbehaving import (
     serving,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.asyncio
 
 SPEC = ScanSpec("game.scores")
 SOON = 30.0
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
-
-
-@pytest.fixture
-def no_cycles() -> Iterator[None]:
-    """Disables the garbage collector: objects of the test must be freed by reference counting."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def read(scan: Scan) -> list[pa.RecordBatch]:

@@ -7,15 +7,13 @@ import contextlib
 import gc
 import os
 import socket
-import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from aio_client import UsageError
 from aio_client.testing import Direction, Fault, FaultProxy
-from tests.support.waiting import await_until, wait_until
+from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -213,18 +211,6 @@ async def _send_until_stuck(writer: asyncio.StreamWriter) -> int:
 
 
 @both_directions
-async def test_a_slow_direction_has_its_rate_and_loses_it(accepting: StreamKeeper, direction: Direction) -> None:
-    async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
-        proxy.apply(Fault("slow", 0, direction, bytes_per_second=100_000))
-        started = time.monotonic()
-        ends.writer[direction].write(bytes(10_000_000))
-        await asyncio.wait_for(ends.reader[direction].readexactly(30_000), 60)
-        assert time.monotonic() - started > 0.2
-        proxy.resume()
-        await asyncio.wait_for(ends.reader[direction].readexactly(10_000_000 - 30_000), 60)
-
-
-@both_directions
 async def test_a_half_close_ends_one_direction_only(accepting: StreamKeeper, direction: Direction) -> None:
     async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
         await echo(ends)
@@ -259,22 +245,6 @@ async def test_faults_go_to_as_many_connections_as_were_named(accepting: StreamK
                 else:
                     await echo(ends)
         assert [made.connection for made in proxy.faults] == [2, 3]
-
-
-async def test_connections_are_refused_and_taken_again_on_the_same_port(accepting: StreamKeeper) -> None:
-    async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
-        await echo(ends)
-        for _ in range(2):
-            proxy.refuse()
-            proxy.refuse()
-            with pytest.raises(ConnectionRefusedError):
-                async with connected(proxy, accepting):
-                    pass
-            await echo(ends)
-            proxy.accept()
-            async with connected(proxy, accepting) as others:
-                await echo(others)
-        assert proxy.connections == 3
 
 
 async def test_a_connection_is_reset_when_the_target_is_not_there(unused_port: int, accepting: StreamKeeper) -> None:
@@ -403,25 +373,3 @@ async def test_a_proxy_is_used_within_its_block_only(unused_port: int) -> None:
         await proxy.__aenter__()
     with pytest.raises(UsageError, match="host:port"):
         FaultProxy("nowhere")
-
-
-async def test_a_proxy_runs_in_a_thread_for_code_that_blocks(accepting: StreamKeeper) -> None:
-    threads = threading.active_count()
-
-    def blocking(url: str) -> None:
-        with FaultProxy.in_thread(url) as proxy:
-            proxy.on_next(Fault("stall"))
-            host, port = proxy.address.split(":")
-            with socket.create_connection((host, int(port)), timeout=5) as connection:
-                wait_until(lambda: proxy.faults, "the stall happened")
-                proxy.apply(Fault("cut"))
-                assert connection.recv(1) == b""
-            proxy.refuse()
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection((host, int(port)), timeout=5)
-        with pytest.raises(UsageError, match="closed"):
-            proxy.heal()
-
-    async with accepting as url:
-        await asyncio.to_thread(blocking, url)
-    assert threading.active_count() <= threads + 1  # The thread of `to_thread`.

@@ -184,15 +184,6 @@ async def _once_connected(client: Client) -> None:
                 await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("schema", [None, "player string", [("player", pa.string())]])
-async def test_a_schema_of_another_kind_is_refused_before_it_is_sent(schema: object) -> None:
-    async with connect("localhost:1") as client:
-        with pytest.raises(UsageError, match=r"schema must be a pyarrow\.Schema, not a"):
-            await client.create_table("a.b", schema, primary_key=["player"])
-        with pytest.raises(UsageError, match=r"add_columns must be a pyarrow\.Schema, not a|nothing to alter"):
-            await client.alter_table("a.b", add_columns=schema)
-
-
 @pytest.mark.parametrize("buckets", [0, -1, 1.5, "4", True])
 async def test_a_number_of_buckets_that_is_none_is_refused_before_it_is_sent(buckets: object) -> None:
     async with connect("localhost:1") as client:

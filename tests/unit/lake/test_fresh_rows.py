@@ -1,4 +1,4 @@
-"""Of the changes since a published version, the last one of each key counts."""
+"""Changed keys are found among the keys of a data file."""
 
 from __future__ import annotations
 
@@ -21,18 +21,6 @@ def changes(*rows: tuple[str, int, int | None, int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def test_the_last_change_of_each_key_counts() -> None:
-    collected = FreshChanges(SCHEMA, ["id"])
-    collected.add(changes(("+I", 0, 1, 5), ("-U", 0, 1, 5), ("+U", 0, 2, 5), ("+I", 0, 3, -1)))
-    collected.add(changes(("-D", 1, None, 7), ("+I", 1, 8, 9)))
-    collected.add(changes(("-D", 0, None, -1), ("+I", 1, 4, 7)))
-    fresh = collected.finish()
-    assert (collected.changes, fresh.changes) == (7, 7)
-    assert fresh.of_bucket(0).to_pylist() == [{"value": 2, "id": 5}]
-    assert fresh.of_bucket(1).to_pylist() == [{"value": 4, "id": 7}, {"value": 8, "id": 9}]
-    assert sorted(fresh.changed["id"].to_pylist()) == [-1, 5, 7, 9]
-
-
 def test_changed_keys_are_found_between_the_ends_of_a_file() -> None:
     collected = FreshChanges(SCHEMA, ["id"])
     collected.add(changes(*(("+I", 0, 1, number) for number in (10, -5, 3, 7))))
@@ -42,9 +30,3 @@ def test_changed_keys_are_found_between_the_ends_of_a_file() -> None:
     assert fresh.keys[0].within(keys[1], keys[2]).to_pylist() == keys[1:3]
     assert fresh.keys[0].within(keys[3], keys[3]).to_pylist() == []
     assert fresh.keys[0].within(keys[0], keys[3]).to_pylist() == keys[:3]
-
-
-def test_without_changes_there_are_no_rows() -> None:
-    fresh = FreshChanges(SCHEMA, ["id"]).finish()
-    assert (fresh.rows.num_rows, fresh.changed.num_rows, dict(fresh.keys)) == (0, 0, {})
-    assert fresh.of_bucket(0).num_rows == 0

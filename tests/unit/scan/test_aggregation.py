@@ -216,29 +216,6 @@ def test_aggregates_are_those_of_python_for_every_type_and_grouping(data: st.Dat
             assert same(one, wanted[number]), (each, one, wanted[number])
 
 
-def test_integer_sums_are_exact_where_their_parts_overflow() -> None:
-    batch = pa.RecordBatch.from_pydict(
-        {"k": [1, 2, 3], "large": [2**63 - 1, 2**63 - 1, -(2**63)]}, schema=TABLE.select(["k", "large"])
-    ).select(["large"])
-    aggregation = Aggregation([Aggregate("large", AggregateFunction.SUM)], [], TABLE)
-    aggregation.add(Chunk(0, batch.slice(0, 2)))
-    with pytest.raises(InvalidRequest, match=r'"large" does not fit into int64'):
-        aggregation.result()
-    aggregation.add(Chunk(0, batch.slice(2)))
-    assert aggregation.result().to_pylist() == [{"large_sum": 2**63 - 2}]
-
-
-def test_decimal_sums_are_exact_to_the_last_of_their_38_digits() -> None:
-    most, least = Decimal("9" * 36 + ".99"), Decimal("0.01")
-    aggregation = Aggregation([Aggregate("money", AggregateFunction.SUM)], [], TABLE)
-    schema = TABLE.select(["money"])
-    aggregation.add(Chunk(0, pa.RecordBatch.from_pydict({"money": [most, None, least]}, schema=schema)))
-    with pytest.raises(InvalidRequest, match=r'"money" does not fit into decimal128'):
-        aggregation.result()
-    aggregation.add(Chunk(0, pa.RecordBatch.from_pydict({"money": [-least]}, schema=schema)))
-    assert aggregation.result().to_pylist() == [{"money_sum": most}]
-
-
 @pytest.mark.parametrize(
     ("type_", "mean"),
     [
@@ -269,17 +246,6 @@ def test_means_of_decimals_are_exact_up_to_the_limits_of_their_type(type_: pa.Da
         assert column.type == mean
         column.validate(full=True)
         assert column.equals(decimals(mean, [rounded])), (numbers, column)
-
-
-def test_sums_of_unsigned_integers_are_exact_up_to_their_limit() -> None:
-    aggregation = Aggregation([Aggregate("unsigned", AggregateFunction.SUM)], [], TABLE)
-    schema = TABLE.select(["unsigned"])
-    aggregation.add(Chunk(0, pa.RecordBatch.from_pydict({"unsigned": [2**64 - 2, None, 1]}, schema=schema)))
-    assert aggregation.result().to_pylist() == [{"unsigned_sum": 2**64 - 1}]
-    assert aggregation.result().schema.field("unsigned_sum").type == pa.uint64()
-    aggregation.add(Chunk(0, pa.RecordBatch.from_pydict({"unsigned": [1]}, schema=schema)))
-    with pytest.raises(InvalidRequest, match=r'"unsigned" does not fit into uint64'):
-        aggregation.result()
 
 
 def test_groups_over_the_limit_are_refused_and_as_many_as_it_are_not() -> None:

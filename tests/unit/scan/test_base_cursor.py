@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from bisect import bisect_right
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
 from scankv.model.expressions import bind
 from scankv.model.expressions.columns import col
-from scankv.model.expressions.nodes import FieldPath
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
 from streaming_server.engine.merging.prepared_rows import prepare
@@ -35,20 +29,15 @@ from streaming_server.storage.columnar.columnar_base import ColumnarBase
 from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 from streaming_server.storage.rows.table_codec import TableCodec
-from tests.support.examples import examples
 from tests.support.offline import OfflineBucket
 from tests.support.tables import define, exact_rows
-from tests.unit.model.expression_strategies import predicates
-from tests.unit.model.strategies import key_types, storable_types
-from tests.unit.storage.strategies import batches
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from scankv.model.expressions import BoundPredicate
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.scan.chunk_source import StoredRows
 
 ROOM = 1 << 20
 ALL_KEYS = KeyRange()
@@ -148,143 +137,6 @@ def expected(offline: OfflineBucket, asked: Asked) -> tuple[list[tuple[Any, ...]
             found.append(list(iter(partial(cursor.next_batch, 8192, ROOM), None)))
     kept = [row for batch in found[0] for row in exact_rows(batch)]
     return kept, [key for batch in found[1] for key in offline.keys.codec.encode(batch.columns).to_pylist()]
-
-
-def check(offline: FollowedBucket, base: ColumnarBase, asked: Asked, rng: random.Random, *, has_zones: bool) -> None:
-    """Reads with random budgets, and compares each step."""
-    kept, keys = expected(offline, asked)
-    rank = (lambda key: [-byte for byte in key] + [1]) if asked.reverse else (lambda key: list(key))
-    ranks = sorted(map(rank, keys))
-    found: list[tuple[Any, ...]] = []
-    later: list[tuple[StoredRows, pa.RecordBatch, pa.Array | None]] = []
-    with closing(cursor_of(offline, base, asked)) as cursor:
-        assert cursor.last_key is None
-        scanned = 0
-        while True:
-            max_rows, max_bytes = rng.choice([1, 2, 3, 5, 1000]), rng.choice([1, 100, 1000, ROOM])
-            encoded = None
-            if rng.random() < 0.3:
-                rows = cursor.next_rows(max_rows, max_bytes)
-                representation = KeyedRepresentation(offline.codec.decoder(asked.columns).schema)
-                batch, encoded = (
-                    (None, None) if rows is None else (representation.decode(rows), representation.keys_of(rows))
-                )
-            else:
-                is_ready = rng.random() < 0.5 or cursor.prefetch(max_rows, max_bytes)
-                batch = cursor.next_batch(max_rows, max_bytes)
-                assert batch is None or is_ready is not None
-            if batch is None:
-                break
-            batch.validate(full=True)
-            if rng.random() < 0.5:
-                later.append((cursor.stored, batch, encoded))
-            assert cursor.rows_scanned - scanned <= max_rows
-            assert has_zones or cursor.last_key is not None
-            scanned = cursor.rows_scanned
-            if not has_zones:
-                assert bisect_right(ranks, rank(cursor.last_key)) == scanned, "the key is not that of the last row"
-            if cursor.message is not None:
-                assert cursor.message == BatchMessage.of(batch)
-            found += exact_rows(batch)
-        assert cursor.next_batch(10, ROOM) is None
-    for stored, batch, encoded in later:
-        check_stored(offline, stored, batch, encoded, asked.columns, rng)
-    assert found == kept
-    assert cursor.rows_scanned <= len(keys) if has_zones else cursor.rows_scanned == len(keys)
-
-
-def check_stored(
-    offline: FollowedBucket,
-    stored: StoredRows,
-    batch: pa.RecordBatch,
-    encoded: pa.Array | None,
-    columns: Sequence[str] | None,
-    rng: random.Random,
-) -> None:
-    """Checks that stored rows and encoded keys of a batch belong to its rows, in any order and at any time."""
-    chosen = [place for place in range(batch.num_rows) if rng.random() < 0.5]
-    rng.shuffle(chosen)
-    places = pa.array(chosen, pa.uint64())
-    rows = stored(places)
-    assert exact_rows(offline.codec.decoder(columns).decode(rows)) == exact_rows(batch.take(places))
-    if encoded is not None:
-        keys = offline.keys.codec.encode(offline.codec.decoder(offline.definition.primary_key).decode(rows).columns)
-        assert keys.to_pylist() == encoded.take(places).to_pylist()
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> tuple[TableDefinition, TableDefinition, pa.RecordBatch]:
-    """Generates a table, the table with more columns, and rows of the latter;
-
-    keys have one to three columns of any type.
-    """
-    keys = [
-        pa.field(f"k{place}", type_, nullable=False)
-        for place, type_ in enumerate(draw(st.lists(key_types(), min_size=1, max_size=3)))
-    ]
-    values = [pa.field(f"v{place}", type_) for place, type_ in enumerate(draw(st.lists(storable_types(), max_size=3)))]
-    added = [pa.field(f"n{place}", type_) for place, type_ in enumerate(draw(st.lists(storable_types(), max_size=2)))]
-    old = define(pa.schema([*values, *keys]), *(field.name for field in keys))
-    new = old.add_columns(pa.schema(added)) if added else old
-    return old, new, draw(batches(new.schema.arrow, min_rows=1, max_rows=25))
-
-
-def write(offline: FollowedBucket, pool: pa.RecordBatch, rng: random.Random) -> None:
-    """Writes or deletes some of the keys of the pool."""
-    names = offline.definition.schema.names
-    key_names = list(offline.definition.primary_key)
-    count = rng.choice([1, 1, 3, pool.num_rows])
-    keys = pool.select(key_names).take(pa.array(rng.choices(range(pool.num_rows), k=count), pa.int64()))
-    if rng.random() < 0.4:
-        offline.delete_batch(keys)
-        return
-    values = pool.take(pa.array(rng.choices(range(pool.num_rows), k=count), pa.int64()))
-    columns = [keys.column(name) if name in key_names else values.column(name) for name in names]
-    offline.upsert_batch(pa.RecordBatch.from_arrays(columns, schema=offline.codec.schema))
-
-
-@pytest.mark.breadth
-@given(table=tables(), rng=st.randoms(use_true_random=False), data=st.data())
-@examples(8)
-def test_base_and_delta_are_what_the_iterator_gives(table: Any, rng: random.Random, data: st.DataObject) -> None:
-    old, new, pool = table
-    with tempfile.TemporaryDirectory() as name, followed(Path(name), old) as offline:
-        for _ in range(rng.choice([0, 1, 4])):
-            write(offline, pool, rng)
-        if rng.random() < 0.2:
-            offline.alter(new)
-        has_zones = rng.random() < 0.5
-        base = offline.cut_base(Path(name) / "bases", rng.choice([1, 2, 3, 7, 100]), None if has_zones else [])
-        # Key columns always have zones. If only they have, the predicates below are on other columns.
-        pool_keys = offline.keys.encode(pool.select(list(new.primary_key)))[0].to_pylist()
-
-        def random_range() -> KeyRange:
-            return KeyRange(*(rng.choice([None, None, rng.choice(pool_keys) + rng.choice([b"", b"\0"])]) for _ in "se"))
-
-        deletes = rng.random() < 0.5
-        for number in range(rng.choice([0, 1, 2, 8])):
-            deleted = random_range()
-            if deletes and rng.random() < 0.3 and not deleted.is_empty:
-                offline.delete_range(deleted)
-            else:
-                write(offline, pool, rng)
-            if number == 1:
-                offline.alter(new)
-        assert offline.delta is not None
-        base = base.without(offline.delta.deleted_ranges)
-        names = offline.definition.schema.names
-        paths = [FieldPath((name,)) for name in pool.schema.names if not pa.types.is_nested(pool.column(name).type)]
-        paths = [path for path in paths if path.names[0] in names and (has_zones or path.names[0][0] != "k")]
-        for _ in range(4):
-            asked = Asked(
-                columns=rng.choice([None, None, rng.sample(names, rng.randrange(len(names) + 1))]),
-                key_range=random_range(),
-                reverse=rng.random() < 0.5,
-            )
-            if paths and rng.random() < 0.5:
-                asked.residual = bind(data.draw(predicates(pool, paths)), offline.codec.schema)
-            # With a constant or an unknown zone, batches may be ruled out even if only keys have zones.
-            check(offline, base, asked, rng, has_zones=asked.residual is not None)
 
 
 SMALL = define(pa.schema([("k", pa.int64()), ("v", pa.int64()), ("w", pa.string())]), "k")

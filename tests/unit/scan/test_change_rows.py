@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scankv.model.changes.change_columns import CHANGE_FIELDS, ChangeColumns
 from scankv.model.errors import SchemaMismatch
 from scankv.model.expressions import col
 from streaming_server.scan.changes.change_rows import ChangeRows
 from streaming_server.scan.chunk_source import Chunk
-from streaming_server.storage.changelog.offsets import make_offset
 from streaming_server.storage.changelog.records import Changes, LogRecord, RowKind
 from tests.support.tables import define
 
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
 FIRST = define(SCHEMA)
-SECOND = FIRST.add_columns(pa.schema([("more", pa.string())]))
 # Without rows before changes: `v` is null only for deleted rows.
 STRICT = define(pa.schema([SCHEMA[0], SCHEMA[1].with_nullable(False)]), changelog="upsert")
 INSERT, BEFORE, AFTER, DELETE = RowKind
@@ -52,25 +48,6 @@ def batch_of(chunk: Chunk) -> pa.RecordBatch:
 
 def told(batch: pa.RecordBatch) -> list[tuple[str, Any, Any]]:
     return list(zip(*(batch.column(name).to_pylist() for name in ("_change_type", "k", "v")), strict=True))
-
-
-def test_a_change_has_its_kind_offset_bucket_and_time() -> None:
-    rows = ChangeRows(FIRST, None, None)
-    records = [record([(INSERT, 1, 5)], make_offset(1, 4)), record([(DELETE, 1, 5), (INSERT, 2, None)], 9, micros=8)]
-    batch = batch_of(rows.chunk_of_records(records, 3, FIRST))
-    assert batch.schema.equals(rows.schema)
-    assert batch.schema.names == ["_change_type", "_log_offset", "_bucket", "_commit_timestamp", "k", "v"]
-    assert told(batch) == [("+I", 1, 5), ("-D", 1, 5), ("+I", 2, None)]
-    assert batch.column("_log_offset").to_pylist() == [make_offset(1, 4), 9, 10]
-    assert batch.column("_bucket").to_pylist() == [3, 3, 3]
-    assert batch.column("_commit_timestamp").cast(pa.int64()).to_pylist() == [7, 8, 8]
-
-
-def test_rows_of_the_table_are_inserts_without_offset_and_time() -> None:
-    found = Chunk(2, pa.record_batch({"v": pa.array([1, None], pa.int64())}))
-    assert batch_of(ChangeRows(FIRST, ("v",), None).chunk_of_rows(found)).to_pylist() == [
-        {"_change_type": "+I", "_log_offset": None, "_bucket": 2, "_commit_timestamp": None, "v": v} for v in (1, None)
-    ]
 
 
 def test_rows_of_the_table_go_out_as_the_message_that_they_lie_in_unless_other_columns_are_wanted() -> None:
@@ -105,64 +82,6 @@ def test_a_row_that_begins_to_match_is_inserted_and_one_that_ceases_to_is_delete
     assert told(batch) == expected
     kept = [place for place, (_, key, v) in enumerate(changes) if (key, v) in {(k, v) for _, k, v in expected}]
     assert batch.column("_log_offset").to_pylist() == kept
-
-
-VALUES = st.none() | st.integers(-3, 3)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["put", "put", "delete"]), VALUES), max_size=25),
-    st.lists(st.integers(1, 4), min_size=1),
-)
-def test_what_is_seen_replays_to_the_rows_that_match(
-    writes: list[tuple[int, str, int | None]], sizes: list[int]
-) -> None:
-    """However commits are divided into records, and records into reads."""
-    table, commits = dict[int, int | None](), list[list[Change]]()
-    for key, what, value in writes:
-        if what == "delete":
-            if key in table:
-                commits.append([(DELETE, key, table.pop(key))])
-            continue
-        commits.append([(BEFORE, key, table[key]), (AFTER, key, value)] if key in table else [(INSERT, key, value)])
-        table[key] = value
-    rows, replay, place, offset = ChangeRows(FIRST, None, col("v") > 0), dict[int, int | None](), 0, 0
-    for size in sizes * len(commits):
-        part = commits[place : place + size]
-        if not part:
-            break
-        records = []
-        for commit in part:
-            records.append(record(commit, offset))
-            offset += len(commit)
-        place += size
-        for kind, key, value in told(batch_of(rows.chunk_of_records(records, 0, FIRST))):
-            if kind in ("-U", "-D"):
-                assert replay.pop(key) == value
-            else:
-                assert key not in replay
-                replay[key] = value
-    assert replay == {key: value for key, value in table.items() if value is not None and value > 0}
-
-
-def test_the_schema_grows_with_the_changes_and_older_ones_are_null_in_what_was_added() -> None:
-    rows = ChangeRows(FIRST, None, None)
-    assert told(batch_of(rows.chunk_of_records([record([(INSERT, 1, 1)])], 0, SECOND))) == [("+I", 1, 1)]
-    assert (rows.schema_id, rows.schema.names[4:]) == (1, ["k", "v"])
-    rows_of_second = record([(INSERT, 2, 2, "x")], 1, SECOND)  # type: ignore[list-item]
-    batch = batch_of(rows.chunk_of_records([record([(INSERT, 1, 1)]), rows_of_second], 0, SECOND))
-    assert (rows.schema_id, batch.schema.names[4:]) == (2, ["k", "v", "more"])
-    assert batch.column("more").to_pylist() == [None, "x"]
-    again = batch_of(rows.chunk_of_records([record([(INSERT, 3, 3)], 5)], 0, SECOND))
-    assert again.column("more").to_pylist() == [None]
-
-
-def test_chosen_columns_stay_as_they_are_chosen() -> None:
-    rows = ChangeRows(FIRST, ("v", "k"), col("k") == 2)
-    changes = record([(INSERT, 2, 2, "x"), (INSERT, 3, 3, "y")], 1, SECOND)  # type: ignore[list-item]
-    batch = batch_of(rows.chunk_of_records([changes], 0, SECOND))
-    assert batch.schema.names[4:] == ["v", "k"]
-    assert told(batch) == [("+I", 2, 2)]
 
 
 def test_a_column_or_a_predicate_that_does_not_fit_is_refused_at_the_opening() -> None:

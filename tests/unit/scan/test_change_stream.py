@@ -90,51 +90,6 @@ def test_every_token_goes_on_behind_what_was_sent_so_far() -> None:
     assert trailer.trailer.crc32c == checksum
 
 
-def test_the_header_of_new_columns_has_the_token_of_what_came_before_them() -> None:
-    tail = MemoryTail(SECOND)
-    tail.put(1)
-    tail.write((2, "x"), schema_id=2)
-    tail.sync()
-    messages = sent(stream(tail, stop=2), 3)
-    # Both changes are read at once, so the header comes before the first of them as well.
-    assert kinds(messages) == ["header", "header", "chunk"]
-    assert place(messages[1].header.resume_token) == (0, None)
-    schemas = [pa.ipc.read_schema(pa.py_buffer(message.header.arrow_schema)) for message in messages[:2]]
-    assert [schema.names[4:] for schema in schemas] == [["k"], ["k", "more"]]
-    assert [message.header.schema_id for message in messages[:2]] == [1, 2]
-    schema = pa.schema(list(schemas[1])[4:])
-    rows = pa.ipc.read_record_batch(pa.py_buffer(messages[2].chunk.record_batch), schema)
-    assert rows.column("more").to_pylist() == [None, "x"]
-
-
-def test_at_the_limit_the_position_is_behind_the_last_row_that_was_returned() -> None:
-    tail = MemoryTail(FIRST)
-    tail.put(*range(9))
-    for where, limit in ((None, 4), (col("k") >= 0, 4), (col("k") > 2, 1)):
-        messages = sent(stream(tail, limit=limit, where=where), 5 if limit == 4 else 4)
-        assert kinds(messages)[-2:] == ["heartbeat", "trailer"]
-        assert place(messages[-3].chunk.resume_token) == (4, 0)
-        assert messages[-3].chunk.next_offset == 4
-        assert dict(messages[-2].heartbeat.next_offsets) == {0: 4}
-        assert messages[-1].trailer.rows_returned == limit
-
-
-def test_a_stream_that_waits_says_for_how_long_and_then_that_it_is_there() -> None:
-    tail = MemoryTail(FIRST)
-    messages = stream(tail, heartbeat_seconds=30)
-    sent(messages, 1)
-    seconds = next(messages)
-    assert isinstance(seconds, float)
-    assert 29 < seconds <= 30
-    tail.put(7)
-    assert kinds(sent(messages, 1)) == ["chunk"]
-    messages = stream(tail, heartbeat_seconds=0.0001)
-    header, _, *_ = sent(messages, 2)
-    for message in sent(messages, 3):
-        assert place(message.heartbeat.resume_token) == (1, None)
-        assert message.heartbeat.watermark_micros > header.header.view_micros
-
-
 def test_what_is_left_out_is_in_the_position_of_the_next_heartbeat() -> None:
     """Otherwise a reader that resumes would make the server read the same changes again and again."""
     tail = MemoryTail(FIRST)

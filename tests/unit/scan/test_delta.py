@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.columnar import delta as delta_module
-from streaming_server.scan.columnar.delta import EMPTY_DELTA, Delta, MergedDelta
+from streaming_server.scan.columnar.delta import Delta, MergedDelta
 from tests.support.examples import examples
 
 if TYPE_CHECKING:
@@ -99,17 +99,6 @@ def test_every_view_is_the_last_write_of_each_key_at_its_moment(
         assert as_dict(view.merge()) == expected
 
 
-@given(keys=st.lists(st.binary(max_size=3), unique=True), ends=st.tuples(*[st.none() | st.binary(max_size=3)] * 2))
-def test_rows_between_two_keys_are_those_from_the_first_up_to_the_second(
-    keys: list[bytes], ends: tuple[bytes | None, bytes | None]
-) -> None:
-    net = MergedDelta(binary(sorted(keys)), binary(sorted(keys)))
-    start, end = ends
-    expected = [key for key in sorted(keys) if (start is None or key >= start) and (end is None or key < end)]
-    part = net.between(start, end)
-    assert part.keys.to_pylist() == part.values.to_pylist() == expected
-
-
 def test_a_part_is_no_copy() -> None:
     net = MergedDelta(binary([b"a", b"b", b"c"]), binary([b"1", None, b"3"]))
     assert net.between(b"b", None).values.buffers()[2].address == net.values.buffers()[2].address
@@ -121,15 +110,6 @@ def test_a_thousand_deleted_ranges_are_merged_without_recursion() -> None:
         delta.add(binary([b"a%03d" % number, b"b%03d" % number]), binary([b"1", b"2"]), number)
         delta.delete_ranges([KeyRange.under(b"a")], number)
     assert as_dict(delta.view().merge()) == {b"b%03d" % number: b"2" for number in range(1000)}
-
-
-def test_a_delta_of_nothing_has_no_rows() -> None:
-    delta = Delta(5)
-    delta.add(binary([]), None, 5)
-    assert delta.view() is delta.view()
-    assert as_dict(delta.view().merge()) == {}
-    assert delta.nbytes == EMPTY_DELTA.nbytes
-    assert (delta.offset, delta.end) == (5, 5)
 
 
 def test_scans_of_the_same_state_share_its_rows() -> None:
@@ -216,16 +196,3 @@ def test_a_delta_counts_each_changed_key_once_when_it_is_merged_and_the_memory_o
     assert delta.forked is fork
     assert (delta.rows, fork.rows, delta.unmerged_rows) == (3, 1, 1)
     assert delta.nbytes - merged >= 2 * 1000
-
-
-def test_a_second_fork_takes_the_place_of_the_first() -> None:
-    delta = Delta(0)
-    delta.add(binary([b"a"]), None, 1)
-    given_up = delta.fork(1)
-    delta.add(binary([b"b"]), None, 2)
-    fork = delta.fork(2)
-    delta.add(binary([b"c"]), binary([b"1"]), 3)
-    assert as_dict(given_up.view().merge()) == {b"b": None}
-    assert as_dict(fork.view().merge()) == {b"c": b"1"}
-    assert (fork.offset, fork.end) == (2, 3)
-    assert as_dict(delta.view().merge()) == {b"a": None, b"b": None, b"c": b"1"}

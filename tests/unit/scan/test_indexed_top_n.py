@@ -4,47 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from scankv.model.errors import DataLoss, InvalidRequest
-from scankv.model.expressions import Predicate, all_of, bind, col
+from scankv.model.errors import DataLoss
+from scankv.model.expressions import Predicate, bind, col
 from scankv.model.expressions.nodes import Comparison, FieldPath, Operator
 from streaming_server.scan.queries.indexed_top_n import FoundRows, choose_order, find_top_by_index
 from streaming_server.scan.queries.top_n import TopNCollector, TopNSpec
 from streaming_server.storage.cursors.cursor import BucketCursor
-from tests.support.examples import examples
-from tests.support.indexed import IndexedTable, indexed_table, random_rows
+from tests.support.indexed import IndexedTable, indexed_table
 from tests.support.plans import plan_of
 from tests.support.tables import exact_rows
-from tests.unit.model.expression_strategies import leaves_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-ORDERS = {
-    "number": ["number"],
-    "real": ["real"],
-    "small": ["small"],
-    "money": ["money"],
-    "at": ["at"],
-    "name": ["flag", "name"],
-    "k": ["league", "k"],
-}
-"""Columns, each with the columns of an index that ends with it."""
-EQUAL: dict[str, list[Any]] = {"league": ["", "x", "x\0", "nowhere"], "flag": [False, True], "small": [0.0, 0.5]}
-
-
-@pytest.fixture(scope="module", params=[(1, 150), (3, 200), (5, 4), (2, 0)], ids=str)
-def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexedTable]:
-    buckets, rows = request.param
-    with indexed_table(tmp_path_factory.mktemp("top"), random_rows(rows, seed=rows), buckets=buckets) as found:
-        yield found
 
 
 def by_index(table: IndexedTable, spec: TopNSpec, where: Predicate | None = None) -> FoundRows | None:
@@ -64,57 +41,6 @@ def by_looking_at_all(table: IndexedTable, spec: TopNSpec, where: Predicate | No
         if top.is_due:
             top.settle()
     return top.result()
-
-
-@given(st.data())
-@examples(8)
-@pytest.mark.represented_by("(1, 150)")
-def test_the_index_tells_the_rows_that_looking_at_all_of_them_finds(table: IndexedTable, data: st.DataObject) -> None:
-    by = data.draw(st.sampled_from(sorted(ORDERS)))
-    index = data.draw(st.sampled_from([one for one in table.buckets[0].indexes if one.index.columns[-1] == by]))
-    parts: list[Predicate] = []
-    for name in index.index.columns[:-1]:
-        if data.draw(st.integers(0, 3)) == 0:
-            parts.append(col(name).is_null())
-        else:
-            parts.append(col(name) == data.draw(st.sampled_from(EQUAL[name])))
-    others = [leaves_of(FieldPath((name,)), table.rows) for name in (by, by, *index.covered)]
-    parts += data.draw(st.lists(st.one_of(others), max_size=2))
-    where = all_of(parts) if parts else None
-    spec = TopNSpec(
-        by=by,
-        n=data.draw(st.sampled_from([1, 2, 5, 10, 37, 250])),
-        ascending=data.draw(st.booleans()),
-        columns=data.draw(st.sampled_from([None, (), ("k", "l"), (by,), ("items", "l")])),
-        with_ties=data.draw(st.booleans()),
-    )
-    found = by_index(table, spec, where)
-    if found is None:
-        return  # the key restricts more, or the predicate is never true
-    expected = by_looking_at_all(table, spec, where)
-    result = found.result()
-    result.validate(full=True)
-    assert result.schema == expected.schema
-    assert exact_rows(result) == exact_rows(expected)
-
-
-@pytest.mark.parametrize("by", sorted(ORDERS))
-@pytest.mark.parametrize("ascending", [False, True])
-@pytest.mark.parametrize("with_ties", [False, True])
-@pytest.mark.represented_by(
-    "(1, 150)-False-False-at", "(3, 200)-False-True-money", "(5, 4)-True-False-number", "(2, 0)-True-True-small"
-)
-def test_every_n_of_every_type_is_the_same_in_both_ways(
-    table: IndexedTable, by: str, ascending: bool, with_ties: bool
-) -> None:
-    leading = ORDERS[by][:-1]
-    where = col(leading[0]) == (True if leading == ["flag"] else "x") if leading else None
-    rows = table.rows.num_rows
-    for n in (1, max(rows // 5, 2), rows + 1):
-        spec = TopNSpec(by=by, n=n, ascending=ascending, columns=None, with_ties=with_ties)
-        found = by_index(table, spec, where)
-        assert found is not None
-        assert exact_rows(found.result()) == exact_rows(by_looking_at_all(table, spec, where))
 
 
 NUMBERS = pa.schema([pa.field("k", pa.int64(), nullable=False), ("score", pa.int64()), ("text", pa.string())])
@@ -188,24 +114,6 @@ def test_an_index_of_very_long_entries_is_given_up(tmp_path: Path) -> None:
         for n, given_up in ((100, False), (5000, True)):
             spec = TopNSpec(by="text", n=n, ascending=True, columns=("k",))
             assert (by_index(table, spec) is None) == given_up
-
-
-@pytest.mark.timeout(180)  # indexes 100,003 rows
-@pytest.mark.soak
-def test_more_than_a_hundred_thousand_ties_are_refused_in_both_ways(tmp_path: Path) -> None:
-    rows = [5] * 100_002 + [9]
-    with indexed_table(tmp_path, numbers(rows), buckets=2, indexes=[["score"]]) as table:
-
-        def rows_by_index(table: IndexedTable, spec: TopNSpec) -> pa.RecordBatch:
-            found = by_index(table, spec)
-            assert found is not None
-            return found.result()
-
-        for look in (rows_by_index, by_looking_at_all):
-            with pytest.raises(InvalidRequest, match="more than 100,000"):
-                look(table, top(2, columns=("k",), ties=True))
-            assert look(table, top(1, columns=("k",), ties=True)).num_rows == 1
-        assert len(by_looking_at_all(table, top(2, columns=("k",)))) == 2
 
 
 def test_a_row_that_is_missing_behind_an_entry_is_data_loss(tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from scankv.model.errors import DataLoss, RangeNotTracked, ScanCancelled
+from scankv.model.errors import RangeNotTracked, ScanCancelled
 from streaming_server.scan.changes.change_rows import ChangeRows
 from streaming_server.scan.changes.log_source import LogSource
 from streaming_server.scan.chunk_source import WAITING, Chunk, View
 from streaming_server.storage.changelog.offsets import make_offset
-from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.cursors.cursor import SHORT_SECONDS
 from tests.support.memory_log import MemoryTail, StopsAt
 from tests.support.tables import define
@@ -67,17 +66,6 @@ async def test_a_bucket_read_to_its_end_has_the_offset_of_its_current_epoch() ->
     assert log.offsets == {0: make_offset(1, 3), 1: 2}
 
 
-async def test_what_is_not_durable_is_not_shown() -> None:
-    tail = MemoryTail(DEFINITION)
-    tail.put(1)
-    tail.write((2,))
-    log = source({0: tail})
-    assert keys(log.next_chunk(8, MANY)) == [1]
-    assert log.next_chunk(8, MANY) is WAITING
-    tail.sync()
-    assert keys(log.next_chunk(8, MANY)) == [2]
-
-
 async def test_a_commit_wakes_the_source_that_waits_and_one_between_look_and_wait_too() -> None:
     tails = {0: MemoryTail(DEFINITION), 1: MemoryTail(DEFINITION)}
     log = source(tails)
@@ -96,31 +84,6 @@ async def test_a_commit_wakes_the_source_that_waits_and_one_between_look_and_wai
     assert keys(log.next_chunk(8, MANY)) == [2]
 
 
-async def test_nobody_commits_and_the_wait_ends_in_its_time() -> None:
-    log = source({0: MemoryTail(DEFINITION)})
-    started = time.monotonic()
-    await log.wait(0.05)
-    assert time.monotonic() - started >= 0.045
-
-
-async def test_the_stop_is_the_end_even_when_there_is_more() -> None:
-    tails = {0: MemoryTail(DEFINITION), 1: MemoryTail(DEFINITION)}
-    tails[0].put(*range(5))
-    log = source(tails, StopsAt({0: 3, 1: 1}))
-    assert keys(log.next_chunk(8, MANY)) == [0, 1, 2]
-    assert log.next_chunk(8, MANY) is WAITING
-    tails[1].put(10, 11)
-    assert keys(log.next_chunk(8, MANY)) == [10]
-    assert log.next_chunk(8, MANY) is None
-    assert log.offsets == {0: 3, 1: 1}
-
-
-async def test_a_stop_that_lies_before_the_start_is_an_end_at_once() -> None:
-    tail = MemoryTail(DEFINITION)
-    tail.put(1, 2, 3)
-    assert source({0: tail}, StopsAt({0: 1}), b0=2).next_chunk(8, MANY) is None
-
-
 async def test_at_the_time_of_the_stop_nothing_is_read_before_the_end_is_known() -> None:
     tail, stop = MemoryTail(DEFINITION), StopsAt(left=60.0)
     tail.put(1)
@@ -132,14 +95,6 @@ async def test_at_the_time_of_the_stop_nothing_is_read_before_the_end_is_known()
     await log.wait(60)
     assert keys(log.next_chunk(8, MANY)) == [2]
     assert log.next_chunk(8, MANY) is None
-
-
-async def test_the_halves_of_an_update_come_together_when_one_row_is_asked_for() -> None:
-    tail = MemoryTail(DEFINITION)
-    tail.write((1,), (1,), (2,), (2,), kinds=[RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER] * 2)
-    tail.sync()
-    log = source({0: tail})
-    assert [keys(log.next_chunk(1, MANY)) for _ in range(2)] == [[1, 1], [2, 2]]
 
 
 async def test_what_was_not_read_is_kept_and_nothing_when_it_is_closed() -> None:
@@ -171,25 +126,6 @@ async def test_an_aborted_source_wakes_raises_and_lets_go() -> None:
             log.next_chunk(8, MANY)
     assert tail.trim() == 1
     assert not tail.listeners
-
-
-async def test_what_was_of_no_use_is_read_again() -> None:
-    tail = MemoryTail(DEFINITION)
-    tail.put(1, 2, 3)
-    log = source({0: tail})
-    assert keys(log.next_chunk(8, MANY)) == [1, 2, 3]
-    log.give_back(0, 0)
-    assert log.position().offsets == {0: 1}
-    assert keys(log.next_chunk(8, MANY)) == [2, 3]
-
-
-async def test_a_lost_change_is_data_loss() -> None:
-    tail = MemoryTail(DEFINITION)
-    tail.put(1, 2, 3)
-    tail.log.lose(1)
-    log = source({0: tail})
-    with pytest.raises(DataLoss):
-        log.next_chunk(8, MANY)
 
 
 async def test_the_watermark_is_now_while_nothing_waits_and_unknown_else() -> None:

@@ -160,54 +160,12 @@ def table(request: pytest.FixtureRequest) -> Iterator[Offline]:
         yield table
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("limit", [1, 10, 100, 128])
-def test_a_small_limit_reads_itself_and_one_row_of_each_bucket_at_most(
-    table: Offline, limit: int, reverse: bool
-) -> None:
-    opened = scan(table, limit=limit, reverse=reverse)
-    chunk = opened.source.next_chunk(limit, ROOM)
-    assert chunk is not None
-    assert chunk.batch["v"].to_pylist() == list(range(2999, 2999 - limit, -1) if reverse else range(limit))
-    assert opened.source.rows_scanned <= limit + 5
-    opened.source.close()
-
-
 @pytest.fixture(scope="module")
 def based(table: Offline) -> Iterator[Offline]:
     """Makes the same table, read from bases."""
     with tempfile.TemporaryDirectory() as directory:
         views = {number: based_view(each, Path(directory) / f"{number}") for number, each in enumerate(table.buckets)}
         yield table._replace(bases=views)
-
-
-@pytest.mark.parametrize("of_bases", [False, True])
-@pytest.mark.parametrize("where", [None, col("v") != 5, col("a") >= 0])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.represented_by("whole-False-None-False", "last-True-where2-True")
-def test_a_scan_resumed_after_every_chunk_reads_each_row_once(
-    table: Offline, based: Offline, of_bases: bool, reverse: bool, where: Predicate | None
-) -> None:
-    table = based if of_bases else table
-    found: list[int] = []
-    token = b""
-    while True:
-        opened = scan(table, where=where, reverse=reverse, token=token)
-        chunk = opened.source.next_chunk(150, ROOM)
-        if chunk is not None:
-            # A second chunk, so that a resume follows steps of both kinds.
-            found += chunk.batch["v"].to_pylist()
-            chunk = opened.source.next_chunk(450, ROOM)
-        if chunk is None:
-            break
-        found += chunk.batch["v"].to_pylist()
-        assert len(found) <= 3000, "rows come again"
-        position = opened.source.position()
-        assert position is not None
-        token = opened.tokens.token(position, None)
-        opened.source.close()
-    expected = [place for place in range(3000) if where is None or repr(where) != repr(col("v") != 5) or place != 5]
-    assert found == (expected[::-1] if reverse else expected)
 
 
 @pytest.mark.parametrize("of_bases", [False, True])

@@ -17,7 +17,7 @@ from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_to
 from tests.support.tables import define
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from scankv.model.errors import ScanKvError
 
@@ -149,9 +149,3 @@ def test_a_heartbeat_carries_a_token_behind_what_was_looked_at() -> None:
     assert scanned[-1] == 50_000
     assert [int(point.position.key) for point in points] == scanned
     assert {point.remaining for point in points} == {4}
-
-
-def test_offsets_of_the_view_are_in_the_header() -> None:
-    header, *_ = messages(NumberSource(1))
-    offsets: Mapping[int, int] = header.header.log_offsets
-    assert dict(offsets) == dict(VIEW.log_offsets)

@@ -80,13 +80,6 @@ async def test_an_answer_is_computed_once_and_given_again_until_the_version_chan
     assert (table.cache.computed, table.cache.cached, table.started) == (2, 1, 2)
 
 
-async def test_all_who_ask_at_once_share_one_computation() -> None:
-    table = VersionedTable(ResultCache(MEBIBYTE))
-    found = await asyncio.gather(*(table.ask() for _ in range(50)))
-    assert found == [b"v1........ cost", *[b"v1........"] * 49]
-    assert (table.cache.computed, table.cache.cached, table.started) == (1, 49, 1)
-
-
 async def test_who_comes_after_a_write_joins_as_long_as_the_view_is_not_taken() -> None:
     table = VersionedTable(ResultCache(MEBIBYTE))
     table.may_open.clear()
@@ -123,19 +116,6 @@ async def test_one_that_is_overtaken_by_a_write_is_answered_but_not_kept() -> No
     table.may_end.set()
     assert (await first).startswith(b"v1")
     assert table.cache.cached_bytes == 0
-
-
-async def test_a_computation_goes_on_without_the_one_who_began_it_while_others_wait() -> None:
-    table = VersionedTable(ResultCache(MEBIBYTE))
-    table.may_end.clear()
-    first, second = (asyncio.ensure_future(table.ask()) for _ in range(2))
-    await turns()
-    first.cancel()
-    await turns()
-    assert first.cancelled()
-    table.may_end.set()
-    assert await second == b"v1........"
-    assert (table.started, table.cancelled) == (1, 0)
 
 
 async def test_a_computation_ends_when_nobody_waits_any_more_and_nobody_joins_it_then() -> None:

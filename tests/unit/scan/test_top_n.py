@@ -149,26 +149,6 @@ def test_top_n_is_the_beginning_of_a_sort_for_every_type_and_both_directions(dat
     assert CODEC.encode(result) == CODEC.encode(expected)
 
 
-@pytest.mark.parametrize("value", [7, None])
-@pytest.mark.parametrize("ascending", [True, False])
-def test_equal_rows_are_in_key_order_whichever_bucket_they_come_from(ascending: bool, value: int | None) -> None:
-    top = TopNCollector(spec("number", 3, ascending=ascending), NUMBERS)
-    for bucket in ([1, 4, 7, 8], [2, 5, 9], [0, 3, 6]):
-        top.add(numbers(bucket, [value] * len(bucket)))
-    assert top.result()["a"].to_pylist() == [0, 1, 2]
-
-
-def test_columns_are_chosen_and_fewer_rows_than_n_are_all_of_them() -> None:
-    keys = [(number, "x") for number in range(5)]
-    rows = batch_of(keys, {name: [0, 1, 1, 0, 1] for name in SCHEMA.names[2:]})
-    top = TopNCollector(spec("flag", 100, columns=("name", "a")), TABLE)
-    added(top, rows, "flag")
-    assert [row["a"] for row in top.result().to_pylist()] == [1, 2, 4, 0, 3]
-    assert top.result().schema.names == ["name", "a"]
-    empty = TopNCollector(spec("flag", 1, columns=("name",)), TABLE).result()
-    assert (empty.num_rows, empty.schema.names) == (0, ["name"])
-
-
 @pytest.mark.parametrize("ties", [100_000, 100_001])
 def test_ties_that_are_too_many_are_let_go_and_matter_only_at_the_end(ties: int) -> None:
     top = TopNCollector(spec("number", 2, ties=True, columns=("a",)), NUMBERS)
@@ -183,15 +163,6 @@ def test_ties_that_are_too_many_are_let_go_and_matter_only_at_the_end(ties: int)
             top.result()
     else:
         assert top.result()["a"].to_pylist() == list(range(200_000, 300_000))
-
-
-def test_ties_that_take_too_much_memory_are_refused() -> None:
-    top = TopNCollector(spec("number", 2, ties=True), NUMBERS, max_kept_bytes=100_000)
-    top.add(numbers(range(10_000), [7] * 10_000))
-    with pytest.raises(RequestTooLarge, match="100,000 stored bytes"):
-        top.result()
-    top.add(numbers([10_000, 10_001], [8, 8]))
-    assert top.result().num_rows == 2
 
 
 def test_what_is_kept_does_not_grow_with_the_rows_however_they_come() -> None:
@@ -229,16 +200,6 @@ def test_rows_that_take_too_much_memory_are_refused_and_fewer_are_not() -> None:
     assert largest(25).result().num_rows == 25
     with pytest.raises(RequestTooLarge, match="ask for fewer"):
         largest(45).result()
-
-
-def test_keys_are_read_from_rows_of_every_schema_the_table_had() -> None:
-    wider = NUMBERS.add_columns(pa.schema([("more", pa.int32())]))
-    top = TopNCollector(spec("number", 2), wider)
-    top.add(numbers([5, 6, 7], [1, 3, 2]))
-    assert top.result().to_pylist() == [
-        {"a": 6, "number": 3, "text": "", "more": None},
-        {"a": 7, "number": 2, "text": "", "more": None},
-    ]
 
 
 @pytest.mark.parametrize(

@@ -135,17 +135,6 @@ async def test_who_comes_while_others_are_being_woken_waits_for_the_next_change(
     assert (calls.waiting, thing.listeners) == (0, [])
 
 
-async def test_closing_ends_all_who_wait_and_those_who_come() -> None:
-    calls, thing = WaitingCalls(100), Thing()
-    waiting = [asyncio.ensure_future(calls.wait_for_change(Question(thing), LONG)) for _ in range(40)]
-    await turns()
-    calls.close()
-    for ended in [*waiting, asyncio.ensure_future(calls.wait_for_change(Question(thing), LONG))]:
-        with pytest.raises(ServerDraining):
-            await asyncio.wait_for(ended, 60)
-    assert (calls.waiting, thing.listeners) == (0, [])
-
-
 async def test_it_is_full_with_as_many_as_may_wait() -> None:
     calls, thing = WaitingCalls(2), Thing()
     waiting = []

@@ -1,4 +1,4 @@
-"""The shares of tablets in a query, joined: groups are exact, and first rows are those of one table."""
+"""The shares of tablets in a query, joined: groups are exact, and ties that a tablet has dropped are known."""
 
 from __future__ import annotations
 
@@ -39,20 +39,6 @@ def ids_of(joined: JoinedRows) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize(("ascending", "expected"), [(False, [3, 1, 4, 2]), (True, [2, 1, 4, 3])])
-def test_first_rows_of_tablets_are_sorted_by_value_and_key_with_nulls_last(
-    ascending: bool, expected: list[int]
-) -> None:
-    joined = joined_rows(4, ascending=ascending)
-    first: list[tuple[int, int | None]] = [(3, 9), (4, 5)]
-    second: list[tuple[int, int | None]] = [(1, 5), (2, 4), (0, None)]
-    if ascending:
-        first, second = first[::-1], [second[1], second[0], second[2]]
-    for rows in (first, second):
-        joined.add(worker_pb2.QueriedResult(), ipc_of_rows(rows))
-    assert ids_of(joined) == expected
-
-
 def test_ties_that_a_tablet_has_dropped_are_an_error_only_if_their_value_is_the_last() -> None:
     joined = joined_rows(1, with_ties=True)
     joined.add(worker_pb2.QueriedResult(has_too_many_ties=True), ipc_of_rows([(1, 5)]))
@@ -61,16 +47,6 @@ def test_ties_that_a_tablet_has_dropped_are_an_error_only_if_their_value_is_the_
         ids_of(joined)
     joined.add(worker_pb2.QueriedResult(), ipc_of_rows([(3, 6), (4, 6)]))
     assert ids_of(joined) == [3, 4]
-
-
-def test_an_index_stands_for_the_query_only_if_all_tablets_were_read_through_it() -> None:
-    joined = joined_rows(1)
-    joined.add(worker_pb2.QueriedResult(index=["score"], rows_scanned=3), ipc_of_rows([(1, 5)]))
-    assert list(lookup_pb2.TopNResponse.FromString(joined.respond({}, b"")[0]).index) == ["score"]
-    joined.add(worker_pb2.QueriedResult(rows_scanned=4), ipc_of_rows([(2, 5)]))
-    response, cost = joined.respond({}, b"")
-    answer = lookup_pb2.TopNResponse.FromString(response + cost)
-    assert (list(answer.index), answer.rows_scanned) == ([], 7)
 
 
 def groups(max_groups: int = 100) -> Aggregation:
