@@ -695,6 +695,7 @@ async def _serve(config: ServerConfig, turns: LoopTurns, worker: WorkerSettings 
         sys.stdout.write(f"scankv ready on {server.address}\n")
         sys.stdout.flush()
         _log.info("serving %s on %s as incarnation %s", config.data, server.address, server.incarnation)
+        _log.info("lookups and updates have a block cache of %d MiB", config.block_cache_bytes >> 20)
         supervised = Background(partial(repeat, HEARTBEAT_SECONDS, _send_heartbeat), announce_ready)
         if worker is not None:
             supervised.start()

@@ -55,7 +55,7 @@ from streaming_server.engine.tables.partition_expiry import PartitionExpiry
 from streaming_server.engine.tables.table_sizes import TableSizes
 from streaming_server.engine.tables.tablets import Tablets
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
-from streaming_server.engine.tasks.executor import StorageExecutor
+from streaming_server.engine.tasks.executor import StorageExecutor, all_ended
 from streaming_server.engine.transactions.transactions import Transactions
 from streaming_server.engine.transactions.worker_logs import merge_logs
 from streaming_server.engine.writes.column_locks import ColumnLocks
@@ -747,8 +747,8 @@ class Tables:
         await self.tablets.join()
         await self.transactions.close()
         await self.archive.close()
-        for live in list(self._live.values()):
-            await live.close(ServerDraining("the server is shutting down"))
+        # Closing a bucket waits for the disk, so all of them are closed at once.
+        await all_ended([live.close(ServerDraining("the server is shutting down")) for live in self._live.values()])
         await self.snapshots.close()
         if self._borrowed is not None:
             await self._borrowed.close()

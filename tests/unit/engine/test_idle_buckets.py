@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.model.errors import DataLoss, TableNotFound, Unavailable, WriterFenced
+from streaming_server.config import ServerConfig
 from streaming_server.engine.bucket import commit_barrier, locking
 from streaming_server.engine.table import live_table
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
+from streaming_server.engine.tables.tables import Tables
 from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.storage.bucket.writer_states import WriteIdentity
 from streaming_server.storage.changelog.offsets import epoch_of
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.table.live_table import LiveTable
-    from streaming_server.engine.tables.tables import Tables
 
 pytestmark = pytest.mark.asyncio
 
@@ -175,6 +176,23 @@ async def test_what_was_used_within_the_last_minute_stays_open_while_there_are_f
         await put(table, ROWS)
         await IdleBuckets(tables._states, most=2, idle_seconds=1e9).look(time.monotonic() + 50)
         assert open_count(table) == 8
+
+
+async def test_a_stop_closes_other_tables_while_one_is_still_in_use(tmp_path: Path) -> None:
+    tables = Tables(ServerConfig(data=tmp_path), max_hold_seconds=60)
+    tables.start()
+    first, second = [await new_table(tables, name) for name in ("stop.a", "stop.b")]
+    for table in (first, second):
+        await put(table, ROWS)
+    async with first.buckets[0].mutex:
+        closing = asyncio.create_task(tables.close())
+
+        async def is_closed() -> bool:
+            return open_count(second) == 0
+
+        await await_until(is_closed, "the second table closed")
+        assert open_count(first) > 0
+    await closing
 
 
 @pytest.mark.breadth

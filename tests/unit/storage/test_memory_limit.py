@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_a_system_without_control_groups_has_the_memory_of_the_machine(tmp_path:
 
 def test_defaults_are_fitted_to_little_memory_and_given_settings_are_kept() -> None:
     usual = ServerConfig(data=Path("x"))
-    assert load_config({"data": "x"}, memory_bytes=64 << 30) == usual
+    assert load_config({"data": "x"}, memory_bytes=64 << 30) == replace(usual, block_cache_bytes=4 << 30)
     for limit in (1024 * MEBIBYTE, 2048 * MEBIBYTE, 4096 * MEBIBYTE):
         assert load_config({"data": "x"}, memory_bytes=limit).memory_budget <= limit
     small = load_config({"data": "x", "block_cache_bytes": 500 * MEBIBYTE}, memory_bytes=512 * MEBIBYTE)
