@@ -12,6 +12,9 @@ from scankv.model.errors import ServerBusy
 
 _FILES_OF_OPEN_BUCKET: Final = 20
 """Descriptors of one open bucket with a few SST files."""
+_FEW_BUCKETS: Final = 256
+_FILES_OF_MANY_BUCKETS: Final = 80
+"""Descriptors of one open bucket where there are more than a few: enough for the SST files of a larger one."""
 _FILES_OF_CONNECTION: Final = 4
 """Connections take at most one of so many descriptors."""
 _LEAST_FILES: Final = 20
@@ -89,7 +92,8 @@ def too_many_files(problem: str) -> ServerBusy:
 
 def max_open_buckets(most: int) -> int:
     """Returns how many buckets may stay open while unused: `most`, or fewer when the limit of files is low."""
-    return min(most, max(1, file_limit() // _FILES_OF_OPEN_BUCKET))
+    limit = file_limit()
+    return min(most, max(1, min(_FEW_BUCKETS, limit // _FILES_OF_OPEN_BUCKET), limit // _FILES_OF_MANY_BUCKETS))
 
 
 def max_connections(most: int) -> int:

@@ -76,5 +76,5 @@ def test_settings_come_from_where_a_server_gets_them(scankv: CommandLine, tmp_pa
     assert "the settings need 4,000,000" in found["open files"]["found"]
     assert found["directory"]["found"].startswith(f"{tmp_path / 'data'} does not exist")
     found = run(scankv, "--config", str(tmp_path / "server.toml"), "--set", "max_connections=10")
-    assert "the settings need 5,120" in found["open files"]["found"]
+    assert "the settings need 20,480" in found["open files"]["found"]
     assert "max_connections must be" in scankv.fails("doctor", str(tmp_path), "--set", "max_connections=0")
