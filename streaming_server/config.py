@@ -313,14 +313,13 @@ class ServerConfig:
             refused.
         block_cache_bytes: The memory for blocks that lookups by key and updates read, shared by all buckets. The
             default of `scankv serve` is a sixteenth of the memory that the server may have.
-        write_buffer_bytes: The memory for writes that are not in table files yet, shared by all buckets. At
-            most an eightieth of the disk.
+        write_buffer_bytes: The memory for writes that are not in table files yet, shared by all buckets. At most
+            an eightieth of the disk, which workers divide.
         result_cache_bytes: The memory of the result cache, which answers repeated queries while their table does not
             change. One result takes at most a sixteenth of it. 0 disables the cache.
         min_free_bytes: The disk space that writes leave free, the reserve: while less is free, upserts and new tables
-            are refused with `DiskFull`. Reads, drops, retention and compaction continue and may use it, and deletes
-            may use half of it. On a disk that is smaller than twenty times this, the reserve is a twentieth of the
-            disk. 0 disables it.
+            are refused with `DiskFull`. Reads, deletes, drops, retention and compaction continue and may use it. On a
+            disk that is smaller than twenty times this, the reserve is a twentieth of the disk. 0 disables it.
         max_open_buckets: The most buckets that stay open while they are not in use. Beyond this limit, the least
             recently used are closed, except those used within the last minute while file descriptors are plentiful. An
             open bucket takes about ten file descriptors, up to 256 more for its files, and 0.6 MiB of memory. Opening a

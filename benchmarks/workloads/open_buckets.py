@@ -13,7 +13,7 @@ from benchmarks.bench import Figure, Result
 from benchmarks.measure import Spread, paired_ratios, progress
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
-from streaming_server.storage.files.file_limit import max_open_buckets, raise_file_limit
+from streaming_server.storage.files.file_limit import file_limit, max_open_buckets, raise_file_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ def run(bench: Bench) -> Result:
     """
     raise_file_limit()
     # A server closes buckets beyond what its limit of open files allows.
-    kept_open = max_open_buckets(_OPEN_BUCKETS)
+    kept_open = max_open_buckets(_OPEN_BUCKETS, file_limit())
     many = max(min(kept_open, bench.rows // _T4_ROWS_OF_A_BUCKET), _LEAST_OPEN)
     directories = {_FEW: bench.directory / "few-buckets", _MANY: bench.directory / "many-buckets"}
     warm: list[dict[str, float]] = []

@@ -64,7 +64,7 @@ from streaming_server.storage.bootstrap.bootstrap_directory import BootstrapDire
 from streaming_server.storage.bootstrap.taken_in import rows_taken_in
 from streaming_server.storage.files.disk_reserve import DiskReserve
 from streaming_server.storage.files.disk_use import DiskBytes
-from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
+from streaming_server.storage.files.file_limit import file_limit, files_per_store, max_open_buckets
 from streaming_server.storage.rocks.store_options import RocksResources
 from streaming_server.storage.rows.table_codec import TableCodec
 from streaming_server.storage.tables.catalog import Catalog
@@ -228,11 +228,11 @@ class Tables:
         self, config: ServerConfig, clocks: MachineClocks | None, times: SharedTimes | None
     ) -> None:
         """Makes what all tables share: memory, threads, the clock, and their limits."""
-        self._most_open = max_open_buckets(config.max_open_buckets)
+        self._most_open = max_open_buckets(config.max_open_buckets, file_limit())
         self._reserve = DiskReserve(config.data, config.min_free_bytes)
         self._resources = RocksResources.of_sizes(
             block_cache_bytes=config.block_cache_bytes,
-            write_buffer_bytes=self._reserve.limit_write_buffer(config.write_buffer_bytes),
+            write_buffer_bytes=self._reserve.limit_write_buffer(config.write_buffer_bytes, config.workers),
             files_per_store=files_per_store(self._most_open),
             keeps_logs=bool(config.backup_location and config.archive_every_seconds),
         )

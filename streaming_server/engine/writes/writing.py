@@ -321,12 +321,7 @@ class WriteOperation:
         return step.end == count
 
     def _next_step(self, bucket: Bucket, part: BucketRows, done: int) -> _NextRows:
-        """Returns the rows of a part that come after the first `done` rows and fit into one WriteBatch.
-
-        Raises:
-            DiskFull: The disk space that is left is for what frees space.
-        """
-        self._scope.table.reserve.check_step()
+        """Returns the rows of a part that come after the first `done` rows and fit into one WriteBatch."""
         number, count, merger = part.bucket, len(part.keys), self._scope.merger()
         most = 1 if number in self._one_by_one else step_rows(bucket.state, len(merger.codec.indexes))
         end = part.step_end(done, min(done + most, count))

@@ -13,8 +13,8 @@ _DUE_KEYS: Final = 128
 class DeletedRun:
     """Counts keys that were deleted one after another, in ascending or in descending order.
 
-    Each deleted key leaves a tombstone, and a read of the rows behind them steps over all of these. It skips the
-    tombstone of a range in one step.
+    Each deleted key leaves a tombstone. A read that begins before the deleted keys passes these tombstones one by one,
+    but passes the tombstone of a range in one step.
 
     Attributes:
         first: The least key.

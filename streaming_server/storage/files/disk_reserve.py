@@ -20,15 +20,11 @@ _SECONDS: Final = 1.0
 _GROWTH: Final = 3
 """Bytes written for each byte of a request: to the write-ahead log, to a table file, and by a compaction."""
 _LEAST_BYTES: Final = 1 << 20
-_LAST_SHARE: Final = 2
-"""This part of the reserve is for what frees space: flushes, compactions, retention, alterations and drops."""
+_BUFFER_SHARE: Final = 4
+"""Unflushed writes take at most the reserve of a small disk divided by this."""
 _ADVICE: Final = (
     "the server keeps {reserve:,} bytes free (min_free_bytes) for reads, deletes, drops and compaction, which "
     "continue; to write again, free some space or enlarge the disk"
-)
-_LAST_ADVICE: Final = (
-    "its last {last:,} bytes are for what frees space, as compaction does: retry after some seconds; or free some "
-    "space by dropping tables or keeping fewer changes (log_retention_bytes), or enlarge the disk"
 )
 
 _log: Final = logging.getLogger(__name__)
@@ -91,23 +87,16 @@ class DiskReserve:
         if self.is_low:
             raise disk_full(self._directory, _ADVICE.format(reserve=self._reserve))
 
-    def limit_write_buffer(self, asked: int) -> int:
-        """Returns the memory for unflushed writes: on a small disk, a quarter of the reserve at most.
+    def limit_write_buffer(self, asked: int, processes: int) -> int:
+        """Returns the memory for unflushed writes of one of some processes: a part of the reserve.
 
-        A bucket that found the disk full is opened again only if what it has not flushed fits on the disk.
+        The reserve is that of a small disk. A bucket that found the disk full is opened again only if what it has not
+        flushed fits on the disk.
         """
         if not self.bytes:
             return asked
-        return min(asked, max(_LEAST_BYTES, shutil.disk_usage(self._directory).total // _LARGEST_SHARE // 4))
-
-    def check_step(self) -> None:
-        """Admits a step of a write that was admitted, or of a delete: it may use the reserve, but not all of it.
-
-        Raises:
-            DiskFull: Less than half of the reserve is free.
-        """
-        if self.is_low and self._free < (last := self._reserve // _LAST_SHARE):
-            raise disk_full(self._directory, _LAST_ADVICE.format(last=last))
+        most = shutil.disk_usage(self._directory).total // _LARGEST_SHARE // _BUFFER_SHARE
+        return min(asked, max(_LEAST_BYTES, most // processes))
 
     def check_fits(self, size: int) -> None:
         """Admits a write that must not be made in part, even from the reserve.

@@ -90,9 +90,8 @@ def too_many_files(problem: str) -> ServerBusy:
     )
 
 
-def max_open_buckets(most: int) -> int:
+def max_open_buckets(most: int, limit: int) -> int:
     """Returns how many buckets may stay open while unused: `most`, or fewer when the limit of files is low."""
-    limit = file_limit()
     return min(most, max(1, min(_FEW_BUCKETS, limit // _FILES_OF_OPEN_BUCKET), limit // _FILES_OF_MANY_BUCKETS))
 
 

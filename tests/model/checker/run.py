@@ -11,39 +11,9 @@ import random
 import shutil
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tests.model.checker import (
-    altering,
-    backups,
-    calls_at_once,
-    conditional,
-    copies,
-    counting,
-    damage,
-    definitions,
-    disk,
-    expiry,
-    failing,
-    following,
-    host,
-    lake,
-    logs,
-    open_transactions,
-    overlapping,
-    partitions,
-    parts_of_rows,
-    positions,
-    queries,
-    reads,
-    replacing,
-    resuming,
-    together,
-    undo,
-    unrecorded,
-    writers,
-    writes,
-)
 from tests.model.checker.operation import OPERATIONS, Arguments
 from tests.model.checker.reads import check_all
 from tests.model.checker.world import CheckerWorld
@@ -56,38 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Failure", "Step", "from_lines", "replay", "run", "shorten", "to_lines"]
 
-# The modules fill the list of operations when they are imported.
 _MODULES: Final = (
-    altering,
-    backups,
-    calls_at_once,
-    conditional,
-    copies,
-    counting,
-    damage,
-    definitions,
-    disk,
-    expiry,
-    failing,
-    following,
-    host,
-    lake,
-    logs,
-    open_transactions,
-    overlapping,
-    partitions,
-    parts_of_rows,
-    positions,
-    queries,
-    reads,
-    replacing,
-    resuming,
-    together,
-    undo,
-    unrecorded,
-    writers,
-    writes,
+    *("altering", "backups", "calls_at_once", "conditional", "copies", "counting", "damage", "definitions", "disk"),
+    *("expiry", "failing", "following", "host", "lake", "logs", "open_transactions", "overlapping", "partitions"),
+    *("parts_of_rows", "positions", "queries", "reads", "replacing", "resuming", "together", "undo", "unrecorded"),
+    *("writers", "writes"),
 )
+# They fill the list of operations when they are imported.
+for _name in _MODULES:
+    import_module(f"tests.model.checker.{_name}")
 
 Step: TypeAlias = tuple[str, Arguments]
 """The name of an operation, and its arguments."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from streaming_server.config import RANGES, SHARES_OF_MEMORY, ServerConfig, load_config
+from streaming_server.storage.files.file_limit import max_open_buckets
 from streaming_server.storage.files.memory_limit import memory_limit
 
 MEBIBYTE = 1 << 20
@@ -54,3 +55,9 @@ def test_defaults_are_fitted_to_little_memory_and_given_settings_are_kept() -> N
         assert RANGES[name][0] <= getattr(small, name)
     assert small.max_unread_answer_bytes < usual.max_unread_answer_bytes
     assert small.max_live_scans < usual.max_live_scans
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(10, 1), (2000, 100), (20_000, 256), (40_000, 500), (1 << 20, 1024)])
+def test_many_buckets_stay_open_only_if_each_can_keep_its_files_open(limit: int, kept: int) -> None:
+    assert max_open_buckets(1024, limit) == kept
+    assert max_open_buckets(5, limit) == min(5, kept)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.model.errors import SchemaMismatch
+from scankv.model.errors import DataLoss, SchemaMismatch
 from scankv.model.limits import MAX_ROW_BYTES
 from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.examples import examples
@@ -350,3 +350,13 @@ def test_the_bytes_of_a_row_stay_what_they_are() -> None:
         "c3a9"  # c0
         "02000000 0100 0500"  # c2: length, validity, values
     )
+
+
+@pytest.mark.parametrize(("ends", "problem"), [((2, 1), "overlap"), ((-1, 2), "overlap"), ((1, 3), "length")])
+def test_a_row_whose_columns_have_other_bounds_than_its_bytes_is_damaged(ends: tuple[int, int], problem: str) -> None:
+    codec = codec_of(pa.string(), pa.string())
+    row = bytearray(codec.encode(batch_of(codec, pa.array(["a"]), pa.array(["b"])))[0].as_py())
+    fixed = len(row) - 2
+    row[fixed - 8 : fixed] = struct.pack("<2i", *(fixed + end for end in ends))
+    with pytest.raises(DataLoss, match=problem):
+        codec.decoder(["c0"]).decode(pa.array([bytes(row)]))
