@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.model.checker.pairs import add_pairs, all_effects
+from tests.model.checker.pairs import all_effects, coverage_of, write_pairs
 from tests.model.checker.run import from_lines, replay, run, shorten
 
 
@@ -34,13 +34,16 @@ def main() -> int:
         began = time.monotonic()
         first = Path(directory) / "first"
         first.mkdir()
-        failure, steps, coverage = run(first, arguments.seed, seconds=arguments.seconds, profile=arguments.profile)
+        covered = coverage_of(arguments.pairs) if arguments.pairs else None
+        failure, steps, coverage = run(
+            first, arguments.seed, seconds=arguments.seconds, profile=arguments.profile, coverage=covered
+        )
         _say(
             f"# seed {arguments.seed}: {len(steps)} steps in {time.monotonic() - began:.0f} s, "
             f"{len(coverage.pairs)} of {len(all_effects()) ** 2} pairs"
         )
         if arguments.pairs:
-            add_pairs(arguments.pairs, coverage)
+            write_pairs(arguments.pairs, coverage)
         if failure is None:
             return 0
         _say(f"# failed: {type(failure.error).__name__}: {failure.error}\n# shortening ...")

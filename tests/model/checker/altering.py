@@ -75,6 +75,11 @@ def _index_of(table: CheckerTable, arguments: Arguments) -> tuple[int, ...] | No
     return tuple(numbers[name] for name in arguments["columns"])
 
 
+def _draw_dropped_index(_world: CheckerWorld, table: CheckerTable, random: Random) -> Arguments | None:
+    names = {column.number: column.name for column in table.columns}
+    return {"columns": [names[each] for each in random.choice(sorted(table.indexes))]} if table.indexes else None
+
+
 def _drop_index(_world: CheckerWorld, table: CheckerTable, arguments: Arguments) -> dict[str, Any] | None:
     if (index := _index_of(table, arguments)) not in table.indexes:
         return None
@@ -202,7 +207,7 @@ def _add_index(_world: CheckerWorld, table: CheckerTable, arguments: Arguments) 
     return {"add_indexes": [arguments["columns"]]}
 
 
-_register("drop_index", 0.7, _draw_index, _drop_index)
+_register("drop_index", 0.3, _draw_dropped_index, _drop_index)
 _register("drop_column", 1, _draw_column, _drop_column)
 _register("widen_column", 1, _draw_wider, _widen_column)
 _register("rename_columns", 1.5, _draw_rename, _rename_columns)

@@ -20,7 +20,7 @@ Two effects of operations are covered if both happened to one table, in this ord
 happening to the table that had its name before, and what happens to it then follows a drop.
 
 Of {all} pairs, {covered} are covered, {impossible} cannot meet, because no kind of table has both, and {open} are open.
-`python -m tests.model.checker --pairs FILE` adds the pairs of a run.
+`python -m tests.model.checker --pairs FILE` adds the pairs of a run, which prefers what is open.
 
 | first | on tables of the kinds | covered | cannot meet | open after it |
 |---|---|---|---|---|
@@ -32,7 +32,7 @@ class Coverage:
     """What the operations of a run had effects on.
 
     Attributes:
-        pairs: The pairs of effects on one table, in their order.
+        pairs: The pairs of effects on one table, in their order, those of earlier runs included.
         kinds: The kinds of tables that had each effect.
         effects: The effects on each table, by its number.
     """
@@ -53,6 +53,11 @@ class Coverage:
         self.effects[table.number].add(effect)
         self.kinds.setdefault(effect, set()).add(_kind(table))
 
+    def gain(self, effects: tuple[str, ...]) -> int:
+        """Returns how many pairs effects could add now, if they happened to every table."""
+        before = set[str]().union(*(self.effects[number] for number in self._newest.values()))
+        return sum((first, effect) not in self.pairs for first in before for effect in effects)
+
     def renumber(self, before: int, table: CheckerTable) -> None:
         """Gives a table a new number."""
         self.effects[table.number] = set(self.effects[before])
@@ -71,13 +76,18 @@ def all_effects() -> list[str]:
     )
 
 
-def add_pairs(file: Path, coverage: Coverage) -> None:
-    """Adds what a run has covered to a list, which is created if it does not exist."""
+def coverage_of(file: Path) -> Coverage:
+    """Returns what earlier runs have covered by a list, or nothing if it does not exist."""
+    pairs, kinds = read_pairs(file.read_text()) if file.exists() else (set[tuple[str, str]](), {})
+    return Coverage(pairs, kinds)
+
+
+def write_pairs(file: Path, coverage: Coverage) -> None:
+    """Writes the list of what was covered."""
     # What an effect was called before is forgotten.
     names = all_effects()
-    pairs, kinds = read_pairs(file.read_text()) if file.exists() else (set[tuple[str, str]](), {})
-    pairs = (pairs | coverage.pairs) & {(a, b) for a in names for b in names}
-    on = {name: kinds.get(name, set()) | coverage.kinds.get(name, set()) for name in names}
+    pairs = coverage.pairs & {(a, b) for a in names for b in names}
+    on = {name: coverage.kinds.get(name, set()) for name in names}
     rows, impossible = [], 0
     for first in names:
         missing = [name for name in names if (first, name) not in pairs]

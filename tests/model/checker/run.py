@@ -36,6 +36,9 @@ _MODULES: Final = (
 for _name in _MODULES:
     import_module(f"tests.model.checker.{_name}")
 
+_MOST_GAIN: Final = 20
+"""A run prefers operations that could cover many pairs at most so many times."""
+
 Step: TypeAlias = tuple[str, Arguments]
 """The name of an operation, and its arguments."""
 
@@ -65,6 +68,7 @@ def run(
     most_steps: float = math.inf,
     operations: Collection[str] | None = None,
     profile: str = "fast",
+    coverage: Coverage | None = None,
 ) -> tuple[Failure | None, list[Step], Coverage]:
     """Draws and runs steps. Returns the failure, if any, all steps, and what was covered.
 
@@ -75,6 +79,7 @@ def run(
         most_steps: The most steps.
         operations: The operations to choose from. Default: all.
         profile: "slow" also draws the slow ones.
+        coverage: What earlier runs have covered. This run prefers what could cover more.
     """
     chooser, steps = random.Random(seed), list[Step]()
     drawn = [each for each in OPERATIONS.values() if each.profile in ("fast", profile)]
@@ -83,8 +88,10 @@ def run(
     weights = [each.weight * chooser.choice([0.2, 1, 1, 3]) for each in chosen]
     until = time.monotonic() + seconds
     with CheckerWorld(directory) as world:
+        world.coverage = coverage or world.coverage
         while time.monotonic() < until and len(steps) < most_steps:
-            operation = chooser.choices(chosen, weights)[0]
+            gains = [1 if coverage is None else 1 + min(_MOST_GAIN, coverage.gain(each.effects)) for each in chosen]
+            operation = chooser.choices(chosen, [a * b for a, b in zip(weights, gains, strict=True)])[0]
             arguments = operation.draw(world, chooser)
             if arguments is None:
                 continue

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.model.checker.model import CheckerColumn, CheckerTable
-from tests.model.checker.pairs import Coverage, add_pairs, read_pairs
+from tests.model.checker.pairs import Coverage, coverage_of, read_pairs, write_pairs
 from tests.model.checker.run import from_lines, replay, run, shorten, to_lines
 from tests.model.checker.seeded_faults import FAULTS, ROOT, SCRIPTS, SeededFault, edit, plant, run_checker
 
@@ -99,14 +99,15 @@ def test_rows_that_are_written_without_their_changes_count_as_changed() -> None:
 
 def test_the_list_of_pairs_keeps_those_of_earlier_runs_and_says_which_cannot_meet(tmp_path: Path) -> None:
     keyed, log = CheckerTable("checker.a", 1, ()), CheckerTable("checker.log", 2, (), engine="log")
-    first, second = Coverage(), Coverage()
-    for effect in ("upsert", "kill", "get"):
-        first.add(effect, keyed)
-    second.add("kill", keyed)
-    second.add("upsert", keyed)
-    second.add("read_log_in_order", log)
-    for coverage in (first, second):
-        add_pairs(tmp_path / "pairs.md", coverage)
+    gains = list[int]()
+    for effects in (("upsert", "kill", "get"), ("kill", "upsert")):
+        coverage = coverage_of(tmp_path / "pairs.md")
+        for effect in effects:
+            coverage.add(effect, keyed)
+        coverage.add("read_log_in_order", log)
+        gains += [coverage.gain(("upsert",)), coverage.gain(("upsert", "kill"))]
+        write_pairs(tmp_path / "pairs.md", coverage)
+    assert gains == [4, 7, 2, 4]
     text = (tmp_path / "pairs.md").read_text()
     assert read_pairs(text)[0] == {("upsert", "kill"), ("upsert", "get"), ("kill", "get"), ("kill", "upsert")}
     assert "4 are covered, 6 cannot meet" in text
