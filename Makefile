@@ -98,11 +98,12 @@ breadth: tools $(INSTALLED)
 # Every test is in one slice, by the hash of its name, so that each slice has tests of every kind.
 soak: $(INSTALLED)
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group fuzz
-	@status=0 begin=$$(date +%s) pytest='$(BIN)/python -m pytest'; \
+	@status=0 begin=$$(date +%s); \
 	$(if $(filter-out all,$(SLICE)),export SCANKV_SLICE=$(SLICE)/$(SLICES);) \
-	$$pytest -m 'soak or breadth' -o asyncio_debug=true || status=$$?; \
-	SCANKV_EXAMPLES_FACTOR=20 $$pytest -m '(hypothesis or seeds) and not (soak or breadth)' -n 2 || status=$$?; \
-	$(WITH_TABLETS) $$pytest -m 'not alone' $(SEEN_BY_ALL) tests/model || status=$$?; \
+	$(PYTEST_OF_ALL) -m '(soak or breadth) and not alone' -o asyncio_debug=true || status=$$?; \
+	$(PYTEST) -m '(soak or breadth) and alone' $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
+	SCANKV_EXAMPLES_FACTOR=20 $(PYTEST_OF_ALL) -m '(hypothesis or seeds) and not (soak or breadth)' || status=$$?; \
+	$(WITH_TABLETS) $(PYTEST_OF_ALL) -m 'not (alone or one_process or soak)' $(SEEN_BY_ALL) tests/model || status=$$?; \
 	echo "make soak SLICE=$(SLICE) took $$((($$(date +%s) - begin) / 60)) min"; \
 	exit $$status
 

@@ -38,6 +38,7 @@ if TABLETS > 1:
 
 
 _SPARK = "tests/spark/"
+_CHECKER = "tests/model/checker/"
 _SLICE: Final = os.environ.get("SCANKV_SLICE", "")
 """The slice of all tests that runs, such as `3/24`. Empty: all."""
 
@@ -121,9 +122,14 @@ def _timeout_of(item: pytest.Item) -> int | None:
 
 
 class _FilesAndSpark(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
-    """Gives each file to one worker, and all of Spark to one, which starts a virtual machine for it once."""
+    """Gives each file to one worker, and all of Spark to one, which starts a virtual machine for it once.
+
+    The runs of the checker share nothing, and take minutes each in `make soak`: each goes to any worker.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(_CHECKER):
+            return nodeid
         return _SPARK if nodeid.startswith(_SPARK) else super()._split_scope(nodeid)
 
 

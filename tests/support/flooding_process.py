@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -19,8 +20,12 @@ HEALTH: Final = "/grpc.health.v1.Health/Check"
 OFFSETS: Final = "/scankv.v1.TabletService/FindOffsets"
 COUNT: Final = "/scankv.v1.LookupService/Count"
 LIST: Final = "/scankv.v1.TableService/ListTables"
-BODY: Final = b"\x0a\x06game.n" + b"\x12\x80\x80\x80\x0f" + bytes(31_400_000)
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0)
+
+
+@cache
+def _body() -> bytes:
+    return b"\x0a\x06game.n" + b"\x12\x80\x80\x80\x0f" + bytes(31_400_000)
 
 
 class Flood:
@@ -58,7 +63,7 @@ class Flood:
 
     async def large_bodies(self, number: int) -> None:
         """Sends 31 MB."""
-        await self._channels[number % 4].unary_unary(self._path(number))(BODY, timeout=20, metadata=self._metadata)
+        await self._channels[number % 4].unary_unary(self._path(number))(_body(), timeout=20, metadata=self._metadata)
 
     async def small_calls(self, number: int) -> None:
         """Makes a call with an empty message."""
@@ -74,7 +79,7 @@ class Flood:
 
     async def http_large_bodies(self, _: int) -> None:
         """Sends 31 MB to the gateway."""
-        await self._send_http(b"POST", BODY, announced=len(BODY))
+        await self._send_http(b"POST", _body(), announced=len(_body()))
 
     async def http_small_requests(self, _: int) -> None:
         """Makes a request to the gateway."""

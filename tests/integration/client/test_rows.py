@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,9 @@ import pytest_asyncio
 
 from aio_client import Client, InvalidKey, RequestTooLarge, SchemaMismatch, Table, UsageError
 from aio_client._input.requests import REQUEST_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.asyncio
 
@@ -80,20 +83,20 @@ async def test_nothing_is_written_for_no_rows(table: Table) -> None:
 @pytest.mark.parametrize(
     ("bad", "error", "details"),
     [
-        ({"player": "x", "score": "many"}, SchemaMismatch, {"column": "score", "row": "250000"}),
-        ({"player": None, "score": 1}, SchemaMismatch, {"column": "player", "row": "250000"}),
-        ({"player": "x" * 17_000, "score": 1}, InvalidKey, {"row": "250000"}),
-        ({"player": "x" * (17 << 20), "score": 1}, InvalidKey, {"row": "250000"}),
-        ({"player": "x", "scor": 1}, SchemaMismatch, {"column": "scor", "row": "250000"}),
+        (lambda: {"player": "x", "score": "many"}, SchemaMismatch, {"column": "score", "row": "250000"}),
+        (lambda: {"player": None, "score": 1}, SchemaMismatch, {"column": "player", "row": "250000"}),
+        (lambda: {"player": "x" * 17_000, "score": 1}, InvalidKey, {"row": "250000"}),
+        (lambda: {"player": "x" * (17 << 20), "score": 1}, InvalidKey, {"row": "250000"}),
+        (lambda: {"player": "x", "scor": 1}, SchemaMismatch, {"column": "scor", "row": "250000"}),
     ],
 )
 @pytest.mark.breadth
 async def test_one_bad_row_behind_many_good_ones_writes_nothing(
-    table: Table, bad: dict[str, Any], error: type[Exception], details: dict[str, str]
+    table: Table, bad: Callable[[], dict[str, Any]], error: type[Exception], details: dict[str, str]
 ) -> None:
     good = [{"player": f"p{i}", "score": i} for i in range(250_000)]
     with pytest.raises(error) as caught:
-        await table.upsert([*good, bad])
+        await table.upsert([*good, bad()])
     assert caught.value.details == details  # type: ignore[attr-defined]
     assert await table.count() == 0
 

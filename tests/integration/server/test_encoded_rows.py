@@ -131,7 +131,7 @@ def bad_rows() -> dict[str, tuple[bytes, str]]:
     }
 
 
-@pytest.mark.parametrize("what", bad_rows())
+@pytest.mark.parametrize("what", [*bad_rows()])
 def test_a_bad_row_is_refused_and_its_neighbours_are_written(wire: Wire, either: Table, what: str) -> None:
     bad, reason = bad_rows()[what]
     response = wire.writes.Upsert(upsert(wire, either, [encode("a"), bad, encode("b")]))
@@ -141,7 +141,7 @@ def test_a_bad_row_is_refused_and_its_neighbours_are_written(wire: Wire, either:
     assert keys_of(either) == ["a", "b"]
 
 
-@pytest.mark.parametrize("what", bad_rows())
+@pytest.mark.parametrize("what", [*bad_rows()])
 def test_a_bad_row_refuses_all_rows_of_its_call(wire: Wire, either: Table, what: str) -> None:
     bad, reason = bad_rows()[what]
     request = upsert(wire, either, [encode("a"), bad, encode("b")], independent=False)

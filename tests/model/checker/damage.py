@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from random import Random
 
-    from tests.model.checker.model import CheckerTable
+    from tests.model.checker.model import CheckerTable, Position
     from tests.model.checker.world import CheckerWorld
 
 
@@ -96,12 +96,15 @@ def _lose(world: CheckerWorld, table: CheckerTable) -> None:
             kept.is_lost |= any(kept.position.get(key, (0, 0))[1] > left[key] for key in lost)
         elif kept.kind in ("mirror", "lake"):
             kept.is_lost |= bool(lost)
-        elif kept.kind == "time":
-            kept.position = {
-                key: (min(a, left.get(key, a)), min(b, left.get(key, b))) for key, (a, b) in kept.position.items()
-            }
-        elif kept.kind == "writer" and lost:
+        if kept.kind in ("time", "consumer"):
+            kept.position, *kept.earlier = [_within(left, each) for each in (kept.position, *kept.earlier)]
+        if kept.kind == "writer" and lost:
             kept.table = 0  # It belongs to no table any more.
         elif kept.kind == "writer" or (kept.kind == "scan" and not table.has_key):
             # A scan without a key continues at a place that others may have now.
             del world.kept[name]
+
+
+def _within(left: dict[int, int], position: Position) -> Position:
+    """Returns a position that has seen no changes which were lost."""
+    return {key: (min(a, left.get(key, a)), min(b, left.get(key, b))) for key, (a, b) in position.items()}

@@ -228,15 +228,16 @@ def _consume(world: CheckerWorld, arguments: Arguments) -> None:
     scan = opened.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id=id_)
     if kept.value == "restored or gone" and id_ not in {each.id for each in opened.consumers()}:
         kept.value, kept.position, kept.earlier = None, {}, []
-    if kept.is_lost:
-        _must_be_lost(scan)
-        opened.reset_consumer(id_, StartFrom.EARLIEST)
-        kept.is_lost, kept.position, kept.earlier = False, {}, []
     earlier = kept.earlier if kept.value == "restored or gone" else []
     if kept.value is not None:
         _must_be_accepted(scan)
         opened.accept_consumer(id_)
-        kept.value = None
+        # It continues after the changes that were lost before the restore, too.
+        kept.value, kept.is_lost = None, False
+    if kept.is_lost:
+        _must_be_lost(scan)
+        opened.reset_consumer(id_, StartFrom.EARLIEST)
+        kept.is_lost, kept.position, kept.earlier = False, {}, []
     with scan.stream() as stream:
         rows = [row for batch in stream for row in batch.to_pylist()]
         kept.position = next((each for each in earlier if not _wrong(rows, table, each)[0]), kept.position)

@@ -77,17 +77,24 @@ def _settle_last(
     """Applies a request without an answer as far as the server has: each bucket of it, or a transaction, or nothing."""
     after = {name: deepcopy(table) for name, table in tables.items()}
     apply_request(after, request)
+    written = [
+        (part["table"], key)
+        for part in request["parts"]
+        for key in (*part["keys"], *(row[KEY] for row in part["rows"]))
+    ]
+    for name, key in written:
+        tables[name].possible.add(part_of(key))
     units = defaultdict[int, set[tuple[str, int]]](set)
-    for part in request["parts"]:
-        name, keys = part["table"], {*part["keys"], *(row[KEY] for row in part["rows"])}
-        tables[name].possible |= {part_of(key) for key in keys}
-        if request["transaction"]:
-            units[0] |= {(name, key) for key in keys}
-        for row in found[name] if not request["transaction"] else ():
-            if row[KEY] in keys:
-                units[row["_bucket"]].add((name, row[KEY]))
+    if request["transaction"]:
+        units[0] |= {*written}
+    else:
+        for name in {name for name, _ in written}:
+            for row in found[name]:
+                units[row["_bucket"]] |= {(name, row[KEY])} & {*written}
     wrong, wrong_after = _wrong(tables, positions, found), _wrong(after, positions, found)
     for unit in units.values():
         assert not (unit & wrong and unit & wrong_after), f"a part of a request is there: {sorted(unit)}"
-        for name, key in unit if unit & wrong else ():
-            tables[name].take_over(after[name], key)
+        # In the order of the request, which rows without a key keep.
+        for name, key in written if unit & wrong else ():
+            if (name, key) in unit:
+                tables[name].take_over(after[name], key)
