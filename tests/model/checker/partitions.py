@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from tests.model.checker.drawing import PARTITIONED, keys_of
 from tests.model.checker.model import PART, part_of
 from tests.model.checker.operation import Arguments, define
+from tests.model.checker.reads import check_count, check_partitions
 
 if TYPE_CHECKING:
     from random import Random
 
-    from tests.model.checker.model import CheckerTable
     from tests.model.checker.world import CheckerWorld
 
 
@@ -30,7 +30,7 @@ def _create_partition(world: CheckerWorld, arguments: Arguments) -> None:
     assert is_new or partition in table.partitions | table.possible, f"{partition} was not created"
     table.partitions.add(partition)
     world.record("create_partition", table)
-    _check_partitions(world, table)
+    check_partitions(world, table)
 
 
 @define("drop_partition", 1.5, _draw_partition)
@@ -46,10 +46,10 @@ def _drop_partition(world: CheckerWorld, arguments: Arguments) -> None:
     assert len(dropped) <= 1, f"more than one partition was dropped: {dropped}"
     assert dropped or partition not in before.partitions, f"{partition} exists, and was not dropped"
     for each in dropped:
-        _check_count(before, each.values[PART], each.rows)
+        check_count(before, each.values[PART], each.rows)
     world.record("drop_partition", table)
     world.check(table.name)
-    _check_partitions(world, table)
+    check_partitions(world, table)
 
 
 @define("list_partitions", 1, _draw_partition)
@@ -57,30 +57,10 @@ def _list_partitions(world: CheckerWorld, arguments: Arguments) -> None:
     table, partition = world.tables.get(PARTITIONED), arguments["partition"]
     if table is None:
         return
-    _check_partitions(world, table)
+    check_partitions(world, table)
     opened, keys = world.table(table.name), {key for key in table.rows if part_of(key) == partition}
     where = f"{PART} = '{partition}'"
     assert (found := opened.count(where)) == len(keys), f"counted {found} rows of {partition} instead of {len(keys)}"
     rows = {row["k"]: row for row in opened.scan(where=where).to_pylist()}
     assert rows == {key: row for key, row in table.view().shown().items() if key in keys}
     world.record("list_partitions", table)
-
-
-def _check_partitions(world: CheckerWorld, table: CheckerTable) -> None:
-    listed = {each.values[PART]: each.rows for each in world.table(table.name).partitions()}
-    assert [*listed] == sorted(listed), f"the partitions are not in order: {[*listed]}"
-    assert table.partitions <= listed.keys() <= table.partitions | table.possible, (
-        f"found the partitions {[*listed]}, not {sorted(table.partitions)}"
-    )
-    for partition, rows in listed.items():
-        _check_count(table, partition, rows)
-
-
-def _check_count(table: CheckerTable, partition: str, rows: int | None) -> None:
-    """Compares the number of rows of a partition. The server need not know it after writes that are not tracked."""
-    least = sum(part_of(key) == partition for key in table.rows)
-    most = least + sum(part_of(key) == partition for key in table.expired)
-    if rows is None:
-        assert table.marked[1], f"the rows of {partition} are not counted"
-    else:
-        assert least <= rows <= most, f"{partition} has {rows} rows instead of {least} to {most}"

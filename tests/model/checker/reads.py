@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.model.checker.drawing import KEYED, KEYS, keys_of, table_of
+from tests.model.checker.drawing import KEYED, KEYS, PARTITIONED, keys_of, table_of
+from tests.model.checker.model import PART, part_of
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.world import by_key, differences
 
@@ -54,6 +55,27 @@ def check_definition(world: CheckerWorld, table: CheckerTable) -> None:
         assert all(index.entries == bucket.rows for index in bucket.indexes if index.ready), str(bucket)
 
 
+def check_partitions(world: CheckerWorld, table: CheckerTable) -> None:
+    """Compares the partitions of a table, and how many rows each has, with the model."""
+    listed = {each.values[PART]: each.rows for each in world.table(table.name).partitions()}
+    assert [*listed] == sorted(listed), f"the partitions are not in order: {[*listed]}"
+    assert table.partitions <= listed.keys() <= table.partitions | table.possible, (
+        f"found the partitions {[*listed]}, not {sorted(table.partitions)}"
+    )
+    for partition, rows in listed.items():
+        check_count(table, partition, rows)
+
+
+def check_count(table: CheckerTable, partition: str, rows: int | None) -> None:
+    """Compares the number of rows of a partition. The server need not know it after writes that are not tracked."""
+    least = sum(part_of(key) == partition for key in table.rows)
+    most = least + sum(part_of(key) == partition for key in table.expired)
+    if rows is None:
+        assert table.marked[1], f"the rows of {partition} are not counted"
+    else:
+        assert least <= rows <= most, f"{partition} has {rows} rows instead of {least} to {most}"
+
+
 def check_all(world: CheckerWorld) -> None:
     """Compares every table with the model, and every key by itself. What is stored must be consistent."""
     names = {table.name for table in world.client.tables()}
@@ -61,6 +83,8 @@ def check_all(world: CheckerWorld) -> None:
     for table in world.tables.values():
         world.check(table.name)
         check_definition(world, table)
+        if table.name == PARTITIONED:
+            check_partitions(world, table)
         if not table.has_key:
             continue
         keys = table.keys(range(KEYS))
