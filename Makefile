@@ -100,7 +100,7 @@ soak: $(INSTALLED)
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group fuzz
 	@status=0 begin=$$(date +%s); \
 	$(if $(filter-out all,$(SLICE)),export SCANKV_SLICE=$(SLICE)/$(SLICES);) \
-	$(PYTEST_OF_ALL) -m '(soak or breadth) and not alone' -o asyncio_debug=true || status=$$?; \
+	$(PYTEST_OF_ALL) -m '(soak or breadth) and not alone' --durations=25 -o asyncio_debug=true || status=$$?; \
 	$(PYTEST) -m '(soak or breadth) and alone' $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
 	SCANKV_EXAMPLES_FACTOR=20 $(PYTEST_OF_ALL) -m '(hypothesis or seeds) and not (soak or breadth)' || status=$$?; \
 	$(WITH_TABLETS) $(PYTEST_OF_ALL) -m 'not (alone or one_process or soak)' $(SEEN_BY_ALL) tests/model || status=$$?; \

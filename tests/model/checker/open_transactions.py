@@ -200,7 +200,9 @@ def _stage_all(world: CheckerWorld, open_: _Open, table: CheckerTable, arguments
     keys = list(range(0, 24, 2))
     after = open_.outcome(table).view().shown()
     inside = by_key(transaction.lookup(opened, table.keys(keys)).to_pylist())
-    assert inside == (expected := {key: after[key] for key in keys if key in after}), differences(inside, expected)
+    expected = {key: after[key] for key in keys if key in after}
+    # After a power cut, it may lack what it has staged, and cannot be committed.
+    assert inside == expected or open_.life[0] != _life(world)[0], differences(inside, expected)
     world.check(table.name)
 
 
