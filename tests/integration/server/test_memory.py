@@ -12,11 +12,11 @@ import pytest
 
 from aio_client import sync
 from tests.support.processes import forget_peak, peak_resident_bytes, resident_bytes
+from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.support.server_process import ServerProcess
+    from pathlib import Path
 
 MEBIBYTE = 1 << 20
 BOUND = 64 * MEBIBYTE
@@ -37,6 +37,26 @@ def test_a_scan_of_rows_of_a_mebibyte_stays_within_its_bound(server: ServerProce
         assert table.count() == rows
         peak = peak_of_scan(server, table.scan(), rows)
     assert peak <= BOUND, f"{peak / MEBIBYTE:.1f} MiB above idle"
+
+
+@pytest.mark.breadth
+@pytest.mark.parametrize(("is_ordered", "most"), [(False, 24), (True, 40)])
+def test_a_scan_of_rows_larger_than_a_chunk_takes_as_many_of_them_as_documented(
+    tmp_path: Path, is_ordered: bool, most: int
+) -> None:
+    value = random.Random(7).randbytes(8 * MEBIBYTE)
+    # Without a cache, which keeps what was read.
+    with ServerProcess(tmp_path / "data", "--set", "block_cache_bytes=1048576") as server:
+        with sync.connect(server.url) as client:
+            table = client.create_table("test.large", BIG, primary_key=["k"], buckets=4)
+            for key in range(24):
+                table.upsert([{"k": key, "value": value}])
+        server.stop()
+        server.restart()
+        with sync.connect(server.url) as client:
+            scan = client.table("test.large").scan().read_path("rocksdb")
+            peak = peak_of_scan(server, scan.ordered() if is_ordered else scan, 24)
+    assert peak <= most * len(value), f"{peak / len(value):.1f} rows above idle"
 
 
 def big_rows(rows: int) -> Iterator[pa.RecordBatch]:
