@@ -10,7 +10,8 @@ SEEN_BY_ALL := tests/integration/client $(patsubst %,tests/integration/server/te
     check_table columnar_base combined_features consistent_cut encoded_rows expiry expiry_before_changes indexes \
     lifecycle locking_matrix pinned_changes query_binding resume rows snapshots types versions \
     waiting_calls write_identity)
-# `make soak SLICE=0` to `SLICE=23` run a part of the tests that take minutes, `SLICE=all` runs all of them.
+# `make soak SLICE=0` to `SLICE=23` run a part of the tests that take minutes. `SLICE=all` runs all of them, and adds the
+# pairs of operations that the checker covers to tests/model/checker/pairs.md.
 SLICES := 24
 SLICE := all
 PYTEST := .ci/in-memory $(BIN)/python -m pytest -o tmp_path_retention_policy=failed -o junit_family=xunit1
@@ -104,6 +105,8 @@ soak: $(INSTALLED)
 	$(PYTEST) -m '(soak or breadth) and alone' $$(grep -rl 'mark\.alone' tests --include='*.py') || status=$$?; \
 	SCANKV_EXAMPLES_FACTOR=20 $(PYTEST_OF_ALL) -m '(hypothesis or seeds) and not (soak or breadth)' || status=$$?; \
 	$(WITH_TABLETS) $(PYTEST_OF_ALL) -m 'not (alone or one_process or soak)' $(SEEN_BY_ALL) tests/model || status=$$?; \
+	$(if $(filter all,$(SLICE)),$(BIN)/python -m tests.model.checker --seconds 600 \
+	    --pairs tests/model/checker/pairs.md || status=$$?;) \
 	echo "make soak SLICE=$(SLICE) took $$((($$(date +%s) - begin) / 60)) min"; \
 	exit $$status
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Pairs: TypeAlias = set[tuple[str, str]]
 
+_CREATIONS: Final = ("create", "create_log", "create_partitioned", "create_untracked", "bootstrap")
+
 _HEAD: Final = """# Pairs of operations
 
 Two effects of operations are covered if both happened to one table, in this order. A creation also counts as
@@ -55,6 +57,8 @@ class Coverage:
 
     def gain(self, effects: tuple[str, ...]) -> int:
         """Returns how many pairs effects could add now, if they happened to every table."""
+        if "drop" in effects:  # which they need
+            effects = (*effects, *_CREATIONS)
         before = set[str]().union(*(self.effects[number] for number in self._newest.values()))
         return sum((first, effect) not in self.pairs for first in before for effect in effects)
 
