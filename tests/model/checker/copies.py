@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _SECONDS: Final = 60.0
+_PATIENCE_SECONDS: Final = 3600.0
+"""How long a follower may get nothing. Each of many steps may end the server before its next heartbeat."""
 _MOST: Final = 3
 
 
@@ -40,7 +42,9 @@ class Loop:
 
     def __init__(self, world: CheckerWorld) -> None:
         self._portal: BlockingPortal = world.closing.enter_context(start_blocking_portal())
-        opened = self._portal.wrap_async_context_manager(connect_async(world.server.url, operation_timeout=_SECONDS))
+        opened = self._portal.wrap_async_context_manager(
+            connect_async(world.server.url, operation_timeout=_PATIENCE_SECONDS)
+        )
         self.client: Client = world.closing.enter_context(opened)
 
     def run(self, call: Callable[[], Awaitable[_T]]) -> _T:
