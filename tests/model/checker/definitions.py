@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.model.checker.world import CheckerWorld
 
 
+TTLS: Final = (5_000, 20_000)
+"""Times to live. They are longer than a run takes, so that nothing expires by itself."""
 _ENGINES: Final = ("last_row", "last_row", "sum", "first_row", "sequenced", "versioned", "partial_update", "aggregate")
 _OPTIONS: Final = ("buckets", "tablets", "bucket_key", "columnar_base", "compression", "row_deduplicate")
 FUNCTIONS: Final = {
@@ -34,6 +36,7 @@ FUNCTIONS: Final = {
     "int8": ("max", "min", "first_non_null_value"),
     "int32": ("sum", "max", "last_value"),
     "float32": ("max", "min", "last_value"),
+    "time": ("max", "min", "last_value", "first_non_null_value"),
 }
 
 
@@ -44,11 +47,14 @@ def draw_create(names: tuple[str, ...], world: CheckerWorld, random: Random) -> 
         return None
     name = random.choice(free)
     engine = "log" if name == LOG else random.choice(_ENGINES)
-    kinds = ("int",) if engine == "sum" else (*KINDS,)
+    kinds = ("int",) if engine == "sum" else (*KINDS, "time")
     columns = {name: random.choice(kinds) for name in COLUMN_NAMES[: random.randrange(1, 4)]}
     buckets = random.choice([1, 2, 4])
     tablets = 2 if buckets > 1 and name not in EVERY_KIND and random.random() < 0.4 else 1
     arguments = {"table": name, "columns": columns, "engine": engine, "buckets": buckets, "tablets": tablets}
+    if name != LOG and random.random() < 0.3:
+        times = [column for column, kind in columns.items() if kind == "time"]
+        arguments["ttl"] = {"seconds": random.choice(TTLS), "column": random.choice([None, *times * 3])}
     if name != LOG:
         arguments["columnar_base"] = random.choice(["off", "eager"])
         arguments["compression"] = random.choice(["none", "lz4", "zstd"])
@@ -97,9 +103,13 @@ def new_table(world: CheckerWorld, arguments: Arguments) -> tuple[CheckerTable, 
         aggregators = {each: getattr(agg, function)() for each, function in functions.items()}
         merging = {"merge_engine": "aggregate", "aggregators": aggregators}
     by_number = {column.number: functions[column.name] for column in columns if column.name in functions}
-    return CheckerTable(
-        name, world.next_number(), columns, engine, options, key=key, functions=by_number, order=order
-    ), merging
+    table = CheckerTable(
+        name, world.next_number(), columns, engine, options, key=key, functions=by_number, order=order, now=world.now()
+    )
+    if ttl := arguments.get("ttl"):
+        merging |= {"ttl_seconds": ttl["seconds"], "ttl_column": ttl["column"]}
+        table.plan_ttl(ttl["seconds"], ttl["column"])
+    return table, merging
 
 
 for _name, _weight, _names in (

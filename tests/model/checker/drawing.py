@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.model.checker.model import CheckerColumn, key_values
@@ -30,11 +31,14 @@ KINDS: Final[dict[str, type]] = {
     "int8": int,
     "int32": int,
     "float32": float,
+    "time": datetime,
 }
 """The kinds of columns, and what their values are in Python."""
 WIDER: Final = {"int8": ("int32", "int"), "int32": ("int",), "float32": ("float",)}
 """The kinds that columns of a kind can be widened to."""
 KEYS: Final = 24
+_AGES: Final = (-1_000, 500, 2_500, 8_000, 30_000)
+"""How old times are, about. None is close to a time to live or to the difference of two."""
 
 
 def table_of(world: CheckerWorld, random: Random, more: tuple[str, ...] = ()) -> CheckerTable | None:
@@ -63,6 +67,8 @@ def value_of(kind: str, random: Random) -> Any:  # of the column's type
     if random.random() < 0.15:
         return None
     number = random.randrange(-5, 20)
+    if kind == "time":
+        return f"@{number - random.choice(_AGES)}"
     text = f"t{number + 5:02d}" + random.choice(["", "", "\0", "\0a", "\xe9"])
     return {int: number, str: text, float: number / 4}[KINDS[kind]]
 

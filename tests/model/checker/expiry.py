@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from tests.model.checker.definitions import TTLS
 from tests.model.checker.drawing import KEYED, table_of
 from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.reads import check_all
+from tests.model.checker.world import SLACK_SECONDS
 
 if TYPE_CHECKING:
     from random import Random
 
     from tests.model.checker.world import CheckerWorld
 
-# Longer than a run takes, so that nothing expires by itself.
-_TTLS: Final = (5_000, 20_000)
-
 
 def _draw_ttl(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random, KEYED)
-    return None if table is None else {"table": table.name, "seconds": random.choice([None, *_TTLS, *_TTLS])}
+    if table is None:
+        return None
+    times = [column.name for column in table.columns if column.kind == "time"]
+    return {
+        "table": table.name,
+        "seconds": random.choice([None, *TTLS, *TTLS]),
+        "column": random.choice([None, *times * 3]),
+    }
 
 
 @define("set_ttl", 1.2, _draw_ttl)
 def _set_ttl(world: CheckerWorld, arguments: Arguments) -> None:
     table, seconds = world.tables.get(arguments["table"]), arguments["seconds"]
-    if table is None:
+    time = None if seconds is None else arguments.get("column")
+    if table is None or time not in (None, *(column.name for column in table.columns if column.kind == "time")):
         return
-    world.client.alter_table(table.name, ttl_seconds=seconds)
-    table.set_ttl(seconds, [row[KEY] for row in world.table(table.name).scan([KEY]).to_pylist()])
+    table.plan_ttl(seconds, time)
+    while not table.is_certain(SLACK_SECONDS):
+        world.let_pass(SLACK_SECONDS)
+        table.now = world.now()
+    world.client.alter_table(table.name, ttl_seconds=seconds, ttl_column=time)
+    table.settle_ttl(row[KEY] for row in world.table(table.name).scan([KEY]).to_pylist())
     world.record("set_ttl", table)
     # Rows that were written before may have expired by the new time to live.
     world.tick()

@@ -18,10 +18,12 @@ from tests.model.checker.model_rows import (
     ModelView,
     Shown,
     Values,
+    exact,
     key_values,
     part_of,
     show,
 )
+from tests.model.checker.operation import CLOCK_START
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +38,7 @@ __all__ = [
     "Position",
     "Shown",
     "Values",
+    "exact",
     "key_values",
     "part_of",
     "show",
@@ -85,7 +88,10 @@ class CheckerTable:
         authors: The id of the writer of each change of a key.
         version: A number that changes with every change of the rows.
         now: The time at which the next write happens, in seconds.
-        ttl: After how many seconds a row expires, counted from its last write. None: never.
+        ttl: After how many seconds a row expires, counted from its last write or a time in it. None: never.
+        time: The column with this time. None: the last write counts. A column with a function is not dropped, so it has
+            the one that it has anyway.
+        may_expire: Whether it has, or has had, a time to live.
         written: When each row was last written.
         expired: The values of the rows that have expired, and when they were written. The server may have removed them
             already, so the last change of these keys, their `-D`, may have happened or not.
@@ -115,6 +121,8 @@ class CheckerTable:
     version: int = 0
     now: float = 0.0
     ttl: float | None = None
+    time: int | None = None
+    may_expire: bool = False
     written: dict[int, float] = field(default_factory=dict)
     expired: dict[int, tuple[Values, float]] = field(default_factory=dict)
     meanings: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -237,6 +245,7 @@ class CheckerTable:
         if not tracked:
             assert values is not None
             self.rows[key] = values
+            self._expire_if_due(key)
             return
         changes: list[tuple[str, Values]] = []
         if values is None:
@@ -255,6 +264,7 @@ class CheckerTable:
             self.partly += 1
             if changes:
                 self.parts[key] = self.partly
+        self._expire_if_due(key)
 
     def _record(self, key: int, *changes: tuple[str, Values]) -> None:
         self.changes[key] += changes
@@ -270,31 +280,72 @@ class CheckerTable:
         self.now = now
         if self.ttl is None:
             return True
-        is_certain = True
-        for key in [key for key in self.rows if self.written[key] + self.ttl - slack < now]:
-            if now < self.written[key] + self.ttl + slack:
-                is_certain = False
-                continue
-            values = self.rows.pop(key)
-            self.version += 1
-            self.partly += self.changelog == "upsert"
-            self._record(key, ("-D", values))
-            self.expired[key] = (values, self.written[key])
-        return is_certain
+        if not self.is_certain(slack):
+            return False
+        for key in [*self.rows]:
+            self._expire_if_due(key)
+        return True
 
-    def set_ttl(self, ttl: float | None, visible: Iterable[int]) -> None:
-        """Changes when rows expire.
+    def is_certain(self, slack: float, staged: Iterable[Values] = ()) -> bool:
+        """Returns whether it is known of each row, and of others that may be written, if it has expired.
 
         Args:
-            ttl: The time to live from now on.
-            visible: The keys of the rows that readers see then. Expired rows that were not removed may be back.
+            slack: See `expire`.
+            staged: The other rows.
         """
-        if self.ttl is None:
+        defaults = [{column.number: each} for column in self.columns for each in (column.default, column.initial)]
+        rows = [(values, self.written[key]) for key, values in self.rows.items()]
+        others = [(values, self.now) for values in (*defaults, *staged)]
+        ends = [self._end_of(*each) for each in (*rows, *self.expired.values(), *others)]
+        return all(end is None or abs(end - self.now) > slack for end in ends)
+
+    def _end_of(self, values: Values, written: float) -> float | None:
+        """Returns when a row expires. None: never."""
+        if self.ttl is None or self.time is None:
+            return self.ttl and written + self.ttl
+        time = next((each.of(values) for each in self.columns if each.number == self.time), None)
+        return time and (time - CLOCK_START).total_seconds() + self.ttl
+
+    def _is_due(self, values: Values, written: float) -> bool:
+        end = self._end_of(values, written)
+        return end is not None and end < self.now
+
+    def _expire_if_due(self, key: int) -> None:
+        if key not in self.rows or not self._is_due(self.rows[key], self.written[key]):
+            return
+        values = self.rows.pop(key)
+        self.version += 1
+        self.partly += self.changelog == "upsert"
+        self._record(key, ("-D", values))
+        self.expired[key] = (values, self.written[key])
+
+    def stored(self, key: int) -> Values | None:
+        """Returns a row, even if it has expired."""
+        return self.rows.get(key, self.expired.get(key, (None,))[0])
+
+    def has_expired(self, row: Shown) -> bool:
+        """Returns whether a row has expired by a time in it."""
+        return self.time is not None and self._is_due({each.number: row[each.name] for each in self.columns}, self.now)
+
+    def plan_ttl(self, ttl: float | None, time: str | None) -> None:
+        """Changes when rows expire, but not yet which have expired. Existing rows may count as written now."""
+        number = None if time is None else self.column(time).number
+        if number is not None:
+            self.functions.setdefault(number, "last_non_null_value")
+        elif self.ttl is None or self.time is not None:
             self.written = dict.fromkeys(self.rows, self.now)
-        self.ttl = ttl
+            self.expired = {key: (values, self.now) for key, (values, _) in self.expired.items()}
+        self.ttl, self.time, self.may_expire = ttl, number, True
+
+    def settle_ttl(self, visible: Iterable[int]) -> None:
+        """Decides which expired rows are back after a change of when rows expire.
+
+        Args:
+            visible: The keys of the rows that readers see. Expired rows that were not removed may be among them.
+        """
         seen = set(visible)
         for key, (values, written) in list(self.expired.items()):
-            if ttl is not None and written + ttl < self.now:
+            if self._is_due(values, written):
                 continue
             del self.expired[key]
             if key in seen:
@@ -317,7 +368,7 @@ class CheckerTable:
 
     def take_over(self, other: CheckerTable, key: int) -> None:
         """Takes over what another model has of a key."""
-        self.put(key, other.rows.get(key))
+        self.put(key, other.stored(key))
         self.changes[key], self.authors[key] = other.changes[key], other.authors[key]
 
     def branch(self) -> CheckerTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -75,6 +76,17 @@ class ModelView:
         """Returns the rows in this order, as a reader of the view gets them."""
         places = self.places(self.rows)
         return [row for _, row in sorted(self.shown().items(), key=lambda item: places[item[0]])]
+
+
+def exact(value: Any) -> Any:  # of rows
+    """Returns what differs for values that readers can tell apart, and is the same for others, in rows, too."""
+    if isinstance(value, dict):
+        return {key: exact(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [exact(each) for each in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return repr(value) if isinstance(value, float) else value
 
 
 def show(columns: Iterable[CheckerColumn], key: int, values: Values, names: tuple[str, ...] = (KEY,)) -> Shown:

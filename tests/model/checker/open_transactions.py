@@ -10,7 +10,7 @@ from aio_client import InvalidRequest, LockTimeout, TableNotFound, TransactionCo
 from tests.model.checker.drawing import KEYED, keys_of, rows_of, table_of
 from tests.model.checker.model import KEY, CheckerColumn, CheckerTable, Position
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.world import Kept, by_key, differences
+from tests.model.checker.world import SLACK_SECONDS, Kept, by_key, differences
 from tests.model.checker.writers import translate
 from tests.model.checker.writes import fits
 
@@ -219,6 +219,9 @@ def _finish_transaction(world: CheckerWorld, arguments: Arguments) -> None:
         return
     open_: _Open = world.kept[name].value
     tables = [world.tables[each] for number, each in open_.tables.items() if _is_there(world, each, number)]
+    while any(not table.is_certain(SLACK_SECONDS, open_.outcome(table).rows.values()) for table in tables):
+        world.let_pass(SLACK_SECONDS)
+        world.tick()
     is_committed = arguments["commit"] and _commit(world, open_, tables)
     give_up(world, name)
     if is_committed:
@@ -227,7 +230,7 @@ def _finish_transaction(world: CheckerWorld, arguments: Arguments) -> None:
             table.possible |= after.possible
             # One net change of each key.
             for key in after.written:
-                table.put(key, after.rows.get(key))
+                table.put(key, after.stored(key))
     world.record("commit_transaction" if is_committed else "abort_transaction", *tables)
     for table in tables:
         world.check(table.name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -12,7 +14,17 @@ if TYPE_CHECKING:
     from tests.model.checker.world import CheckerWorld
 
 Arguments: TypeAlias = dict[str, Any]
-"""The arguments of a step: everything it needs, as JSON, so that it can run without the steps before it."""
+"""The arguments of a step: everything it needs, as JSON, so that it can run without the steps before it.
+
+`"@5"` is a time: 5 seconds after that of the server, which counts in periods of `PERIOD_SECONDS` for this.
+"""
+
+PERIOD_SECONDS: Final = 500
+
+CLOCK_START: Final = datetime.fromtimestamp(4_000_000_000, UTC)
+"""What the clock of a server of the checker shows when it starts. It is in the future for those of restored backups."""
+
+_TIME: Final = re.compile(r"@(-?\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +64,24 @@ def define(
 
     def register(run: Callable[[CheckerWorld, Arguments], None]) -> Callable[[CheckerWorld, Arguments], None]:
         assert name not in OPERATIONS
+
+        def run_with_times(world: CheckerWorld, arguments: Arguments) -> None:
+            period = CLOCK_START + timedelta(seconds=world.now() // PERIOD_SECONDS * PERIOD_SECONDS)
+            run(world, with_times(arguments, period))
+
         OPERATIONS[name] = CheckerOperation(
-            name=name, weight=weight, draw=draw, run=run, profile=profile, effects=named
+            name=name, weight=weight, draw=draw, run=run_with_times, profile=profile, effects=named
         )
         return run
 
     return register
+
+
+def with_times(value: Any, period: datetime) -> Any:  # of JSON
+    """Returns a value with times for the texts that stand for them."""
+    if isinstance(value, dict):
+        return {key: with_times(each, period) for key, each in value.items()}
+    if isinstance(value, list):
+        return [with_times(each, period) for each in value]
+    found = _TIME.fullmatch(value) if isinstance(value, str) else None
+    return value if found is None else period + timedelta(seconds=int(found[1]))

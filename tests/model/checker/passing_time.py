@@ -1,8 +1,8 @@
 """Runs a server for which time passes as the checker says: `ServerProcess(data, wrapper=passing(file))`.
 
-The file contains by how many seconds all clocks of the server are ahead of those of the machine. So for the server, the
-time has passed, while a wall clock that is ahead alone has jumped. Some rows are many for this server: what takes it
-thousands of rows otherwise happens with those of the checker.
+The file contains by how many seconds all clocks of the server are ahead of those of the machine, and by how many more
+its wall clock is. So for the server, the time has passed, or its wall clock has jumped. Some rows are many for this
+server: what takes it thousands of rows otherwise happens with those of the checker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NUMBERS_OF_ROWS: Final = (
 
 
 def passing(ahead: Path) -> tuple[str, ...]:
-    """Returns the wrapper for a server whose clocks are ahead by the number in the file."""
+    """Returns the wrapper for a server whose clocks are ahead by the numbers in the file."""
     return (sys.executable, "-m", __name__, str(ahead))
 
 
@@ -38,17 +38,20 @@ def main(ahead: str, _: str, __: str, module: str, *arguments: str) -> None:
     """Runs `python -m MODULE ARGUMENTS` in this process, the forks of which have the same clocks."""
     file = Path(ahead)
 
+    def passed() -> int:
+        return int(file.read_text().split()[0])
+
     class AheadClocks(SystemClocks):
-        """The machine's clocks, and the seconds in the file."""
+        """The machine's clocks, and the seconds in the file. The first of them have passed."""
 
         def monotonic(self) -> float:
-            return super().monotonic() + int(file.read_text())
+            return super().monotonic() + passed()
 
         def uptime_nanos(self) -> int:
-            return super().uptime_nanos() + int(file.read_text()) * 1_000_000_000
+            return super().uptime_nanos() + passed() * 1_000_000_000
 
         def wall_nanos(self) -> int:
-            return super().wall_nanos() + int(file.read_text()) * 1_000_000_000
+            return super().wall_nanos() + sum(map(int, file.read_text().split())) * 1_000_000_000
 
     clock.SystemClocks = AheadClocks  # type: ignore[misc]
     for place, name in _NUMBERS_OF_ROWS:

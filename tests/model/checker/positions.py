@@ -68,7 +68,7 @@ def _read_from_offsets(world: CheckerWorld, arguments: Arguments) -> None:
     try:
         rows = scan.to_pylist()
         assert False in lacking, "rows were written without their changes, and the stream has not said so"
-        if table.is_partly_recorded(kept.position) and "set_ttl" not in world.coverage.effects[table.number]:
+        if table.is_partly_recorded(kept.position) and not table.may_expire:
             found, expected = known_rows(table, kept), table.view().shown()
             apply_changes(found, rows)
             assert found == expected, differences(found, expected)

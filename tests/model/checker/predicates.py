@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from datetime import datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -102,8 +103,10 @@ def _any(truths: Iterable[bool | None]) -> bool | None:
 
 
 def to_sql(where: Where | None) -> str | None:
-    """Returns a predicate as text."""
-    if where is None:
+    """Returns a predicate as text. None: it has a value that is not written as in Python."""
+    if where is None or any(
+        isinstance(each, datetime) for all_ in where["any"] for *_, v in all_ for each in _values_of(v)
+    ):
         return None
     text = " or ".join(f"({' and '.join(_sql_of(*each) for each in comparisons)})" for comparisons in where["any"])
     return f"not ({text})" if where["not"] else text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aio_client import SnapshotLost
 from tests.model.checker.drawing import EVERY_KIND, KEYS, table_of
-from tests.model.checker.model import KEY, ModelView, Shown
+from tests.model.checker.model import KEY, ModelView, Shown, exact
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.predicates import draw_where, fits_columns, has_columns, matches, to_expression, to_sql
 
@@ -28,6 +28,8 @@ _FUNCTIONS: Final[dict[str, Callable[[list[Any]], Any]]] = {
     "max": lambda values: max(values, default=None),
     "mean": lambda values: sum(values) / len(values) if values else None,
 }
+_SUMS: Final = {"sum", "mean"}
+_WITHOUT_SUMS: Final = ("text", "time")
 
 
 def draw_source(world: CheckerWorld, random: Random) -> tuple[CheckerTable, ModelView, Arguments] | None:
@@ -158,7 +160,7 @@ def _compare(found: list[Shown], view: ModelView, arguments: Arguments, *, is_sp
         return
     number = len(rows) if limit is None else min(limit, len(rows))
     assert len(found) == number, f"found {len(found)} rows, expected {number}"
-    wrong = Counter(map(repr, found)) - Counter(map(repr, rows))
+    wrong = Counter(map(repr, exact(found))) - Counter(map(repr, exact(rows)))
     assert not wrong, f"found {list(wrong)}, which are not among {rows}"
 
 
@@ -168,7 +170,7 @@ def _draw_aggregate(world: CheckerWorld, random: Random) -> Arguments | None:
     if source is None or not columns:
         return None
     functions = {
-        column.name: random.sample(sorted({*_FUNCTIONS} - ({"sum", "mean"} if column.kind == "text" else set())), 2)
+        column.name: random.sample(sorted({*_FUNCTIONS} - (_SUMS if column.kind in _WITHOUT_SUMS else set())), 2)
         for column in random.sample(columns, random.randrange(1, len(columns) + 1))
     }
     groups = random.sample([column.name for column in columns], random.choice([0, 1, 1]))
@@ -182,7 +184,7 @@ def _aggregate(world: CheckerWorld, arguments: Arguments) -> None:
         return
     table, view, snapshot = source
     kinds = {column.name: column.kind for column in view.columns}
-    if any(kinds[name] == "text" and {"sum", "mean"} & {*each} for name, each in functions.items()):
+    if any(kinds[name] in _WITHOUT_SUMS and _SUMS & {*each} for name, each in functions.items()):
         return
     opened, where = world.table(table.name), predicate_of(arguments)
     try:

@@ -36,7 +36,7 @@ def _draw_replace(world: CheckerWorld, random: Random) -> Arguments | None:
 def _replace(world: CheckerWorld, arguments: Arguments) -> None:
     table, rows = world.tables.get(arguments["table"]), arguments["rows"]
     # Which rows count as written again by it is not promised.
-    if table is None or table.ttl is not None or not fits(table, rows, complete=True):
+    if table is None or (table.ttl is not None and table.time is None) or not fits(table, rows, complete=True):
         return
     first, end, opened = arguments["first"], arguments["end"], world.table(table.name)
     scope, where = set(range(first, end)), f"{KEY} >= {first} and {KEY} < {end}"

@@ -20,6 +20,7 @@ from tests.model.checker.faults_of_histories import FAULTS_OF_HISTORIES
 from tests.model.checker.faults_of_hosts import FAULTS_OF_HOSTS
 from tests.model.checker.faults_of_reads import FAULTS_OF_READS
 from tests.model.checker.faults_of_tables import FAULTS_OF_TABLES
+from tests.model.checker.faults_of_times import FAULTS_OF_TIMES
 from tests.model.checker.seeded_fault import SeededFault
 
 __all__ = ["FAULTS", "ROOT", "SCRIPTS", "SeededFault", "edit", "plant", "run_checker"]
@@ -76,5 +77,6 @@ FAULTS: Final = (
     *FAULTS_OF_CLIENTS,
     *FAULTS_OF_FEATURES,
     *FAULTS_OF_HISTORIES,
+    *FAULTS_OF_TIMES,
 )
 """All faults."""

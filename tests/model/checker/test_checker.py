@@ -76,7 +76,7 @@ def test_the_model_tells_which_changes_are_wrong() -> None:
 
 def test_the_removal_of_an_expired_row_may_be_seen_or_not() -> None:
     table = CheckerTable("checker.a", 1, (CheckerColumn(2, "x", "int"),))
-    table.set_ttl(100.0, [])
+    table.plan_ttl(100.0, None)
     table.upsert([{"k": 1, "x": 5}])
     position = table.position()
     assert not table.expire(95.0, slack=10.0)

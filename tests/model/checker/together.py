@@ -17,6 +17,7 @@ from tests.model.checker.disturbances import DISTURBANCES
 from tests.model.checker.drawing import EVERY_KIND, LOG, rows_of, table_of
 from tests.model.checker.model import KEY, Shown
 from tests.model.checker.operation import Arguments, define
+from tests.model.checker.passing_time import passing
 from tests.model.checker.reads import check_all
 from tests.model.checker.settling import settle
 from tests.model.checker.world import by_key, changes_by_key, differences
@@ -97,7 +98,7 @@ def _write_together(world: CheckerWorld, arguments: Arguments) -> None:
     if tables is None or not disturbance.fits(world):
         return
     is_certain = arguments["repeats"] and not disturbance.refuses
-    if not is_certain and any(table.ttl is not None for table in tables.values()):
+    if not is_certain and any(table.ttl is not None and table.time is None for table in tables.values()):
         return  # A request without changes decides when rows expire, and nothing shows whether it was applied.
     before = {name: world.table(name).log_offsets() for name in tables}
     positions, rows = ({name: table.position() for name, table in tables.items()}, _shown(tables))
@@ -109,7 +110,8 @@ def _write_together(world: CheckerWorld, arguments: Arguments) -> None:
     settle(tables, positions, writers, found)
     for name, offsets, view in views:
         changes = _changes(world, name, before[name], StopAt.offsets(offsets))
-        assert (after := _replay(rows[name], changes)) == view, differences(view, after)
+        after = {key: row for key, row in _replay(rows[name], changes).items() if not tables[name].has_expired(row)}
+        assert after == view, differences(view, after)
     if restorable is not None:
         _judge_restored(world, tables, restorable, writers)
     world.record("write_together", *tables.values())
@@ -193,7 +195,7 @@ def _judge_restored(
     data = world.new_directory()
     result = restore_all(world.store, kept.plan(), data)
     assert not result.left_out
-    with ServerProcess(data) as server, connect(server.url) as client:
+    with ServerProcess(data, wrapper=passing(world.ahead_file)) as server, connect(server.url) as client:
         found = {name: by_key(client.table(name).scan().to_pylist()) for name in tables}
     shutil.rmtree(data)
     for writer, low, high in zip(writers, kept.low, kept.high, strict=True):

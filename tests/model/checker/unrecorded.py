@@ -102,7 +102,7 @@ def _replay(world: CheckerWorld, arguments: Arguments) -> None:
     if kept is None or table is None or table.number != kept.table or not table.has_key or kept.is_lost:
         return
     # Expired rows that another time to live brings back have no change.
-    if "set_ttl" in world.coverage.effects[table.number] or not fits_columns(where, table.columns):
+    if table.may_expire or not fits_columns(where, table.columns):
         return
     rows, expected = known_rows(table, kept, where), table.view().shown()
     expected = {key: row for key, row in expected.items() if matches(where, row)}
@@ -171,7 +171,7 @@ def _set_changelog(world: CheckerWorld, arguments: Arguments) -> None:
     opened = world.client.alter_table(table.name, changelog=to)
     for name, kept in [(name, kept) for name, kept in world.kept.items() if kept.table == table.number]:
         kept.is_lost |= removes and kept.kind == "mirror"
-        if removes and kept.kind == "offsets" and "set_ttl" not in world.coverage.effects[table.number]:
+        if removes and kept.kind == "offsets" and not table.may_expire:
             _must_not_miss_changes(opened, table, kept)
         # What becomes of tokens depends on how far they have read.
         if kept.kind in ("changes", "time") or (removes and kept.kind == "offsets"):

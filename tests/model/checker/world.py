@@ -20,6 +20,7 @@ import pyarrow as pa
 from aio_client.sync import connect
 from streaming_server.storage.backup.backup_store import BackupStore
 from tests.model.checker.model import KEY, PART, CheckerColumn, CheckerTable, ModelView, Position
+from tests.model.checker.operation import CLOCK_START
 from tests.model.checker.pairs import Coverage
 from tests.model.checker.passing_time import passing
 from tests.support.bases import ALL_THE_TIME
@@ -39,6 +40,7 @@ TYPES: Final = {
     "int8": pa.int8(),
     "int32": pa.int32(),
     "float32": pa.float32(),
+    "time": pa.timestamp("us", "UTC"),
 }
 DATABASE: Final = "checker"
 _TIMEOUT: Final = 60.0
@@ -124,7 +126,9 @@ class CheckerWorld:
         self.workers = 1
         self.archives = False
         self.disk: RecordingDisk | None = None
+        self._began = time.monotonic()
         self._ahead = 0
+        self._wall_ahead = int(CLOCK_START.timestamp() - time.time())
         self.ahead_file = directory / "ahead"
         self.coverage = Coverage()
         self.closing = ExitStack()
@@ -155,12 +159,12 @@ class CheckerWorld:
         self._ahead += seconds
         # Renamed, so that the server reads all of it.
         written = self.ahead_file.with_suffix(".new")
-        written.write_text(str(self._ahead))
+        written.write_text(f"{self._ahead} {self._wall_ahead}")
         written.rename(self.ahead_file)
 
     def now(self) -> float:
-        """Returns the time of the server, in seconds."""
-        return time.monotonic() + self._ahead
+        """Returns the time of the server, in seconds since `CLOCK_START`."""
+        return time.monotonic() - self._began + self._ahead
 
     def moment(self) -> tuple[str, float]:
         """Returns where the server keeps its files, and its time. Other workers divide the files again."""
@@ -180,7 +184,7 @@ class CheckerWorld:
 
     def now_micros(self) -> int:
         """Returns the time of the server, in microseconds since 1970 UTC."""
-        return time.time_ns() // 1000 + self._ahead * 1_000_000
+        return time.time_ns() // 1000 + (self._ahead + self._wall_ahead) * 1_000_000
 
     def serve_again(self, data: Path | None = None) -> None:
         """Serves a directory at the address of the server, which has ended. None: the directory that it had."""

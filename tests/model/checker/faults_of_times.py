@@ -1,0 +1,30 @@
+"""Which faults does the checker find in what depends on time?"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.model.checker.seeded_fault import SeededFault
+
+FAULTS_OF_TIMES: Final = (
+    SeededFault(
+        name="rows_expire_by_name",
+        breaks="rows expire by the same column after it was renamed",
+        file="scankv/model/tables/schema.py",
+        edits=(
+            (
+                "ttl_column=names.get(self.options.ttl_column, self.options.ttl_column)),",
+                "ttl_column=self.options.ttl_column),",
+            ),
+        ),
+        seed=1,
+    ),
+    SeededFault(
+        name="rows_without_a_time_expire",
+        breaks="a row without a time never expires",
+        file="streaming_server/storage/rows/row_expiry.py",
+        edits=(("return alive if valid.all() else np.logical_or(alive, valid == 0)\n", "return alive\n"),),
+        seed=1,
+    ),
+)
+"""Faults in expiry and clocks."""
