@@ -13,7 +13,7 @@ from aio_client import ScanKvError
 from aio_client import connect as connect_async
 from aio_client.mirror import Mirror, MirrorState, mirror
 from tests.model.checker.drawing import KEYED, table_of
-from tests.model.checker.model import KEY, CheckerColumn, Shown, show
+from tests.model.checker.model import KEY, CheckerColumn, Shown
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.predicates import Where, draw_where, fits_columns, matches, names_of, to_expression
 from tests.model.checker.queries import first_rows
@@ -162,10 +162,7 @@ def _compare(table: CheckerTable, copy: _Copy, rows: list[Shown], names: list[st
     is_current = names == [*table.key, *(column.name for column in table.columns)]
     found: dict[int, Any] = by_key(rows)
     expected = {key: row for key, row in table.view().shown().items() if matches(copy.where, row)}
-    for key, (values, _) in table.expired.items():
-        row = show(table.columns, key, values, table.key)
-        if key in found and matches(copy.where, row):
-            expected[key] = row
+    expected |= {key: row for key, row in table.remains().items() if key in found and matches(copy.where, row)}
     if is_current:
         assert found == expected, differences(found, expected)
     assert found.keys() == expected.keys(), f"the mirror has {sorted(found)}, the table {sorted(expected)}"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TTLS: Final = (5_000, 20_000)
 """Times to live. They are longer than a run takes, so that nothing expires by itself."""
+TTL_CHANGES: Final = ("delete", "delete", "none")
 _ENGINES: Final = ("last_row", "last_row", "sum", "first_row", "sequenced", "versioned", "partial_update", "aggregate")
 _OPTIONS: Final = ("buckets", "tablets", "bucket_key", "columnar_base", "compression", "row_deduplicate")
 FUNCTIONS: Final = {
@@ -54,7 +55,11 @@ def draw_create(names: tuple[str, ...], world: CheckerWorld, random: Random) -> 
     arguments = {"table": name, "columns": columns, "engine": engine, "buckets": buckets, "tablets": tablets}
     if name != LOG and random.random() < 0.3:
         times = [column for column, kind in columns.items() if kind == "time"]
-        arguments["ttl"] = {"seconds": random.choice(TTLS), "column": random.choice([None, *times * 3])}
+        arguments["ttl"] = {
+            "seconds": random.choice(TTLS),
+            "column": random.choice([None, *times * 3]),
+            "changes": random.choice(TTL_CHANGES),
+        }
     if name != LOG:
         arguments["columnar_base"] = random.choice(["off", "eager"])
         arguments["compression"] = random.choice(["none", "lz4", "zstd"])
@@ -107,7 +112,8 @@ def new_table(world: CheckerWorld, arguments: Arguments) -> tuple[CheckerTable, 
         name, world.next_number(), columns, engine, options, key=key, functions=by_number, order=order, now=world.now()
     )
     if ttl := arguments.get("ttl"):
-        merging |= {"ttl_seconds": ttl["seconds"], "ttl_column": ttl["column"]}
+        merging |= {f"ttl_{name}": value for name, value in ttl.items()}
+        table.is_silent = ttl["changes"] == "none"
         table.plan_ttl(ttl["seconds"], ttl["column"])
     return table, merging
 

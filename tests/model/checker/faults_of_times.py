@@ -26,5 +26,19 @@ FAULTS_OF_TIMES: Final = (
         edits=(("return alive if valid.all() else np.logical_or(alive, valid == 0)\n", "return alive\n"),),
         seed=1,
     ),
+    SeededFault(
+        name="silent_removals_have_changes",
+        breaks="readers of changes get nothing of rows that expire silently",
+        file="streaming_server/engine/merging/expired_rows.py",
+        edits=(("    if definition.expiry is not None and definition.expiry.is_silent:\n", "    if False:\n"),),
+        has_script=True,
+    ),
+    SeededFault(
+        name="streams_begin_with_silent_rows",
+        breaks="a stream that starts with all rows lacks those that expire silently",
+        file="streaming_server/scan/read_plan.py",
+        edits=(("        if self.changes_follow and not expiry.is_silent:\n", "        if self.changes_follow:\n"),),
+        has_script=True,
+    ),
 )
 """Faults in expiry and clocks."""

@@ -125,9 +125,7 @@ def _follow_published(world: CheckerWorld, arguments: Arguments) -> None:
     assert latest == table.number, "the changes of another table are read"
     found = _rows_after(changes)
     expected = table.view().shown()
-    for key, (values, _) in table.expired.items():
-        if key in found:
-            expected[key] = show(table.columns, key, values)
+    expected |= {key: row for key, row in table.remains().items() if key in found}
     assert found == expected, differences(found, expected)
     world.record("follow_published", table)
 

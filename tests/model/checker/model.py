@@ -95,6 +95,9 @@ class CheckerTable:
         written: When each row was last written.
         expired: The values of the rows that have expired, and when they were written. The server may have removed them
             already, so the last change of these keys, their `-D`, may have happened or not.
+        is_silent: Whether expired rows are removed without a `-D`.
+        lingering: The values of rows that were removed in this way: readers of the changes may still have them.
+        silenced: The keys of all rows that ever were.
         meanings: The numbers of the columns that had each name, if the columns were ever altered.
     """
 
@@ -125,6 +128,9 @@ class CheckerTable:
     may_expire: bool = False
     written: dict[int, float] = field(default_factory=dict)
     expired: dict[int, tuple[Values, float]] = field(default_factory=dict)
+    is_silent: bool = False
+    lingering: dict[int, Values] = field(default_factory=dict)
+    silenced: set[int] = field(default_factory=set)
     meanings: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def upsert(self, rows: Iterable[Shown], names: Iterable[str] | None = None, *, tracked: bool = True) -> None:
@@ -226,7 +232,7 @@ class CheckerTable:
         """Loses the changelog, and no row."""
         self.changes.clear()
         self.authors.clear()
-        for key, (values, _) in self.expired.items():
+        for key, (values, _) in self.expired.items() if not self.is_silent else ():
             self._record(key, ("-D", values))
 
     def put(self, key: int, values: Values | None) -> None:
@@ -240,6 +246,7 @@ class CheckerTable:
         self.written[key] = self.now
         # Before another row has the key, the expired one is removed.
         self.expired.pop(key, None)
+        self.lingering.pop(key, None)
         if values is not None:
             self.partitions.add(part_of(key))
         if not tracked:
@@ -315,9 +322,13 @@ class CheckerTable:
             return
         values = self.rows.pop(key)
         self.version += 1
+        self.expired[key] = (values, self.written[key])
+        if self.is_silent:
+            self.lingering[key] = values
+            self.silenced.add(key)
+            return
         self.partly += self.changelog == "upsert"
         self._record(key, ("-D", values))
-        self.expired[key] = (values, self.written[key])
 
     def stored(self, key: int) -> Values | None:
         """Returns a row, even if it has expired."""
@@ -349,8 +360,9 @@ class CheckerTable:
                 continue
             del self.expired[key]
             if key in seen:
-                assert self.changes[key].pop() == ("-D", values)
-                self.authors[key].pop()
+                if not self.is_silent:
+                    assert self.changes[key].pop() == ("-D", values)
+                    self.authors[key].pop()
                 self.rows[key], self.written[key] = values, written
                 self.version += 1
 
@@ -417,8 +429,16 @@ class CheckerTable:
 
     def position(self) -> Position:
         """Returns the position after all changes."""
-        after = {key: (len(all_) - (key in self.expired), len(all_)) for key, all_ in self.changes.items()}
+        after = {key: (len(all_) - self._may_lack_last(key), len(all_)) for key, all_ in self.changes.items()}
         return {**after, _MARKS: self.marked, _PARTLY: (self.partly, self.partly)}
+
+    def _may_lack_last(self, key: int) -> bool:
+        return key in self.expired and not self.is_silent
+
+    def remains(self) -> dict[int, Shown]:
+        """Returns the rows that a reader of the changes may still have, although they have expired."""
+        rows = {key: values for key, (values, _) in self.expired.items()} | self.lingering
+        return {key: show(self.columns, key, values, self.key) for key, values in rows.items() if key not in self.rows}
 
     def wrong_changes(
         self,
@@ -438,7 +458,7 @@ class CheckerTable:
             return wrong
         for key in {*self.changes, *found}:
             shown = [(kind, show(self.columns, key, values, self.key)) for kind, values in self.changes.get(key, ())]
-            ends = {len(shown), len(shown) - (key in self.expired)}
+            ends = {len(shown), len(shown) - self._may_lack_last(key)}
             starts = set(position.get(key, _NO_CHANGES))
             allowed = [form for start in starts for end in ends for form in forms(key, shown[start:end])]
             if found.get(key, []) not in allowed:
