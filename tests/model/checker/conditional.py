@@ -28,7 +28,7 @@ def _draw_conditional(world: CheckerWorld, random: Random) -> Arguments | None:
 def _write_if_unchanged(world: CheckerWorld, arguments: Arguments) -> None:
     kept, rows = world.kept.get(arguments["kept"]), arguments["rows"]
     table = None if kept is None else world.tables.get(kept.name)
-    if kept is None or table is None or not fits(table, rows, complete=True):
+    if kept is None or table is None or not table.has_changes or not fits(table, rows, complete=True):
         return
     is_delete = arguments["delete"] and table.engine in DELETING
     keys, opened = [row[KEY] for row in rows], world.table(table.name)

@@ -96,7 +96,7 @@ def _draw_mirror(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("open_mirror", 1.5, _draw_mirror)
 def _open_mirror(world: CheckerWorld, arguments: Arguments) -> None:
     table, where = world.tables.get(arguments["table"]), arguments["where"]
-    if table is None or not fits_columns(where, table.columns):
+    if table is None or not table.has_changes or not fits_columns(where, table.columns):
         return
     loop, copy = loop_of(world), _Copy(where, table.columns)
     loop.run(lambda: copy.open(loop.client, table.name))

@@ -29,7 +29,7 @@ TTLS: Final = (5_000, 20_000)
 """Times to live. They are longer than a run takes, so that nothing expires by itself."""
 TTL_CHANGES: Final = ("delete", "delete", "none")
 _ENGINES: Final = ("last_row", "last_row", "sum", "first_row", "sequenced", "versioned", "partial_update", "aggregate")
-_OPTIONS: Final = ("buckets", "tablets", "bucket_key", "columnar_base", "compression", "row_deduplicate")
+_OPTIONS: Final = ("buckets", "tablets", "bucket_key", "columnar_base", "compression", "row_deduplicate", "changelog")
 FUNCTIONS: Final = {
     "int": ("sum", "max", "min", "count", "first_non_null_value"),
     "text": ("max", "min", "listagg", "last_value"),
@@ -63,6 +63,8 @@ def draw_create(names: tuple[str, ...], world: CheckerWorld, random: Random) -> 
     if name != LOG:
         arguments["columnar_base"] = random.choice(["off", "eager"])
         arguments["compression"] = random.choice(["none", "lz4", "zstd"])
+    if name == UNTRACKED and engine not in ("sum", "aggregate"):
+        arguments["changelog"] = random.choice(["full", "full", "upsert", "none"])
     if name in (LOG, PARTITIONED):
         arguments["bucket_key"] = random.choice([[], [KEY]])
     if engine == "last_row":
@@ -111,6 +113,7 @@ def new_table(world: CheckerWorld, arguments: Arguments) -> tuple[CheckerTable, 
     table = CheckerTable(
         name, world.next_number(), columns, engine, options, key=key, functions=by_number, order=order, now=world.now()
     )
+    table.changelog = arguments.get("changelog", "full")
     if ttl := arguments.get("ttl"):
         merging |= {f"ttl_{name}": value for name, value in ttl.items()}
         table.is_silent = ttl["changes"] == "none"

@@ -27,5 +27,12 @@ FAULTS_OF_HISTORIES: Final = (
         ),
         has_script=True,
     ),
+    SeededFault(
+        name="conditions_without_a_changelog",
+        breaks="a conditional write is refused if nothing records what has changed",
+        file="streaming_server/engine/writes/changed_keys.py",
+        edits=(('    if definition.options.changelog == "none":\n', "    if False:\n"),),
+        has_script=True,
+    ),
 )
 """Faults that random histories of one table found before."""

@@ -21,6 +21,7 @@ from tests.model.checker.drawing import EVERY_KIND, table_of
 from tests.model.checker.model import KEY, Change, CheckerColumn, Position, Shown, Values, show
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.predicates import draw_where, fits_columns, has_columns, matches, names_of, to_expression
+from tests.model.checker.unrecorded import must_refuse_changes
 from tests.model.checker.world import Kept, differences
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _draw_table(world: CheckerWorld, random: Random) -> Arguments | None:
 
 def _draw_begin(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random, EVERY_KIND)
-    if table is None or table.partly:
+    if table is None or _is_partly_recorded(table):
         return None
     names = [column.name for column in table.columns]
     starts = [n for n, kept in world.kept.items() if kept.kind in ("offsets", "time") and kept.table == table.number]
@@ -110,7 +111,10 @@ def _draw_begin(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("begin_changes", 3, _draw_begin)
 def _begin_changes(world: CheckerWorld, arguments: Arguments) -> None:
     table, start, where = world.tables.get(arguments["table"]), arguments["start"], arguments["where"]
-    if table is None or table.partly or not fits_columns(where, table.columns):
+    if table is None or _is_partly_recorded(table) or not fits_columns(where, table.columns):
+        return
+    if not table.has_changes:
+        must_refuse_changes(world.table(table.name))
         return
     if not has_columns(table.columns, arguments["columns"]):
         return
@@ -122,6 +126,10 @@ def _begin_changes(world: CheckerWorld, arguments: Arguments) -> None:
     left = _LeftStream(begun[0], None if start == "full" else where, arguments, begun[1], table.columns, rows=rows)
     _read(world, table, left, arguments)
     world.record("begin_changes", table)
+
+
+def _is_partly_recorded(table: CheckerTable) -> bool:
+    return table.has_changes and bool(table.partly or table.changelog != "full")
 
 
 def _start_of(world: CheckerWorld, table: CheckerTable, start: str) -> tuple[StartFrom, Position] | None:

@@ -81,7 +81,7 @@ class CheckerTable:
         possible: More partitions that may exist: a deletion of rows that do not exist may create them.
         marked: How many ranges of rows were certainly and possibly written without a change for each row.
         marks: The number of the last range in which a key certainly is.
-        changelog: What its changelog has: "full", or "upsert" if it lacks the rows before changes.
+        changelog: What its changelog has: "full", "upsert" if it lacks the rows before changes, or "none".
         partly: How many writes it may lack them of, and changes of this option.
         parts: The number of the last of these writes that certainly changed a key.
         author: The id of the writer whose writes follow.
@@ -227,6 +227,11 @@ class CheckerTable:
             self.marked = (self.marked[0] + 1, self.marked[1] + 1)
         self.partly += self.changelog != value
         self.changelog = value
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether readers can follow it."""
+        return self.changelog != "none"
 
     def lose_changes(self) -> None:
         """Loses the changelog, and no row."""

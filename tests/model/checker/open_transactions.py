@@ -144,6 +144,8 @@ def _stage(world: CheckerWorld, arguments: Arguments) -> None:
     if arguments["delete"] and table.engine != "last_row":
         return
     open_: _Open = kept.value
+    if not table.has_changes and (open_.finds_conflicts or arguments["for_update"]):
+        return  # There is nothing to find conflicts in.
     is_recreated = table.name in open_.tables.values() and table.number not in open_.tables
     before = open_.life
     try:

@@ -60,6 +60,8 @@ def _read_from_offsets(world: CheckerWorld, arguments: Arguments) -> None:
     if table is None or table.number != kept.table:
         _must_refuse(world, kept)
         return
+    if not table.has_changes:
+        return
     scan = world.table(table.name).changes(StartFrom.offsets(kept.value), StopAt.LATEST)
     if kept.is_lost:
         _must_be_lost(scan)

@@ -17,6 +17,7 @@ from tests.model.checker.world import differences
 from tests.model.checker.writes import fits, takes_columns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
     from aio_client import ClearedRange
@@ -102,7 +103,7 @@ def _replay(world: CheckerWorld, arguments: Arguments) -> None:
     if kept is None or table is None or table.number != kept.table or not table.has_key or kept.is_lost:
         return
     # Expired rows that another time to live brings back have no change.
-    if table.may_expire or not fits_columns(where, table.columns):
+    if table.may_expire or not table.has_changes or not fits_columns(where, table.columns):
         return
     rows, expected = known_rows(table, kept, where), table.view().shown()
     expected = {key: row for key, row in expected.items() if matches(where, row)}
@@ -153,8 +154,9 @@ def _draw_changelog(world: CheckerWorld, random: Random) -> Arguments | None:
     table = world.tables.get(UNTRACKED)
     if table is None or table.engine in ("sum", "aggregate") or table.partly > 10_000:
         return None
-    to = "upsert" if table.changelog == "full" else "full"
-    return {"table": UNTRACKED, "to": to, "removes": random.random() < 0.3, "rows": rows_of(table, random)}
+    to = random.choice(sorted({"full", "upsert", "none"} - {table.changelog}))
+    removes = to == "none" or not table.has_changes or random.random() < 0.3
+    return {"table": UNTRACKED, "to": to, "removes": removes, "rows": rows_of(table, random)}
 
 
 @define("set_changelog", 1.5, _draw_changelog)
@@ -165,13 +167,16 @@ def _set_changelog(world: CheckerWorld, arguments: Arguments) -> None:
         return
     if not fits(table, arguments["rows"], complete=True):
         return
+    removes = removes or to == "none" or not table.has_changes
     if removes:
         _remove_changelog(world, table, arguments["rows"])
     table.set_changelog(to)
     opened = world.client.alter_table(table.name, changelog=to)
+    if not table.has_changes:
+        must_refuse_changes(opened)
     for name, kept in [(name, kept) for name, kept in world.kept.items() if kept.table == table.number]:
         kept.is_lost |= removes and kept.kind == "mirror"
-        if removes and kept.kind == "offsets" and not table.may_expire:
+        if removes and kept.kind == "offsets" and table.has_changes and not table.may_expire:
             _must_not_miss_changes(opened, table, kept)
         # What becomes of tokens depends on how far they have read.
         if kept.kind in ("changes", "time") or (removes and kept.kind == "offsets"):
@@ -185,12 +190,26 @@ def _remove_changelog(world: CheckerWorld, table: CheckerTable, rows: list[Shown
         if table.number in open_.tables:
             give_up(world, name)
     opened = world.client.alter_table(table.name, changelog="none")
-    with pytest.raises(InvalidRequest):
-        opened.changes(StartFrom.EARLIEST, StopAt.LATEST).to_arrow()
+    must_refuse_changes(opened)
     opened.upsert(rows)
     table.upsert(rows)
     world.check(table.name)
     table.lose_changes()
+
+
+def must_refuse_changes(opened: Table) -> None:
+    """What needs changes is refused."""
+    position = opened.log_offsets()
+    refused: list[Callable[[], object]] = [
+        lambda: opened.changes(StartFrom.EARLIEST, StopAt.LATEST).to_arrow(),
+        lambda: opened.changes(StartFrom.FULL, StopAt.LATEST).to_arrow(),
+        lambda: opened.changes(StartFrom.offsets(position), StopAt.LATEST).to_arrow(),
+        lambda: opened.upsert([dict.fromkeys(opened.schema.names) | {KEY: 0}], if_version=position),
+        lambda: opened.undo("w1", position),
+    ]
+    for call in refused:
+        with pytest.raises(InvalidRequest):
+            call()
 
 
 def _must_not_miss_changes(opened: Table, table: CheckerTable, kept: Kept) -> None:
