@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aio_client import ScanKvError
 from tests.model.checker.copies import loop_of
 from tests.model.checker.drawing import EVERY_KIND, rows_of, table_of
-from tests.model.checker.model import KEY
+from tests.model.checker.model import KEY, exact
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.writes import DELETING, fits
 
@@ -52,7 +52,7 @@ def _call_at_once(world: CheckerWorld, arguments: Arguments) -> None:
         elif isinstance(outcome, BaseException):
             raise outcome
         elif call["do"] == "get":
-            assert outcome == before.get(key), f"key {key}: got {outcome}, expected {before.get(key)}"
+            assert exact(outcome) == exact(before.get(key)), f"key {key}: got {outcome}, expected {before.get(key)}"
     world.record("call_at_once", table)
     world.check(table.name)
 

@@ -12,8 +12,8 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
 from aio_client import ConnectionFailed, InvalidRequest, ServerRefused, TransactionLost
-from tests.model.checker.model import KEY, Shown, key_values
-from tests.model.checker.world import by_key, differences, write_rows
+from tests.model.checker.model import KEY, Shown, exact, key_values
+from tests.model.checker.world import by_key, compare, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,8 @@ class ClientOfRequests:
             # The buckets of a request are not written at one instant.
             is_partial = number < high and (is_cut or not self.requests[number]["transaction"])
             rows, after = self.states[number], self.states[number + is_partial]
-            if all(row in (rows[name][key], after[name][key]) for name in seen for key, row in seen[name].items()):
+            allowed = {(name, key): exact((rows[name][key], after[name][key])) for name in seen for key in seen[name]}
+            if all(exact(row) in allowed[name, key] for name in seen for key, row in seen[name].items()):
                 return number
         raise AssertionError(f"no state after {low} to {high} requests of {self.name} has {seen}")
 
@@ -142,7 +143,7 @@ class ClientOfReads:
         others = {
             key: row for key, row in found.items() if not any(key in w.states[0].get(name, ()) for w in self.writers)
         }
-        assert others == self.others[name], differences(others, self.others[name])
+        compare(others, self.others[name])
 
     def _rows(self, name: str, table: Table, way: str) -> dict[int, Shown]:
         scan = table.scan()
@@ -152,7 +153,7 @@ class ClientOfReads:
         if way == "pinned":
             with table.snapshot(ttl=600) as snapshot:
                 first, again = (by_key(scan.as_of(snapshot).with_chunk(rows=n).to_pylist()) for n in (3, 1000))
-            assert first == again, differences(again, first)
+            compare(first, again)
             return first
         if way == "rocksdb":
             scan = scan.read_path("rocksdb")

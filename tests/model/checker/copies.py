@@ -13,11 +13,11 @@ from aio_client import ScanKvError
 from aio_client import connect as connect_async
 from aio_client.mirror import Mirror, MirrorState, mirror
 from tests.model.checker.drawing import KEYED, table_of
-from tests.model.checker.model import KEY, CheckerColumn, Shown
+from tests.model.checker.model import KEY, CheckerColumn, Shown, exact
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.predicates import Where, draw_where, fits_columns, matches, names_of, to_expression
 from tests.model.checker.queries import first_rows
-from tests.model.checker.world import Kept, by_key, differences
+from tests.model.checker.world import Kept, by_key, compare
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -164,7 +164,7 @@ def _compare(table: CheckerTable, copy: _Copy, rows: list[Shown], names: list[st
     expected = {key: row for key, row in table.view().shown().items() if matches(copy.where, row)}
     expected |= {key: row for key, row in table.remains().items() if key in found and matches(copy.where, row)}
     if is_current:
-        assert found == expected, differences(found, expected)
+        compare(found, expected)
     assert found.keys() == expected.keys(), f"the mirror has {sorted(found)}, the table {sorted(expected)}"
 
 
@@ -229,7 +229,7 @@ def _read_watch(world: CheckerWorld, arguments: Arguments) -> None:
     ending = threading.Timer(_SECONDS, watched.watch.close)
     ending.start()
     try:
-        while watched.last != expected:
+        while exact(watched.last) != exact(expected):
             watched.last = next(watched.watch).rows.to_pylist()
     except StopIteration:
         raise AssertionError(f"the watch has {watched.last}, and never {expected}") from None

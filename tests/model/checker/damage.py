@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aio_client import StartFrom, StopAt
 from tests.model.checker.disk import forget_instants
 from tests.model.checker.drawing import LOG, table_of
-from tests.model.checker.model import show
+from tests.model.checker.model import exact, show
 from tests.model.checker.open_transactions import give_up, open_ones
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.passing_time import passing
@@ -84,7 +84,7 @@ def _lose(world: CheckerWorld, table: CheckerTable) -> None:
     left = {key: len(found.get(key, ())) for key in table.changes}
     for key, count in left.items():
         expected = [(kind, show(table.columns, key, values)) for kind, values in table.changes[key][:count]]
-        assert found.get(key, []) == expected, (
+        assert exact(found.get(key, [])) == exact(expected), (
             f"key {key}: found {found.get(key)}, which is not the first of {expected}"
         )
     lost = {key for key, count in left.items() if count < len(table.changes[key])}

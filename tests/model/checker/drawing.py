@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,6 +70,8 @@ def value_of(kind: str, random: Random) -> Any:  # of the column's type
     number = random.randrange(-5, 20)
     if kind == "time":
         return f"@{number - random.choice(_AGES)}"
+    if KINDS[kind] is float and random.random() < 0.2:
+        return random.choice([math.nan, -0.0, 0.0, math.inf, -math.inf])
     text = f"t{number + 5:02d}" + random.choice(["", "", "\0", "\0a", "\xe9"])
     return {int: number, str: text, float: number / 4}[KINDS[kind]]
 

@@ -90,5 +90,26 @@ FAULTS_OF_READS: Final = (
         ),
         has_script=True,
     ),
+    SeededFault(
+        name="nan_is_among_values",
+        breaks="no comparison with NaN is true but that it differs, also not in a list of values",
+        file="scankv/model/expressions/literals.py",
+        edits=(("    values = values.filter(pc.invert(pc.is_nan(values)))\n", ""),),
+        has_script=True,
+    ),
+    SeededFault(
+        name="zeros_are_equal",
+        breaks="readers of changes get every row that differs, also by the sign of a zero",
+        file="streaming_server/engine/merging/outcome.py",
+        edits=(
+            (
+                "pc.equal(old_values, new_values.filter(pa.array(exists))).to_numpy(zero_copy_only=False)\n",
+                "[\n            old == new\n            for old, new in zip(\n"
+                "                old_rows.to_pylist(), batch.filter(pa.array(exists)).to_pylist(), strict=True\n"
+                "            )\n        ]\n",
+            ),
+        ),
+        has_script=True,
+    ),
 )
 """Faults in reads and positions."""

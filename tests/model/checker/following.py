@@ -18,11 +18,11 @@ from aio_client import (
     TableRecreated,
 )
 from tests.model.checker.drawing import EVERY_KIND, table_of
-from tests.model.checker.model import KEY, Change, CheckerColumn, Position, Shown, Values, show
+from tests.model.checker.model import KEY, Change, CheckerColumn, Position, Shown, Values, exact, show
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.predicates import draw_where, fits_columns, has_columns, matches, names_of, to_expression
 from tests.model.checker.unrecorded import must_refuse_changes
-from tests.model.checker.world import Kept, differences
+from tests.model.checker.world import Kept, compare, differences
 
 if TYPE_CHECKING:
     from random import Random
@@ -230,7 +230,7 @@ def _compare(table: CheckerTable, left: _LeftStream, found: dict[int, list[Chang
         if left.options["net"] and left.token is not None:
             # One net change came before the token, and others come after it: only where they lead to is known.
             mine = found.get(key, [])
-            leads = _after(mine) == _after(_project(matching, names))
+            leads = exact(_after(mine)) == exact(_after(_project(matching, names)))
             is_right = not is_complete or (leads if mine else bool(before) or not _net(matching))
             return [mine if is_right else _project(matching, names)]
         return [_project(each, names)[before:end] for each in all_]
@@ -274,7 +274,7 @@ def _net(changes: list[Change]) -> list[Change]:
         return []
     before = changes[0][1] if changes[0][0] in ("-U", "-D") else None
     after = _after(changes)
-    if before == after:
+    if exact(before) == exact(after):
         return []
     if before is None or after is None:
         return [("-D", before)] if before is not None else [("+I", after or {})]
@@ -306,6 +306,6 @@ def _compare_rows(table: CheckerTable, left: _LeftStream, rows: dict[int, Values
     # A stream without changes for them begins without them.
     remains = {} if table.is_silent and left.token is None else table.remains()
     for key, row in remains.items():
-        if found.get(key) == {name: row[name] for name in found.get(key, ())}:
+        if exact(found.get(key)) == exact({name: row[name] for name in found.get(key, ())}):
             expected[key] = found[key]
-    assert found == expected, differences(found, expected)
+    compare(found, expected)

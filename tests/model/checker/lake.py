@@ -10,10 +10,10 @@ from scankv.lake.formats import open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
 from tests.model.checker.copies import loop_of
 from tests.model.checker.drawing import table_of
-from tests.model.checker.model import KEY, Shown, Values, show
+from tests.model.checker.model import KEY, Shown, Values, exact, show
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.predicates import draw_where, fits_columns, matches, to_expression
-from tests.model.checker.world import Kept, by_key, differences
+from tests.model.checker.world import Kept, by_key, compare
 from tests.support.lake_readers import reader
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ def _publish(world: CheckerWorld, arguments: Arguments) -> None:
     target, options = open_lake_table(lake.uri, lake.format), PublishOptions(**arguments["options"])
     report = loop.run(lambda: publish(loop.client, table.name, target, options))
     if report.mode == "unchanged":
-        assert lake.versions[report.version] == (table.number, table.rows), "the table has changed"
+        assert exact(lake.versions[report.version]) == exact((table.number, table.rows)), "the table has changed"
     world.kept[name].is_lost = False
     lake.versions[report.version] = (table.number, dict(table.rows))
     found, expected = by_key(reader(lake.format, lake.uri).read().to_pylist()), table.view().shown()
-    assert found == expected, differences(found, expected)
+    compare(found, expected)
     world.record("publish", table)
 
 
@@ -100,7 +100,7 @@ def _read_published(world: CheckerWorld, arguments: Arguments) -> None:
     assert number == table.number, "a version of another table is read"
     shown = {key: show(table.columns, key, values) for key, values in rows.items()}
     expected = {key: row for key, row in shown.items() if matches(where, row)}
-    assert found == expected, differences(found, expected)
+    compare(found, expected)
     world.record("read_published", table)
 
 
@@ -126,7 +126,7 @@ def _follow_published(world: CheckerWorld, arguments: Arguments) -> None:
     found = _rows_after(changes)
     expected = table.view().shown()
     expected |= {key: row for key, row in table.remains().items() if key in found}
-    assert found == expected, differences(found, expected)
+    compare(found, expected)
     world.record("follow_published", table)
 
 

@@ -10,7 +10,7 @@ from aio_client import NoPrimaryKey, StartFrom, StopAt
 from tests.model.checker.drawing import LOG
 from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.world import by_key, differences
+from tests.model.checker.world import by_key, compare
 
 if TYPE_CHECKING:
     from random import Random
@@ -30,7 +30,7 @@ def _read_in_order(world: CheckerWorld, arguments: Arguments) -> None:
     opened, appended = world.table(LOG), {key: number for number, key in enumerate(table.rows)}
     changes = opened.changes(StartFrom.EARLIEST, StopAt.LATEST).to_pylist()
     found = by_key([{name: value for name, value in row.items() if not name.startswith("_")} for row in changes])
-    assert found == (expected := table.view().shown()), differences(found, expected)
+    compare(found, table.view().shown())
     buckets: dict[int, list[int]] = {}
     for row in changes:
         assert row["_change_type"] == "+I", f"a row was not inserted: {row}"

@@ -20,6 +20,7 @@ from tests.model.checker.model_rows import (
     Values,
     exact,
     key_values,
+    order_of,
     part_of,
     show,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Values",
     "exact",
     "key_values",
+    "order_of",
     "part_of",
     "show",
 ]
@@ -157,7 +159,7 @@ class CheckerTable:
         column = next(each for each in self.columns if each.number == self.order)
         old, new = column.of(before), self._given(column, row)
         # Null is the least value.
-        return old is not None and (new is None or new < old)
+        return old is not None and (new is None or order_of(new) < order_of(old))
 
     def _given(self, column: CheckerColumn, row: Shown) -> Any:  # of the column's type
         # Where null means "keep the value", there are no defaults.
@@ -366,7 +368,7 @@ class CheckerTable:
             del self.expired[key]
             if key in seen:
                 if not self.is_silent:
-                    assert self.changes[key].pop() == ("-D", values)
+                    assert exact(self.changes[key].pop()) == exact(("-D", values))
                     self.authors[key].pop()
                 self.rows[key], self.written[key] = values, written
                 self.version += 1
@@ -390,12 +392,13 @@ class CheckerTable:
 
     def branch(self) -> CheckerTable:
         """Returns a table with the same rows and without a history. `written` has the keys that are written to it."""
-        after = replace(self, rows=dict(self.rows), written={}, expired={}, possible=set(self.possible), parts={})
+        after = replace(self, rows=dict(self.rows), written={}, possible=set(self.possible), parts={})
+        after.expired, after.lingering, after.silenced = {}, {}, set()
         after.changes, after.authors, after.partitions = defaultdict(list), defaultdict(list), set()
         return after
 
-    def _current(self, values: Values) -> list[Any]:
-        return [column.of(values) for column in self.columns]
+    def _current(self, values: Values) -> Any:
+        return exact([column.of(values) for column in self.columns])
 
     @property
     def has_key(self) -> bool:
@@ -466,7 +469,7 @@ class CheckerTable:
             ends = {len(shown), len(shown) - self._may_lack_last(key)}
             starts = set(position.get(key, _NO_CHANGES))
             allowed = [form for start in starts for end in ends for form in forms(key, shown[start:end])]
-            if found.get(key, []) not in allowed:
+            if exact(found.get(key, [])) not in exact(allowed):
                 wrong[key] = allowed[0]
         return wrong
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -87,6 +88,12 @@ def exact(value: Any) -> Any:  # of rows
     if isinstance(value, datetime):
         return value.isoformat()
     return repr(value) if isinstance(value, float) else value
+
+
+def order_of(value: Any) -> tuple[bool, Any]:  # of any column
+    """Returns what values are ordered by: NaN is above infinity, and -0.0 equals 0.0."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return is_nan, 0 if is_nan else value
 
 
 def show(columns: Iterable[CheckerColumn], key: int, values: Values, names: tuple[str, ...] = (KEY,)) -> Shown:

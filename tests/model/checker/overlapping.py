@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.model.checker.drawing import KEYED, KEYS, table_of, value_of
-from tests.model.checker.model import ModelView, Shown, key_values
+from tests.model.checker.model import ModelView, Shown, exact, key_values
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.predicates import draw_where, fits_columns, matches, to_expression
 from tests.model.checker.queries import first_rows
@@ -68,7 +68,7 @@ def _read_during_writes(world: CheckerWorld, arguments: Arguments) -> None:
     expected = [_expected(view, arguments) for view in views]
     for name, least, found, most in reads:
         allowed = [each[name] for each in expected[least : most + 1]]
-        assert found in allowed, f"{name} returned {found}, not one of {allowed}"
+        assert exact(found) in exact(allowed), f"{name} returned {found}, not one of {allowed}"
     world.record("read_during_writes", table)
     world.check(table.name)
 

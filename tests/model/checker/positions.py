@@ -18,7 +18,7 @@ from tests.model.checker.drawing import EVERY_KIND, LOG, table_of
 from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.unrecorded import apply_changes, known_rows
-from tests.model.checker.world import Kept, by_key, changes_by_key, differences
+from tests.model.checker.world import Kept, by_key, changes_by_key, compare, differences
 
 if TYPE_CHECKING:
     from random import Random
@@ -73,7 +73,7 @@ def _read_from_offsets(world: CheckerWorld, arguments: Arguments) -> None:
         if table.is_partly_recorded(kept.position) and not table.may_expire:
             found, expected = known_rows(table, kept), table.view().shown()
             apply_changes(found, rows)
-            assert found == expected, differences(found, expected)
+            compare(found, expected)
         _compare_changes(rows, table, kept)
     except RangeNotTracked:
         if True not in lacking:
@@ -144,7 +144,7 @@ def _read_pinned(world: CheckerWorld, arguments: Arguments) -> None:
     assert is_same, f"{kept.name} was dropped, and a snapshot from before can be read"
     assert table is not None
     assert kept.view is not None
-    assert found == (expected := kept.view.shown()), differences(found, expected)
+    compare(found, kept.view.shown())
     world.record("read_pinned", table)
 
 
@@ -196,7 +196,7 @@ def _ask_since_version(world: CheckerWorld, arguments: Arguments) -> None:
         assert is_same, f"{table.name} has changed since the version, and the server says that it has not"
     else:
         _compare_answers(table, answers, current)
-        assert rows == (expected := table.view().shown()), differences(rows, expected)
+        compare(rows, table.view().shown())
     # While no row expires, nothing changes.
     assert table.ttl is not None or opened.count_if_changed(current) is None, "the current version has changed"
     world.record("ask_since_version", table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from datetime import datetime
 from functools import reduce
@@ -89,7 +90,8 @@ def _compare(row: Shown, kind: str, name: str, value: Any) -> bool | None:  # a 
         return found is None
     if found is None:
         return None
-    return found in value if kind == "in" else bool(_COMPARISONS[kind](found, value))
+    # Unlike `in`, NaN is not among values with NaN.
+    return any(found == each for each in value) if kind == "in" else bool(_COMPARISONS[kind](found, value))
 
 
 def _all(truths: Iterable[bool | None]) -> bool | None:
@@ -104,12 +106,15 @@ def _any(truths: Iterable[bool | None]) -> bool | None:
 
 def to_sql(where: Where | None) -> str | None:
     """Returns a predicate as text. None: it has a value that is not written as in Python."""
-    if where is None or any(
-        isinstance(each, datetime) for all_ in where["any"] for *_, v in all_ for each in _values_of(v)
-    ):
+    comparisons = [] if where is None else [each for all_ in where["any"] for each in all_]
+    if where is None or not all(_has_text(each) for *_, value in comparisons for each in _values_of(value)):
         return None
     text = " or ".join(f"({' and '.join(_sql_of(*each) for each in comparisons)})" for comparisons in where["any"])
     return f"not ({text})" if where["not"] else text
+
+
+def _has_text(value: Any) -> bool:  # of any column
+    return not isinstance(value, datetime) and (not isinstance(value, float) or math.isfinite(value))
 
 
 def _sql_of(kind: str, name: str, value: Any) -> str:  # a value of the column

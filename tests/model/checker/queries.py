@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aio_client import SnapshotLost
 from tests.model.checker.drawing import EVERY_KIND, KEYS, table_of
-from tests.model.checker.model import KEY, ModelView, Shown, exact
+from tests.model.checker.model import KEY, ModelView, Shown, exact, order_of
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.predicates import draw_where, fits_columns, has_columns, matches, to_expression, to_sql
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _FUNCTIONS: Final[dict[str, Callable[[list[Any]], Any]]] = {
     "count": len,
     "sum": lambda values: sum(values) if values else None,
-    "min": lambda values: min(values, default=None),
-    "max": lambda values: max(values, default=None),
+    "min": lambda values: min(values, key=order_of, default=None),
+    "max": lambda values: max(values, key=order_of, default=None),
     "mean": lambda values: sum(values) / len(values) if values else None,
 }
 _SUMS: Final = {"sum", "mean"}
@@ -156,7 +156,7 @@ def _compare(found: list[Shown], view: ModelView, arguments: Arguments, *, is_sp
     limit = None if is_split else arguments["limit"]
     if arguments["order"] == "key" and not is_split:
         expected = list(islice(reversed(rows) if arguments["reverse"] else rows, limit))
-        assert found == expected, f"found {found}, expected {expected}"
+        assert exact(found) == exact(expected), f"found {found}, expected {expected}"
         return
     number = len(rows) if limit is None else min(limit, len(rows))
     assert len(found) == number, f"found {len(found)} rows, expected {number}"
@@ -196,26 +196,31 @@ def _aggregate(world: CheckerWorld, arguments: Arguments) -> None:
     rows = _matching(view, arguments)
     assert counted == len(rows), f"counted {counted} rows instead of {len(rows)}"
     expected = _aggregates(rows, functions, groups)
-    assert found == expected, f"found {found}, expected {expected}"
+    assert _without_signs(found) == _without_signs(expected), f"found {found}, expected {expected}"
     world.record("aggregate", table)
 
 
 def _aggregates(rows: list[Shown], functions: dict[str, list[str]], groups: list[str]) -> list[Shown]:
     by_group: dict[tuple[Any, ...], list[Shown]] = {} if groups else {(): []}
     for row in rows:
-        by_group.setdefault(tuple(row[name] for name in groups), []).append(row)
-    ordered = sorted(by_group.items(), key=lambda item: [(value is None, value) for value in item[0]])
+        by_group.setdefault(tuple((row[name] is None, order_of(row[name])) for name in groups), []).append(row)
+    ordered = [by_group[group] for group in sorted(by_group)]
     return [
         {
-            **dict(zip(groups, group, strict=True)),
+            **{name: members[0][name] for name in groups},
             **{
                 f"{name}_{function}": _FUNCTIONS[function]([row[name] for row in members if row[name] is not None])
                 for name, chosen in functions.items()
                 for function in chosen
             },
         }
-        for group, members in ordered
+        for members in ordered
     ]
+
+
+def _without_signs(rows: list[Shown]) -> Any:
+    """Returns rows without the signs of zeros: which one stands for both is not promised."""
+    return [{name: "0.0" if each == "-0.0" else each for name, each in row.items()} for row in exact(rows)]
 
 
 def _draw_top_n(world: CheckerWorld, random: Random) -> Arguments | None:
@@ -249,15 +254,15 @@ def _top_n(world: CheckerWorld, arguments: Arguments) -> None:
     if not view.has_key:
         # Which of the rows with equal values come is not promised.
         found, expected = ([row[by] for row in rows] for rows in (found, expected))
-    assert found == expected, f"the first {n} by {by} are {found}, expected {expected}"
+    assert exact(found) == exact(expected), f"the first {n} by {by} are {found}, expected {expected}"
     world.record("top_n", table)
 
 
 def first_rows(rows: list[Shown], by: str, n: int, *, descending: bool, ties: str) -> list[Shown]:
     """Returns the first of some rows, which are in the order of the key: nulls last, equal values by key."""
-    valued = sorted((row for row in rows if row[by] is not None), key=lambda row: row[by], reverse=descending)
+    valued = sorted((row for row in rows if row[by] is not None), key=lambda row: order_of(row[by]), reverse=descending)
     ordered = [*valued, *(row for row in rows if row[by] is None)]
     if ties == "all" and n < len(ordered):
-        last = ordered[n - 1][by]
-        return [*ordered[:n], *(row for row in ordered[n:] if row[by] == last)]
+        last = order_of(ordered[n - 1][by])
+        return [*ordered[:n], *(row for row in ordered[n:] if order_of(row[by]) == last)]
     return ordered[:n]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tests.model.checker.drawing import KEYED, KEYS, PARTITIONED, keys_of, table_of
 from tests.model.checker.model import PART, part_of
 from tests.model.checker.operation import Arguments, define
-from tests.model.checker.world import by_key, differences
+from tests.model.checker.world import by_key, compare
 
 if TYPE_CHECKING:
     from random import Random
@@ -28,13 +28,12 @@ def _get(world: CheckerWorld, arguments: Arguments) -> None:
         return
     opened, expected = world.table(table.name), table.view().shown()
     if len(keys) == 1:
-        found = opened.get(table.keys(keys)[0])
-        assert found == expected.get(keys[0]), f"key {keys[0]}: found {found}, expected {expected.get(keys[0])}"
+        compare({keys[0]: opened.get(table.keys(keys)[0])}, {keys[0]: expected.get(keys[0])})
     rows, wanted = (
         by_key(opened.lookup(table.keys(keys)).to_pylist()),
         {key: expected[key] for key in keys if key in expected},
     )
-    assert rows == wanted, differences(rows, wanted)
+    compare(rows, wanted)
     world.record("get", table)
 
 
@@ -43,7 +42,7 @@ def check_definition(world: CheckerWorld, table: CheckerTable) -> None:
     opened, names = world.table(table.name), {column.number: column.name for column in table.columns}
     assert opened.schema.equals(world.schema(table.columns, table.key)), f"{table.name} has the columns {opened.schema}"
     defaults = {column.name: column.default for column in table.columns if column.default is not None}
-    assert opened.column_defaults == defaults, f"the defaults are {opened.column_defaults}, not {defaults}"
+    compare(opened.column_defaults, defaults)
     assert opened.column_comments == {column.name: column.comment for column in table.columns if column.comment}
     indexes = {tuple(names[number] for number in index) for index in table.indexes}
     assert {*opened.indexes} == indexes, f"{table.name} has the indexes {opened.indexes}, not {indexes}"
@@ -89,4 +88,4 @@ def check_all(world: CheckerWorld) -> None:
             continue
         keys = table.keys(range(KEYS))
         found: dict[int, Any] = by_key(world.table(table.name).lookup(keys).to_pylist())
-        assert found == (expected := table.view().shown()), differences(found, expected)
+        compare(found, table.view().shown())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aio_client import InvalidResumeToken, NoPrimaryKey, SchemaMismatch, SnapshotLost, TableNotFound, UsageError
 from tests.model.checker.drawing import EVERY_KIND, table_of
-from tests.model.checker.model import KEY, CheckerColumn, Shown, show
+from tests.model.checker.model import KEY, CheckerColumn, Shown, exact, show
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.predicates import has_columns, matches, names_of
 from tests.model.checker.queries import draw_source, predicate_of, source_of
@@ -227,7 +227,7 @@ def _before(rest: Any, row: Shown) -> list[tuple[Shown, bool]]:  # an iterator o
     """Returns the rows before a given one, which must come."""
     before = list[tuple[Shown, bool]]()
     for each in rest:
-        if each[0] == row:
+        if exact(each[0]) == exact(row):
             return before
         before.append(each)
     raise AssertionError(f"{row} must not come: the others were {[each for each, _ in before]}")

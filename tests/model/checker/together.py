@@ -20,7 +20,7 @@ from tests.model.checker.operation import Arguments, define
 from tests.model.checker.passing_time import passing
 from tests.model.checker.reads import check_all
 from tests.model.checker.settling import settle
-from tests.model.checker.world import by_key, changes_by_key, differences
+from tests.model.checker.world import by_key, changes_by_key, compare
 from tests.model.checker.writes import DELETING, fits
 from tests.support.server_process import ServerProcess
 
@@ -111,7 +111,7 @@ def _write_together(world: CheckerWorld, arguments: Arguments) -> None:
     for name, offsets, view in views:
         changes = _changes(world, name, before[name], StopAt.offsets(offsets))
         after = {key: row for key, row in _replay(rows[name], changes).items() if not tables[name].has_expired(row)}
-        assert after == view, differences(view, after)
+        compare(after, view)
     if restorable is not None:
         _judge_restored(world, tables, restorable, writers)
     world.record("write_together", *tables.values())

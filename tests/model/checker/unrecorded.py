@@ -13,7 +13,7 @@ from tests.model.checker.model import KEY, PART, part_of, show
 from tests.model.checker.open_transactions import give_up, open_ones
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.predicates import draw_where, fits_columns, matches, to_expression
-from tests.model.checker.world import differences
+from tests.model.checker.world import compare
 from tests.model.checker.writes import fits, takes_columns
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _replay(world: CheckerWorld, arguments: Arguments) -> None:
                 read += 1
             token, is_complete = stream.resume_token, read < part
         scan = scan if token is None else scan.resume_from(token)
-    assert rows == expected, differences(rows, expected)
+    compare(rows, expected)
     world.record("replay_from_offsets", table)
 
 
@@ -219,4 +219,4 @@ def _must_not_miss_changes(opened: Table, table: CheckerTable, kept: Kept) -> No
         apply_changes(found, opened.changes(StartFrom.offsets(kept.value), StopAt.LATEST).to_pylist())
     except (PositionExpired, RangeNotTracked):
         return
-    assert found == (expected := table.view().shown()), differences(found, expected)
+    compare(found, table.view().shown())

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from aio_client.sync import connect
 from streaming_server.storage.backup.backup_store import BackupStore
-from tests.model.checker.model import KEY, PART, CheckerColumn, CheckerTable, ModelView, Position
+from tests.model.checker.model import KEY, PART, CheckerColumn, CheckerTable, ModelView, Position, exact
 from tests.model.checker.operation import CLOCK_START
 from tests.model.checker.pairs import Coverage
 from tests.model.checker.passing_time import passing
@@ -28,6 +28,7 @@ from tests.support.failing_disk import FailingDisk, compile_library
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Self
 
     from aio_client.sync import Client, Table
@@ -228,7 +229,7 @@ class CheckerWorld:
     def check(self, name: str) -> None:
         """Compares all rows of a table with the model."""
         found, expected = by_key(self.table(name).scan().to_pylist()), self.tables[name].view().shown()
-        assert found == expected, differences(found, expected)
+        compare(found, expected)
 
 
 @cache
@@ -274,8 +275,13 @@ def changes_by_key(rows: list[dict[str, Any]]) -> dict[int, list[tuple[str, dict
     return found
 
 
-def differences(found: dict[int, Any], expected: dict[int, Any]) -> str:
+def compare(found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:
+    """Checks that what was found of each key is what was expected."""
+    assert exact(dict(found)) == exact(dict(expected)), differences(found, expected)
+
+
+def differences(found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
     """Returns the keys of which something else was found than expected, and both."""
-    keys = [key for key in sorted({*found, *expected}) if found.get(key) != expected.get(key)]
+    keys = [key for key in sorted({*found, *expected}) if exact(found.get(key)) != exact(expected.get(key))]
     lines = [f"  key {key}: found {found.get(key)}, expected {expected.get(key)}" for key in keys[:5]]
     return "\n".join([f"{len(keys)} keys differ:", *lines])
