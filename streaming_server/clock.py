@@ -189,8 +189,11 @@ class ServerClock:
 
     def _take_over(self, stored: StoredTimes) -> None:
         self._commit, self._agreed, self._doubtful = stored.commit, stored.agreed, stored.doubtful
-        if stored.boot and stored.boot == self._machine.boot and stored.uptime <= self._uptime:
-            self._wall, self._uptime, self._jumped = stored.wall, stored.uptime, stored.jumped
+        elapsed = self._uptime - stored.uptime
+        if stored.boot and stored.boot == self._machine.boot and elapsed >= 0:
+            # At its own pace, since a server that has crashed may have answered with any time up to this one.
+            self._commit += elapsed
+            self._wall, self._jumped = stored.wall + elapsed, stored.jumped
             return
         # Only the wall clock can tell how long the machine was off.
         if self._wall >= stored.commit:

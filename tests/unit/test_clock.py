@@ -335,6 +335,16 @@ def test_no_clock_of_the_server_goes_back_whatever_happens(events: list[tuple[st
         commit, served = clock.commit_micros(), clock.service_micros()
 
 
+def test_no_answered_time_is_after_that_of_a_server_started_after_a_jump_back_and_a_crash() -> None:
+    machine = FakeClocks()
+    clock = clock_of(machine)
+    stored = clock.store()
+    machine.pass_time(10)
+    answered = clock.commit_micros()
+    machine.set_wall(-HOUR)
+    assert clock_of(machine, stored).commit_micros() >= answered
+
+
 @given(st.integers(0, 2**60), st.integers(0, 2**50), st.integers(0, 2**60), st.integers(0, 2**50))
 def test_commit_time_takes_no_step_over_the_bound(commit: int, elapsed: int, wall: int, max_step: int) -> None:
     after = next_commit_time(commit, elapsed, wall, max_step)
