@@ -40,5 +40,26 @@ FAULTS_OF_TIMES: Final = (
         edits=(("        if self.changes_follow and not expiry.is_silent:\n", "        if self.changes_follow:\n"),),
         has_script=True,
     ),
+    SeededFault(
+        name="commit_time_follows_jumps",
+        breaks="no row expires because the wall clock has jumped",
+        file="streaming_server/clock.py",
+        edits=(("return wall if wall - expected <= max_step else expected", "return wall"),),
+        has_script=True,
+    ),
+    SeededFault(
+        name="commit_time_goes_back",
+        breaks="commit times never decrease, even if the wall clock is set back",
+        file="streaming_server/clock.py",
+        edits=(("        return max(commit + elapsed // 2, wall)\n", "        return wall\n"),),
+        has_script=True,
+    ),
+    SeededFault(
+        name="commit_time_begins_with_the_process",
+        breaks="a restart continues the commit time, whatever the wall clock shows",
+        file="streaming_server/clock.py",
+        edits=(("self._commit, self._agreed, self._doubtful = stored.commit,", "self._agreed, self._doubtful ="),),
+        has_script=True,
+    ),
 )
 """Faults in expiry and clocks."""
