@@ -23,8 +23,8 @@ FAULTS_OF_TIMES: Final = (
         name="rows_without_a_time_expire",
         breaks="a row without a time never expires",
         file="streaming_server/storage/rows/row_expiry.py",
-        edits=(("return alive if valid.all() else np.logical_or(alive, valid == 0)\n", "return alive\n"),),
-        seed=1,
+        edits=(("        alive |= (fixed[:, self._valid_at] & self._valid_bit) == 0\n", ""),),
+        has_script=True,
     ),
     SeededFault(
         name="silent_removals_have_changes",

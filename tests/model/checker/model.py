@@ -301,12 +301,7 @@ class CheckerTable:
         return True
 
     def is_certain(self, slack: float, staged: Iterable[Values] = ()) -> bool:
-        """Returns whether it is known of each row, and of others that may be written, if it has expired.
-
-        Args:
-            slack: See `expire`.
-            staged: The other rows.
-        """
+        """Returns whether it is known of each row, and of others to be written, if it has expired: see `expire`."""
         defaults = [{column.number: each} for column in self.columns for each in (column.default, column.initial)]
         rows = [(values, self.written[key]) for key, values in self.rows.items()]
         others = [(values, self.now) for values in (*defaults, *staged)]

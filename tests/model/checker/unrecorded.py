@@ -202,7 +202,6 @@ def must_refuse_changes(opened: Table) -> None:
     position = opened.log_offsets()
     refused: list[Callable[[], object]] = [
         lambda: opened.changes(StartFrom.EARLIEST, StopAt.LATEST).to_arrow(),
-        lambda: opened.changes(StartFrom.FULL, StopAt.LATEST).to_arrow(),
         lambda: opened.changes(StartFrom.offsets(position), StopAt.LATEST).to_arrow(),
         lambda: opened.upsert([dict.fromkeys(opened.schema.names) | {KEY: 0}], if_version=position),
         lambda: opened.undo("w1", position),
