@@ -68,6 +68,10 @@ def _fail_during(world: CheckerWorld, arguments: Arguments) -> None:
         world.serve_again()
     if not is_whole:
         _settle(world, before)
+    if name == "drop":
+        for kept in world.kept.values():
+            # It may have heard of the drop before that failed.
+            kept.is_lost |= kept.kind == "mirror" and kept.name == step["table"]
     world.record("fail_during")
     check_all(world)
 
