@@ -29,12 +29,13 @@ class ScanExplanation:
         all_keys: Whether the ranges are all keys of these buckets.
         points: How many single keys are looked up besides the ranges, without those found in an index.
         first_points: The first ten of these keys.
-        index: The columns of the index that yields the keys to look up. Empty: no index is used.
+        index: The columns of the index that yields the keys to look up. Empty: no index is used, since none fits or
+            reading the ranges costs less.
         index_ranges: The ranges of the index that are read, as comparisons of its columns; the first ten. Empty: no
             index is used, or no entry can match.
         index_range_count: How many ranges of the index are read.
-        index_keys: The most keys that are looked up through the index. If the index has more, `ranges` are read
-            instead.
+        index_keys: The most keys that are looked up through the index. If more rows match by the time of the scan,
+            `ranges` are read instead.
         residual: The residual predicate, which is evaluated for each row read. None: the rows need no filter.
         columns_read: The columns that are decoded for each row read. Without a residual predicate, these are the
             columns returned.

@@ -13,7 +13,6 @@ from scankv.model.expressions.key_planning import residual_of
 from scankv.model.expressions.nodes import Unexpired
 from scankv.model.keys.key_parts import keys_within
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.scan.covered_rows import CoveredRowsCursor
 from streaming_server.scan.cursor_chain import CursorChain
 from streaming_server.scan.log_cursor import LogCursor
 from streaming_server.scan.rows_without_key import buckets_of_rows
@@ -28,8 +27,10 @@ if TYPE_CHECKING:
     from scankv.model.keys.key_ranges import KeyRanges
     from streaming_server.scan.bucket_cursors import LateReaders
     from streaming_server.scan.chunk_source import Cursor
+    from streaming_server.scan.indexed_rows import IndexedKeys
     from streaming_server.storage.changelog.change_log import ReadableLog
     from streaming_server.storage.cursors.entry_cursor import EntryCursor
+    from streaming_server.storage.cursors.row_lookup import RowLookup
     from streaming_server.storage.rows.index_codec import IndexCodec
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 
@@ -46,13 +47,11 @@ class ReadableBucket(Protocol):
     ) -> Cursor:
         """Creates a cursor over the rows of a key range."""
 
-    def ranges_cursor(
-        self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
-    ) -> Cursor:
-        """Creates a cursor over the rows of several key ranges.
+    def ranges_cursor(self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False) -> Cursor:
+        """Creates a cursor over the rows of several key ranges."""
 
-        With `strict`, a single key without a row is DataLoss.
-        """
+    def row_lookup(self) -> RowLookup:
+        """Creates what looks up the rows of index entries."""
 
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
         """Creates a cursor over the index entries in some ranges."""
@@ -73,22 +72,16 @@ class ReadableBucket(Protocol):
         """The name of the bucket in errors."""
 
     @property
+    def approximate_rows(self) -> int:
+        """About how many rows the bucket has."""
+
+    @property
+    def row_bytes(self) -> int:
+        """About how many bytes a stored row has."""
+
+    @property
     def longest_row(self) -> int:
         """The bytes of the longest row that the bucket has ever had."""
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedKeys:
-    """The keys that an index lookup has found. Immutable.
-
-    Attributes:
-        keys: For each bucket the encoded keys of all rows that can match, ascending. Each has a row.
-        rows: For each key the row as a covering index stores it, if the entries have all requested columns. None: read
-            the rows by their keys.
-    """
-
-    keys: Mapping[int, tuple[bytes, ...]]
-    rows: Mapping[bytes, bytes] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,26 +120,22 @@ class RowReader:
         return self.residual is not None
 
     def cursor(self, bucket: ReadableBucket, ranges: KeyRanges, *, reverse: bool) -> Cursor:
-        """Creates a cursor over some keys of a bucket, as of now. Raises DataLoss."""
+        """Creates a cursor over some keys of a bucket, as of now, without an index. Raises DataLoss."""
         definition = self.codec.definition
         if not definition.has_key:
             records = bucket.log.reader(ranges.span, definition, reverse=reverse)
             return LogCursor(
                 records, self.codec, self.columns, self.residual, reverse=reverse, location=bucket.location
             )
-        if self.indexed is None and ranges.is_one_range:
+        if ranges.is_one_range:
             return bucket.cursor(self.codec, self.decoder, self.keys, ranges.span, reverse=reverse)
-        if self.indexed is None and len(ranges) <= _FEW_RANGES and not ranges.are_keys:
+        if len(ranges) <= _FEW_RANGES and not ranges.are_keys:
             # An iterator over one range is several times as fast as one that is moved between ranges.
             ordered = reversed(list(ranges)) if reverse else ranges
             return CursorChain.of_iterators(
                 partial(bucket.cursor, self.codec, self.decoder, self.keys, one, reverse=reverse) for one in ordered
             )
-        if self.indexed is None or self.indexed.rows is None:
-            return bucket.ranges_cursor(self.decoder, ranges, reverse=reverse, strict=self.indexed is not None)
-        rows = self.indexed.rows
-        keys = ranges.starts[::-1] if reverse else ranges.starts
-        return CoveredRowsCursor(self.decoder, keys, [rows[key] for key in keys])
+        return bucket.ranges_cursor(self.decoder, ranges, reverse=reverse)
 
     def is_covered_by(self, index: IndexCodec) -> bool:
         """Whether an index has all columns that are returned or filtered by."""

@@ -32,7 +32,7 @@ async def explain_top_n(tables: Tables, request: lookup_pb2.TopNRequest) -> Expl
     else:
         snapshot_id = request.snapshot.snapshot_id
         async with tables.snapshots.reading(snapshot_id, request.table, None) as reader:
-            answer = reader.explain(plan)
+            answer = await reader.explain(plan)
         answer.snapshot_id = shown_id(snapshot_id)
     choice = None
     if chosen is not None:

@@ -250,7 +250,7 @@ def explain_if_slow(tables: Tables, request: Request, plan: ReadPlan) -> None:
             tables.borrow_view(name, snapshot_id),
             tables.snapshots.reading(snapshot_id, name, plan.buckets) as reader,
         ):
-            return plan_text(reader.explain(plan))
+            return plan_text(await reader.explain(plan))
 
     if (call := CURRENT_CALL.get()) is not None:
         call.explain = describe

@@ -13,7 +13,8 @@ import pyarrow as pa
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.execution.open_scan import OpenedScan, open_scan
-from streaming_server.scan.rows.index_lookup import plan_reads, read_through_index
+from streaming_server.scan.rows.index_choice import plan_reads
+from streaming_server.scan.rows.index_lookup import open_lookup
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.rows.row_codec import RowCodec
 from streaming_server.storage.rows.table_codec import TableCodec
@@ -21,12 +22,13 @@ from tests.support.offline import opened
 from tests.support.tables import define
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from scankv.model.errors import ScanKvError
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import RowReader
+    from streaming_server.scan.rows.index_lookup import IndexLookup
     from tests.support.offline import OfflineBucket
 
 _ALL_KEYS = KeyRange()
@@ -120,13 +122,32 @@ class IndexedTable:
             on_error=in_bucket,
         )
 
+    def begin_lookup(self, plan: ReadPlan) -> IndexLookup | None:
+        """Begins the lookup for a scan. None: no index can be used."""
+        reader, choices = plan_reads(plan, TableCodec.of(self.definition))
+        return open_lookup(plan, reader, choices, self.locked_view(), based=())
+
+    def open(self, plan: ReadPlan, reader: RowReader) -> OpenedScan:
+        """Opens a scan as of now."""
+        bucket_of = {number: one.bucket for number, one in self.buckets.items()}.__getitem__
+        return open_scan(plan, self.definition, reader, self.view, "", bucket_of, in_bucket)
+
     def opened(self, plan: ReadPlan, *, indexed: bool) -> tuple[OpenedScan, RowReader]:
         """Opens a scan, and returns it with its row reader."""
-        reader, choices = plan_reads(plan, TableCodec.of(self.definition))
-        if indexed:
-            reader = asyncio.run(read_through_index(reader, choices, self.locked_view()))
-        bucket_of = {number: one.bucket for number, one in self.buckets.items()}.__getitem__
-        return open_scan(plan, self.definition, reader, self.view, "", bucket_of, in_bucket), reader
+        reader, _ = plan_reads(plan, TableCodec.of(self.definition))
+        if indexed and (lookup := self.begin_lookup(plan)) is not None:
+            asyncio.run(lookup.read())
+            reader = lookup.reader if lookup.is_chosen else reader
+        return self.open(plan, reader), reader
+
+
+def upsert(buckets: Mapping[int, OfflineBucket], rows: pa.RecordBatch) -> None:
+    """Writes rows to their buckets."""
+    _, numbers = buckets[0].keys.encode(rows)
+    for number, bucket in buckets.items():
+        part = rows.filter(pa.array(numbers == number))
+        if part.num_rows:
+            bucket.upsert_batch(part)
 
 
 def in_bucket(number: int, error: ScanKvError) -> ScanKvError:
@@ -144,10 +165,7 @@ def indexed_table(
     definition = define(rows.schema, *key, buckets=buckets, **options).add_indexes(indexes)
     with ExitStack() as stack:
         offline = {number: stack.enter_context(opened(path / f"{number:04}", definition)) for number in range(buckets)}
-        _, numbers = offline[0].keys.encode(rows)
-        for number, bucket in offline.items():
-            part = rows.filter(pa.array(numbers == number))
-            if part.num_rows:
-                bucket.upsert_batch(part)
+        upsert(offline, rows)
+        for bucket in offline.values():
             bucket.bucket.flush()
         yield IndexedTable(offline, rows)

@@ -20,11 +20,12 @@ def unhurried_steps() -> Iterator[None]:
     if find_spec("rocksdict") is None:
         yield
         return
+    from streaming_server.scan import indexed_rows
     from streaming_server.scan.queries import entry_merge
     from streaming_server.scan.rows import index_lookup, ordered_source
     from streaming_server.storage.cursors import entry_cursor, range_reader
 
     with pytest.MonkeyPatch.context() as patched:
-        for module in (entry_cursor, entry_merge, index_lookup, ordered_source, range_reader):
+        for module in (entry_cursor, entry_merge, indexed_rows, index_lookup, ordered_source, range_reader):
             patched.setattr(module, "STEP_SECONDS", 60.0)
         yield

@@ -6,12 +6,11 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss
-from streaming_server.scan.columnar import base_view
-from streaming_server.scan.columnar.base_view import bases_for
+from streaming_server.scan.columnar.base_view import bases_for, buckets_with_bases, choose_read_path
 from streaming_server.scan.read_plan import ReadPath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.bucket.live_bucket import LiveBucket
@@ -42,18 +41,24 @@ def choose_bases(
     return bases_for(plan, reader, filled, view_of, _WHY_NONE)
 
 
-def choose_live_read_path(
-    plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Sequence[LiveBucket]
-) -> tuple[ReadPath, str]:
+def choose_live_read_path(plan: ReadPlan, reader: RowReader, chosen: Sequence[LiveBucket]) -> tuple[ReadPath, str]:
     """Returns what `choose_bases` would choose now, with a human-readable reason. Takes no mutex."""
+    return choose_read_path(plan, reader, *_usable_bases(plan, chosen))
+
+
+def live_buckets_with_bases(plan: ReadPlan, reader: RowReader, chosen: Sequence[LiveBucket]) -> Collection[int]:
+    """Returns the buckets of which `choose_bases` would choose the base now. Takes no mutex."""
+    return buckets_with_bases(plan, reader, *_usable_bases(plan, chosen))
+
+
+def _usable_bases(plan: ReadPlan, chosen: Sequence[LiveBucket]) -> tuple[list[int], dict[int, str]]:
+    """Returns the buckets that may have rows, and for those whose base cannot be read the human-readable reason."""
     filled = [live for live in chosen if live.state is None or live.state.rows != 0]
     is_demanded = plan.read_path is ReadPath.COLUMNAR
     unusable = {
         live.number: reason for live in filled if (reason := live.columnar.unusable_reason(however_long=is_demanded))
     }
-    return base_view.choose_read_path(
-        plan, reader, [live.number for live in filled], unusable, through_index=through_index
-    )
+    return [live.number for live in filled], unusable
 
 
 def record_errors(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -17,16 +18,16 @@ from streaming_server.engine.bucket.call_point import now_of
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable, wait_until_readable
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.columnar.base_adoption import adopt_bases
-from streaming_server.engine.columnar.base_choice import choose_bases, choose_live_read_path, record_errors
+from streaming_server.engine.columnar.base_choice import choose_live_read_path
+from streaming_server.engine.reads.scan_choice import ScanOpening
 from streaming_server.engine.reads.visible_rows import VisibleRows
 from streaming_server.engine.writes.lookups import lookup_rows
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.scan.columnar.base_view import consider_bases, merge_deltas
+from streaming_server.scan.columnar.base_view import consider_bases
 from streaming_server.scan.execution.explain import explain
-from streaming_server.scan.execution.open_scan import open_scan
 from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.resume_token import time_of_token
-from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_off_loop, read_through_index
+from streaming_server.scan.rows.index_choice import plan_reads, plan_reads_off_loop
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.scan.versions import version_of
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
@@ -98,30 +99,24 @@ class TableReads:
         reader, choices = await plan_reads_off_loop(table.executor.run, plan, codec)
         if consider_bases(plan, reader).base:
             await self._adopt_bases(plan, chosen)
-        async with lock_buckets(chosen, latest=plan.latest) as opened:
-            # All mutexes are held until the end of the block, so nothing is written: this is the instant of the view.
-            buckets = {live.number: bucket for live, bucket in opened}
-            states = {number: bucket.state for number, bucket in buckets.items()}
-            view = table.view_of(states)
-            timed = plan if resumed is not None else plan.as_of(view.micros)
-            if codec is not table.codec or (
-                codec.definition.expiry is not None and timed.now_micros != plan.now_micros
-            ):
-                codec, plan = table.codec, timed
-                reader, choices = plan_reads(plan, codec)
-            if choices and plan.limit != 0:
-                reader = await read_through_index(reader, choices, self._lock_view(opened))
-            bases = choose_bases(plan, reader, opened)
-            on_error = record_errors({live.number: live for live, _ in opened}, bases)
-            scan = open_scan(plan, codec.definition, reader, view, "", buckets.__getitem__, on_error, bases)
-            table.abort_on_close(scan.source)
-        try:
+        with ExitStack() as on_failure:
+            async with lock_buckets(chosen, latest=plan.latest) as opened:
+                # All mutexes are held until the end of the block, so nothing is written: this is the instant of the
+                # view.
+                view = table.view_of({live.number: bucket.state for live, bucket in opened})
+                timed = plan if resumed is not None else plan.as_of(view.micros)
+                if codec is not table.codec or (
+                    codec.definition.expiry is not None and timed.now_micros != plan.now_micros
+                ):
+                    codec, plan = table.codec, timed
+                    reader, choices = plan_reads(plan, codec)
+                opening = ScanOpening(table=table, plan=plan, opened=opened, to_close=on_failure)
+                lookup = opening.lookup(reader, choices, partial(self._lock_view, opened))
+                scans = await opening.scans(reader, lookup, view)
             if not plan.latest:
                 await wait_until_readable(table.buckets, view.log_offsets)
-            await merge_deltas(bases, table.executor.run)
-        except BaseException:
-            scan.source.close()
-            raise
+            scan = await scans.choose(table.executor.run)
+            on_failure.pop_all()
         return scan
 
     async def _adopt_bases(self, plan: ReadPlan, chosen: Sequence[LiveBucket]) -> None:
@@ -131,7 +126,7 @@ class TableReads:
             await adopt_bases(self._table, chosen, however_long=columnar)
 
     async def explain(self, plan: ReadPlan) -> ExplainScanResponse:
-        """Explains what `open_view` would read. Reads no rows.
+        """Explains what `open_view` would read. Reads no rows, but the same entries of an index.
 
         Opens buckets only if an index may find the keys, if the scan would look for bases on disk, or to count the
         partitions of a partitioned table.
@@ -141,19 +136,23 @@ class TableReads:
         """
         table = self._table
         chosen = table.select_buckets(plan.buckets)
-        definition, choice, partitions = table.definition, None, set[bytes]()
+        definition, lookup, partitions = table.definition, None, set[bytes]()
         plan = plan.as_of(now_of(table.clock))
         reader, choices = plan_reads(plan, table.codec)
         if consider_bases(plan, reader).base:
             await self._adopt_bases(plan, chosen)
-        if choices or definition.partition_by:
-            async with lock_buckets(chosen, latest=plan.latest) as opened:
-                choice = choose_index(choices, self._lock_view(opened).indexes)
-                for live, bucket in opened if definition.partition_by else ():
-                    partitions |= (await live.run(bucket.partitions.within, b"")).keys()
+        with ExitStack() as to_close:
+            if choices or definition.partition_by:
+                async with lock_buckets(chosen, latest=plan.latest) as opened:
+                    opening = ScanOpening(table=table, plan=plan, opened=opened, to_close=to_close)
+                    lookup = opening.lookup(reader, choices, partial(self._lock_view, opened))
+                    for live, bucket in opened if definition.partition_by else ():
+                        partitions |= (await live.run(bucket.partitions.within, b"")).keys()
+            if lookup is not None:
+                await lookup.read()
         numbers = [live.number for live in chosen]
-        read_path = choose_live_read_path(plan, reader, choice is not None, chosen)
-        return explain(plan, definition, reader, numbers, choice, read_path, partitions)
+        read_path = choose_live_read_path(plan, reader, chosen)
+        return explain(plan, definition, reader, numbers, lookup, read_path, partitions)
 
     async def lookup(
         self,

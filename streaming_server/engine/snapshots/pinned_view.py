@@ -12,11 +12,18 @@ from weakref import WeakSet
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError
 from scankv.model.names import table_of
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose_read_path, consider_bases
+from streaming_server.scan.columnar.base_view import (
+    BaseView,
+    bases_for,
+    buckets_with_bases,
+    choose_read_path,
+    consider_bases,
+)
 from streaming_server.scan.columnar.delta import DeltaView, MergedDelta
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
-from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_off_loop, read_through_index
+from streaming_server.scan.rows.index_choice import plan_reads, plan_reads_off_loop
+from streaming_server.scan.rows.index_lookup import open_lookup
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.files.file_limit import check_files_left
 from streaming_server.storage.rows.table_codec import TableCodec
@@ -35,6 +42,8 @@ if TYPE_CHECKING:
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import RowReader
+    from streaming_server.scan.rows.index_choice import IndexChoice
+    from streaming_server.scan.rows.index_lookup import IndexLookup
     from streaming_server.storage.changelog.log_span import LogSpan
     from streaming_server.storage.cursors.cursor import BucketCursor
     from streaming_server.storage.cursors.key_probe import KeyProbe
@@ -322,8 +331,9 @@ class SnapshotReader:
         """
         plan = plan.as_of(self.view_micros)
         reader, choices = await plan_reads_off_loop(self._view.executor.run, plan, self._view.codec)
-        if plan.limit != 0:
-            reader = await read_through_index(reader, choices, self.locked_view())
+        lookup = await self._look_up(plan, reader, choices)
+        if lookup is not None and lookup.is_chosen:
+            reader = lookup.reader
         bases = await self._bases_for(plan, reader)
         opened = open_scan(
             plan,
@@ -338,16 +348,31 @@ class SnapshotReader:
         self.watch(opened.source)
         return opened
 
-    def explain(self, plan: ReadPlan) -> ExplainScanResponse:
+    async def explain(self, plan: ReadPlan) -> ExplainScanResponse:
         """Returns what `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
         plan = plan.as_of(self.view_micros)
         reader, choices = plan_reads(plan, self._view.codec)
-        choice = choose_index(choices, self.locked_view().indexes)
+        lookup = await self._look_up(plan, reader, choices)
         filled = self._nonempty_buckets()
-        unusable = {number: "it was pinned without one" for number in filled if not self._view.has_base(number)}
-        read_path = choose_read_path(plan, reader, filled, unusable, through_index=choice is not None)
+        read_path = choose_read_path(plan, reader, filled, self._unusable_bases())
         partitions = {name for number in filled for name in self._view.checkpoint(number).partitions()}
-        return explain(plan, self.definition, reader, self.log_offsets, choice, read_path, partitions)
+        return explain(plan, self.definition, reader, self.log_offsets, lookup, read_path, partitions)
+
+    async def _look_up(self, plan: ReadPlan, reader: RowReader, choices: Sequence[IndexChoice]) -> IndexLookup | None:
+        """Returns a lookup that has read the entries of an index. None: no index can be used."""
+        if not choices:
+            return None
+        based = buckets_with_bases(plan, reader, self._nonempty_buckets(), self._unusable_bases())
+        lookup = open_lookup(plan, reader, choices, self.locked_view(), based)
+        if lookup is not None:
+            self.watch(lookup)
+            await lookup.read()
+        return lookup
+
+    def _unusable_bases(self) -> dict[int, str]:
+        """Returns the nonempty buckets without a base, with the human-readable reason."""
+        filled = self._nonempty_buckets()
+        return {number: "it was pinned without one" for number in filled if not self._view.has_base(number)}
 
     async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
         """Returns the bases to read, by bucket number. Raises InvalidRequest as `bases_for`."""

@@ -11,6 +11,7 @@ from scankv.model.errors import InvalidRequest
 from streaming_server.scan.bucket_cursors import BucketCursors
 from streaming_server.scan.columnar.base_cursor import BaseCursor
 from streaming_server.scan.cursor_chain import CursorChain
+from streaming_server.scan.indexed_rows import IndexedRowsCursor
 from streaming_server.scan.read_plan import ReadPath
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def bases_for(
 
 
 def choose_read_path(
-    plan: ReadPlan, reader: RowReader, filled: Collection[int], unusable: Mapping[int, str], *, through_index: bool
+    plan: ReadPlan, reader: RowReader, filled: Collection[int], unusable: Mapping[int, str]
 ) -> tuple[ReadPath, str]:
     """Returns what `bases_for` would choose, with a human-readable reason.
 
@@ -140,10 +141,7 @@ def choose_read_path(
         reader: How it is read, apart from an index.
         filled: The buckets that may have rows.
         unusable: For each bucket among them of which no base can be read, the human-readable reason.
-        through_index: Whether an index finds the keys.
     """
-    if through_index:
-        return ReadPath.ROCKSDB, "single keys are looked up"
     choice = consider_bases(plan, reader)
     if not choice.base:
         return ReadPath.ROCKSDB, choice.reason
@@ -158,6 +156,15 @@ def choose_read_path(
     return ReadPath.COLUMNAR, f"{choice.reason}; {some}"
 
 
+def buckets_with_bases(
+    plan: ReadPlan, reader: RowReader, filled: Collection[int], unusable: Collection[int]
+) -> Collection[int]:
+    """Returns the buckets of which `bases_for` would read the base. The arguments are those of `choose_read_path`."""
+    if not consider_bases(plan, reader).base or (plan.ordered and unusable):
+        return ()
+    return [number for number in filled if number not in unusable]
+
+
 def cursor_of(
     reader: RowReader,
     number: int,
@@ -168,6 +175,8 @@ def cursor_of(
     reverse: bool = False,
 ) -> Cursor:
     """Creates a cursor over some keys of a bucket, reading its base if it is among `bases`. Raises DataLoss."""
+    if reader.indexed is not None:
+        return IndexedRowsCursor(bucket, number, reader.decoder, reader.indexed, keys, reverse=reverse)
     if number in bases:
         base = bases[number]
         ordered = reversed(list(keys)) if reverse else keys

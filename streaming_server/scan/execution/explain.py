@@ -1,4 +1,4 @@
-"""Explains what a scan would do: plans it like the scan itself, and describes the plan. Reads nothing."""
+"""Explains what a scan would do: describes the plan that the scan itself would choose. Reads nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.counts import counted
-from scankv.model.expressions import MAX_POINTS
 from scankv.model.keys.key_parts import point_text, range_text
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import ALL_KEY_RANGES, KeyRanges
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import RowReader
-    from streaming_server.scan.rows.index_lookup import IndexChoice
+    from streaming_server.scan.rows.index_choice import IndexChoice
+    from streaming_server.scan.rows.index_lookup import IndexLookup
 
 _POINTS_SHOWN: Final = 10
 _RANGES_SHOWN: Final = 10
@@ -33,7 +33,7 @@ def explain(
     definition: TableDefinition,
     reader: RowReader,
     buckets: Iterable[int],
-    choice: IndexChoice | None,
+    lookup: IndexLookup | None,
     read_path: tuple[ReadPath, str],
     partitions: Collection[bytes] = (),
 ) -> scan_pb2.ExplainScanResponse:
@@ -44,11 +44,13 @@ def explain(
         definition: The table as of the view that would be read.
         reader: The reader that the scan would use.
         buckets: The requested buckets.
-        choice: The index that would find the keys. None: no index.
-        read_path: Where the rows would be read from, and the human-readable reason.
+        lookup: The lookup that has read the entries of an index. None: no index can be used.
+        read_path: Where the rows would be read from without an index, and the human-readable reason.
         partitions: The encoded values of the partitions of these buckets. Empty: the table is not partitioned.
     """
     asked = () if plan.limit == 0 else buckets
+    path, reason = _read_path(lookup, read_path)
+    choice = lookup.choice if lookup is not None and lookup.is_chosen else None
     left = keys_to_read(reader, definition, asked, None, reverse=plan.reverse, ordered=plan.ordered)
     pieces = sorted(
         {pair for keys in left.values() for pair in zip(keys.starts, keys.ends, strict=True)}, key=_start_of
@@ -77,9 +79,9 @@ def explain(
         index=() if choice is None else choice.codec.index.columns,
         index_ranges=[] if choice is None else _index_texts(choice),
         index_range_count=0 if choice is None else len(choice.plan.ranges),
-        index_keys=0 if choice is None else MAX_POINTS,
-        read_path=scan_pb2.READ_PATH_COLUMNAR if read_path[0] is ReadPath.COLUMNAR else scan_pb2.READ_PATH_ROCKSDB,
-        read_path_reason=read_path[1],
+        index_keys=0 if lookup is None or choice is None else lookup.most,
+        read_path=scan_pb2.READ_PATH_COLUMNAR if path is ReadPath.COLUMNAR else scan_pb2.READ_PATH_ROCKSDB,
+        read_path_reason=reason,
         partitions=len(partitions) if definition.partition_by else None,
         by_offset=not definition.has_key,
         partitions_read=_count_partitions(partitions, read) if definition.partition_by else None,
@@ -105,6 +107,15 @@ def plan_text(answer: scan_pb2.ExplainScanResponse) -> str:
     if answer.HasField("limit"):
         parts.append(f"limit {answer.limit}")
     return "; ".join(parts)
+
+
+def _read_path(lookup: IndexLookup | None, without: tuple[ReadPath, str]) -> tuple[ReadPath, str]:
+    if lookup is None:
+        return without
+    if lookup.is_chosen:
+        return ReadPath.ROCKSDB, "single keys are looked up"
+    columns = ", ".join(lookup.choice.codec.index.columns)
+    return without[0], f"too many rows match for the index on ({columns}); {without[1]}"
 
 
 def residual_text(residual: BoundPredicate) -> str:

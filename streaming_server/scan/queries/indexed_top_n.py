@@ -20,7 +20,7 @@ from scankv.model.expressions import plan_keys, plan_order
 from scankv.model.limits import MAX_TOP_N
 from streaming_server.scan.queries.entry_merge import BudgetExceeded, EntryMerge
 from streaming_server.scan.queries.top_n import MAX_KEPT_BYTES, too_large, too_many_ties
-from streaming_server.storage.cursors.ranges_reader import missing_rows
+from streaming_server.storage.cursors.row_lookup import missing_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

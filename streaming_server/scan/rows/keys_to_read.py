@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scankv.model.keys.buckets import KeyPlaces
-from scankv.model.keys.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from scankv.model.keys.key_ranges import KeyRanges
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.chunk_source import ScanPosition
     from streaming_server.scan.row_reader import RowReader
@@ -41,8 +41,7 @@ def keys_to_read(
     if position is not None and ordered:
         ranges = ranges.after(position.key, reverse=reverse)
     if reader.indexed is not None:
-        keys = reader.indexed.keys
-        left = {bucket: KeyRanges.of_keys(keys[bucket]) & ranges for bucket in asked if bucket in keys}
+        left = {bucket: ranges for bucket in asked if reader.indexed.may_have_rows(bucket)}
     elif reader.by_bucket is not None and ranges is reader.ranges:
         left = {bucket: reader.by_bucket[bucket] for bucket in asked if bucket in reader.by_bucket}
     elif not definition.has_key:

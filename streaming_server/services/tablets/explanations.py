@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.v1 import lookup_pb2, scan_pb2
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.read_plan import ReadPath
-from streaming_server.scan.rows.index_lookup import plan_reads
+from streaming_server.scan.rows.index_choice import plan_reads
 from streaming_server.services.query_request import bind_top_n, top_n_of
 from streaming_server.services.scan_request import read_plan
 from streaming_server.services.tablets.scans import tablets_by_instant
@@ -66,9 +66,12 @@ async def explain_top_n(request: lookup_pb2.ExplainTopNRequest, calls: TabletCal
 async def _ask_tablets(
     method: str, requests: Mapping[int, Message], calls: TabletCalls
 ) -> scan_pb2.ExplainScanResponse:
-    """Returns the explanation of the slowest tablet."""
+    """Returns the explanation of the slowest tablet. Each tablet looks up a part of the keys that all may look up."""
     answers = await calls.ask(method, requests, scan_pb2.ExplainScanResponse)
-    return min(answers.values(), key=speed_of)
+    slowest = min(answers.values(), key=speed_of)
+    if slowest.index and not slowest.index_order:
+        slowest.index_keys = sum(each.index_keys for each in answers.values())
+    return slowest
 
 
 def speed_of(answer: scan_pb2.ExplainScanResponse) -> tuple[bool, bool, bool]:

@@ -27,6 +27,7 @@ from streaming_server.storage.changelog.records import record_key
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
 from streaming_server.storage.cursors.ranges_cursor import RangesCursor
+from streaming_server.storage.cursors.row_lookup import RowLookup
 from streaming_server.storage.rocks.dense_rows import get_dense_rows
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.rocks.store_files import make_logs_durable
@@ -583,19 +584,28 @@ class Bucket:
         """Returns a cursor over the rows of a key range at this instant; in descending key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self._state.longest_row, key_range, reverse=reverse)
 
-    def ranges_cursor(
-        self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
-    ) -> RangesCursor:
-        """Returns a cursor over the rows of some key ranges at this instant; in descending key order with `reverse`.
+    def ranges_cursor(self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False) -> RangesCursor:
+        """Returns a cursor over the rows of some key ranges at this instant; in descending key order with `reverse`."""
+        return RangesCursor(self._store, decoder, ranges, self._state.longest_row, reverse=reverse)
 
-        With `strict`, a single key without a row raises DataLoss.
-        """
-        longest = self._state.longest_row
-        return RangesCursor(self._store, decoder, ranges, longest, reverse=reverse, strict=strict)
+    def row_lookup(self) -> RowLookup:
+        """Returns what looks up the rows of index entries at this instant."""
+        return RowLookup(self._store)
 
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
         """Returns a cursor over the index entries in some ranges at this instant; in reverse order with `reverse`."""
         return EntryCursor(self._store, self._state.longest_row, ranges, reverse=reverse)
+
+    @property
+    def approximate_rows(self) -> int:
+        """About how many rows the bucket has. Takes microseconds."""
+        rows = self._state.rows
+        return self._store.estimate_rows() if rows is None else rows
+
+    @property
+    def row_bytes(self) -> int:
+        """About how many bytes a stored row has."""
+        return min(self._store.estimate_row_bytes(), self.longest_row)
 
     @property
     def late_readers(self) -> StoreReaders:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.storage.cursors.cursor import BucketCursor
@@ -64,6 +65,15 @@ class EntryCursor:
         Raises:
             DataLoss: The end-of-range check has failed. A damaged entry is not noticed.
         """
+        found = self._next(max_entries)
+        return None if found is None else ([key for key, _ in found], [value for _, value in found])
+
+    def next_values(self, max_entries: int) -> list[bytes] | None:
+        """Like `next_entries`, but returns the values alone."""
+        found = self._next(max_entries)
+        return None if found is None else list(map(itemgetter(1), found))
+
+    def _next(self, max_entries: int) -> list[tuple[bytes, bytes]] | None:
         if self._reader is None:
             return None
         found = self._reader.read(max_entries)
@@ -72,9 +82,7 @@ class EntryCursor:
             while not self._reader.ended and len(found) < max_entries and time.perf_counter() < until:
                 found += self._reader.read(max_entries - len(found))
         self.entries_scanned += len(found)
-        if found:
-            return [key for key, _ in found], [value for _, value in found]
-        return None if self._reader.ended else ([], [])
+        return found if found or not self._reader.ended else None
 
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""

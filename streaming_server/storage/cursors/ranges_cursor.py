@@ -45,7 +45,6 @@ class RangesCursor:
         longest_row: int,
         *,
         reverse: bool = False,
-        strict: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Creates a cursor before the first range.
@@ -56,7 +55,6 @@ class RangesCursor:
             ranges: The ranges to read.
             longest_row: Bytes of the longest row ever written to the bucket.
             reverse: Whether to read the rows in descending key order.
-            strict: Whether a row must exist for every single key, because an index says so: a missing row is damage.
             clock: Returns seconds, by which the duration of steps is limited.
         """
         self.rows_scanned = 0
@@ -64,7 +62,7 @@ class RangesCursor:
         self._decoder = decoder
         self._longest_row = max(longest_row, 1)
         self._clock = clock
-        self._reader = RangesReader(store, store.rows, ranges, self._longest_row, reverse=reverse, strict=strict)
+        self._reader = RangesReader(store, store.rows, ranges, self._longest_row, reverse=reverse)
         self._open = True
         BucketCursor.open_cursors += 1
 
@@ -81,7 +79,7 @@ class RangesCursor:
         """Returns the next rows, at most `max_rows` and possibly none; None at the end.
 
         All rows but the last together take at most `max_bytes` stored bytes. Raises DataLoss when a row cannot be read
-        or decoded, when the end-of-range check fails, and in strict mode for a single key without a row.
+        or decoded, or when the end-of-range check fails.
         """
         values = self.next_rows(max_rows, max_bytes)
         if values is None:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from functools import partial
 from typing import TYPE_CHECKING
 
-from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.errors import ScanKvError
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.cursors.range_reader import RangeReader, is_skip_limit_reached, items_projection
 from streaming_server.storage.rocks.store_options import scan_options
@@ -35,7 +35,6 @@ class RangesReader:
         ranges: The ranges to read.
         longest: Bytes of the longest row ever written, or of the longest key ever deleted.
         reverse: Whether to read the entries in descending order.
-        strict: Whether an entry must exist for every single key: a missing entry is damage.
 
     Attributes:
         last_key: The key up to which the reader has read, which may have no entry. None: before the first key.
@@ -49,12 +48,10 @@ class RangesReader:
         longest: int,
         *,
         reverse: bool = False,
-        strict: bool = False,
     ) -> None:
         self.last_key: bytes | None = None
         self._store = store
         self._reverse = reverse
-        self._strict = strict
         self._starts, self._ends = ranges.starts, ranges.ends
         self._index = len(ranges) - 1 if reverse else 0
         self._block = 0
@@ -80,7 +77,7 @@ class RangesReader:
         """Returns the next entries of one range: at most `most`, fewer at first, none at its end or if it takes long.
 
         Raises:
-            DataLoss: Entries cannot be read, or the reader is strict and a single key has no entry.
+            DataLoss: Entries cannot be read.
         """
         try:
             return [] if self.ended else self._read(most)
@@ -116,8 +113,6 @@ class RangesReader:
         there = self._points.key() if self._points.valid() else None
         if there is None:
             is_skip_limit_reached(self._points)
-        if there != key and self._strict:
-            raise missing_rows(self._store.location)
         found = [(key, self._points.value())] if there == key else []
         self.last_key = key
         self._go_to_next(None if self._reverse or found else there)
@@ -153,8 +148,3 @@ class RangesReader:
         self._points = None
         if self._reader is not None:
             self._reader.close()
-
-
-def missing_rows(location: str) -> DataLoss:
-    """Returns the error for index entries without rows in a bucket."""
-    return DataLoss(f"an index and the rows of {location} disagree; run `scankv check`")

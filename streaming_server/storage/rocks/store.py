@@ -18,6 +18,7 @@ from streaming_server.storage.files.disk_space import FREE_SPACE, disk_failed, d
 from streaming_server.storage.files.disk_use import FamilyBytes
 from streaming_server.storage.files.file_limit import too_many_files
 from streaming_server.storage.rocks.read_only_alias import ReadOnlyAlias
+from streaming_server.storage.rocks.row_sizes import estimate_row_bytes
 from streaming_server.storage.rocks.small_files import SstFile, find_small_runs
 from streaming_server.storage.rocks.store_batch import StoreBatch
 from streaming_server.storage.rocks.store_options import scan_options, store_options
@@ -41,6 +42,7 @@ _COLUMN_FAMILIES = ("rows", "log", "index", META)
 # After this many deletes, tombstones in memory are flushed, so that the rule above applies to them.
 _FLUSHED_DELETIONS = 100_000
 _MEMTABLES = "rocksdb.cur-size-all-mem-tables"
+_MANY_WRITES = 10_000
 _MOST_PROBED = 256  # deleted rows that a probe for rows skips
 _log = logging.getLogger(__name__)
 _FILE_NUMBER = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)
@@ -153,6 +155,7 @@ class RocksStore:
         self._index = self._db.get_column_family("index") if "index" in families else None
         self._handles = {name: self._db.get_column_family_handle(name) for name in families}
         self.sequence = self._db.latest_sequence_number()
+        self._row_bytes, self._row_bytes_until = 0, -1
 
     def _open(self, path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> rocksdict.Rdict:
         if not self.is_read_only:
@@ -367,6 +370,17 @@ class RocksStore:
         except Exception as error:
             raise self.failure(error) from error
         return count
+
+    def estimate_rows(self) -> int:
+        """Returns RocksDB's estimate of the number of rows, in which a row may count once for each write of it."""
+        return self.rows.property_int_value("rocksdb.estimate-num-keys") or 0
+
+    def estimate_row_bytes(self) -> int:
+        """Returns about how many bytes a row has: see `row_sizes`. Computed again after thousands of writes."""
+        if self.sequence > self._row_bytes_until:
+            self._row_bytes = estimate_row_bytes(self.rows)
+            self._row_bytes_until = self.sequence + _MANY_WRITES
+        return self._row_bytes
 
     def family_bytes(self) -> FamilyBytes:
         """Returns the bytes of SST files by column family, including files kept only by cursors. Takes microseconds."""

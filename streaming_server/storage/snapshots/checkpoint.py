@@ -14,6 +14,7 @@ from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
 from streaming_server.storage.cursors.key_probe import KeyProbe
 from streaming_server.storage.cursors.ranges_cursor import RangesCursor
+from streaming_server.storage.cursors.row_lookup import RowLookup
 from streaming_server.storage.rocks.store import RocksStore
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Checkpoint:
     ) -> None:
         self.location = location
         self.longest_row = pinned.longest_row
+        self._rows = pinned.rows
         self._store = RocksStore(path, location, compression=compression, resources=resources, read_only=True)
         try:
             state = load_state(self._store)
@@ -76,11 +78,13 @@ class Checkpoint:
         """Returns a cursor over the rows of a key range; in descending key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self.longest_row, key_range, reverse=reverse)
 
-    def ranges_cursor(
-        self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
-    ) -> RangesCursor:
+    def ranges_cursor(self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False) -> RangesCursor:
         """Returns a cursor over the rows of some key ranges, like `Bucket.ranges_cursor`."""
-        return RangesCursor(self._store, decoder, ranges, self.longest_row, reverse=reverse, strict=strict)
+        return RangesCursor(self._store, decoder, ranges, self.longest_row, reverse=reverse)
+
+    def row_lookup(self) -> RowLookup:
+        """Returns what looks up the rows of index entries."""
+        return RowLookup(self._store)
 
     def probe(self) -> KeyProbe:
         """Returns a probe that samples the keys."""
@@ -89,6 +93,16 @@ class Checkpoint:
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
         """Returns a cursor over the entries of a ready index in some ranges; in descending order with `reverse`."""
         return EntryCursor(self._store, self.longest_row, ranges, reverse=reverse)
+
+    @property
+    def approximate_rows(self) -> int:
+        """About how many rows the bucket has."""
+        return self._store.estimate_rows() if self._rows is None else self._rows
+
+    @property
+    def row_bytes(self) -> int:
+        """About how many bytes a stored row has."""
+        return min(self._store.estimate_row_bytes(), self.longest_row)
 
     @property
     def late_readers(self) -> StoreReaders:

@@ -102,11 +102,12 @@ def test_the_first_ten_of_a_hundred_thousand_rows_take_forty_reads(wire: Wire, t
 async def test_explain_tells_what_will_be_read(client: Client, tables: dict[bool, str]) -> None:
     table = await client.table(tables[True])
     told = await table.scan(["note"], where=(col("league") == "league 7") & col("note").contains("1")).explain()
-    assert (told.index, told.index_keys) == (("league", "score"), 10_000)
+    assert told.index == ("league", "score")
+    assert 10_000 < told.index_keys < ROWS
     assert (told.index_ranges, told.index_range_count) == (("league = 'league 7'",), 1)
     assert told.columns_read == ("note",)
     text = str(told)
-    assert "from the index on (league, score): league = 'league 7'; if over 10,000: all keys" in text
+    assert f"from the index on (league, score): league = 'league 7'; if over {told.index_keys:,}: all keys" in text
     by_key = await table.scan(where=(col("league") == "league 7") & (col("player") == "x")).explain()
     assert (by_key.index, by_key.index_ranges, by_key.index_keys) == ((), (), 0)
     assert not (await table.scan(where=col("score") != 7).explain()).index
@@ -196,24 +197,28 @@ async def test_an_index_that_is_added_is_used_once_it_is_whole_and_one_that_is_d
 async def test_entries_and_rows_are_one_view_beside_writers(client: Client, wire: Wire, name: str) -> None:
     """Players move between two leagues, always all of them in one batch: a scan by league returns all or none."""
     create(wire, name, [["league", "score"]], buckets=1)
-    players = [f"player {number}" for number in range(40)]
+    # So many that the server reads most entries after it has released the mutex of the bucket.
+    players = [f"player {number}" for number in range(1200)]
     table = await client.table(name)
+    others = rows().slice(0, 8000)
+    write(wire, name, others.set_column(2, SCHEMA.field("score"), pa.nulls(8000, SCHEMA.field("score").type)))
 
     async def move(turn: int) -> None:
         league = "even" if turn % 2 == 0 else "odd"
         await table.upsert([{"player": p, "league": league, "score": turn, "note": f"{turn}"} for p in players])
 
     await move(0)
+    assert (await table.scan(where=col("league") == "even").explain()).index == ("league", "score")
 
     async def writer() -> None:
-        for turn in range(1, 60):
+        for turn in range(1, 20):
             await move(turn)
 
     writing = asyncio.create_task(writer())
     seen = 0
     while not writing.done():
         found = await table.scan(["note", "score"], where=col("league") == "even").to_pylist()
-        assert len(found) in (0, 40)
+        assert len(found) in (0, 1200)
         assert len({row["note"] for row in found}) <= 1
         assert all(row["note"] == str(row["score"]) for row in found)
         first = await table.top_n(7, order_by="score", columns=["score", "note", "league"])

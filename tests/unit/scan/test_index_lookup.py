@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.model.errors import DataLoss
-from scankv.model.expressions import MAX_POINTS, Predicate, all_of, col
+from scankv.model.errors import DataLoss, TableNotFound
+from scankv.model.expressions import Predicate, all_of, col
 from scankv.model.expressions.nodes import FieldPath
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.read_plan import ReadPath
-from streaming_server.scan.rows.index_lookup import choose_index, index_choices
+from streaming_server.scan.rows import index_lookup
+from streaming_server.scan.rows.index_choice import choose_index, index_choices
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.examples import examples
-from tests.support.indexed import IndexedTable, indexed_table, random_rows
+from tests.support.indexed import IndexedTable, indexed_table, random_rows, upsert
 from tests.support.plans import plan_of
 from tests.support.tables import exact_rows
 from tests.unit.model.expression_strategies import disjunctions, leaves_of
@@ -153,7 +155,7 @@ def test_several_ranges_of_an_index_scan_only_their_rows(scores: IndexedTable, w
         assert scanned(scores, plan_of(where, ordered=True, reverse=reverse)) == (rows, rows)
     scan, reader = scores.opened(plan_of(where), indexed=True)
     assert reader.indexed is not None
-    assert sum(map(len, reader.indexed.keys.values())) == rows
+    assert sum(len(keys) for keys in reader.indexed.keys.values() if keys is not None) == rows
     found, _ = read(scan)
     assert found == read(scores.opened(plan_of(where), indexed=False)[0])[0]
 
@@ -165,15 +167,59 @@ def len_of(table: IndexedTable, least: int) -> int:
     )
 
 
-def test_more_rows_than_are_looked_up_are_read_one_after_another(scores: IndexedTable) -> None:
-    returned, read_ = scanned(scores, plan_of(col("score").is_null()))
-    assert returned == read_ == 10_000 == MAX_POINTS
-    everything = col("text") >= "text"
-    assert index_choices(reader_of(scores, everything), scores.locked_view().indexes)
-    scan, reader = scores.opened(plan_of(everything), indexed=True)
-    assert reader.indexed is None
-    scan.source.close()
-    assert scanned(scores, plan_of(everything)) == (12_000, 12_000)
+def test_an_index_is_used_as_long_as_reading_all_rows_would_cost_more(scores: IndexedTable) -> None:
+    assert scanned(scores, plan_of(col("score") < 60)) == (1200, 1200)
+    assert scanned(scores, plan_of(col("score").is_null())) == (10_000, 12_000)
+    # Entries that have all columns cost less than a row.
+    assert scanned(scores, plan_of(col("score") < 100)) == (2000, 12_000)
+    assert scanned(scores, plan_of(col("score") < 100, columns=["k", "score"])) == (2000, 2000)
+
+
+def test_an_index_that_finds_over_ten_thousand_rows_of_a_large_table_is_used(tmp_path: Path) -> None:
+    columns = {"k": range(80_000), "score": [k % 100 for k in range(80_000)], "text": ["x" * 200] * 80_000}
+    rows = pa.RecordBatch.from_pydict(columns, schema=NUMBERS)
+    with indexed_table(tmp_path, rows, buckets=2, indexes=[["score"]]) as table:
+        assert scanned(table, plan_of(col("score") < 13)) == (10_400, 10_400)
+        assert scanned(table, plan_of(col("score") < 50)) == (40_000, 80_000)
+        # With a limit, a scan of all rows ends soon. So few entries are read until it is chosen.
+        assert scanned(table, plan_of(col("score") < 13, limit=10))[1] < 200
+
+
+@pytest.mark.parametrize("matching", [5, 90])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("columns", [None, ["k", "score"]])
+def test_a_scan_shows_the_instant_of_its_opening_whichever_plan_is_chosen_after_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matching: int, ordered: bool, columns: list[str] | None
+) -> None:
+    monkeypatch.setattr(index_lookup, "MAX_STEP_ENTRIES", 16)
+
+    def rows(first: int) -> pa.RecordBatch:
+        columns = {"k": range(3000), "score": [(first + k) % 100 for k in range(3000)], "text": ["x"] * 3000}
+        return pa.RecordBatch.from_pydict(columns, schema=NUMBERS)
+
+    with indexed_table(tmp_path, rows(0), buckets=3, indexes=[["score"]]) as table:
+        plan = plan_of(col("score") < matching, columns=columns, ordered=ordered)
+        expected = read(table.opened(plan, indexed=False)[0])[0]
+        lookup = table.begin_lookup(plan)
+        assert lookup is not None
+        asyncio.run(lookup.read(16))
+        assert lookup.is_chosen is None
+        scans = [table.open(plan, plan.reader(table.codec, table.keys)), table.open(plan, lookup.reader)]
+        upsert(table.buckets, rows(50))
+        asyncio.run(lookup.read())
+        assert lookup.is_chosen is (matching == 5)
+        scans.pop(not lookup.is_chosen).source.close()
+        assert read(scans[0])[0] == expected
+
+
+def test_a_lookup_that_is_aborted_closes_its_cursors_and_raises_why(scores: IndexedTable) -> None:
+    lookup = scores.begin_lookup(plan_of(col("score") < 50))
+    assert lookup is not None
+    assert BucketCursor.open_cursors == len(scores.buckets)
+    lookup.abort(TableNotFound("dropped"))
+    assert BucketCursor.open_cursors == 0
+    with pytest.raises(TableNotFound, match="dropped"):
+        asyncio.run(lookup.read())
 
 
 def reader_of(table: IndexedTable, where: Predicate, key_range: KeyRange = _ALL_KEYS) -> RowReader:
@@ -205,11 +251,12 @@ def test_the_key_goes_before_an_index_and_the_best_index_before_the_others(score
 def test_explain_tells_the_index_and_what_is_read_instead(scores: IndexedTable) -> None:
     plan = plan_of((col("score") == 7) & col("text").contains("5"), columns=["k"])
     reader = plan.reader(scores.codec, scores.keys)
-    indexes = scores.locked_view().indexes
-    choice = choose_index(index_choices(reader, indexes), indexes)
-    told = explain(plan, scores.definition, reader, range(len(scores.buckets)), choice, (ReadPath.ROCKSDB, "why"))
+    lookup = scores.begin_lookup(plan)
+    assert lookup is not None
+    asyncio.run(lookup.read())
+    told = explain(plan, scores.definition, reader, range(len(scores.buckets)), lookup, (ReadPath.ROCKSDB, "why"))
     assert (list(told.index), list(told.index_ranges), told.index_range_count) == (["score"], ["score = 7"], 1)
-    assert told.index_keys == 10_000
+    assert told.index_keys == lookup.most
     assert (list(told.ranges), told.points) == (["all keys"], 0)
     assert told.residual == "col(\"text\").contains('5')"
     assert list(told.columns_read) == ["text"]
