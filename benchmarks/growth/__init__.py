@@ -1,0 +1,1 @@
+"""How costs grow with the work: each module prints ratios of processor time within one run."""
