@@ -20,9 +20,9 @@ FAULTS_OF_HISTORIES: Final = (
         file="streaming_server/engine/reads/table_reads.py",
         edits=(
             (
-                "            scan = open_scan(plan, codec.definition,",
-                "        await wait_until_readable(table.buckets, view.log_offsets)\n"
-                "        if True:\n            scan = open_scan(plan, codec.definition,",
+                "                scans = await opening.scans(",
+                "            await wait_until_readable(table.buckets, view.log_offsets)\n"
+                "            if True:\n                scans = await opening.scans(",
             ),
         ),
         has_script=True,
