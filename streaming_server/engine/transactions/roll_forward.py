@@ -20,7 +20,7 @@ from streaming_server.engine.transactions.staged_ranges import apply_range, read
 from streaming_server.engine.transactions.staged_rows import find_repeated_keys, read_staged_rows
 from streaming_server.engine.writes.bucket_steps import apply_change, apply_rows, origin_of, step_rows
 from streaming_server.storage.bucket.writer_states import TRANSACTIONS, WriteIdentity, WriteStep
-from streaming_server.storage.transactions.staging import load_parts
+from streaming_server.storage.transactions.staging import TableFootprint, load_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.records import ChangeOrigin
     from streaming_server.storage.rows.row_codec import RowCodec
     from streaming_server.storage.transactions.decisions import Decision, Decisions
-    from streaming_server.storage.transactions.staging import StagedRequest, TableFootprint
+    from streaming_server.storage.transactions.staging import StagedRequest
 
 _log: Final = logging.getLogger(__name__)
 
@@ -121,7 +121,9 @@ class RollForward:
         if self._pending():
             try:
                 # Read all parts first, so that nothing of a damaged transaction is applied.
-                touched = footprints_of(await self._executor.run(load_parts, self._files))
+                found = footprints_of(await self._executor.run(load_parts, self._files))
+                # A tablet of which a replacement changes no row is a table of the decision, and has no request.
+                touched = {name: TableFootprint(self._decision.tables[name]) for name in self._tables} | found
                 self._repeated = await find_repeated_keys(self._files, self._tables, touched, self._executor)
                 await self._apply_rows(await self._merge_all_again(touched), touched)
             except Exception as error:

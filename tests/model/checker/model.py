@@ -84,6 +84,7 @@ class CheckerTable:
         marked: How many ranges of rows were certainly and possibly written without a change for each row.
         marks: The number of the last range in which a key certainly is.
         changelog: What its changelog has: "full", "upsert" if it lacks the rows before changes, or "none".
+        changelog_changes: How often that may have changed.
         partly: How many writes it may lack them of, and changes of this option.
         parts: The number of the last of these writes that certainly changed a key.
         author: The id of the writer whose writes follow.
@@ -116,6 +117,7 @@ class CheckerTable:
     marked: tuple[int, int] = _NO_CHANGES
     marks: dict[int, int] = field(default_factory=dict)
     changelog: str = "full"
+    changelog_changes: int = 0
     partly: int = 0
     parts: dict[int, int] = field(default_factory=dict)
     author: str = ""
@@ -228,6 +230,7 @@ class CheckerTable:
         if (self.changelog, value) == ("full", "upsert"):
             self.marked = (self.marked[0] + 1, self.marked[1] + 1)
         self.partly += self.changelog != value
+        self.changelog_changes += 2  # at most, as it may have been "none" in between
         self.changelog = value
 
     @property

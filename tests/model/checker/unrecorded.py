@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from tests.model.checker.model import CheckerTable, Shown
     from tests.model.checker.predicates import Where
     from tests.model.checker.world import CheckerWorld, Kept
+
+_MOST_CHANGES: Final = 64
+"""A table takes no more changes of what its changelog has."""
 
 
 def _table_of(world: CheckerWorld, random: Random) -> CheckerTable | None:
@@ -165,7 +168,7 @@ def _set_changelog(world: CheckerWorld, arguments: Arguments) -> None:
     table, to, removes = world.tables.get(arguments["table"]), arguments["to"], arguments["removes"]
     if table is None or table.engine in ("sum", "aggregate") or table.changelog == to:
         return
-    if not fits(table, arguments["rows"], complete=True):
+    if not fits(table, arguments["rows"], complete=True) or table.changelog_changes >= _MOST_CHANGES:
         return
     removes = removes or to == "none" or not table.has_changes
     if removes:
