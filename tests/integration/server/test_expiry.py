@@ -274,6 +274,9 @@ async def test_a_base_on_disk_is_not_read_if_rows_were_written_again_without_a_c
         table = await by_write_time(client, columnar_base="eager", buckets=1)
         await table.upsert([row(number, None, number) for number in range(3000)])
         await until_based(table)
+    # These build no base.
+    async with serving(tmp_path, clocks, base_maintenance_seconds=1000) as (_, client):
+        table = await client.table("t.events")
         clocks.pass_time(30)
         await table.upsert([row(7, None, 8)])
         if touched:
