@@ -23,7 +23,6 @@ from streaming_server.storage.bucket.removed_changes import commit_time_before, 
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from streaming_server.storage.changelog.bucket_log import BucketLog
 from streaming_server.storage.changelog.range_markers import RangeMarker
-from streaming_server.storage.changelog.records import record_key
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
 from streaming_server.storage.cursors.ranges_cursor import RangesCursor
@@ -391,10 +390,8 @@ class Bucket:
 
     def _record_removed(self, count: int) -> None:
         """Records that the changes before the one with this number will take space after they are removed."""
-        span = self.log.span
-        first, end = span.offset_of(span.first), span.offset_of(count)
-        removed = KeyRange(None, record_key(end))
-        self._deleted_log.add([removed], self.log.bytes_before(end) - self.log.bytes_before(first))
+        removed, size = self.log.space_before(count)
+        self._deleted_log.add([removed], size)
 
     def lacks_changes_since(self, micros: int, definition: TableDefinition) -> bool:
         """Returns whether a change that was committed at or after a time is no longer in the changelog.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, DiskFailed, DiskFull
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.changelog.change_log import ChangelogUsage, State
 from streaming_server.storage.changelog.log_marks import MARK_BYTES, LogMark, LogMarks
 from streaming_server.storage.changelog.offsets import count_of, epoch_of
@@ -201,6 +202,11 @@ class BucketLog(StoredLog):
     def bytes_before(self, offset: int) -> int:
         """See `ChangeLog`. Rounds up to the next mark, or to the end."""
         return self._marks.bytes_before(count_of(offset), self._state().log_bytes)
+
+    def space_before(self, count: int) -> tuple[KeyRange, int]:
+        """See `ChangeLog`."""
+        first, end = self.span.offset_of(self.span.first), self.span.offset_of(count)
+        return KeyRange(None, record_key(end)), self.bytes_before(end) - self.bytes_before(first)
 
     def offset_of_age(self, before: int, now: int) -> int:
         """See `ChangeLog`. Rounds down to a mark, unless all changes are so old."""

@@ -173,6 +173,9 @@ class ChangeLog(ReadableLog, Protocol):
     def bytes_before(self, offset: int) -> int:
         """Returns the bytes ever written to the log before an offset; rounded up by at most a MiB."""
 
+    def space_before(self, count: int) -> tuple[KeyRange, int]:
+        """Returns the stored keys of the changes before the one with a number, and about their bytes."""
+
     def offset_of_age(self, before: int, now: int) -> int:
         """Returns an offset before which all changes were written at or before a time.
 
