@@ -177,7 +177,7 @@ class ScanService:
         request: scan_pb2.ScanKvRequest,
         context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, scan_pb2.ExplainScanResponse],
     ) -> scan_pb2.ExplainScanResponse:
-        """Explains what a scan would read. Reads at most index entries, for a moment, so it needs no admission."""
+        """Explains what a scan would read. Reads at most index entries, and keeps none, so it needs no admission."""
         async with map_errors(request, context):
             plan = read_plan(request)
             table, snapshot_id = live_table_of(self._tables, request), request.snapshot.snapshot_id

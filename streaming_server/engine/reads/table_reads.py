@@ -149,7 +149,7 @@ class TableReads:
                     for live, bucket in opened if definition.partition_by else ():
                         partitions |= (await live.run(bucket.partitions.within, b"")).keys()
             if lookup is not None:
-                await lookup.read()
+                await lookup.read(keeps=False)
         numbers = [live.number for live in chosen]
         read_path = choose_live_read_path(plan, reader, chosen)
         return explain(plan, definition, reader, numbers, lookup, read_path, partitions)

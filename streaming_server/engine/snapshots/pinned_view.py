@@ -331,7 +331,7 @@ class SnapshotReader:
         """
         plan = plan.as_of(self.view_micros)
         reader, choices = await plan_reads_off_loop(self._view.executor.run, plan, self._view.codec)
-        lookup = await self._look_up(plan, reader, choices)
+        lookup = await self._look_up(plan, reader, choices, keeps=True)
         if lookup is not None and lookup.is_chosen:
             reader = lookup.reader
         bases = await self._bases_for(plan, reader)
@@ -352,21 +352,23 @@ class SnapshotReader:
         """Returns what `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
         plan = plan.as_of(self.view_micros)
         reader, choices = plan_reads(plan, self._view.codec)
-        lookup = await self._look_up(plan, reader, choices)
+        lookup = await self._look_up(plan, reader, choices, keeps=False)
         filled = self._nonempty_buckets()
         read_path = choose_read_path(plan, reader, filled, self._unusable_bases())
         partitions = {name for number in filled for name in self._view.checkpoint(number).partitions()}
         return explain(plan, self.definition, reader, self.log_offsets, lookup, read_path, partitions)
 
-    async def _look_up(self, plan: ReadPlan, reader: RowReader, choices: Sequence[IndexChoice]) -> IndexLookup | None:
-        """Returns a lookup that has read the entries of an index. None: no index can be used."""
+    async def _look_up(
+        self, plan: ReadPlan, reader: RowReader, choices: Sequence[IndexChoice], *, keeps: bool
+    ) -> IndexLookup | None:
+        """Returns a lookup that has read the entries of an index, and may keep them. None: no index can be used."""
         if not choices:
             return None
         based = buckets_with_bases(plan, reader, self._nonempty_buckets(), self._unusable_bases())
         lookup = open_lookup(plan, reader, choices, self.locked_view(), based)
         if lookup is not None:
             self.watch(lookup)
-            await lookup.read()
+            await lookup.read(keeps=keeps)
         return lookup
 
     def _unusable_bases(self) -> dict[int, str]:

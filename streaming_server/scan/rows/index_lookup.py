@@ -109,8 +109,12 @@ class IndexLookup:
         ranges = KeyRanges.of(*(choice.codec.within(columns) for columns in choice.plan.ranges))
         self._cursors = {number: bucket.entry_cursor(ranges) for number, bucket in locked.buckets.items()}
 
-    async def read(self, count: int | None = None) -> None:
+    async def read(self, count: int | None = None, *, keeps: bool = True) -> None:
         """Reads the next entries, about `count` of them (None: all), and sets `is_chosen` once it is known.
+
+        Args:
+            count: How many entries.
+            keeps: Whether `reader` will read the rows. If not, the entries are only counted, and take no memory.
 
         Raises:
             DataLoss: The entries are damaged.
@@ -118,20 +122,21 @@ class IndexLookup:
         """
         self._check()
         try:
-            await self._read_entries(-1 if count is None else self._entries_left - count)
+            await self._read_entries(-1 if count is None else self._entries_left - count, keeps=keeps)
             if not self._cursors and self.is_chosen is None:
-                await self._find_keys()
+                if keeps:
+                    await self._find_keys()
                 self.is_chosen = True
         except BaseException:
             self.close()
             raise
 
-    async def _read_entries(self, least_left: int) -> None:
+    async def _read_entries(self, least_left: int, *, keeps: bool) -> None:
         until = time.perf_counter() + STEP_SECONDS
         while self._cursors and self._entries_left > least_left:
             number = next(iter(self._cursors))
             try:
-                self._step(number, min(self._entries_left + 1, MAX_STEP_ENTRIES))
+                self._step(number, min(self._entries_left + 1, MAX_STEP_ENTRIES), keeps=keeps)
             except ScanKvError as error:
                 raise self._locked.on_error(number, error) from error.__cause__
             if self._entries_left < 0 or self._bytes_left < 0:
@@ -143,14 +148,15 @@ class IndexLookup:
                 self._check()
                 until = time.perf_counter() + STEP_SECONDS
 
-    def _step(self, number: int, count: int) -> None:
+    def _step(self, number: int, count: int, *, keeps: bool) -> None:
         values = self._cursors[number].next_values(count)
         if values is None:
             self._cursors.pop(number).close()
         elif values:
             # Arrow needs a fraction of the memory of as many objects.
             array = pa.array(values, pa.binary())
-            self._values[number].append(array)
+            if keeps:
+                self._values[number].append(array)
             self._entries_left -= len(array)
             self._bytes_left -= array.nbytes
 

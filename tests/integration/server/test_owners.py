@@ -760,7 +760,7 @@ def test_a_new_writer_that_a_tablet_of_another_worker_refuses_is_opened_by_no_ta
 
 
 LARGE = 40_000
-"""More rows than gRPC receives of a stream that nobody reads. The window of such a stream grows to 16 MiB."""
+"""Rows that do not fit into the window of a stream that nobody reads, which grows to 16 MiB."""
 
 
 def write_large(server: OwnersServer) -> None:

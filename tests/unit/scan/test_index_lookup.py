@@ -212,6 +212,21 @@ def test_a_scan_shows_the_instant_of_its_opening_whichever_plan_is_chosen_after_
         assert read(scans[0])[0] == expected
 
 
+@pytest.mark.parametrize("matching", [50, 100])
+def test_entries_that_are_only_counted_lead_to_the_same_choice_and_are_not_kept(
+    scores: IndexedTable, matching: int
+) -> None:
+    counted, kept = (scores.begin_lookup(plan_of(col("score") < matching)) for _ in range(2))
+    assert counted is not None
+    assert kept is not None
+    asyncio.run(counted.read(keeps=False))
+    asyncio.run(kept.read())
+    assert counted.is_chosen is kept.is_chosen is (matching == 50)
+    assert counted.reader.indexed is not None
+    assert not any(counted.reader.indexed.keys.values())
+    assert BucketCursor.open_cursors == 0
+
+
 def test_a_lookup_that_is_aborted_closes_its_cursors_and_raises_why(scores: IndexedTable) -> None:
     lookup = scores.begin_lookup(plan_of(col("score") < 50))
     assert lookup is not None
