@@ -6,6 +6,7 @@ The other operation happens completely, or not at all.
 from __future__ import annotations
 
 import threading
+import time
 from copy import deepcopy
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _FAULTS: Final = {each.name: each for each in (DEADLY, FULL, FULL_AT_SYNC, OVER_QUOTA, BROKEN, READ_ONLY)}
 _MOST_CHANGES: Final = (3, 15, 60)
+_LONGEST_FAULT_SECONDS: Final = 10.0
+"""The build of an index waits for a disk that works again."""
 _WHOLE: Final = (
     *("create", "create_partitioned", "create_log", "drop", "drop_index", "drop_column", "widen_column"),
     *("rename_columns", "add_column", "set_default", "set_comment", "reorder_columns", "add_index", "set_changelog"),
@@ -81,8 +84,11 @@ def _run(world: CheckerWorld, fault: DiskFault, after: int, name: str, step: Arg
     is_over, process, records = threading.Event(), world.server.process, world.records
 
     def revive() -> None:
+        heals_at = time.monotonic() + _LONGEST_FAULT_SECONDS
         while not is_over.wait(0.01):
             _serve_if_dead(world)
+            if fault != DEADLY and time.monotonic() > heals_at:
+                world.failing_disk.heal()
 
     reviving = threading.Thread(target=revive)
     world.failing_disk.fail(fault, after)

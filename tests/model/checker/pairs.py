@@ -21,7 +21,8 @@ _HEAD: Final = """# Pairs of operations
 Two effects of operations are covered if both happened to one table, in this order. A creation also counts as
 happening to the table that had its name before, and what happens to it then follows a drop.
 
-Of {all} pairs, {covered} are covered, {impossible} cannot meet, because no kind of table has both, and {open} are open.
+Of {all} pairs, {covered} are covered, {impossible} cannot meet, because no kind of table that the checker draws has
+both, and {open} are open.
 `python -m tests.model.checker --pairs FILE` adds the pairs of a run, which prefers what is open.
 
 | first | on tables of the kinds | covered | cannot meet | open after it |
