@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from collections import defaultdict
@@ -35,6 +36,10 @@ settings.load_profile("unhurried")
 
 if TABLETS > 1:
     divide_new_tables()
+
+# Each thread would have a heap of its own. The many that tests start would leave 200 MB of free memory in theirs.
+_M_ARENA_MAX: Final = -8
+ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 _SPARK = "tests/spark/"
