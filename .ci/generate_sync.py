@@ -64,6 +64,7 @@ BODIES = {
     "Scan.stream_sync": "return self.stream()",
     "Scan.to_polars": "return to_polars(self, lazy=lazy)",
     "Scan.to_duckdb": "return to_duckdb(self, con, name)",
+    "Table.dataset": "return dataset(self, as_of)",
 }
 """The bodies of functions whose blocking form does not just call the asynchronous form."""
 
@@ -95,6 +96,10 @@ REWORDED = {
         )
     ],
     "Table": [("Belongs to the event loop of its client; many tasks may use it at once.", "Thread-safe.")],
+    "Table.dataset": [
+        ("await asyncio.to_thread(query.to_arrow_table)", "query.to_arrow_table()"),
+        (" A query blocks, over connections of its own.", ""),
+    ],
     "Table.snapshot": [
         ("An object for `async with` or `await`, which takes a `Snapshot` each time.", "The `Snapshot`.")
     ],
@@ -144,6 +149,7 @@ OWN = (
     "BlockingScan",
     "BlockingContextManager",
     "BlockingLease",
+    "dataset",
     "to_duckdb",
     "to_polars",
     "unwrap",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aio_client._input.arguments import names_of
+from aio_client._integrations.blocking_stream import open_blocking_stream
 from aio_client._scan.scan import Scan
 from aio_client._scan.shards import ScannedTable
 from aio_client._scan.snapshot import SnapshotOpener, adopt_named_snapshot
@@ -16,6 +17,7 @@ from scankv.model.scans.scan_spec import ScanSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aio_client._integrations.arrow_dataset import TableDataset
     from aio_client._scan.scan_builder import Pinned
     from aio_client._scan.snapshot import Snapshot
     from scankv.model.changes.log_offsets import LogOffsets
@@ -50,6 +52,30 @@ class ScanMethods(TableMethods):
             shape.key_schema, description.buckets, tuple(description.bucket_key), max(1, description.tablets)
         )
         return Scan(self._handle.transport, spec, table)
+
+    def dataset(self, *, as_of: Pinned | str | None = None) -> TableDataset:
+        """Returns the table as a `pyarrow.dataset.Dataset`, which DuckDB and others read like a local table.
+
+            con = duckdb.connect()
+            con.register("scores", table.dataset())
+            query = con.sql("select league, sum(score) from scores where score > 10 group by league")
+            rows = await asyncio.to_thread(query.to_arrow_table)
+
+        Nothing is read before a query. The server sends the columns of the query, of the rows for which its filter is
+        true: see `TableDataset.scanner`. Each scan of a query has a view of its own; with `as_of`, all of them read the
+        same rows. A query blocks, over connections of its own.
+
+        Args:
+            as_of: A snapshot of the table, or its id. Default: as of now, for every scan.
+
+        Raises:
+            UsageError: `as_of` is neither a snapshot nor an id.
+        """
+        from aio_client._integrations.arrow_dataset import TableDataset
+
+        scan = self.scan().unordered() if as_of is None else self.scan().as_of(as_of)
+        config = scan._transport.config
+        return TableDataset(self._handle.shape.schema, scan, lambda spec: open_blocking_stream(config, spec))
 
     def snapshot(
         self,

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     import polars as pl
 
     from aio_client._client.client import Client
+    from aio_client._integrations.arrow_dataset import TableDataset
+    from aio_client._scan.scan_builder import Pinned
     from aio_client._scan.shards import ScannedTable
+    from aio_client._sync.generated import Table
     from aio_client._transport.config import ClientConfig
     from scankv.model.scans.scan_spec import ScanSpec
 
@@ -222,6 +225,14 @@ def to_duckdb(scan: BlockingScan, con: duckdb.DuckDBPyConnection, name: str) -> 
     scan._check_has_rows("to_duckdb")
     with _stream(scan) as stream:
         return create_table(con, name, stream.schema, stream)
+
+
+def dataset(table: Table, as_of: Pinned | str | None) -> TableDataset:
+    """Returns a table as a dataset, which is read over the table's client."""
+    from aio_client._integrations.arrow_dataset import TableDataset
+
+    scan = table.scan().unordered() if as_of is None else table.scan().as_of(as_of)
+    return TableDataset(table.schema, scan, lambda spec: type(scan)(scan._runner, spec).batches())
 
 
 def unwrap(given: Any) -> Any:  # noqa: ANN401  # what it is, the asynchronous method checks

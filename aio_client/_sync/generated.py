@@ -13,6 +13,7 @@ from aio_client._sync.base import (
     BlockingContextManager,
     BlockingLease,
     BlockingScan,
+    dataset,
     to_duckdb,
     to_polars,
     unwrap,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from aio_client._client.transaction import ConflictMode, LockMode
     from aio_client._client.transaction_info import CommitResult, JobStep, LostWrites, TransactionInfo
     from aio_client._input.data import Data
+    from aio_client._integrations.arrow_dataset import TableDataset
     from aio_client._queries.aggregate import Ties
     from aio_client._queries.lookup import VersionedRows
     from aio_client._queries.versioned import Versioned
@@ -952,6 +954,26 @@ class Table(Blocking):
                 another type. The message says where in the text.
         """
         return Scan._of(self._runner, self._aio.scan(columns, where=where, limit=limit))
+
+    def dataset(self, *, as_of: Pinned | str | None = None) -> TableDataset:
+        """Returns the table as a `pyarrow.dataset.Dataset`, which DuckDB and others read like a local table.
+
+            con = duckdb.connect()
+            con.register("scores", table.dataset())
+            query = con.sql("select league, sum(score) from scores where score > 10 group by league")
+            rows = query.to_arrow_table()
+
+        Nothing is read before a query. The server sends the columns of the query, of the rows for which its filter is
+        true: see `TableDataset.scanner`. Each scan of a query has a view of its own; with `as_of`, all of them read the
+        same rows.
+
+        Args:
+            as_of: A snapshot of the table, or its id. Default: as of now, for every scan.
+
+        Raises:
+            UsageError: `as_of` is neither a snapshot nor an id.
+        """
+        return dataset(self, as_of)
 
     def snapshot(
         self,

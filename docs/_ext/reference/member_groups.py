@@ -15,7 +15,7 @@ FIRST_CALLS = (
 GROUPS = {
     "Table": {
         "First calls": "get upsert scan delete count changes",
-        "Reading": "lookup top_n aggregate watch_top_n explain_top_n count_if_changed top_n_if_changed "
+        "Reading": "lookup top_n aggregate dataset watch_top_n explain_top_n count_if_changed top_n_if_changed "
         "aggregate_if_changed",
         "Writing": "append retract replace truncate writer lock_columns undo",
         "Snapshots": "snapshot adopt_snapshot",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scankv.model.expressions.arrow_expressions import from_pyarrow
+from scankv.model.expressions.arrow_expressions import convert_arrow, from_pyarrow
 from scankv.model.expressions.binding import BoundPredicate, bind
 from scankv.model.expressions.columns import Column, col
 from scankv.model.expressions.evaluation import evaluate, nanoseconds_a_byte, nanoseconds_a_row
@@ -27,6 +27,7 @@ __all__ = [
     "bind",
     "col",
     "conjuncts",
+    "convert_arrow",
     "evaluate",
     "from_pyarrow",
     "nanoseconds_a_byte",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -12,6 +12,7 @@ from scankv.model.errors import UsageError
 from scankv.model.expressions.like_patterns import STORED_ESCAPE, like
 from scankv.model.expressions.literals import Literal, literal_of, values_of
 from scankv.model.expressions.nodes import (
+    And,
     Comparison,
     Constant,
     FieldPath,
@@ -29,7 +30,8 @@ from scankv.model.expressions.nodes import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    Argument = FieldPath | Literal | Predicate
+    Argument: TypeAlias = FieldPath | Literal | Predicate
+    Part: TypeAlias = "Argument | _Unsupported"
 
 _COMPARISONS: Final = {
     "equal": Operator.EQUAL,
@@ -55,28 +57,82 @@ def from_pyarrow(expression: pc.Expression) -> Predicate:
         UsageError: The expression contains anything else, such as a cast, arithmetic, or `isin` with a NaN, or is not
             an Arrow expression.
     """
+    converted = convert_arrow(expression)
+    if converted.reason is not None:
+        raise converted.reason
+    return all_of(converted.predicates)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedExpression:
+    """What an Arrow expression becomes.
+
+    Attributes:
+        predicates: The conjuncts of the expression that have a predicate with exactly the same meaning.
+        columns: The columns that the whole expression reads. None: this is unknown.
+        reason: Why the rest has no such predicate. None: there is no rest.
+    """
+
+    predicates: tuple[Predicate, ...]
+    columns: frozenset[str] | None
+    reason: UsageError | None
+
+
+def convert_arrow(expression: pc.Expression) -> ConvertedExpression:
+    """Converts as much of an Arrow expression as predicates can express; see `from_pyarrow`.
+
+    Raises:
+        UsageError: It is not an Arrow expression.
+    """
     if not isinstance(expression, pc.Expression):
         raise UsageError(f"expected a pyarrow.compute.Expression, not {type(expression).__name__}")
+    try:
+        parts = list(_serialize(expression))
+        whole = _build(parts)
+    except UsageError as error:
+        return ConvertedExpression((), None, error)
+    columns = frozenset(value.names[0] for _, value in parts if isinstance(value, FieldPath))
+    if isinstance(whole, _Unsupported):
+        return ConvertedExpression(whole.others, columns, whole.reason)
+    return ConvertedExpression((_predicate(whole),), columns, None)
+
+
+def _build(parts: list[tuple[str, Any]]) -> Part:
     stack: list[_Call] = [_Call("")]
-    for kind, value in _serialize(expression):
+    for kind, value in parts:
         if kind == "call":
             stack.append(_Call(value))
         elif kind == "end":
             call = stack.pop()
-            stack[-1].arguments.append(_build_predicate(call))
+            stack[-1].arguments.append(_build_part(call))
         elif kind == "options":
             stack[-1].options = value
         else:
             stack[-1].arguments.append(value)
     (whole,) = stack[0].arguments
-    return _predicate(whole)
+    return whole
 
 
 @dataclass(slots=True)
 class _Call:
     function: str
-    arguments: list[Argument] = field(default_factory=list)
+    arguments: list[Part] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsupported:
+    """A part without a predicate.
+
+    Attributes:
+        reason: Why it has none.
+        others: The conjuncts within it that have one.
+        listed: SQL's `IN` with the values of an `is_in` that has none.
+    """
+
+    reason: UsageError
+    others: tuple[Predicate, ...] = ()
+    listed: IsIn | None = None
 
 
 def _serialize(expression: pc.Expression) -> Iterator[tuple[str, Any]]:
@@ -147,8 +203,28 @@ def _predicate(argument: Argument) -> Predicate:
             return argument
 
 
-def _build_predicate(call: _Call) -> Predicate:
-    match call.function, call.arguments:
+def _build_part(call: _Call) -> Predicate | _Unsupported:
+    unsupported = [part for part in call.arguments if isinstance(part, _Unsupported)]
+    try:
+        match call.function, call.arguments:
+            case "is_in", [FieldPath() as path]:
+                return _is_in(path, call)
+            case "if_else", [Not(IsNull(path)), found, Literal(is_null=True)] if (listed := _listed(found)) is not None:
+                # How DuckDB writes SQL's `IN`.
+                return listed if listed.path == path else _Unsupported(UsageError(_refusal(call)))
+            case "and_kleene", parts if unsupported:
+                supported = (_predicate(part) for part in parts if not isinstance(part, _Unsupported))
+                others = (each for part in unsupported for each in part.others)
+                return _Unsupported(unsupported[0].reason, (*supported, *others))
+        if unsupported:
+            return _Unsupported(unsupported[0].reason)
+        return _build_predicate(call, cast("list[Argument]", call.arguments))
+    except UsageError as error:
+        return _Unsupported(error)
+
+
+def _build_predicate(call: _Call, arguments: list[Argument]) -> Predicate:
+    match call.function, arguments:
         case "and_kleene", parts:
             return all_of(map(_predicate, parts))
         case "or_kleene", parts:
@@ -163,8 +239,6 @@ def _build_predicate(call: _Call) -> Predicate:
             return Not(IsNull(path))
         case "is_null", [FieldPath() as path] if not _option(call, "nan_is_null"):
             return IsNull(path)
-        case "is_in", [FieldPath() as path]:
-            return _is_in(path, call)
         case name, [FieldPath() as path] if name in _MATCHES and not _option(call, "ignore_case"):
             return TextMatch(path, _MATCHES[name], literal_of(_option(call, "pattern")))
         case "match_like", [FieldPath() as path] if not _option(call, "ignore_case"):
@@ -173,7 +247,7 @@ def _build_predicate(call: _Call) -> Predicate:
             raise UsageError(_refusal(call))
 
 
-def _is_in(path: FieldPath, call: _Call) -> Predicate:
+def _is_in(path: FieldPath, call: _Call) -> Predicate | _Unsupported:
     """Converts Arrow's `is_in`.
 
     Unlike SQL's `IN`, Arrow's `is_in` is never unknown and can match nulls. It distinguishes 0.0 from -0.0, and NaN
@@ -183,9 +257,21 @@ def _is_in(path: FieldPath, call: _Call) -> Predicate:
     values = call.options["value_set"].values
     known = values_of(values.drop_null())
     if nulls not in (_NULLS_MATCH, _NULLS_SKIPPED) or len(known.candidates) != len(known):
-        raise UsageError(f"{_refusal(call)}; write col({path.names[0]!r}).is_in([...])")
+        reason = UsageError(f"{_refusal(call)}; write col({path.names[0]!r}).is_in([...])")
+        # Both zeros are added to the candidates, and NaN is not among them.
+        has_no_nan = len(known.candidates) == len(known) + 2
+        return _Unsupported(reason, listed=IsIn(path, known) if has_no_nan and not values.null_count else None)
     found = all_of([Not(IsNull(path)), IsIn(path, known)])
     return any_of([IsNull(path), found]) if nulls == _NULLS_MATCH and values.null_count else found
+
+
+def _listed(part: Part) -> IsIn | None:
+    """Returns SQL's `IN` that a conversion of Arrow's `is_in` has the values of."""
+    match part:
+        case And(parts=(Not(IsNull()), IsIn() as listed)) | _Unsupported(listed=listed):
+            return listed
+        case _:
+            return None
 
 
 def _option(call: _Call, name: str) -> Any:  # noqa: ANN401  # of any type

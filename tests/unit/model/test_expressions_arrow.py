@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import UsageError
-from scankv.model.expressions import Predicate, bind, col, evaluate, from_pyarrow
+from scankv.model.expressions import Predicate, bind, col, convert_arrow, evaluate, from_pyarrow
 from scankv.model.expressions.nodes import Constant
 from tests.support.examples import examples
 
@@ -117,3 +117,33 @@ def test_an_arrow_expression_becomes_the_predicate_that_says_the_same(
 def test_an_arrow_expression_without_exact_counterpart_is_refused(expression: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         from_pyarrow(expression)
+
+
+def _duckdb_in(name: str, values: pa.Array) -> pc.Expression:
+    """Returns SQL's `IN` as DuckDB hands it to pyarrow."""
+    field = FIELD[name]
+    return pc.if_else(field.is_valid(), field.isin(values), pa.scalar(None, pa.bool_()))
+
+
+def test_the_in_of_duckdb_is_that_of_sql() -> None:
+    assert from_pyarrow(_duckdb_in("t", pa.array(["a", "b"]))) == col("t").is_in(["a", "b"])
+    # Arrow distinguishes the zeros, SQL does not.
+    assert from_pyarrow(_duckdb_in("f", pa.array([0.0, 1.5]))) == col("f").is_in([0.0, 1.5])
+    for expression in (
+        _duckdb_in("f", pa.array([0.0, float("nan")])),
+        pc.if_else(FIELD["i"].is_valid(), FIELD["t"].isin(["a"]), pa.scalar(None, pa.bool_())),
+        pc.if_else(FIELD["i"] > 0, FIELD["t"].isin(["a"]), pa.scalar(None, pa.bool_())),
+    ):
+        with pytest.raises(UsageError, match="is not supported"):
+            from_pyarrow(expression)
+
+
+def test_the_conjuncts_that_can_be_converted_are() -> None:
+    known, other = FIELD["i"] > 0, pc.abs(FIELD["f"]) > 0.5
+    converted = convert_arrow(known & (other & FIELD["t"].is_null()))
+    assert set(converted.predicates) == {col("i") > 0, col("t").is_null()}
+    assert converted.columns == frozenset("ift")
+    assert "abs" in str(converted.reason)
+    for expression in (known | other, ~(known & other), (known & other) == (known | known)):
+        assert convert_arrow(expression).predicates == ()
+    assert convert_arrow(pc.field(0) > 1).columns is None
