@@ -37,7 +37,17 @@ FILE = ROOT / "aio_client" / "_sync" / "generated.py"
 WIDTH = 120
 METHOD_WIDTH = WIDTH - 8
 
-GENERATED = ("Client", "Table", "Scan", "Snapshot", "ColumnLock", "Writer", "TransactionPart", "Transaction")
+GENERATED = (
+    "Client",
+    "Table",
+    "Scan",
+    "SqlQuery",
+    "Snapshot",
+    "ColumnLock",
+    "Writer",
+    "TransactionPart",
+    "Transaction",
+)
 """The classes to generate, bases before the classes that derive from them."""
 
 BY_HAND = {"ScanStream": "aio_client._sync.stream", "TopNWatch": "aio_client._sync.watch"}

@@ -6,7 +6,7 @@ from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING
 
 from aio_client import sync
-from aio_client._sync.read_ahead import gather
+from aio_client._scan.read_ahead import gather
 from spark_bridge.casting import cast_rows
 from spark_bridge.executions import Execution
 from spark_bridge.frozen_worker import freeze_worker

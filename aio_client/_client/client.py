@@ -28,6 +28,7 @@ from aio_client._input.arguments import names_of, text_of, timeout_of
 from aio_client._input.column_changes import defaults_of, texts_of, types_of
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import adopt_snapshot, list_snapshots
+from aio_client._sql.engine import Engine
 from aio_client._transport.owners import Owners
 from aio_client._transport.transport import Transport
 from aio_client._write.column_locks import list_locks, release_lock
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from aio_client._client.transaction_info import JobStep, LostWrites, TransactionInfo
     from aio_client._input.data import Data
     from aio_client._scan.snapshot import Snapshot
+    from aio_client._sql.query import SqlQuery
     from aio_client._transport.config import ClientConfig
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import Names, WriteMode
@@ -73,6 +75,7 @@ class Client:
         self._transport = Transport(config)
         self._owners = Owners(self._transport)
         self._bootstraps: dict[str, OpenBootstrap] = {}
+        self._sql = Engine()
 
     async def __aenter__(self) -> Self:
         return self
@@ -95,6 +98,7 @@ class Client:
         for each in [*self._bootstraps.values()]:
             # The blocking client is closed while an interrupted call ends.
             await each.abort()
+        await self._sql.aclose()
         await self._owners.aclose()
         await self._transport.aclose()
 
@@ -527,6 +531,36 @@ class Client:
         if not isinstance(spec, ScanSpec):
             raise UsageError(f"spec must be a ScanSpec, as from scan.spec, not {spec!r:.80}")
         return Scan(self._transport, spec)
+
+    def sql(
+        self,
+        query: str,
+        parameters: Sequence[object] | Mapping[str, object] | None = None,
+        *,
+        frames: Mapping[str, object] | None = None,
+    ) -> SqlQuery:
+        """Returns a query in SQL over live tables, which its methods run.
+
+            rows = await client.sql(
+                "select league, sum(score) from game.scores where score > $least group by league", {"least": 10}
+            ).to_arrow()
+
+        DuckDB runs the query in this process: the dialect is its own, and so are files, such as
+        `read_parquet('players.parquet')`. A table of the server is `database.table`. The server evaluates filters, and
+        sends the columns that the query uses. A query shows one instant, also of a table that it names several times.
+
+        Args:
+            query: One statement that reads, such as SELECT.
+            parameters: The values of `?` in their order, or of `$name` by name. Default: none.
+            frames: Data frames and Arrow tables, by the names that the query has for them. Default: none.
+
+        Raises:
+            UsageError: duckdb is not installed; the query cannot be parsed, is several statements, or would change
+                something.
+        """
+        from aio_client._sql.query import SqlQuery
+
+        return SqlQuery(self, self._sql, query, parameters, frames or {})
 
     async def stats(self) -> ServerStats:
         """Returns statistics of the complete server. The server opens no bucket for them."""

@@ -39,6 +39,9 @@ class TableDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow ha
     `scanner(columns=, filter=)` reads the table: the server sends only these columns of the rows for which the filter
     is true. It evaluates the conjuncts that `Scan.where` accepts; the client evaluates the others on the rows that are
     left. `to_table`, `to_batches`, `to_reader`, `head` and `count_rows` of the dataset and of a scanner block.
+
+    Attributes:
+        error: What has ended the last scan that failed, of which an engine may only show the text.
     """
 
     def __init__(self, schema: pa.Schema, scan: RefinableScan, start: Callable[[ScanSpec], RunningScan]) -> None:
@@ -49,6 +52,7 @@ class TableDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow ha
             scan: Reads all rows.
             start: Starts a scan for code that blocks; called in a thread of the reader.
         """
+        self.error: Exception | None = None
         self._schema = schema
         self._scan = scan
         self._start = start
@@ -166,6 +170,9 @@ class TableScanner:
         try:
             for batch in rows:
                 yield from self._finish(batch)
+        except Exception as error:
+            self._dataset.error = error
+            raise
         finally:
             # The reader may be dropped when the client is closed, which has ended the scan.
             with suppress(UsageError):

@@ -12,9 +12,9 @@ from aio_client._input.arguments import flag_of
 from aio_client._input.optional import import_optional
 from aio_client._integrations.duckdb import check_connection, create_table
 from aio_client._integrations.polars_frames import lazy_frame
+from aio_client._scan.read_ahead import BATCH_BYTES, BATCH_ROWS, ITEMS_AHEAD, ReadAhead, gather
 from aio_client._scan.scan import Scan
 from aio_client._scan.scan_builder import ScanBuilder
-from aio_client._sync.read_ahead import BATCH_BYTES, BATCH_ROWS, ITEMS_AHEAD, ReadAhead, gather
 from aio_client._sync.runner import Runner
 from aio_client._sync.stream import ScanStream
 from scankv.model.errors import UsageError
@@ -126,7 +126,8 @@ class BlockingClient(Blocking):
         Raises:
             UsageError: `ahead` is not at least 1.
         """
-        return ReadAhead(self._runner, make, ahead)
+        client = self._runner.client
+        return ReadAhead(self._runner, lambda: make(client), ahead)
 
 
 class BlockingScan(ScanBuilder):
@@ -195,7 +196,9 @@ class BlockingScan(ScanBuilder):
                 raise UsageError(f"{name} must be a whole number of at least 1, not {number!r}", option=name)
         spec = self._spec
 
-        async def make(client: Client) -> AsyncGenerator[pa.RecordBatch, None]:
+        client = self._runner.client
+
+        async def make() -> AsyncGenerator[pa.RecordBatch, None]:
             async with client.scan(spec).stream() as stream, aclosing(gather(stream, rows, bytes)) as gathered:
                 async for batch in gathered:
                     yield batch

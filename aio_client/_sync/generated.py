@@ -467,6 +467,34 @@ class Client(BlockingClient):
         """
         return Scan._of(self._runner, self._aio.scan(spec))
 
+    def sql(
+        self,
+        query: str,
+        parameters: Sequence[object] | Mapping[str, object] | None = None,
+        *,
+        frames: Mapping[str, object] | None = None,
+    ) -> SqlQuery:
+        """Returns a query in SQL over live tables, which its methods run.
+
+            rows = client.sql(
+                "select league, sum(score) from game.scores where score > $least group by league", {"least": 10}
+            ).to_arrow()
+
+        DuckDB runs the query in this process: the dialect is its own, and so are files, such as
+        `read_parquet('players.parquet')`. A table of the server is `database.table`. The server evaluates filters, and
+        sends the columns that the query uses. A query shows one instant, also of a table that it names several times.
+
+        Args:
+            query: One statement that reads, such as SELECT.
+            parameters: The values of `?` in their order, or of `$name` by name. Default: none.
+            frames: Data frames and Arrow tables, by the names that the query has for them. Default: none.
+
+        Raises:
+            UsageError: duckdb is not installed; the query cannot be parsed, is several statements, or would change
+                something.
+        """
+        return SqlQuery(self._runner, self._aio.sql(query, parameters, frames=frames))
+
     def stats(self) -> ServerStats:
         """Returns statistics of the complete server. The server opens no bucket for them."""
         return self._runner.call(self._aio.stats)
@@ -2175,6 +2203,56 @@ class Scan(BlockingScan):
             UsageError: `consumer_id` is not a valid id, or the scan does not read the changelog.
         """
         return super().with_consumer_id(consumer_id, must_exist=must_exist, principal=principal)
+
+
+class SqlQuery(Blocking):
+    """A query in SQL over live tables, which runs each time that its rows are asked for. Immutable.
+
+    Made by `client.sql()`. Thread-safe.
+    """
+
+    _aio: aio_client.SqlQuery
+
+    def to_arrow(self) -> pa.Table:
+        """Runs the query, and returns its rows as one table in memory, in the order that the query asks for.
+
+        The server evaluates the parts of the filters that it can, and sends the columns that the query uses; DuckDB
+        does the rest, in a thread. When the call is cancelled, the query and its scans end.
+
+        Raises:
+            UsageError: DuckDB refuses the query, with its reason; it is not installed; or the query names several live
+                tables, which cannot be read as of one instant yet.
+            TableNotFound: A table of the query does not exist.
+            ScanKvError: As for the stream of a scan.
+        """
+        return self._runner.call(self._aio.to_arrow)
+
+    def to_pandas(self, *, dtype_backend: Literal["pyarrow", "numpy"] = "pyarrow") -> pd.DataFrame:
+        """Runs the query, and returns its rows as a pandas DataFrame: see `Scan.to_pandas`.
+
+        Raises:
+            UsageError: pandas is not installed; `dtype_backend` has another value; or as for `to_arrow`.
+            ScanKvError: As for `to_arrow`.
+        """
+        return self._runner.call(lambda: self._aio.to_pandas(dtype_backend=dtype_backend))
+
+    def to_polars(self) -> pl.DataFrame:
+        """Runs the query, and returns its rows as a Polars DataFrame. Needs polars.
+
+        Raises:
+            UsageError: polars is not installed; it cannot hold a column or a value; or as for `to_arrow`.
+            ScanKvError: As for `to_arrow`.
+        """
+        return self._runner.call(self._aio.to_polars)
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """Runs the query, and returns its rows as dictionaries by column name.
+
+        Raises:
+            UsageError: A value has no Python type; or as for `to_arrow`.
+            ScanKvError: As for `to_arrow`.
+        """
+        return self._runner.call(self._aio.to_pylist)
 
 
 class Snapshot(BlockingLease):

@@ -10,12 +10,13 @@ import weakref
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
 from aio_client._client.client import Client
+from aio_client._scan.read_ahead import WAKE_SECONDS
 from scankv.model.errors import UsageError
 from scankv.model.short_tracebacks import SHORT_TRACEBACK
 
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
     from aio_client._transport.config import ClientConfig
 
 _Result = TypeVar("_Result")
-
-# In CPython, a Ctrl-C between a thread's last instruction and its wait does not end the wait.
-WAKE_SECONDS: Final = 0.5
-"""How often a waiting thread checks for interrupts, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +64,11 @@ class Runner:
         """The asynchronous client, whose coroutines must run in `call`."""
         return self._running.client
 
+    @property
+    def address(self) -> str:
+        """The server of the client."""
+        return self.client.config.address
+
     def call(self, function: Callable[..., Awaitable[_Result]], *args: object) -> _Result:
         """Calls a coroutine function in the event loop and waits for its result. An interrupt of the wait cancels it.
 
@@ -93,7 +95,7 @@ class Runner:
 
     def start(self, function: Callable[..., Awaitable[_Result]], *args: object) -> Future[_Result]:
         """Calls a coroutine function in the event loop without waiting. Raises UsageError as `call` does."""
-        address = self.client.config.address
+        address = self.address
         if os.getpid() != self._pid:
             raise UsageError(
                 "the client was made before this process was forked; connect in the child process instead",

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from aio_client._input.arguments import timeout_of
-from aio_client._sync.runner import WAKE_SECONDS, Runner
+from aio_client._scan.read_ahead import WAKE_SECONDS
+from aio_client._sync.runner import Runner
 from scankv.model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:

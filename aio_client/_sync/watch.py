@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from aio_client._queries.watch import compare_rankings
-from aio_client._sync.runner import WAKE_SECONDS
+from aio_client._scan.read_ahead import WAKE_SECONDS
 
 if TYPE_CHECKING:
     from types import TracebackType

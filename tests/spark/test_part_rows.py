@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import ScanCancelled, SchemaMismatch, SnapshotLost, sync
-from aio_client._sync.read_ahead import BATCH_ROWS
+from aio_client._scan.read_ahead import BATCH_ROWS
 from spark_bridge.casting import arrow_schema
 from spark_bridge.options import ReadOptions
 from spark_bridge.part_rows import read_part

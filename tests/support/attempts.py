@@ -97,9 +97,8 @@ def change_the_changelog_of_a_table_with_tablets(here: ServerToTry) -> None:
     here.client.alter_table(here.create(tablets=2).name, changelog="upsert")
 
 
-def query_the_server_with_sql(here: ServerToTry) -> None:
-    client: Any = here.client
-    client.sql(f"SELECT count(*) FROM {here.create().name}")
+def change_rows_with_sql(here: ServerToTry) -> None:
+    here.client.sql(f"UPDATE {here.create().name} SET score = 8")
 
 
 def update_rows_that_match(here: ServerToTry) -> None:

@@ -37,6 +37,7 @@ ALLOWED = {
     ("Snapshot", "aio_client/_scan/snapshot.py", "aio_client/_sync/generated.py"): _BLOCKING,
     ("Table", "aio_client/_client/table.py", "aio_client/_sync/generated.py"): _BLOCKING,
     ("TopNWatch", "aio_client/_queries/watch.py", "aio_client/_sync/watch.py"): _BLOCKING,
+    ("SqlQuery", "aio_client/_sql/query.py", "aio_client/_sync/generated.py"): _BLOCKING,
     ("Transaction", "aio_client/_client/transaction.py", "aio_client/_sync/generated.py"): _BLOCKING,
     ("TransactionPart", "aio_client/_client/transaction_part.py", "aio_client/_sync/generated.py"): _BLOCKING,
     ("Writer", "aio_client/_sync/generated.py", "aio_client/_write/writer.py"): _BLOCKING,

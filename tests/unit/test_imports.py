@@ -111,6 +111,7 @@ LAYERS = {
         "_scan",
         "_queries",
         "_write",
+        "_sql",
         "_client",
         "mirror",
         "testing",

@@ -28,7 +28,7 @@ GROUPS = {
     "Client": {
         "First calls": "table create_table tables transaction aclose close",
         "Tables": "alter_table drop_table bootstrap check_table damaged_tables table_sizes wait_ready",
-        "Reading": "scan read_ahead",
+        "Reading": "scan sql read_ahead",
         "Transactions": "transaction_part transactions abort_transaction give_up_transaction",
         "Snapshots": "snapshots adopt_snapshot",
         "What the server does": "live_scans cancel_scan slow_calls column_locks release_column_lock "

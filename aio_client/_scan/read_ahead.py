@@ -7,25 +7,43 @@ import queue
 import threading
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
-from aio_client._sync.runner import WAKE_SECONDS
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
     from types import TracebackType
 
-    from aio_client._client.client import Client
-    from aio_client._sync.runner import Runner
-
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+# In CPython, a Ctrl-C between a thread's last instruction and its wait does not end the wait.
+WAKE_SECONDS: Final = 0.5
+"""How often a waiting thread checks for interrupts, in seconds."""
 
 BATCH_ROWS: Final = 65_536
 BATCH_BYTES: Final = 4 * 1024 * 1024
 ITEMS_AHEAD: Final = 3
+
+
+class LoopThread(Protocol):
+    """The event loop of a client, for other threads."""
+
+    @property
+    def address(self) -> str:
+        """The server of the client."""
+
+    def call(self, function: Callable[..., Awaitable[_Result]], *args: object) -> _Result:
+        """Calls a coroutine function in the event loop and waits for its result."""
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Lets the event loop call a function that does not wait. Does nothing if the loop has ended."""
+
+    def is_in_loop(self) -> bool:
+        """Returns whether the caller is the thread of the event loop, which must not wait."""
 
 
 class ReadAhead(Generic[_Item]):
@@ -39,16 +57,21 @@ class ReadAhead(Generic[_Item]):
     """
 
     def __init__(
-        self, runner: Runner, make: Callable[[Client], AsyncGenerator[_Item, None]], ahead: int = ITEMS_AHEAD
+        self, loop: LoopThread, make: Callable[[], AsyncGenerator[_Item, None]], ahead: int = ITEMS_AHEAD
     ) -> None:
         """Called by `Client.read_ahead` and `Scan.batches`; starts nothing.
+
+        Args:
+            loop: The event loop that runs the generator.
+            make: Makes the generator.
+            ahead: How many unfinished items may exist.
 
         Raises:
             UsageError: `ahead` is not at least 1.
         """
         if type(ahead) is not int or ahead < 1:
             raise UsageError(f"ahead must be a whole number of at least 1, not {ahead!r}", option="ahead")
-        self._runner = runner
+        self._loop = loop
         self._make = make
         self._handover: _Handover[_Item] = _Handover(ahead)
         self._task: asyncio.Task[None] | None = None
@@ -66,7 +89,7 @@ class ReadAhead(Generic[_Item]):
     def __del__(self) -> None:
         # May run in any thread, even the client's own, so it must not wait.
         if (task := getattr(self, "_task", None)) is not None:
-            self._runner.soon(task.cancel)
+            self._loop.soon(task.cancel)
 
     def __iter__(self) -> Self:
         return self
@@ -81,7 +104,7 @@ class ReadAhead(Generic[_Item]):
         self._start()
         if self._has_item:
             self._has_item = False
-            self._runner.soon(self._handover.places.release)
+            self._loop.soon(self._handover.places.release)
         found = self._handover.take()
         if isinstance(found, _End):
             raise self._failure(found)
@@ -93,20 +116,20 @@ class ReadAhead(Generic[_Item]):
         if self._task is None:
             self._handover.put(_End(None))
             return
-        self._runner.soon(self._task.cancel)
-        if not self._runner.is_in_loop():
+        self._loop.soon(self._task.cancel)
+        if not self._loop.is_in_loop():
             self._handover.wait_for_end()
         self._handover.clear()
 
     def _start(self) -> None:
         if self._task is None and not self._handover.has_ended:
-            self._task = self._runner.call(_begin, self._make(self._runner.client), self._handover)
+            self._task = self._loop.call(_begin, self._make(), self._handover)
 
     def _failure(self, end: _End) -> BaseException:
         # Further reads find the same end.
         self._handover.put(end)
         if isinstance(end.error, asyncio.CancelledError):
-            return UsageError("the client was closed before all was read", address=self._runner.client.config.address)
+            return UsageError("the client was closed before all was read", address=self._loop.address)
         return StopIteration() if end.error is None else end.error
 
 

@@ -1,0 +1,150 @@
+"""DuckDB: one connection for each query that runs, kept for later queries."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from aio_client._input.optional import import_optional
+from scankv.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import duckdb
+    import pyarrow as pa
+
+    from aio_client._integrations.arrow_dataset import TableDataset
+
+    Parameters: TypeAlias = Sequence[object] | Mapping[str, object] | None
+
+_MOST_KEPT: Final = 4
+_INTERRUPT_SECONDS: Final = 0.05
+"""How often a query is interrupted until it ends."""
+_HINT: Final = "\nA table of the server is named as database.table."
+
+
+class Engine:
+    """The connections of one client to DuckDB, each to a database in memory that has nothing between two queries."""
+
+    def __init__(self) -> None:
+        self._free: list[duckdb.DuckDBPyConnection] = []
+        self._running: dict[asyncio.Future[pa.Table], duckdb.DuckDBPyConnection] = {}
+        self._is_closed = False
+
+    async def run(
+        self, text: str, parameters: Parameters, tables: Mapping[str, TableDataset], frames: Mapping[str, object]
+    ) -> pa.Table:
+        """Runs a query in a thread.
+
+        When the call is cancelled, the query is interrupted, and the call ends once DuckDB has ended it.
+
+        Args:
+            text: One statement that reads.
+            parameters: The values of its parameters, by position or name.
+            tables: The live tables that it names, by `database.table`.
+            frames: Data frames and Arrow tables that it names.
+
+        Raises:
+            UsageError: duckdb is not installed, or refuses the query or its data.
+            ScanKvError: As for the scans of the tables.
+        """
+        con = self._free.pop() if self._free else await asyncio.to_thread(_connect)
+        running = asyncio.ensure_future(asyncio.to_thread(_run, con, text, parameters, tables, frames))
+        self._running[running] = con
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await self._interrupt(running)
+            raise
+        except UsageError as error:
+            if self._is_closed:
+                raise UsageError("the client was closed before the query ended") from error
+            raise
+        finally:
+            del self._running[running]
+            self._give_back(con)
+
+    async def aclose(self) -> None:
+        """Ends the queries that run, and closes all connections."""
+        self._is_closed = True
+        await self._interrupt(*self._running)
+        while self._free:
+            self._free.pop().close()
+
+    async def _interrupt(self, *queries: asyncio.Future[pa.Table]) -> None:
+        """Returns when queries have ended, with whatever error."""
+        left = {*queries}
+        while left:
+            for query in left:
+                self._running[query].interrupt()  # Again and again, since it may just begin.
+            done, left = await asyncio.wait(left, timeout=_INTERRUPT_SECONDS)
+            for query in done:
+                query.exception()
+
+    def _give_back(self, con: duckdb.DuckDBPyConnection) -> None:
+        if len(self._free) < _MOST_KEPT and not self._is_closed:
+            self._free.append(con)
+        else:
+            con.close()
+
+
+def _connect() -> duckdb.DuckDBPyConnection:
+    con: duckdb.DuckDBPyConnection = import_optional("duckdb").connect()
+    # A table that does not exist must not become a variable of this process that has its name.
+    con.execute("set python_enable_replacements = false")
+    con.execute("set temp_directory = ?", [str(Path(tempfile.gettempdir(), "scankv-duckdb"))])
+    return con
+
+
+def _run(
+    con: duckdb.DuckDBPyConnection,
+    text: str,
+    parameters: Parameters,
+    tables: Mapping[str, TableDataset],
+    frames: Mapping[str, object],
+) -> pa.Table:
+    refused = import_optional("duckdb").Error
+    try:
+        with _named(con, tables, frames):
+            return con.sql(text, params=parameters).to_arrow_table()
+    except refused as error:
+        for dataset in tables.values():
+            if dataset.error is not None:
+                raise dataset.error from error
+        hint = _HINT if "Table with name" in str(error) else ""
+        raise UsageError(f"DuckDB: {error}{hint}") from error
+
+
+@contextmanager
+def _named(
+    con: duckdb.DuckDBPyConnection, tables: Mapping[str, TableDataset], frames: Mapping[str, object]
+) -> Iterator[None]:
+    """Gives DuckDB tables and frames by their names for the length of the block."""
+    registered: list[str] = []
+    made: list[str] = []
+    try:
+        for name, frame in frames.items():
+            con.register(name, frame)
+            registered.append(name)
+        for number, (name, dataset) in enumerate(tables.items()):
+            database, _, table = name.partition(".")
+            con.register(f"scankv_{number}", dataset)
+            registered.append(f"scankv_{number}")
+            con.execute(f"create schema if not exists {_quoted(database)}")
+            view = f"{_quoted(database)}.{_quoted(table)}"
+            con.execute(f"create or replace view {view} as select * from scankv_{number}")
+            made.append(view)
+        yield
+    finally:
+        for view in made:
+            con.execute(f"drop view if exists {view}")
+        for name in registered:
+            con.unregister(name)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

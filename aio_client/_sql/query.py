@@ -1,0 +1,152 @@
+"""`SqlQuery`: one SELECT over live tables, as an immutable value that can be run."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from aio_client._input.other_rows import to_polars, to_pylist
+from aio_client._integrations.pandas_frames import check_dtype_backend, frame_of
+from aio_client._scan.read_ahead import ReadAhead, gather
+from aio_client._sql.client_loop import ClientLoop
+from aio_client._sql.statement import parse_statement
+from scankv.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+    from aio_client._integrations.arrow_dataset import TableDataset
+    from aio_client._scan.scan import Scan
+    from aio_client._scan.snapshot import SnapshotOpener
+    from aio_client._sql.engine import Engine, Parameters
+    from aio_client._transport.config import ClientConfig
+    from scankv.model.scans.scan_spec import ScanSpec
+
+_PIN_SECONDS: Final = 60.0
+
+
+class QueriedTable(Protocol):
+    """A table of the client."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def scan(self) -> Scan: ...
+
+    def snapshot(self, ttl: float) -> SnapshotOpener: ...
+
+
+class QueriedClient(Protocol):
+    """The client, which is defined in a later layer."""
+
+    @property
+    def config(self) -> ClientConfig: ...
+
+    async def table(self, name: str) -> QueriedTable: ...
+
+    def scan(self, spec: ScanSpec) -> Scan: ...
+
+
+class SqlQuery:
+    """A query in SQL over live tables, which runs each time that its rows are asked for. Immutable.
+
+    Made by `client.sql()`. Belongs to the event loop of its client.
+    """
+
+    def __init__(
+        self, client: QueriedClient, engine: Engine, text: str, parameters: Parameters, frames: Mapping[str, object]
+    ) -> None:
+        """Called by `Client.sql`.
+
+        Args:
+            client: Reads the tables.
+            engine: Runs the query.
+            text: One statement that reads.
+            parameters: The values of its parameters.
+            frames: Data frames and Arrow tables, by the names that the query has for them.
+
+        Raises:
+            UsageError: As for `Client.sql`.
+        """
+        self._client = client
+        self._engine = engine
+        self._statement = parse_statement(text)
+        self._parameters = parameters
+        self._frames = frames
+
+    def __repr__(self) -> str:
+        return f"<SqlQuery {self._statement.text!r:.80}>"
+
+    async def to_arrow(self) -> pa.Table:
+        """Runs the query, and returns its rows as one table in memory, in the order that the query asks for.
+
+        The server evaluates the parts of the filters that it can, and sends the columns that the query uses; DuckDB
+        does the rest, in a thread. When the call is cancelled, the query and its scans end.
+
+        Raises:
+            UsageError: DuckDB refuses the query, with its reason; it is not installed; or the query names several live
+                tables, which cannot be read as of one instant yet.
+            TableNotFound: A table of the query does not exist.
+            ScanKvError: As for the stream of a scan.
+        """
+        names = self._statement.tables
+        if len({*names}) > 1:
+            raise UsageError(
+                f"the query names {' and '.join(dict.fromkeys(names))}, which cannot be read as of one instant: read "
+                "all but one of them first, and give their rows as `frames`"
+            )
+        loop = ClientLoop(self._client.config.address)
+        async with AsyncExitStack() as pins:
+            tables = {name: await self._dataset(name, loop, pins, again=names.count(name) > 1) for name in names}
+            return await self._engine.run(self._statement.text, self._parameters, tables, self._frames)
+
+    async def _dataset(self, name: str, loop: ClientLoop, pins: AsyncExitStack, *, again: bool) -> TableDataset:
+        """Returns a table as a dataset. One that is read several times is pinned, so that each shows the same rows."""
+        from aio_client._integrations.arrow_dataset import TableDataset
+
+        table = await self._client.table(name)
+        scan = table.scan().unordered()
+        if again:
+            scan = table.scan().as_of(await pins.enter_async_context(table.snapshot(ttl=_PIN_SECONDS)))
+
+        def start(spec: ScanSpec) -> ReadAhead[pa.RecordBatch]:
+            async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
+                async with self._client.scan(spec).stream() as stream, aclosing(gather(stream)) as gathered:
+                    async for batch in gathered:
+                        yield batch
+
+            return ReadAhead(loop, batches)
+
+        return TableDataset(table.schema, scan, start)
+
+    async def to_pandas(self, *, dtype_backend: Literal["pyarrow", "numpy"] = "pyarrow") -> pd.DataFrame:
+        """Runs the query, and returns its rows as a pandas DataFrame: see `Scan.to_pandas`.
+
+        Raises:
+            UsageError: pandas is not installed; `dtype_backend` has another value; or as for `to_arrow`.
+            ScanKvError: As for `to_arrow`.
+        """
+        check_dtype_backend(dtype_backend)
+        return frame_of(await self.to_arrow(), dtype_backend)
+
+    async def to_polars(self) -> pl.DataFrame:
+        """Runs the query, and returns its rows as a Polars DataFrame. Needs polars.
+
+        Raises:
+            UsageError: polars is not installed; it cannot hold a column or a value; or as for `to_arrow`.
+            ScanKvError: As for `to_arrow`.
+        """
+        return to_polars(await self.to_arrow())
+
+    async def to_pylist(self) -> list[dict[str, Any]]:
+        """Runs the query, and returns its rows as dictionaries by column name.
+
+        Raises:
+            UsageError: A value has no Python type; or as for `to_arrow`.
+            ScanKvError: As for `to_arrow`.
+        """
+        return to_pylist(await self.to_arrow())
