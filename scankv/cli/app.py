@@ -29,6 +29,7 @@ _SECTIONS: Final = {
     "Data": {
         "load": ("load.load", "Write the rows of a file to a table"),
         "scan": ("scan.scan", "Read a table as of one instant"),
+        "sql": ("sql.sql", "Run a query in SQL over live tables and files"),
         "get": ("rows.get", "Show rows by their keys"),
         "put": ("rows.put", "Insert a row, or change columns of one"),
         "delete": ("rows.delete", "Delete rows by their keys, or by a predicate"),

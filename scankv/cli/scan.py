@@ -1,10 +1,8 @@
 """`scan`: writes the rows of a table to a terminal, a pipe or a file."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Annotated, Final
+from typing import Annotated
 
 import pyarrow as pa
 import typer
@@ -14,26 +12,19 @@ from scankv.cli.connecting import open_client
 from scankv.cli.named_snapshots import snapshot_id
 from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
 from scankv.cli.positions import parse_version
-from scankv.cli.show import is_terminal, show_rows
-from scankv.cli.show import output as standard_output
-from scankv.formats.files import Format, format_of_name
+from scankv.cli.results import (
+    TERMINAL_ROWS,
+    FormatOption,
+    OutputFormat,
+    OutputOption,
+    choose_format,
+    show_first,
+    write_batches,
+)
+from scankv.cli.show import is_terminal
+from scankv.formats.files import Format
 from scankv.formats.printable import printable
-from scankv.formats.writers import atomic_file, row_writer
-from scankv.model.counts import counted
 from scankv.model.errors import UsageError
-
-_TERMINAL_ROWS: Final = 100
-_NOT_WRITTEN: Final = (".gz", ".bz2", ".xz", ".zst", ".zip", ".xlsx", ".xlsm", ".xls", ".ods")
-
-
-class OutputFormat(StrEnum):
-    """Output formats of `scan`."""
-
-    TABLE = "table"
-    CSV = "csv"
-    JSONL = "jsonl"
-    PARQUET = "parquet"
-    ARROW = "arrow"
 
 
 class IsolationChoice(StrEnum):
@@ -92,25 +83,15 @@ def scan(
     explain: Annotated[
         bool, typer.Option("--explain", help="Print what the server would read and decode, and read nothing.")
     ] = False,
-    format_: Annotated[
-        OutputFormat | None,
-        typer.Option(
-            "--format",
-            help="The output format. Default: by the name of the output file, else a table on a terminal and csv in a "
-            "pipe.",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write to a file. The file appears when it is complete."),
-    ] = None,
+    format_: FormatOption = None,
+    output: OutputOption = None,
     url: Url = None,
 ) -> None:
     """Read a table as of one instant: now, or the instant of a snapshot or of a published version.
 
     A table on a terminal stops after 100 rows unless --limit says otherwise.
     """
-    chosen = _choose_format(format_, output)
+    chosen = choose_format(format_, output)
     version = None if as_of is None else parse_version(as_of)
     if version is not None and lake is None:
         raise UsageError(f"--as-of {as_of} needs --lake URI: the location where the table is published")
@@ -129,60 +110,20 @@ def scan(
             _write(wanted, Format(chosen), output)
 
 
-def _choose_format(asked: OutputFormat | None, output: Path | None) -> OutputFormat:
-    """Returns the output format. Raises UsageError if a file, or a terminal, cannot have it."""
-    if output is not None:
-        if asked is OutputFormat.TABLE:
-            raise UsageError("--format must be csv or jsonl or parquet or arrow to write a file, not table")
-        if asked is None and output.suffix.lower() in _NOT_WRITTEN:
-            rest = output.stem or "rows"
-            other = rest if format_of_name(rest) else f"{rest}.csv"
-            raise UsageError(f"{output}: compressed files and workbooks cannot be written: name a file such as {other}")
-        return asked or OutputFormat(format_of_name(output.name) or Format.CSV)
-    if not is_terminal():
-        return asked or OutputFormat.CSV
-    if asked in (OutputFormat.PARQUET, OutputFormat.ARROW):
-        raise UsageError(f"{asked} cannot be shown on a terminal: name a file with -o, or pipe it into a program")
-    return asked or OutputFormat.TABLE
-
-
 def _show(wanted: sync.Scan, *, cut: bool) -> None:
     # One row more than is shown tells whether the table has more rows.
-    with (wanted.limit(_TERMINAL_ROWS + 1) if cut else wanted).stream() as stream:
+    with (wanted.limit(TERMINAL_ROWS + 1) if cut else wanted).stream() as stream:
         _report_fallback(stream)
         rows = pa.Table.from_batches(list(stream), stream.schema)
-    shown = rows.slice(0, _TERMINAL_ROWS) if cut else rows
-    show_rows(shown)
-    more = ", and there are more; --limit shows them" if shown.num_rows < rows.num_rows else ""
-    if is_terminal():
-        typer.echo(f"{counted(shown.num_rows, 'row')}{more}", err=True)
+    show_first(rows, cut=cut, remedy="--limit")
 
 
 def _write(wanted: sync.Scan, format_: Format, output: Path | None) -> None:
-    with wanted.stream() as stream, _destination(output) as out:
+    with wanted.stream() as stream:
         _report_fallback(stream)
-        with row_writer(format_, out, stream.schema, seekable=output is not None) as writer:
-            for rows in stream:
-                writer.write(rows)
-                # The reader of a pipe sees rows as they arrive, and a closed pipe ends the command at once.
-                out.flush()
-        out.flush()
+        write_batches(stream, stream.schema, format_, output)
 
 
 def _report_fallback(stream: sync.ScanStream) -> None:
     if stream.lake_fallback is not None:
         typer.echo(printable(f"scankv: warning: the server is read alone, because {stream.lake_fallback}"), err=True)
-
-
-@contextmanager
-def _destination(output: Path | None) -> Iterator[IO[bytes]]:
-    if output is None:
-        yield standard_output()
-        return
-    try:
-        with atomic_file(output) as stream:
-            yield stream
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UsageError(f"{output}: {error.strerror or error}") from error

@@ -1,0 +1,48 @@
+"""`sql`: runs a query over live tables and files."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from scankv.cli.connecting import open_client
+from scankv.cli.options import Url
+from scankv.cli.results import FormatOption, OutputFormat, OutputOption, choose_format, show_first, write_batches
+from scankv.cli.show import is_terminal
+from scankv.formats.files import Format
+from scankv.model.errors import UsageError
+
+
+def sql(
+    query: Annotated[
+        str,
+        typer.Argument(metavar="QUERY", help="One statement that reads, in the SQL of DuckDB; - for standard input."),
+    ],
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option("--param", metavar="NAME=VALUE", help="A value for $NAME in the query, as text. Repeatable."),
+    ] = None,
+    format_: FormatOption = None,
+    output: OutputOption = None,
+    url: Url = None,
+) -> None:
+    """Run a query over live tables, as DATABASE.TABLE, and files, as 'FILE.parquet'.
+
+    DuckDB runs it in this process, and the server evaluates its filters. A query shows one instant of a table. A table
+    on a terminal stops after 100 rows; for others, add a limit, or write a file.
+    """
+    chosen = choose_format(format_, output)
+    values = dict(map(_parameter, parameters or []))
+    with open_client(url) as client:
+        rows = client.sql(sys.stdin.read() if query == "-" else query, values or None).to_arrow()
+    if chosen is OutputFormat.TABLE:
+        show_first(rows, cut=is_terminal(), remedy="-o FILE")
+    else:
+        write_batches(rows.to_batches(), rows.schema, Format(chosen), output)
+
+
+def _parameter(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"--param must be NAME=VALUE, as in --param least=10, not {text!r}", option="--param")
+    return name, value
