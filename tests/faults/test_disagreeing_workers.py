@@ -273,30 +273,43 @@ async def has_expired(transactions: Transactions, token: str) -> bool:
     return transactions.find(token) is None
 
 
+_APPLY = "streaming_server.engine.transactions.roll_forward.apply_rows"
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    """Leaves no space for the rows of transactions in a table."""
+
+    def full(live: LiveBucket, *arguments: Any) -> Any:
+        if live.table == table:
+            raise DiskFull("the disk is full")
+        return apply_rows(live, *arguments)
+
+    monkeypatch.setattr(_APPLY, full)
+
+
+def hold_the_first_conclusion(workers: DirectWorkers) -> asyncio.Event:
+    """Has the first conclusion of a share wait for the event that it returns."""
+    notified: list[str] = []
+    may_notify = asyncio.Event()
+
+    async def hold(method: str, *_: object) -> None:
+        if method == "conclude":
+            notified.append(method)
+            if len(notified) == 1:
+                await may_notify.wait()
+
+    workers.before = hold
+    return may_notify
+
+
 async def test_a_commit_that_is_applied_by_another_task_is_to_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with direct_workers(tmp_path / "data", 2) as workers:
         token = await workers.begin()
         await workers.stage(token, 2, 0, 1)
-        module = "streaming_server.engine.transactions.roll_forward.apply_rows"
-
-        def full(live: LiveBucket, *arguments: Any) -> Any:
-            if live.table == workers.names[0]:
-                raise DiskFull("the disk is full")
-            return apply_rows(live, *arguments)
-
-        monkeypatch.setattr(module, full)
-        notified: list[str] = []
-        may_notify = asyncio.Event()
-
-        async def hold_the_first(method: str, *_: object) -> None:
-            if method == "conclude":
-                notified.append(method)
-                if len(notified) == 1:
-                    await may_notify.wait()
-
-        workers.before = hold_the_first
+        fill_disk(monkeypatch, workers.names[0])
+        may_notify = hold_the_first_conclusion(workers)
         commit = asyncio.create_task(workers.commit(token, 1))
         await await_until(partial(is_stuck, workers.tables[0].transactions), "the transaction is stuck")
         monkeypatch.undo()
@@ -319,7 +332,6 @@ async def test_a_commit_is_remembered_while_the_task_that_has_applied_it_applies
         await workers.stage(divided, 2, 0, 1)
         place = StagedRequestId(token=alone, part="main", sequence=0)
         await transactions.staging.stage(place, workers.tables[0].table(other), UPSERT, rows_of(2), kind=MERGE)
-        module = "streaming_server.engine.transactions.roll_forward.apply_rows"
         is_full, may_apply, is_applying = True, threading.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -331,17 +343,8 @@ async def test_a_commit_is_remembered_while_the_task_that_has_applied_it_applies
                 may_apply.wait()
             return apply_rows(live, *arguments)
 
-        monkeypatch.setattr(module, apply)
-        notified: list[str] = []
-        may_notify = asyncio.Event()
-
-        async def hold_the_first(method: str, *_: object) -> None:
-            if method == "conclude":
-                notified.append(method)
-                if len(notified) == 1:
-                    await may_notify.wait()
-
-        workers.before = hold_the_first
+        monkeypatch.setattr(_APPLY, apply)
+        may_notify = hold_the_first_conclusion(workers)
         commit = asyncio.create_task(workers.commit(divided, 1))
         await await_until(partial(is_stuck, transactions), "the transaction is stuck")
         with pytest.raises(DiskFull):
@@ -368,14 +371,7 @@ async def test_a_retry_ends_although_the_commit_itself_has_finished_the_transact
     async with direct_workers(tmp_path / "data", 2) as workers:
         token = await workers.begin()
         await workers.stage(token, 2, 0, 1)
-        module = "streaming_server.engine.transactions.roll_forward.apply_rows"
-
-        def full(live: LiveBucket, *arguments: Any) -> Any:
-            if live.table == workers.names[0]:
-                raise DiskFull("the disk is full")
-            return apply_rows(live, *arguments)
-
-        monkeypatch.setattr(module, full)
+        fill_disk(monkeypatch, workers.names[0])
         may_notify = [asyncio.Event(), asyncio.Event()]
         notified: list[asyncio.Event] = []
 

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from aio_client import connect, sync
+from aio_client.testing import FaultProxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 async def client(shared_server: ServerProcess) -> AsyncIterator[Client]:
     async with connect(shared_server.url) as client:
         yield client
+
+
+@pytest_asyncio.fixture
+async def proxy(shared_server: ServerProcess) -> AsyncIterator[FaultProxy]:
+    async with FaultProxy(shared_server.url) as proxy:
+        yield proxy
 
 
 @pytest.fixture

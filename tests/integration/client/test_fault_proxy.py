@@ -28,7 +28,7 @@ from tests.support.streams import read_all
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from aio_client.testing import FaultKind
     from tests.support.server_process import ServerProcess
@@ -45,12 +45,6 @@ async def filled(client: Client, name: str) -> str:
     table = await client.create_table(name, DATA.schema, primary_key=["k"], buckets=3)
     await table.upsert(DATA)
     return name
-
-
-@pytest_asyncio.fixture
-async def proxy(shared_server: ServerProcess) -> AsyncIterator[FaultProxy]:
-    async with FaultProxy(shared_server.url) as proxy:
-        yield proxy
 
 
 async def scanned(client: Client, name: str) -> pa.Table:

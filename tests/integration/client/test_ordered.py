@@ -9,24 +9,15 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 
-from aio_client import Client, InvalidRequest, SchemaMismatch, Table, TableNotFound, col, connect
+from aio_client import Client, InvalidRequest, SchemaMismatch, Table, TableNotFound, col
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from aio_client import Scan
-    from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.asyncio
 
 ROWS = 6000
 BUCKETS = 4
-
-
-@pytest_asyncio.fixture
-async def client(shared_server: ServerProcess) -> AsyncIterator[Client]:
-    async with connect(shared_server.url) as client:
-        yield client
 
 
 @pytest_asyncio.fixture

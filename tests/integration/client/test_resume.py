@@ -48,12 +48,6 @@ async def filled(client: Client, name: str) -> Table:
 
 
 @pytest_asyncio.fixture
-async def proxy(shared_server: ServerProcess) -> AsyncIterator[FaultProxy]:
-    async with FaultProxy(shared_server.url) as proxy:
-        yield proxy
-
-
-@pytest_asyncio.fixture
 async def cut_client(proxy: FaultProxy) -> AsyncIterator[Client]:
     """Connects a client whose connections can be cut."""
     async with connect(proxy.address, read_ahead_bytes=64 << 10) as client:

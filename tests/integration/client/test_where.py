@@ -29,7 +29,6 @@ from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from aio_client import Predicate
@@ -61,12 +60,6 @@ def row(number: int) -> dict[str, Any]:
 
 
 DATA = pa.Table.from_pylist([row(number) for number in range(ROWS)], schema=SCHEMA)
-
-
-@pytest_asyncio.fixture
-async def client(shared_server: ServerProcess) -> AsyncIterator[Client]:
-    async with connect(shared_server.url) as client:
-        yield client
 
 
 @pytest_asyncio.fixture

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-import pytest_asyncio
 
 from aio_client import (
     ColumnLocked,
@@ -27,20 +26,11 @@ from aio_client.testing import Fault, FaultProxy
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from aio_client import Client
-    from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.asyncio
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-
-
-@pytest_asyncio.fixture
-async def proxy(shared_server: ServerProcess) -> AsyncIterator[FaultProxy]:
-    async with FaultProxy(shared_server.url) as proxy:
-        yield proxy
 
 
 async def made(client: Client, name: str, buckets: int = 3) -> Table:

@@ -16,6 +16,7 @@ from pyarrow import parquet
 from aio_client import LakeDamaged, SchemaMismatch, UsageError, connect
 from scankv.lake.formats import FORMATS, open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
+from tests.integration.lake.test_publish import SCORES, SMALL, create, rows_of
 from tests.support.lake_readers import sorted_rows
 
 if TYPE_CHECKING:
@@ -24,22 +25,8 @@ if TYPE_CHECKING:
     from aio_client import Client, Scan, Table
     from tests.support.server_process import ServerProcess
 
-SCORES = pa.schema([("player", pa.int64()), ("score", pa.int64()), ("league", pa.string())])
 pytestmark = pytest.mark.asyncio
-SMALL = PublishOptions(file_rows=50)
 VECTORS = PublishOptions(file_rows=50, masks=True)
-
-
-def rows_of(players: range, score: int = 1, league: str = "a") -> pa.Table:
-    return pa.table(
-        {"player": list(players), "score": [score] * len(players), "league": [league] * len(players)}, SCORES
-    )
-
-
-async def create(client: Client, name: str, changelog: str = "full") -> Table:
-    table = await client.create_table(name, SCORES, primary_key=["player"], buckets=3, changelog=changelog)
-    await table.upsert(rows_of(range(1000)))
-    return table
 
 
 async def publish_to(client: Client, name: str, uri: str, options: PublishOptions = SMALL) -> None:
@@ -76,7 +63,7 @@ async def compare(table: Table, scan: Scan, uri: str, fallback: str | None = Non
 async def test_changes_after_the_published_version_are_read_from_the_server(
     client: Client, name: str, uri: str, options: PublishOptions, changelog: str
 ) -> None:
-    table = await create(client, name, changelog)
+    table = await create(client, name, changelog=changelog)
     await publish_to(client, name, uri, options)
     await compare(table, table.scan(), uri)
     await change(table)

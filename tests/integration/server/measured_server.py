@@ -8,13 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streaming_server.config import ServerConfig
 from streaming_server.engine.tasks.loop_turns import LoopTurns
 from streaming_server.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def measured(data: Path, *settings: str, program: str = __name__) -> Iterator[str]:
+    """Runs the server, or another program that serves as this one does, and yields its address."""
+    command = [sys.executable, "-m", program, str(data), *settings]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+            process.stdin.close()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 async def main(turns: LoopTurns, directory: str, *settings: str) -> None:
@@ -29,6 +50,6 @@ async def main(turns: LoopTurns, directory: str, *settings: str) -> None:
 
 
 if __name__ == "__main__":
-    measured = LoopTurns(time.thread_time)
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(measured)) as runner:
-        runner.run(main(measured, *sys.argv[1:]))
+    measuring = LoopTurns(time.thread_time)
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(measuring)) as runner:
+        runner.run(main(measuring, *sys.argv[1:]))

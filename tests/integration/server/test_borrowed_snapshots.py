@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240)  # several processes start again and again
 
 
-@pytest.fixture(scope="module")
-def divided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with two workers, for all tests here; each uses names of its own."""
-    with ServerProcess(tmp_path_factory.mktemp("workers") / "data", "--workers", str(WORKERS)) as server:
-        yield server
-
-
 def players_in(batches: list[bytes]) -> list[str]:
     """Returns the players of some rows, in their order."""
     read = [pa.ipc.read_record_batch(pa.py_buffer(each), SCORES) for each in batches]

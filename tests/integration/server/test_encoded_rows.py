@@ -45,12 +45,6 @@ TYPES = SCHEMA.types
 BITMAP, MUST, FLAG, DAY, TIME, REAL, ENDS = 6, 7, 15, 16, 20, 28, 36
 
 
-@pytest.fixture(scope="module")
-def wire(shared_server: ServerProcess) -> Iterator[Wire]:
-    with Wire(shared_server.url) as wire:
-        yield wire
-
-
 @pytest.fixture
 def table(shared_server: ServerProcess, wire: Wire) -> Iterator[Table]:
     name = f"server.e{uuid.uuid4().hex}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,20 +12,9 @@ from scankv.v1 import scan_pb2, write_pb2
 from tests.support.tables import ipc_stream
 from tests.support.wire import Wire, refusal
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.server_process import ServerProcess
-
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string())])
 ROWS = 1000
 BUCKETS = 3
-
-
-@pytest.fixture
-def wire(shared_server: ServerProcess) -> Iterator[Wire]:
-    with Wire(shared_server.url) as wire:
-        yield wire
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,13 +12,12 @@ import pytest
 
 from aio_client import StartFrom, StopAt, sync
 from benchmarks.memory import UnusedMemory
-from tests.integration.server import measured_server
+from tests.integration.server.measured_server import measured
 from tests.support.bases import SOON, WHATEVER_IT_WRITES
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.alone
 
@@ -101,24 +97,9 @@ class SlicedTables:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlicedTables]:
-    with measured(tmp_path_factory.mktemp("slices") / "data") as address, sync.connect(address) as client:
-        yield SlicedTables(client)
-
-
-@contextmanager
-def measured(data: Path) -> Iterator[str]:
-    """Runs the server, and yields its address."""
     settings = [each for each in (*SOON, *WHATEVER_IT_WRITES) if each != "--set"]
-    command = [sys.executable, "-m", measured_server.__name__, str(data), *settings]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-            process.stdin.close()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
+    with measured(tmp_path_factory.mktemp("slices") / "data", *settings) as address, sync.connect(address) as client:
+        yield SlicedTables(client)
 
 
 def scan_with_large_chunks(tables: SlicedTables) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,10 +13,10 @@ import pytest
 
 from aio_client import connect, sync
 from tests.integration.server import tombstone_server
+from tests.integration.server.measured_server import measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
-    from pathlib import Path
 
     from aio_client import Table
 
@@ -41,7 +38,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     The row in the middle has the effect that no request deletes all rows of a key range, which would be one tombstone.
     """
-    with serving(tmp_path_factory.mktemp("tombstones") / "data") as address, sync.connect(address) as client:
+    data, memory = tmp_path_factory.mktemp("tombstones") / "data", f"write_buffer_bytes={1 << 30}"  # for all tombstones
+    with measured(data, memory, program=tombstone_server.__name__) as address, sync.connect(address) as client:
         gone = client.create_table(
             "tombstones.gone", SCHEMA, primary_key=["id"], buckets=1, indexes=["score"], row_deduplicate=False
         )
@@ -58,21 +56,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def rows(start: int, count: int) -> pa.Table:
     ids = np.arange(start, start + count)
     return pa.table([ids, ids], schema=SCHEMA)
-
-
-@contextmanager
-def serving(data: Path) -> Iterator[str]:
-    """Runs the server with enough memory for all tombstones, and yields its address."""
-    command = [sys.executable, "-m", tombstone_server.__name__, str(data), f"write_buffer_bytes={1 << 30}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-            process.stdin.close()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
 
 
 async def scan_all(table: Table) -> None:

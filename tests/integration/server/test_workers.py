@@ -11,7 +11,6 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -29,21 +28,11 @@ from tests.support.waiting import wait_until
 from tests.support.wire import Wire
 from tests.support.workers import freeze, is_running, names_of_workers, processes_of, rows_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.timeout(240)  # several processes start again and again
 
 WORKERS = 2
 # Its sitecustomize has worker 0 stop itself when it begins.
 STOPPED_FORK = Path(__file__).parents[2] / "support" / "stopped_fork"
-
-
-@pytest.fixture(scope="module")
-def divided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with two workers, for all tests here; each uses names of its own."""
-    with ServerProcess(tmp_path_factory.mktemp("workers") / "data", "--workers", str(WORKERS)) as server:
-        yield server
 
 
 def ports_of(server: ServerProcess) -> list[int]:

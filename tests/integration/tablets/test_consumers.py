@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 from aio_client import ConsumerFenced, ConsumerNotFound, ScanKvError, StartFrom, StopAt, connect, sync
+from tests.integration.tablets.test_changes import create, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.timeout(120)
 
-SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
-BUCKETS = 7
-TABLETS = 3
 KEYS = 100
 
 
 @pytest.fixture(scope="module")
 def settings() -> tuple[str, ...]:
     return ("--set", "follow_heartbeat_seconds=0.2")
-
-
-def create(client: sync.Client, tablets: int = TABLETS) -> sync.Table:
-    name = f"test.t{uuid.uuid4().hex}"
-    return client.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, tablets=tablets)
-
-
-def rows(keys: Sequence[int], v: int = 0) -> list[dict[str, Any]]:
-    return [{"k": key, "v": v} for key in keys]
 
 
 def take(table: sync.Table, start: StartFrom = StartFrom.EARLIEST, commit: bool = True, **how: Any) -> list[Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from aio_client import InvalidRequest, LockTimeout, ScanKvError, TableNotFound, TransactionConflict, sync
 from scankv.v1 import transaction_pb2
+from tests.integration.tablets.test_writes import outcome_of
 from tests.support.wire import Wire
 from tests.support.workers import names_of_workers
 
@@ -37,14 +38,6 @@ def rows_in(table: sync.Table) -> dict[int, int]:
 
 def row(k: int, v: int) -> dict[str, Any]:
     return {"k": k, "v": v, "w": f"w{k}"}
-
-
-def outcome_of(operation: Any) -> Any:  # whatever it returns
-    """Returns the result of an operation, or the type of its error and what the error says of it."""
-    try:
-        return operation()
-    except ScanKvError as error:
-        return type(error).__name__
 
 
 @pytest.mark.breadth

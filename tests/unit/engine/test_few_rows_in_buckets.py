@@ -30,13 +30,13 @@ KEYS = range(40)
 BUCKETS = 4
 
 
-async def sums(tables: Tables) -> LiveTable:
+async def sums(tables: Tables, buckets: int = BUCKETS) -> LiveTable:
     await tables.create(
         "test.sums",
         SUMS,
         primary_key=["k"],
         bucket_key=(),
-        buckets=BUCKETS,
+        buckets=buckets,
         options={"merge_engine": "aggregate", "changelog": "full"},
         merging=MergeSpec(aggregates=(aggregate_of("total", "sum"),)),
     )

@@ -7,16 +7,14 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
 from scankv.model.errors import Unavailable, WriterFenced
-from scankv.model.tables.merge_functions import aggregate_of
-from scankv.model.tables.merge_spec import MergeSpec
 from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.storage.bucket.writer_states import WriteIdentity
 from tests.support.examples import FACTOR
 from tests.support.snapshots import tables_in
+from tests.unit.engine.test_few_rows_in_buckets import SUMS, sums
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,21 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.asyncio
 
-SUMS = pa.schema([pa.field("k", pa.int64(), nullable=False), ("total", pa.int8())])
 CLIENTS = 16
-
-
-async def sums(tables: Tables) -> LiveTable:
-    await tables.create(
-        "test.sums",
-        SUMS,
-        primary_key=["k"],
-        bucket_key=(),
-        buckets=1,
-        options={"merge_engine": "aggregate"},
-        merging=MergeSpec(aggregates=(aggregate_of("total", "sum"),)),
-    )
-    return tables.table("test.sums")
 
 
 async def add(table: LiveTable, writer: int, sequence: int, key: int, total: int, epoch: int = 0) -> FewWritten:
@@ -82,7 +66,7 @@ async def open_writers(table: LiveTable) -> None:
 
 async def test_concurrent_requests_share_syncs_and_have_their_own_offsets(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
-        table = await sums(tables)
+        table = await sums(tables, buckets=1)
         await open_writers(table)
         syncs = table.buckets[0].syncs
         written = await asyncio.gather(*(add(table, writer, 1, 1 + writer, 1) for writer in range(CLIENTS)))
@@ -93,7 +77,7 @@ async def test_concurrent_requests_share_syncs_and_have_their_own_offsets(tmp_pa
 
 async def test_more_writers_than_are_kept_in_memory_share_syncs(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
-        table, writers = await sums(tables), 600
+        table, writers = await sums(tables, buckets=1), 600
         for sequence in range(3):
             syncs = table.buckets[0].syncs
             await asyncio.gather(*(add(table, writer, sequence, writer % 200, 1) for writer in range(writers)))
@@ -103,7 +87,7 @@ async def test_more_writers_than_are_kept_in_memory_share_syncs(tmp_path: Path) 
 
 async def test_a_refused_or_fenced_request_does_not_affect_its_neighbours(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
-        table = await sums(tables)
+        table = await sums(tables, buckets=1)
         await open_writers(table)
         await add(table, 0, 1, 7, 127)
         await table.writes.open_writer("w1")
@@ -126,7 +110,7 @@ async def test_a_refused_or_fenced_request_does_not_affect_its_neighbours(tmp_pa
 
 async def test_all_waiting_requests_learn_why_a_bucket_cannot_be_used(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
-        table = await sums(tables)
+        table = await sums(tables, buckets=1)
         await open_writers(table)
         live = table.buckets[0]
         await live.mutex.acquire()
@@ -142,7 +126,7 @@ async def test_all_waiting_requests_learn_why_a_bucket_cannot_be_used(tmp_path: 
 @pytest.mark.seeds
 async def test_random_cancellations_lose_and_repeat_nothing(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
-        table = await sums(tables)
+        table = await sums(tables, buckets=1)
         await open_writers(table)
         chance, rounds, cancelled = random.Random(18), min(20 * FACTOR, 120), 0
         for sequence in range(1, rounds + 1):
