@@ -10,13 +10,11 @@ import pytest
 import pytest_asyncio
 
 from aio_client import (
-    InvalidResumeToken,
     Resume,
     ScanInterrupted,
     ScanKvError,
     ScanStalled,
     SnapshotLost,
-    Unavailable,
     connect,
     sync,
 )
@@ -25,10 +23,10 @@ from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from aio_client import Client, Scan, ScanStream, Table
+    from aio_client import Client, Scan, Table
 
 SCHEMA = pa.schema([("k", pa.int64()), ("name", pa.string())])
 # With chunks this small, an interruption always comes before everything has been read ahead.
@@ -47,84 +45,9 @@ async def filled(client: Client, name: str) -> Table:
     return table
 
 
-@pytest_asyncio.fixture
-async def cut_client(proxy: FaultProxy) -> AsyncIterator[Client]:
-    """Connects a client whose connections can be cut."""
-    async with connect(proxy.address, read_ahead_bytes=64 << 10) as client:
-        yield client
-
-
 def through(client: Client, scan: Scan) -> Scan:
     """Returns the same scan in small chunks, through another client."""
     return client.scan(scan.with_chunk(rows=CHUNK_ROWS).spec)
-
-
-async def read_cut(stream: ScanStream, proxy: FaultProxy, every: int) -> tuple[pa.Table, int]:
-    """Returns all rows of a scan whose connection is cut after every few chunks, and the number of cuts."""
-    batches, cuts = [], 0
-    async for rows in stream:
-        batches.append(rows)
-        if len(batches) % every == 0:
-            proxy.apply(Fault("reset"))
-            cuts += 1
-    return pa.Table.from_batches(batches), cuts
-
-
-@pytest.mark.parametrize(("every", "reverse"), [(1, False), (2, True), (5, False)])
-@pytest.mark.asyncio
-@pytest.mark.represented_by("1-False")
-async def test_a_pinned_scan_that_is_cut_gives_the_rows_of_one_that_is_not(
-    table: Table, cut_client: Client, proxy: FaultProxy, every: int, reverse: bool
-) -> None:
-    async with table.snapshot() as snapshot:
-        scan = table.scan().as_of(snapshot)
-        scan = scan.reverse() if reverse else scan
-        whole = await scan.to_arrow()
-        await table.upsert([{"k": k, "name": "changed"} for k in range(-ROWS, ROWS, 7)])
-        stream = through(cut_client, scan).stream()
-        rows, cuts = await read_cut(stream, proxy, every)
-        same = rows.equals(whole)
-        assert same, f"{rows.num_rows} rows, expected {whole.num_rows}"
-        statistics = stream.stats()
-        # For a moment after a cut, gRPC may start an attempt over the connection that was cut. It delivers nothing.
-        assert statistics.attempts <= 2 * cuts + 1
-        assert statistics.rows_scanned <= ROWS + cuts * CHUNK_ROWS
-        assert len(stream.resumptions) == statistics.attempts - 1 > 1
-        assert {tuple(sorted(each.to_log_offsets.items())) for each in stream.resumptions} == {
-            tuple(sorted(snapshot.log_offsets.items()))
-        }
-
-
-@pytest.mark.asyncio
-async def test_a_live_scan_goes_on_over_a_fresh_view_and_says_so(
-    table: Table, cut_client: Client, proxy: FaultProxy
-) -> None:
-    stream = through(cut_client, table.scan().with_buckets(1).resume(Resume.LATEST)).stream()
-    first = await anext(stream)
-    last_key = first["k"][-1].as_py()
-    before = stream.log_offsets
-    result = await table.upsert([{"k": k, "name": "changed"} for k in range(ROWS + 1000)])
-    proxy.apply(Fault("reset"))
-    seen = {row["k"]: row["name"] async for rows in stream for row in rows.to_pylist()}
-    (resumption,) = stream.resumptions
-    assert resumption.rows >= first.num_rows
-    assert isinstance(resumption.cause, Unavailable)
-    assert (resumption.from_log_offsets, resumption.to_log_offsets) == (before, {1: result.log_offsets[1]})
-    assert stream.log_offsets == resumption.to_log_offsets
-    # The rows before are unchanged; the rows after it are as of now, including new ones.
-    assert min(seen) > last_key
-    assert seen[max(seen)] == "changed"
-    assert max(seen) >= ROWS
-    fresh = {row["k"] for row in await table.scan(columns=["k"]).with_buckets(1).to_pylist() if row["k"] > last_key}
-    assert set(seen) == fresh
-
-
-@pytest.mark.asyncio
-async def test_a_limit_counts_over_all_attempts(table: Table, cut_client: Client, proxy: FaultProxy) -> None:
-    async with table.snapshot() as snapshot:
-        stream = through(cut_client, table.scan().as_of(snapshot).limit(3 * CHUNK_ROWS + 1)).stream()
-        rows, _ = await read_cut(stream, proxy, 1)
-        assert rows.num_rows == len(set(rows["k"].to_pylist())) == 3 * CHUNK_ROWS + 1
 
 
 @pytest.mark.asyncio
@@ -183,35 +106,6 @@ async def test_a_reader_that_was_too_slow_goes_on_or_learns_how(impatient_server
             assert caught.value.resume_token is not None
             rest = await scan.resume_from(caught.value.resume_token).to_arrow()
             assert sorted(keys + rest["k"].to_pylist()) == list(range(ROWS))
-
-
-@pytest.mark.asyncio
-async def test_a_token_for_another_question_is_refused(table: Table) -> None:
-    scan = table.scan().with_chunk(rows=CHUNK_ROWS)
-    async with scan.stream() as stream:
-        await anext(stream)
-        token = stream.resume_token
-    assert token is not None
-    for other in (scan.select("k"), scan.limit(7), scan.with_buckets(0), scan.reverse()):
-        with pytest.raises(InvalidResumeToken) as caught:
-            await other.resume_from(token).to_arrow()
-        assert caught.value.resume_token == token
-    for bad in (token[:-1], token + b"x", bytes([token[0] ^ 1]) + token[1:], token[:-1] + bytes([token[-1] ^ 1])):
-        with pytest.raises(InvalidResumeToken) as caught:
-            await scan.resume_from(bad).to_arrow()
-        assert token.hex() not in str(caught.value)
-
-
-@pytest.mark.asyncio
-async def test_a_token_of_the_end_reads_nothing(table: Table) -> None:
-    async with table.scan().stream() as stream:
-        async for _ in stream:
-            pass
-        token = stream.resume_token
-    assert token is not None
-    async with table.scan().resume_from(token).stream() as stream:
-        assert [rows async for rows in stream] == []
-    assert stream.stats().rows_scanned == 0
 
 
 @pytest.mark.asyncio

@@ -185,21 +185,6 @@ def test_an_attempt_may_only_send_what_is_left_of_the_limit() -> None:
     assert (scan.rows, scan.token) == (10, b"after 9")
 
 
-def test_a_scan_is_complete_at_its_limit_or_with_its_trailer() -> None:
-    scan = progress(ScanSpec("a.b", limit=10))
-    scan.book(received(header()))
-    first, second = chunks(2)
-    scan.book(received(first))
-    assert not scan.complete
-    scan.book(received(second))
-    assert scan.complete
-    scan = progress(LIVE)
-    scan.book(received(header()))
-    assert not scan.complete
-    scan.book(received(trailer([])))
-    assert scan.complete
-
-
 def test_a_resumption_says_when_where_why_and_between_which_views(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "aio_client")
     scan, newer = progress(LATEST), {0: 8, 1: 0, 2: 12}
