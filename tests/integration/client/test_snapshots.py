@@ -21,7 +21,7 @@ from aio_client import (
     connect,
     sync,
 )
-from tests.support.waiting import await_until, wait_until
+from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -284,36 +284,6 @@ async def test_a_pin_rides_through_a_restart_of_the_server(server: ServerProcess
 
 async def _pin(table: Table) -> Snapshot:
     return await table.snapshot()
-
-
-@pytest.mark.breadth
-def test_the_blocking_client_pins_renews_and_releases(sync_client: sync.Client, name: str) -> None:
-    table = sync_client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
-    table.upsert(rows(range(ROWS), "old"))
-    with table.snapshot(ttl=3) as snapshot:
-        wait_until(lambda: sync_client.snapshots(name)[0].remaining < 2.4, "some time gone by")
-        wait_until(lambda: sync_client.snapshots(name)[0].remaining > 2.6, "renewed by itself")
-        table.delete(list(range(10)))
-        assert table.scan().as_of(snapshot).to_arrow().num_rows == ROWS == snapshot.rows
-        assert table.count() == ROWS - 10
-        assert (snapshot.table, snapshot.ttl, snapshot.schema) == (name, 3, SCHEMA)
-        assert sorted(snapshot.log_offsets) == [0, 1, 2]
-        other = table.snapshot(same_view_as=snapshot)
-        assert other.view_id == snapshot.view_id
-    with pytest.raises(SnapshotLost):
-        table.scan().as_of(snapshot).to_arrow()
-    (listed,) = sync_client.snapshots(name)
-    assert (listed.id, listed.taken_at) == (other.id, snapshot.taken_at)
-    assert repr(listed) == f"<sync Snapshot {other.id} of {name}>"
-    listed.renew(1200)
-    assert listed.remaining > 600
-    sync_client.adopt_snapshot(other.id, 650)
-    assert [each.ttl for each in sync_client.snapshots(name)] == [650]
-    other.release()
-    other.release()
-    assert sync_client.snapshots(name) == []
-    with pytest.raises(UsageError):
-        table.snapshot(0.5)
 
 
 def test_a_blocking_client_closed_inside_the_context_is_no_error(shared_server: ServerProcess, name: str) -> None:

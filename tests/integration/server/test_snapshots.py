@@ -64,22 +64,6 @@ def test_a_pin_is_answered_with_what_it_is_of(own: Wire) -> None:
     assert len(listed(own, NAME)) == 2
 
 
-def test_a_lease_is_renewed_and_released(own: Wire) -> None:
-    own.pin(NAME, lease_id="mine", ttl_millis=5_000)
-    renew, release = own.snapshots.RenewSnapshot, own.snapshots.ReleaseSnapshot
-    renewed = renew(snapshot_pb2.RenewSnapshotRequest(snapshot_id="mine", ttl_millis=9_000), timeout=60).snapshot
-    assert renewed.ttl_millis == 9_000
-    assert 8_000 < renewed.remaining_millis <= 9_000
-    renewed = renew(snapshot_pb2.RenewSnapshotRequest(snapshot_id="mine"), timeout=60).snapshot
-    assert renewed.ttl_millis == 9_000
-    release(snapshot_pb2.ReleaseSnapshotRequest(snapshot_id="mine"), timeout=60)
-    lost = refusal(release, snapshot_pb2.ReleaseSnapshotRequest(snapshot_id="mine"))
-    assert (lost.code, lost.reason) == ("FAILED_PRECONDITION", "SNAPSHOT_LOST")
-    lost = refusal(renew, snapshot_pb2.RenewSnapshotRequest(snapshot_id="mine"))
-    assert (lost.code, lost.reason) == ("FAILED_PRECONDITION", "SNAPSHOT_LOST")
-    assert listed(own) == []
-
-
 @pytest.mark.parametrize(
     ("fields", "code", "reason"),
     [

@@ -142,19 +142,6 @@ def noted(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 
 @pytest.mark.asyncio
-async def test_a_pin_says_what_the_server_said() -> None:
-    async with table_of(ScriptedSnapshots()) as table:
-        snapshot = await table.snapshot(ttl=90)
-    assert (snapshot.view_id, snapshot.table, snapshot.rows) == ("view-1", "game.scores", 7)
-    assert snapshot.schema == SCHEMA
-    assert snapshot.log_offsets == {0: 7}
-    assert snapshot.taken_at.isoformat() == "1970-01-01T00:00:01.500000+00:00"
-    assert snapshot.ttl == 90
-    assert 80 < snapshot.remaining <= 90
-    assert repr(snapshot) == f"<Snapshot {snapshot.id} of game.scores>"
-
-
-@pytest.mark.asyncio
 async def test_a_pin_whose_answer_is_lost_is_repeated_under_the_same_name() -> None:
     server = ScriptedSnapshots(pin=[NOT_TAKEN, UNAVAILABLE, NOT_TAKEN])
     async with table_of(server) as table:

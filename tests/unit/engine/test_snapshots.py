@@ -97,17 +97,6 @@ async def assert_lost(tables: Tables, snapshot_id: str) -> None:
     assert snapshot_id not in {info.snapshot_id for info in snapshots.list_snapshots()}
 
 
-@pytest.mark.breadth
-async def test_a_renewed_lease_lives_on(tables: Tables) -> None:
-    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=1)
-    renewed = await tables.snapshots.renew(pinned.snapshot_id, 100)
-    assert renewed.ttl == 100
-    assert 50 < renewed.remaining <= 100
-    witness = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=1)
-    await await_until(lambda: is_lost(tables, witness.snapshot_id), "the witness expired")
-    assert await pinned_scores(tables.snapshots, pinned.snapshot_id) == SCORES_THEN
-
-
 async def test_a_name_is_taken_once_in_a_table_until_its_snapshot_ends(tables: Tables) -> None:
     pinning, other = tables.table(TABLE).pinning, await new_table(tables, "game.other")
     first = await tables.snapshots.pin(pinning, name="nightly")
