@@ -310,16 +310,6 @@ async def test_a_projection_has_the_columns_that_tell_what_happened_and_those_as
         assert (await log.select(["text"]).where(col("v") == 1).to_arrow()).num_rows == 0
 
 
-async def test_with_a_predicate_rows_come_and_go_as_for_those_who_see_only_them(table: Table) -> None:
-    some = changes(table, StartFrom.EARLIEST, StopAt.LATEST).where(col("v") > 0).with_buckets(0, 1, 2)
-    for v in (0, 1, 2, 0, 0, 3):
-        await table.upsert(rows(5, v=v, text=f"{v}"))
-    await table.delete([5])
-    await table.upsert([{"k": 6, "v": None, "text": "unknown"}])
-    found = [(row["_change_type"], row["v"]) for row in await read(some)]
-    assert found == [("+I", 1), ("-U", 1), ("+U", 2), ("-D", 2), ("+I", 3), ("-D", 3)]
-
-
 async def test_a_limit_ends_the_stream_and_the_offsets_say_what_was_returned(table: Table) -> None:
     """Even if a predicate leaves out rows, so that the server has read more than it may return."""
     await table.upsert(rows(*range(60)))

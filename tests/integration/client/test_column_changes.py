@@ -219,23 +219,6 @@ def test_a_default_that_python_does_not_have_is_an_arrow_scalar(server: ServerPr
         )
 
 
-def test_a_table_opened_before_writes_single_rows_by_the_old_names(server: ServerProcess) -> None:
-    with sync.connect(server.url) as client:
-        create(client, "test.t", rows=1)
-        before = client.table("test.t")
-        # Rows with a nested column are not written one by one.
-        nested = pa.schema([("parts", pa.list_(pa.int64()))])
-        after = client.alter_table("test.t", rename_columns={"text": "name"}, add_columns=nested)
-        for k in (1, 2):
-            before.upsert([first(k)])
-        before.delete([1])
-        expected = [{("name" if name == "text" else name): value for name, value in first(k).items()} for k in (0, 2)]
-        assert rows_of(after) == [row | {"parts": None} for row in expected]
-        # A column that the table did not have when it was opened can be written, and then its names are the new ones.
-        before.upsert([expected[0] | {"parts": [1]}])
-        assert rows_of(after)[0]["parts"] == [1]
-
-
 @pytest.mark.asyncio
 async def test_a_running_stream_of_changes_goes_on_with_the_new_columns(server: ServerProcess) -> None:
     async with connect(server.url) as client:

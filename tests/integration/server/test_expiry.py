@@ -77,32 +77,6 @@ async def test_a_row_disappears_from_every_read_once_its_time_has_passed(tmp_pat
         await check([3])
 
 
-@pytest.mark.parametrize("changelog", ["full", "upsert", "none"])
-@pytest.mark.parametrize("few", [True, False])
-async def test_a_write_to_an_expired_row_replaces_it_as_if_it_were_absent(
-    tmp_path: Path, changelog: str, few: bool
-) -> None:
-    clocks = FakeClocks()
-    async with serving(tmp_path, clocks) as (_, client):
-        table = await by_event_time(client, merge_engine="partial_update", changelog=changelog, indexes=[["value"]])
-        rows = [row(number, 0, number) for number in range(300)]
-        await table.upsert(rows)
-        clocks.pass_time(60)
-        assert await ids(table) == []
-        chosen = rows[:2] if few else rows
-        await table.upsert([{**each, "at": None, "value": None} for each in chosen])
-        # Nothing of the expired row is merged into the new one.
-        found = (await table.scan().to_arrow()).sort_by("id").to_pylist()
-        assert found == [{"id": each["id"], "at": None, "value": None} for each in chosen]
-        assert sum(each.rows or 0 for each in await table.stats()) == 300
-        if changelog == "full":
-            first = [("+I", each["id"], each["value"]) for each in rows]
-            deleted = [("-D", each["id"], each["value"]) for each in chosen]
-            written = [("+I", each["id"], None) for each in chosen]
-            assert Counter(await changes_of(table)) == Counter([*first, *deleted, *written])
-        assert all(bucket.is_consistent for bucket in await client.check_table("t.events"))
-
-
 async def changes_of(table: Table) -> list[tuple[str, int, int | None]]:
     """Returns the row kind, id and value of each change so far, in order."""
     changes = await table.changes(StartFrom.EARLIEST, stop=StopAt.LATEST).to_arrow()

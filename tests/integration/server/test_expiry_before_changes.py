@@ -69,17 +69,6 @@ async def test_a_deletion_after_a_snapshot_finds_its_row(tmp_path: Path, column:
         assert await replayed(table, scan, snapshot.log_offsets) == {n: {**ROWS[n], "at": None} for n in range(50)}
 
 
-async def test_rows_whose_removal_is_no_change_are_left_out_before_changes_too(tmp_path: Path) -> None:
-    clocks = FakeClocks()
-    async with serving(tmp_path, clocks) as (_, client):
-        table = await client.create_table(
-            "t.events", SCHEMA, primary_key=["id"], ttl_seconds=60, ttl_column="at", ttl_changes="none"
-        )
-        await table.upsert(ROWS)
-        scan = table.scan().as_of(await table.snapshot(), changes_follow=True)
-        assert len(await scan.to_pylist()) == 600
-
-
 async def test_a_scan_before_changes_resumes_only_by_its_own_tokens(tmp_path: Path) -> None:
     clocks = FakeClocks()
     async with serving(tmp_path, clocks) as (_, client):
