@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from aio_client._input.optional import import_optional
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import duckdb
     import pyarrow as pa
@@ -21,10 +22,29 @@ if TYPE_CHECKING:
 
     Parameters: TypeAlias = Sequence[object] | Mapping[str, object] | None
 
+_Result = TypeVar("_Result")
+
 _MOST_KEPT: Final = 4
 _INTERRUPT_SECONDS: Final = 0.05
 """How often a query is interrupted until it ends."""
 _HINT: Final = "\nA table of the server is named as database.table."
+
+
+@dataclass(frozen=True, slots=True)
+class SqlRun:
+    """One run of a query.
+
+    Attributes:
+        text: One statement that reads.
+        parameters: The values of its parameters, by position or name.
+        tables: The tables of the server that it names, by `database.table`: live, or what the server has computed.
+        frames: Data frames and Arrow tables that it names.
+    """
+
+    text: str
+    parameters: Parameters
+    tables: Mapping[str, TableDataset | pa.Table]
+    frames: Mapping[str, object]
 
 
 class Engine:
@@ -32,28 +52,34 @@ class Engine:
 
     def __init__(self) -> None:
         self._free: list[duckdb.DuckDBPyConnection] = []
-        self._running: dict[asyncio.Future[pa.Table], duckdb.DuckDBPyConnection] = {}
+        self._running: dict[asyncio.Future[Any], duckdb.DuckDBPyConnection] = {}
         self._is_closed = False
 
-    async def run(
-        self, text: str, parameters: Parameters, tables: Mapping[str, TableDataset], frames: Mapping[str, object]
-    ) -> pa.Table:
+    async def run(self, run: SqlRun) -> pa.Table:
         """Runs a query in a thread.
 
         When the call is cancelled, the query is interrupted, and the call ends once DuckDB has ended it.
-
-        Args:
-            text: One statement that reads.
-            parameters: The values of its parameters, by position or name.
-            tables: The live tables that it names, by `database.table`.
-            frames: Data frames and Arrow tables that it names.
 
         Raises:
             UsageError: duckdb is not installed, or refuses the query or its data.
             ScanKvError: As for the scans of the tables.
         """
+        return await self._in_thread(_run, run)
+
+    async def run_as(self, asked: SqlRun, run: SqlRun) -> pa.Table | None:
+        """Runs a query that takes the place of another one, whose columns have the names of the result.
+
+        Returns:
+            The rows. None if the columns would have other types.
+
+        Raises:
+            UsageError: As for `run`.
+        """
+        return await self._in_thread(_run_as, asked, run)
+
+    async def _in_thread(self, function: Callable[..., _Result], *arguments: SqlRun) -> _Result:
         con = self._free.pop() if self._free else await asyncio.to_thread(_connect)
-        running = asyncio.ensure_future(asyncio.to_thread(_run, con, text, parameters, tables, frames))
+        running = asyncio.ensure_future(asyncio.to_thread(function, con, *arguments))
         self._running[running] = con
         try:
             return await asyncio.shield(running)
@@ -75,7 +101,7 @@ class Engine:
         while self._free:
             self._free.pop().close()
 
-    async def _interrupt(self, *queries: asyncio.Future[pa.Table]) -> None:
+    async def _interrupt(self, *queries: asyncio.Future[Any]) -> None:
         """Returns when queries have ended, with whatever error."""
         left = {*queries}
         while left:
@@ -100,37 +126,45 @@ def _connect() -> duckdb.DuckDBPyConnection:
     return con
 
 
-def _run(
-    con: duckdb.DuckDBPyConnection,
-    text: str,
-    parameters: Parameters,
-    tables: Mapping[str, TableDataset],
-    frames: Mapping[str, object],
-) -> pa.Table:
+def _run(con: duckdb.DuckDBPyConnection, run: SqlRun) -> pa.Table:
+    with _typed_errors(run), _named(con, run):
+        return con.sql(run.text, params=run.parameters).to_arrow_table()
+
+
+def _run_as(con: duckdb.DuckDBPyConnection, asked: SqlRun, run: SqlRun) -> pa.Table | None:
+    with _typed_errors(asked):
+        with _named(con, asked):
+            bound = con.sql(asked.text, params=asked.parameters)
+            names, types = bound.columns, bound.types
+        with _named(con, run):
+            query = con.sql(run.text)
+            return query.to_arrow_table().rename_columns(names) if query.types == types else None
+
+
+@contextmanager
+def _typed_errors(run: SqlRun) -> Iterator[None]:
     refused = import_optional("duckdb").Error
     try:
-        with _named(con, tables, frames):
-            return con.sql(text, params=parameters).to_arrow_table()
+        yield
     except refused as error:
-        for dataset in tables.values():
-            if dataset.error is not None:
-                raise dataset.error from error
+        for table in run.tables.values():
+            # DuckDB has only the text of what has ended the scan of a dataset.
+            if (failure := getattr(table, "error", None)) is not None:
+                raise failure from error
         hint = _HINT if "Table with name" in str(error) else ""
         raise UsageError(f"DuckDB: {error}{hint}") from error
 
 
 @contextmanager
-def _named(
-    con: duckdb.DuckDBPyConnection, tables: Mapping[str, TableDataset], frames: Mapping[str, object]
-) -> Iterator[None]:
+def _named(con: duckdb.DuckDBPyConnection, run: SqlRun) -> Iterator[None]:
     """Gives DuckDB tables and frames by their names for the length of the block."""
     registered: list[str] = []
     made: list[str] = []
     try:
-        for name, frame in frames.items():
+        for name, frame in run.frames.items():
             con.register(name, frame)
             registered.append(name)
-        for number, (name, dataset) in enumerate(tables.items()):
+        for number, (name, dataset) in enumerate(run.tables.items()):
             database, _, table = name.partition(".")
             con.register(f"scankv_{number}", dataset)
             registered.append(f"scankv_{number}")

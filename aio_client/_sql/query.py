@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from aio_client._input.other_rows import to_polars, to_pylist
 from aio_client._integrations.pandas_frames import check_dtype_backend, frame_of
 from aio_client._scan.read_ahead import ReadAhead, gather
 from aio_client._sql.client_loop import ClientLoop
+from aio_client._sql.engine import SqlRun
+from aio_client._sql.shortcuts import AnsweringTable, find_shortcut
 from aio_client._sql.statement import parse_statement
-from scankv.model.errors import UsageError
+from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -27,13 +30,18 @@ if TYPE_CHECKING:
     from scankv.model.scans.scan_spec import ScanSpec
 
 _PIN_SECONDS: Final = 60.0
+_NOT_ANSWERED: Final = (InvalidRequest, RequestTooLarge, SchemaMismatch)
+"""The errors of what the server does not compute, though DuckDB may: a sum that overflows, too many groups."""
 
 
-class QueriedTable(Protocol):
+class QueriedTable(AnsweringTable, Protocol):
     """A table of the client."""
 
     @property
     def schema(self) -> pa.Schema: ...
+
+    @property
+    def primary_key(self) -> list[str]: ...
 
     def scan(self) -> Scan: ...
 
@@ -99,10 +107,27 @@ class SqlQuery:
                 f"the query names {' and '.join(dict.fromkeys(names))}, which cannot be read as of one instant: read "
                 "all but one of them first, and give their rows as `frames`"
             )
+        if len(names) == 1 and (rows := await self._from_answer(names[0])) is not None:
+            return rows
         loop = ClientLoop(self._client.config.address)
         async with AsyncExitStack() as pins:
             tables = {name: await self._dataset(name, loop, pins, again=names.count(name) > 1) for name in names}
-            return await self._engine.run(self._statement.text, self._parameters, tables, self._frames)
+            return await self._engine.run(SqlRun(self._statement.text, self._parameters, tables, self._frames))
+
+    async def _from_answer(self, name: str) -> pa.Table | None:
+        """Runs the query over what the server computes of it. Returns None if that is nothing."""
+        table = await self._client.table(name)
+        shortcut = find_shortcut(self._statement.tree, table.schema, table.primary_key, self._parameters)
+        if shortcut is None:
+            return None
+        try:
+            answer = await shortcut.ask(table)
+        except _NOT_ANSWERED:
+            return None
+        asked = SqlRun(self._statement.text, self._parameters, {name: table.schema.empty_table()}, self._frames)
+        if shortcut.text is None:
+            return await self._engine.run(replace(asked, tables={name: answer}))
+        return await self._engine.run_as(asked, SqlRun(shortcut.text, None, {name: answer}, {}))
 
     async def _dataset(self, name: str, loop: ClientLoop, pins: AsyncExitStack, *, again: bool) -> TableDataset:
         """Returns a table as a dataset. One that is read several times is pinned, so that each shows the same rows."""

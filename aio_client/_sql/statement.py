@@ -30,10 +30,12 @@ class Statement(NamedTuple):
     Attributes:
         text: The statement as it was written.
         tables: The live tables that it names as `database.table`, each once for each time it is named.
+        tree: The statement as sqlglot parses it.
     """
 
     text: str
     tables: tuple[str, ...]
+    tree: Expr
 
 
 def parse_statement(text: str) -> Statement:
@@ -55,7 +57,7 @@ def parse_statement(text: str) -> Statement:
     (statement,) = parsed
     if not isinstance(statement, exp.Query | exp.Values | exp.Describe | exp.Summarize | exp.Pivot):
         raise UsageError(_refusal(statement))
-    return Statement(text, tuple(_live_tables(statement)))
+    return Statement(text, tuple(_live_tables(statement)), statement)
 
 
 def _check_syntax(text: str) -> None:
