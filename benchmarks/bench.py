@@ -46,7 +46,7 @@ class Figure:
         name: A stable name for machines.
         work: What was measured.
         against: What it was compared with, or how it was counted.
-        unit: `ratio`, `times`, `rows/s`, `ms`, `%` or `MiB`.
+        unit: `ratio`, `times`, `rows/s`, `s`, `ms`, `%`, `MiB` or `rows`.
         spread: The measured values of all runs.
         at_least: The least allowed median. None: no bound.
         at_most: The greatest allowed median. None: no bound.

@@ -1,4 +1,4 @@
-"""Opens the files of T4 without a server, with the options that the server uses.
+"""Opens the files of a table without a server, with the options that the server uses.
 
 No server may use the data directory.
 """
@@ -32,10 +32,10 @@ def open_bucket(data: Path) -> Bucket:
     return Bucket(path, "T4", compression=table.options.compression, resources=resources(), clock=ServerClock())
 
 
-def open_rocks(data: Path) -> RocksStore:
-    """Opens the RocksDB store of the only bucket of T4 in a data directory."""
-    table, path = _locate(data)
-    return RocksStore(path, "T4", compression=table.options.compression, resources=resources())
+def open_rocks(data: Path, name: str = t4.TABLE) -> RocksStore:
+    """Opens the RocksDB store of the only bucket of a table in a data directory."""
+    table, path = _locate(data, name)
+    return RocksStore(path, name, compression=table.options.compression, resources=resources())
 
 
 def resources() -> RocksResources:
@@ -46,11 +46,11 @@ def resources() -> RocksResources:
     )
 
 
-def _locate(data: Path) -> tuple[TableDefinition, Path]:
-    """Returns the definition of T4 and the RocksDB directory of its bucket."""
+def _locate(data: Path, name: str = t4.TABLE) -> tuple[TableDefinition, Path]:
+    """Returns the definition of a table and the RocksDB directory of its only bucket."""
     directory = DataDirectory(data)
     try:
         catalog = Catalog(directory)
-        return catalog.get(t4.TABLE), catalog.path(t4.TABLE) / "buckets" / "0000"
+        return catalog.get(name), catalog.path(name) / "buckets" / "0000"
     finally:
         directory.close()

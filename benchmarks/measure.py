@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from benchmarks.proc import cpu_seconds
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -71,6 +73,30 @@ def run_interleaved(
 def paired_ratios(measured: Sequence[float], reference: Sequence[float]) -> Spread:
     """Returns the spread of the ratios between runs of the same round."""
     return Spread.of(one / other for one, other in zip(measured, reference, strict=True))
+
+
+class CpuRounds:
+    """Runs contenders in turn and records the processor time of each run.
+
+    Args:
+        rounds: The number of rounds that count, after one that does not.
+        contenders: For each name, the ids of the processes whose time counts, and the function to run. The function
+            returns the number of units of work, such as rows.
+    """
+
+    def __init__(self, rounds: int, contenders: Mapping[str, tuple[Sequence[int], Callable[[], float]]]) -> None:
+        self._seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        for number in range(-1, rounds):
+            for name, (processes, run) in contenders.items():
+                before = sum(map(cpu_seconds, processes))
+                units = run()
+                seconds = sum(map(cpu_seconds, processes)) - before
+                if number >= 0:
+                    self._seconds[name].append(seconds / units)
+
+    def ratios(self, name: str, reference: str) -> Spread:
+        """Returns the spread of the ratios between two contenders, each per unit of work, round by round."""
+        return paired_ratios(self._seconds[name], self._seconds[reference])
 
 
 def progress(line: str) -> None:

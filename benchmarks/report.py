@@ -35,12 +35,17 @@ def to_markdown(
     found = results.values()
     parts = [f"# Benchmarks\n\n{_inline(settings)}", f"Machine: {_inline(machine)}"]
     if figures := [figure for result in found for figure in result.figures]:
-        header = ("work", "against", "measured", "range over the runs", "must be", "met")
-        parts.append(f"## Figures\n\n{_grid(header, map(_figure_row, figures))}")
+        parts.append(f"## Figures\n\n{figures_grid(figures)}")
     parts += [_table(table) for result in found for table in result.tables]
     parts.append(f"## How it was measured\n\n{_items(note for result in found for note in result.notes)}")
     parts.append(f"## What this does not measure\n\n{_items(not_measured)}")
     return "\n\n".join(parts) + "\n"
+
+
+def figures_grid(figures: Iterable[Figure]) -> str:
+    """Returns figures with their targets as a Markdown table."""
+    header = ("work", "against", "measured", "range over the runs", "target", "")
+    return _grid(header, map(_figure_row, figures))
 
 
 def to_json(
@@ -72,7 +77,7 @@ def _figure_row(figure: Figure) -> Sequence[str]:
         *([] if figure.at_most is None else [f"at most {_number(figure.at_most)}"]),
     ]
     unit = "" if figure.unit == "ratio" else f" {figure.unit}"
-    met = ("yes" if figure.is_met else "**no**") if bounds else ""
+    met = ("reached" if figure.is_met else "**not reached**") if bounds else ""
     measured = f"**{_number(figure.spread.median)}**{unit}"
     return figure.work, figure.against, measured, f"{least} to {greatest}", ", ".join(bounds), met
 

@@ -17,6 +17,8 @@ from benchmarks.workers import run_alone
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from aio_client.sync import Client
+
 INDEXED_COLUMN: Final = "ts"
 """The indexed column of `Store.indexed`."""
 
@@ -24,12 +26,17 @@ _LOAD_ROWS: Final = 100_000
 
 
 class Store:
-    """A data directory with T4, and copies of it for readers that open the files while a server has locked them.
+    """A data directory with T4 or the table of a subclass, and copies of it.
+
+    A copy is for a reader that opens the files while a server has locked them.
 
     Attributes:
-        rows: The number of rows of T4.
+        name: The name of the table.
+        rows: The number of rows.
         data: The data directory, for a server.
     """
+
+    name: str = t4.TABLE
 
     def __init__(self, directory: Path, rows: int) -> None:
         """Builds the store in `directory`.
@@ -39,14 +46,18 @@ class Store:
         """
         self.rows = rows
         self.data = directory / "data"
-        progress(f"loading {rows:,} rows of T4 through the client")
+        progress(f"loading {rows:,} rows of {self.name} through the client")
         with BenchmarkServer(self.data) as server, connect(server.url) as client:
-            table = client.create_table(
-                t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS, columnar_base="off"
-            )
-            for batch in t4.batches(rows, _LOAD_ROWS):
-                table.upsert(batch)
-        run_alone(_settle, self.data)
+            self.load(client)
+        run_alone(_settle, self.data, self.name)
+
+    def load(self, client: Client) -> None:
+        """Creates the table and upserts its rows."""
+        table = client.create_table(
+            t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS, columnar_base="off"
+        )
+        for batch in t4.batches(self.rows, _LOAD_ROWS):
+            table.upsert(batch)
 
     @cached_property
     def indexed(self) -> Path:
@@ -55,7 +66,7 @@ class Store:
         progress(f"indexing {self.rows:,} rows of T4")
         with BenchmarkServer(path) as server, connect(server.url) as client:
             client.alter_table(t4.TABLE, add_indexes=[INDEXED_COLUMN])
-        run_alone(_settle, path)
+        run_alone(_settle, path, self.name)
         return path
 
     def copy(self, name: str) -> Path:
@@ -68,8 +79,8 @@ class Store:
         return path
 
 
-def _settle(data: Path) -> None:
-    store = open_rocks(data)
+def _settle(data: Path, name: str) -> None:
+    store = open_rocks(data, name)
     store.flush()
     for family in (store.rows, store.log, store.index, store.meta):
         family.compact_range(None, None)

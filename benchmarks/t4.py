@@ -38,7 +38,11 @@ def definition() -> TableDefinition:
 
 def rows(start: int, count: int) -> pa.RecordBatch:
     """Returns rows `start` to `start + count` (47 stored bytes each): ids ascend, names and amounts are scattered."""
-    ids = np.arange(start, start + count, dtype=np.int64)
+    return rows_of(np.arange(start, start + count, dtype=np.int64))
+
+
+def rows_of(ids: np.ndarray) -> pa.RecordBatch:
+    """Returns the rows with these ids."""
     scattered = ids * _SPREAD % _PRIME
     names = pc.binary_join_element_wise("name", pa.array(scattered).cast(pa.string()), "-")
     ts = pa.array(_FIRST_TS + 1000 * ids).cast(pa.timestamp("us"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.bench import Figure, Result, ResultTable
 from benchmarks.few_rows_caller import GET, FewRowsCaller
-from benchmarks.guard.measurements import CpuRounds
+from benchmarks.measure import CpuRounds
 from benchmarks.proc import cpu_seconds
 from benchmarks.readers.scankv import ClientReader
 from benchmarks.server import BenchmarkServer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.bench import Figure, Result
 from benchmarks.few_rows_caller import GET, UPSERT, FewRowsCaller
-from benchmarks.guard.measurements import CpuRounds
+from benchmarks.measure import CpuRounds
 from benchmarks.readers.scankv import ClientReader
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker

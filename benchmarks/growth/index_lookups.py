@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.bench import Figure, Result
+from benchmarks.measure import Spread
+from benchmarks.workers import run_alone
 from scankv.model.expressions import col
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.config import ServerConfig
@@ -26,13 +29,15 @@ from streaming_server.scan.read_plan import ReadPath, ReadPlan
 from streaming_server.scan.rows import index_lookup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
+    from benchmarks.bench import Bench
     from streaming_server.engine.table.live_table import LiveTable
 
 SHARES: Final = (0.0001, 0.001, 0.01, 0.03, 0.1, 0.3)
 _AMOUNTS: Final = 1_000_000
 _LOADED_BYTES: Final = 16 << 20
+_WIDTH: Final = 48
 _SCHEMA: Final = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("amount", pa.int64()), ("price", pa.float64()), ("note", pa.string())]
 )
@@ -129,29 +134,57 @@ async def measure(table: LiveTable, plan: ReadPlan, runs: int) -> Costs:
     return Costs(scan, index, chosen, "index" if explained.index else "scan")
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth.index_lookups", description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--width", type=int, default=48, help="bytes of the longest column")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--covered", action="store_true", help="read only columns of the index")
-    arguments = parser.parse_args()
-    columns = ("id", "amount") if arguments.covered else None
+async def compare(
+    rows: int, width: int, runs: int, columns: tuple[str, ...] | None
+) -> AsyncIterator[tuple[ReadPath, float, Costs]]:
+    """Yields the costs for each read path and share of rows that match."""
     with tempfile.TemporaryDirectory(prefix="scankv-growth-") as directory:
         tables = Tables(ServerConfig(data=Path(directory), base_maintenance_seconds=3600.0, base_cpu_share=1.0))
         tables.start()
         try:
-            table = await load(tables, arguments.rows, arguments.width)
-            print("| read path | matching | scan, ms | index, ms | chosen, ms | ratio | explained |")
-            print("|---|---|---|---|---|---|---|")
+            table = await load(tables, rows, width)
             for path in (ReadPath.ROCKSDB, ReadPath.AUTO):
                 for share in SHARES:
-                    costs = await measure(table, plan_of(share, columns, path), arguments.runs)
-                    times = " | ".join(f"{1e3 * each:.1f}" for each in (costs.scan, costs.index, costs.chosen))
-                    name = "RocksDB" if path is ReadPath.ROCKSDB else "columnar base"
-                    print(f"| {name} | {share:.2%} | {times} | {costs.ratio:.2f} | {costs.explained} |", flush=True)
+                    yield path, share, await measure(table, plan_of(share, columns, path), runs)
         finally:
             await tables.close()
+
+
+def index(bench: Bench) -> Result:
+    """Scans for some rows with the plan that the server chooses. The worst share of rows that match counts."""
+    found = Spread.of(run_alone(_ratios, bench.rows, bench.runs))
+    figure = Figure(
+        name="index",
+        work=f"scan for {SHARES[0]:.2%} to {SHARES[-1]:.0%} of {bench.rows:,} rows, worst of the plans chosen",
+        against="the better of a scan and an index",
+        unit="ratio",
+        spread=Spread(found.greatest, found.least, found.greatest),
+        at_most=1.3,
+    )
+    return Result(figures=[figure])
+
+
+def _ratios(rows: int, runs: int) -> list[float]:
+    async def collect() -> list[float]:
+        return [costs.ratio async for _path, _share, costs in compare(rows, _WIDTH, runs, None)]
+
+    return asyncio.run(collect())
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth.index_lookups", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--width", type=int, default=_WIDTH, help="bytes of the longest column")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--covered", action="store_true", help="read only columns of the index")
+    arguments = parser.parse_args()
+    columns = ("id", "amount") if arguments.covered else None
+    print("| read path | matching | scan, ms | index, ms | chosen, ms | ratio | explained |")
+    print("|---|---|---|---|---|---|---|")
+    async for path, share, costs in compare(arguments.rows, arguments.width, arguments.runs, columns):
+        times = " | ".join(f"{1e3 * each:.1f}" for each in (costs.scan, costs.index, costs.chosen))
+        name = "RocksDB" if path is ReadPath.ROCKSDB else "columnar base"
+        print(f"| {name} | {share:.2%} | {times} | {costs.ratio:.2f} | {costs.explained} |", flush=True)
 
 
 if __name__ == "__main__":

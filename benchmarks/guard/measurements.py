@@ -21,8 +21,7 @@ from benchmarks.few_rows_caller import (
     FewRowsCaller,
 )
 from benchmarks.guard.bounds import GuardedRatio
-from benchmarks.measure import Spread, paired_ratios
-from benchmarks.proc import cpu_seconds
+from benchmarks.measure import CpuRounds, Spread
 from benchmarks.readers.changes import ChangesReader
 from benchmarks.readers.loop import LoopReader
 from benchmarks.server import BenchmarkServer
@@ -34,7 +33,7 @@ from benchmarks.workloads.upsert import UpsertWriter, WriteBatchWriter
 from scankv.model.limits import DEFAULT_CHUNK_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from benchmarks.measure import Timing
@@ -63,30 +62,6 @@ class RatioGroup:
 
     ratios: Sequence[GuardedRatio]
     measure: Callable[[Path], dict[str, Spread]]
-
-
-class CpuRounds:
-    """Runs contenders in turn and records the processor time of each run.
-
-    Args:
-        rounds: The number of rounds that count, after one that does not.
-        contenders: For each name, the ids of the processes whose time counts, and the function to run. The function
-            returns the number of units of work, such as rows.
-    """
-
-    def __init__(self, rounds: int, contenders: Mapping[str, tuple[Sequence[int], Callable[[], float]]]) -> None:
-        self._seconds: dict[str, list[float]] = {name: [] for name in contenders}
-        for number in range(-1, rounds):
-            for name, (processes, run) in contenders.items():
-                before = sum(map(cpu_seconds, processes))
-                units = run()
-                seconds = sum(map(cpu_seconds, processes)) - before
-                if number >= 0:
-                    self._seconds[name].append(seconds / units)
-
-    def ratios(self, name: str, reference: str) -> Spread:
-        """Returns the spread of the ratios between two contenders, each per unit of work, round by round."""
-        return paired_ratios(self._seconds[name], self._seconds[reference])
 
 
 class ArrowInMemory:

@@ -6,6 +6,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
+from benchmarks import t4
 from benchmarks.files import open_rocks
 from benchmarks.measure import Timing
 from streaming_server.storage.rocks.store_options import scan_options
@@ -19,8 +20,8 @@ _LIST_ROWS = 4096
 class LoopReader:
     """Loops over `db.values()` in lists of 4,096 rows without decoding them, with the server's options and cache."""
 
-    def __init__(self, data: Path) -> None:
-        self._store = open_rocks(data)
+    def __init__(self, data: Path, table: str = t4.TABLE) -> None:
+        self._store = open_rocks(data, table)
 
     def __enter__(self) -> Self:
         return self

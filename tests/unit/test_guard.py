@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.guard.__main__ import VALUES
 from benchmarks.guard.bounds import GuardedRatio, RatioCheck, advice, read_values, write_values
-from benchmarks.guard.measurements import GROUPS, CpuRounds
+from benchmarks.guard.measurements import GROUPS
+from benchmarks.measure import CpuRounds
 
 if TYPE_CHECKING:
     from pathlib import Path
