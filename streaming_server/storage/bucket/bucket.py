@@ -311,7 +311,7 @@ class Bucket:
         """
         run = self._deleted_run
         if not self._store.has_rows_between(run.first, run.last, deleted=run.count):
-            batch.delete_row_range(run.first, run.last + b"\0")
+            batch.delete_queued_rows(run.first, run.last, run.count)
         run.clear()
 
     def _record_deleted(self, ranges: Sequence[KeyRange], change: BucketChange) -> None:

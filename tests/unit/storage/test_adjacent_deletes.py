@@ -120,6 +120,16 @@ def test_a_read_passes_the_deleted_rows_of_a_queue_at_once(bucket: Bucket, desce
     assert rows_of(bucket) == rows | {7, 2000}
 
 
+def test_few_deleted_rows_of_a_queue_stay_in_memory_where_a_read_passes_them_one_by_one(bucket: Bucket) -> None:
+    apply(bucket, put=range(40_000))
+    bucket.flush()
+    entries = 0
+    for first in range(0, 39_900, 100):
+        apply(bucket, delete=range(first, first + 100))
+        entries = max(entries, bucket._store.rows.property_int_value("rocksdb.num-entries-active-mem-table") or 0)
+    assert 5000 < entries < 15_000
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.represented_by("0")
 def test_rows_that_are_put_among_those_of_a_queue_stay(bucket: Bucket, seed: int) -> None:
