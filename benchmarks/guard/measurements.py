@@ -20,6 +20,8 @@ from benchmarks.few_rows_caller import (
     CallCost,
     FewRowsCaller,
 )
+from benchmarks.growth.reads import COLUMNS, N, measure_one_column, measure_queue, measure_top_by_key
+from benchmarks.growth.writes import FEW_CONNECTIONS, NARROW, WIDE, measure_columns, measure_connections
 from benchmarks.guard.bounds import GuardedRatio
 from benchmarks.measure import CpuRounds, Spread
 from benchmarks.readers.changes import ChangesReader
@@ -46,7 +48,11 @@ _WRITTEN_ROWS: Final = 100_000
 _TOP_N_CALLS: Final = 10
 _COPIES: Final = 10
 _BASE_SCANS: Final = 3
-_N: Final = 10
+_CONNECTIONS: Final = 512
+_WIDE_ROWS: Final = 5_000
+_WRITTEN_VALUES: Final = 400_000
+_TOP_N_ROWS: Final = 100_000
+_QUEUE_DELETES: Final = 40_000
 _NOTHING: Final = "a unary call that does nothing"
 _LOOP: Final = "an in-process loop over the same rows in RocksDB"
 
@@ -79,7 +85,7 @@ class ArrowInMemory:
     def select_top_n(self, times: int) -> int:
         """Selects the top-N repeatedly. Returns `times`."""
         for _ in range(times):
-            chosen = pc.select_k_unstable(self._rows, _N, sort_keys=[("amount", "descending")])
+            chosen = pc.select_k_unstable(self._rows, N, sort_keys=[("amount", "descending")])
             self._rows.take(chosen)
         return times
 
@@ -159,7 +165,7 @@ def _measure_bases(directory: Path) -> dict[str, Spread]:
         for _ in range(_TOP_N_CALLS):
             # The numbers differ, so that the result cache never answers.
             asked += 1
-            reader.call(BaseReader.top_n, _N + asked)
+            reader.call(BaseReader.top_n, N + asked)
         return _TOP_N_CALLS
 
     def scan() -> float:
@@ -212,6 +218,10 @@ def _ratio(name: str, work: str, against: str, tolerance: float = 1.7) -> Guarde
     return GuardedRatio(name=name, work=work, against=against, tolerance=tolerance)
 
 
+def _growth(name: str, work: str, against: str, measure: Callable[[Path], Spread]) -> RatioGroup:
+    return RatioGroup([_ratio(name, work, against)], lambda directory: {name: measure(directory)})
+
+
 GROUPS: Final = (
     RatioGroup(
         [
@@ -246,6 +256,36 @@ GROUPS: Final = (
             )
         ],
         _measure_bulk_upserts,
+    ),
+    _growth(
+        "growth_connections",
+        f"upsert of one row from each of {_CONNECTIONS} connections",
+        f"from each of {FEW_CONNECTIONS} connections",
+        lambda directory: measure_connections(directory, _CONNECTIONS, _CONNECTIONS, 5),
+    ),
+    _growth(
+        "growth_columns",
+        f"upsert of rows of {WIDE} columns, for each value",
+        f"of rows of {NARROW} columns",
+        lambda directory: measure_columns(directory, _WRITTEN_VALUES, 5),
+    ),
+    _growth(
+        "growth_one_column",
+        f"scan of one of {COLUMNS} columns over gRPC, for each row",
+        _LOOP,
+        lambda directory: measure_one_column(directory, _WIDE_ROWS, 11),
+    ),
+    _growth(
+        "growth_top_by_key",
+        f"top-{N} of {_TOP_N_ROWS:,} rows by the key",
+        "by an index",
+        lambda directory: measure_top_by_key(directory, _TOP_N_ROWS, 11),
+    ),
+    _growth(
+        "growth_queue",
+        f"slowest polls of the first rows of a queue in {_QUEUE_DELETES:,} deletes",
+        "the first polls",
+        lambda directory: measure_queue(directory, _QUEUE_DELETES, 4),
     ),
 )
 """All guarded ratios."""
