@@ -149,6 +149,7 @@ _PENDING_CALLS = 8192
 _METADATA_BYTES = 16 * 1024
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _KEPT_BYTES = 16 * 1024 * 1024  # in each arena of the allocator
+_MAPPED_BYTES = 3 * 1024 * 1024  # more than the buffers of a chunk
 
 _log = logging.getLogger(__name__)
 
@@ -654,12 +655,15 @@ def _keep_free_memory() -> None:
 
     By default, glibc returns the buffers of a bulk request to the system after each use. Then the system clears and
     maps their pages for the next request, which takes up to an eighth of the processor time of a load.
+
+    Larger buffers, such as rows of several MiB, go back to the system at once. They would leave gaps among other memory
+    that no later row fits into, so a scan would take more memory the more such rows it reads.
     """
     # Other C libraries have no mallopt.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 async def _serve(config: ServerConfig, turns: LoopTurns, worker: WorkerSettings | None) -> None:
