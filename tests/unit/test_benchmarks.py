@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks import t4
+from benchmarks.growth.series import SERIES
 from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
 from benchmarks.workloads import ON_REQUEST, WORKLOADS
 
@@ -42,6 +43,15 @@ def test_what_takes_long_is_measured_where_it_is_named(tmp_path: Path) -> None:
     found = _report(tmp_path, *(f"--only={name}" for name in sorted(ON_REQUEST)))
     assert set(found["results"]) == ON_REQUEST
     _checked_figures(found)
+
+
+@pytest.mark.timeout(300)  # measures ten series
+@pytest.mark.soak
+def test_every_series_of_growth_is_measured_against_its_target() -> None:
+    command = [sys.executable, "-m", "benchmarks.growth", "--rows", "20000", "--runs", "1"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("reached") >= len(SERIES)
 
 
 def _report(directory: Path, *arguments: str) -> dict[str, Any]:
