@@ -36,7 +36,7 @@ _REQUEST_ROWS: Final = 10_000
 _SCALE: Final = 1000
 
 
-class Connections:
+class OneRowWriters:
     """Clients that each have a connection and upsert one row after another into one bucket.
 
     Args:
@@ -85,16 +85,16 @@ def measure_connections(directory: Path, many: int, rows: int, rounds: int) -> S
         with sync.connect(server.url) as client:
             client.create_table(t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS)
         with (
-            Worker(Connections, server.url, FEW_CONNECTIONS) as of_few,
-            Worker(Connections, server.url, many) as of_many,
+            Worker(OneRowWriters, server.url, FEW_CONNECTIONS) as of_few,
+            Worker(OneRowWriters, server.url, many) as of_many,
         ):
             of_few.wait_ready()
             of_many.wait_ready()
             cpu = CpuRounds(
                 rounds,
                 {
-                    "few": ([server.pid], lambda: of_few.call(Connections.upsert, rows)),
-                    "many": ([server.pid], lambda: of_many.call(Connections.upsert, rows)),
+                    "few": ([server.pid], lambda: of_few.call(OneRowWriters.upsert, rows)),
+                    "many": ([server.pid], lambda: of_many.call(OneRowWriters.upsert, rows)),
                 },
             )
     return cpu.ratios("many", "few")
