@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
 from functools import partial
 from threading import Thread
@@ -259,18 +260,21 @@ def can_shorten(client: Client) -> bool:
 
 
 @pytest.mark.breadth
-def test_a_shorter_retention_makes_room_on_a_disk_smaller_than_the_write_buffer(tmp_path: Path) -> None:
+def test_a_shorter_retention_makes_room_after_deletes_have_filled_the_disk(tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "disk", 96 << 20) as disk,
         ServerProcess(disk.path / "data", "--set", "log_maintenance_seconds=0.1") as server,
         connect(server.url) as client,
     ):
         table = client.create_table("full.changed", SCHEMA, primary_key=["k"], buckets=1)
-        written = 0
+        written = deleted = 0
         with suppress(DiskFull):
             while True:
-                table.upsert([{"k": k, "v": os.urandom(1000)} for k in range(written, written + 500)])
-                written += 500
+                table.upsert([{"k": k, "v": os.urandom(120)} for k in range(written, written + 5000)])
+                written += 5000
+        while deleted < written and can_delete(table, list(range(deleted, deleted + 5000))):
+            deleted += 5000
+        assert deleted < written
         # A compaction may take the reserve for a moment.
         wait_until(lambda: can_shorten(client), "a shorter retention")
         wait_until(lambda: can_write(table), "writing", timeout=60)
@@ -280,9 +284,27 @@ def test_a_shorter_retention_makes_room_on_a_disk_smaller_than_the_write_buffer(
 def test_processes_divide_the_write_buffer_that_a_small_disk_takes_in(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1 << 30) as disk:
         reserve = DiskReserve(disk.path, 1 << 30)
-        assert [reserve.limit_write_buffer(1 << 30, processes) for processes in (1, 4)] == [13_421_772, 3_355_443]
+        assert [reserve.limit_write_buffer(1 << 30, processes) for processes in (1, 3)] == [3_355_443, 1_118_481]
         assert reserve.limit_write_buffer(9, 4) == 9
         assert DiskReserve(disk.path, 0).limit_write_buffer(1 << 30, 4) == 1 << 30
+
+
+def test_the_space_of_a_dropped_ballast_is_not_for_deletes(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 40 << 20) as disk:
+        (data := disk.path / "data").mkdir()
+        reserve = DiskReserve(data, 1 << 30, clock=iter(range(100)).__next__)
+        with disk.full(spare_bytes=3 << 20):
+            assert (reserve.bytes, reserve.is_low) == (2 << 20, False)
+            assert shutil.disk_usage(disk.path).free == 2 << 20
+        fill(disk)
+        assert reserve.is_low
+        reserve.check_step()
+        reserve.drop_ballast()
+        assert shutil.disk_usage(disk.path).free == 1 << 20
+        with pytest.raises(DiskFull, match="for flushes, retention and compaction"):
+            reserve.check_step()
+        (disk.path / "filler").unlink()
+        reserve.check_step()
 
 
 def test_a_server_that_starts_within_the_reserve_serves_reads_and_deletes(disk: SmallDisk) -> None:
@@ -290,7 +312,7 @@ def test_a_server_that_starts_within_the_reserve_serves_reads_and_deletes(disk: 
         table = new_table(client, "full.kept")
         table.upsert([{"k": k, "v": b"old"} for k in range(100)])
         server.kill()
-        with disk.full(spare_bytes=1 << 20):
+        with disk.full(spare_bytes=1 << 19):
             server.restart()
             assert table.count() == 100
             with pytest.raises(DiskFull, match="min_free_bytes"):

@@ -270,6 +270,22 @@ class LiveBucket:
             return True
         return not self._bucket.is_writable or (self._commit is not None and self._commit.failure is not None)
 
+    @property
+    def lacks_space(self) -> bool:
+        """Whether a write, a flush or a compaction of the open bucket has failed."""
+        bucket = self.open_bucket
+        return bucket is not None and (not bucket.is_writable or bucket.lacks_space)
+
+    async def end_waiting(self) -> None:
+        """Reopens the bucket, in which RocksDB may wait for space, unless it has readers. Raises as `open` does."""
+        bucket = self.open_bucket
+        if bucket is None or bucket.readers or not has_space(self._opener.path):
+            return
+        if bucket.is_writable:
+            bucket.stop_waiting()
+        async with self.mutex:
+            await self.open()
+
     async def _repair(self) -> None:
         """Reopens the bucket after a failed write or sync. Hold the mutex.
 

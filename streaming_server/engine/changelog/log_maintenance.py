@@ -7,10 +7,12 @@ full, it also flushes, so that deleted rows free their space.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import ScanKvError
+from scankv.model.errors import DiskFull, ScanKvError
+from streaming_server.engine.bucket.live_bucket import REPAIR_SECONDS
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.storage.changelog.offsets import count_of
 
@@ -59,7 +61,9 @@ class LogMaintenance(Background):
         self._reserve = reserve
         self._clock = clock
         self._max_held_bytes = max_held_bytes
-        super().__init__(partial(repeat, seconds, self._maintain_all))
+        super().__init__(
+            partial(repeat, seconds, self._maintain_all), partial(repeat, REPAIR_SECONDS, self._repair_all)
+        )
 
     async def _maintain_all(self) -> None:
         for table in list(self._tables()):
@@ -71,6 +75,15 @@ class LogMaintenance(Background):
                     _log.warning("changelog of bucket %s of %s: %s", live.number, live.table, error.message)
                 except Exception:
                     _log.exception("changelog of bucket %s of %s", live.number, live.table)
+
+    async def _repair_all(self) -> None:
+        """Reopens buckets that wait for space. Not in `_maintain_all`, which may wait as they do."""
+        for table in list(self._tables()):
+            for live in table.buckets:
+                if live.lacks_space:
+                    self._reserve.drop_ballast()
+                    with suppress(ScanKvError):  # `open` has logged it.
+                        await live.end_waiting()
 
     async def maintain(self, table: TableState, live: LiveBucket) -> None:
         """Does the due maintenance of one bucket, if it was opened since the start. Raises DataLoss.
@@ -139,7 +152,11 @@ async def _compact(live: LiveBucket, now: float) -> None:
     async with live.maintenance:
         bucket = live.open_bucket
         if deleted is not None and bucket is not None and bucket is emptied:
-            await live.run(bucket.compact_ranges, deleted)
+            try:
+                await live.run(bucket.compact_ranges, deleted)
+            except DiskFull:
+                bucket.return_deleted_ranges(deleted)
+                raise
         if bucket is not None and bucket.flushes >= _MANY_FLUSHES:
             bucket.flushes = 0
             await live.run(bucket.compact_small_files)

@@ -171,9 +171,16 @@ def origin_of(writer: str | None, columns: Sequence[str] | None, codec: RowCodec
     return ChangeOrigin.of(writer, [codec.definition.schema.column(name).id for name in columns or ()])
 
 
-def step_rows(state: BucketState, indexes: int = 0) -> int:
-    """Returns how many rows one step may read by key, so that the longest, with their entries, fit in memory."""
-    return max(1, min(_MAX_BATCH_ROWS, _STEP_BYTES // (max(state.longest_row, 1) * (1 + indexes))))
+def step_rows(state: BucketState, indexes: int = 0, *, most_bytes: int = _STEP_BYTES) -> int:
+    """Returns how many rows one step may read by key, so that the longest, with their entries, fit in memory.
+
+    Args:
+        state: The state of the bucket.
+        indexes: The number of indexes.
+        most_bytes: The most bytes of a step on a small disk.
+    """
+    most_bytes = min(most_bytes, _STEP_BYTES)
+    return max(1, min(_MAX_BATCH_ROWS, most_bytes // (max(state.longest_row, 1) * (1 + indexes))))
 
 
 def get_within(bucket: Bucket | BucketSnapshot, keys: list[bytes], room: int) -> list[bytes | None]:

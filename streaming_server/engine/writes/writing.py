@@ -321,9 +321,16 @@ class WriteOperation:
         return step.end == count
 
     def _next_step(self, bucket: Bucket, part: BucketRows, done: int) -> _NextRows:
-        """Returns the rows of a part that come after the first `done` rows and fit into one WriteBatch."""
+        """Returns the rows of a part that come after the first `done` rows and fit into one WriteBatch.
+
+        Raises:
+            DiskFull: The disk space that is left is for what frees space.
+        """
+        reserve = self._scope.table.reserve
+        reserve.check_step()
         number, count, merger = part.bucket, len(part.keys), self._scope.merger()
-        most = 1 if number in self._one_by_one else step_rows(bucket.state, len(merger.codec.indexes))
+        most = step_rows(bucket.state, len(merger.codec.indexes), most_bytes=reserve.step_bytes)
+        most = 1 if number in self._one_by_one else most
         end = part.step_end(done, min(done + most, count))
         return _NextRows(part.slice(done, end - done), end, self._progress(number, end, count), merger)
 

@@ -16,7 +16,7 @@ from streaming_server.storage.bucket.bucket_change import BucketChange, as_array
 from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
 from streaming_server.storage.bucket.deleted_run import DeletedRun
-from streaming_server.storage.bucket.deleted_space import DeletedRanges, DeletedSpace
+from streaming_server.storage.bucket.deleted_space import DUE_BYTES, DeletedRanges, DeletedSpace
 from streaming_server.storage.bucket.index_build import IndexBuild, build_key, entry_range, load_index_build
 from streaming_server.storage.bucket.partitions import BucketPartitions, PartitionRecord, put_partitions
 from streaming_server.storage.bucket.removed_changes import commit_time_before, find_removed, put_removed
@@ -146,6 +146,7 @@ class Bucket:
             )
             try:
                 self._state = self.log.recover(load_state(self._store), state_at_close)
+                self._record_lost()
             except BaseException:
                 self.log.close()
                 raise
@@ -344,6 +345,16 @@ class Bucket:
             records, self._log_taken = self._deleted_log.take(), now
         return DeletedRanges(rows, entries, records) if rows or entries or records else None
 
+    def return_deleted_ranges(self, deleted: DeletedRanges) -> None:
+        """Takes back ranges of `take_deleted_ranges` that could not be compacted."""
+        for space, ranges in (
+            (self._deleted_rows, deleted.rows),
+            (self._deleted_entries, deleted.entries),
+            (self._deleted_log, deleted.records),
+        ):
+            if ranges:
+                space.add(ranges, DUE_BYTES)
+
     def compact_ranges(self, deleted: DeletedRanges) -> None:
         """Flushes, and compacts deleted ranges. Blocks, and may run as `compact_small_files`."""
         self.flush()
@@ -392,6 +403,14 @@ class Bucket:
         """Records that the changes before the one with this number will take space after they are removed."""
         removed, size = self.log.space_before(count)
         self._deleted_log.add([removed], size)
+
+    def _record_lost(self) -> None:
+        """Records the space of changes that were removed, but not compacted away before the bucket was closed."""
+        first, end = (self.log.span.offset_of(count) for count in (self._state.log_first, self._state.count))
+        kept = self.log.bytes_before(end) - self.log.bytes_before(first)
+        lost = self._store.family_bytes().changelog - kept
+        if lost > 0:
+            self._deleted_log.add([self.log.space_before(self._state.log_first)[0]], lost)
 
     def lacks_changes_since(self, micros: int, definition: TableDefinition) -> bool:
         """Returns whether a change that was committed at or after a time is no longer in the changelog.
@@ -649,6 +668,15 @@ class Bucket:
         self.flushes += 1
         self._store.flush()
 
+    @property
+    def lacks_space(self) -> bool:
+        """Whether a flush or a compaction has failed since the bucket was opened."""
+        return self._store.lacks_space
+
+    def stop_waiting(self) -> None:
+        """Ends calls that wait for disk space; the bucket then has to be reopened. Safe in any thread."""
+        self._store.stop_waiting()
+
     def compact_small_files(self) -> int:
         """Merges runs of many small SST files into one file each; returns how many runs. Blocks."""
         return self._store.compact_small_files()
@@ -694,6 +722,7 @@ class Bucket:
         Cursors of a read-only bucket may continue: RocksDB closes the files after the last of them.
         """
         other.log.holds = self.log.holds
+        other._deleted_rows, other._deleted_entries = self._deleted_rows, self._deleted_entries
         if self.is_read_only:
             self.log.close()
 

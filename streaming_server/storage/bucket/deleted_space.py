@@ -10,7 +10,7 @@ from scankv.model.keys.key_range import KeyRange
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_DUE_BYTES: Final = 4 << 20
+DUE_BYTES: Final = 4 << 20
 """Less deleted data than this is left to RocksDB's own compactions."""
 
 
@@ -48,7 +48,7 @@ class DeletedSpace:
     @property
     def is_due(self) -> bool:
         """Whether the deleted data is so large that the ranges should be compacted."""
-        return self._bytes >= _DUE_BYTES
+        return self._bytes >= DUE_BYTES
 
     def add(self, ranges: Iterable[KeyRange], size: int) -> None:
         """Adds deleted ranges with about `size` bytes of data."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.storage.files.disk_space import disk_full
@@ -20,11 +23,18 @@ _SECONDS: Final = 1.0
 _GROWTH: Final = 3
 """Bytes written for each byte of a request: to the write-ahead log, to a table file, and by a compaction."""
 _LEAST_BYTES: Final = 1 << 20
-_BUFFER_SHARE: Final = 4
-"""Unflushed writes take at most the reserve of a small disk divided by this."""
+_BUFFER_SHARE: Final = 16
+"""Unflushed writes, and one step of a write, take at most the reserve of a small disk divided by this."""
+_BALLAST: Final = "ballast"
+_BALLAST_SHARE: Final = 2
+"""The ballast has the size of the reserve divided by this."""
 _ADVICE: Final = (
     "the server keeps {reserve:,} bytes free (min_free_bytes) for reads, deletes, drops and compaction, which "
     "continue; to write again, free some space or enlarge the disk"
+)
+_BALLAST_ADVICE: Final = (
+    "what is left is for flushes, retention and compaction, which free space: retry after some seconds; or free some "
+    "space by dropping tables or shortening the retention (log_retention_bytes), or enlarge the disk"
 )
 
 _log: Final = logging.getLogger(__name__)
@@ -41,6 +51,9 @@ class DiskReserve:
     Asks the system for the free space at most once a second; sooner after many bytes were written, and while writes are
     refused.
 
+    A part of the reserve is the ballast, a file that takes space while the rest becomes full. Once nothing can be
+    written any more, `drop_ballast` makes space for what frees more. Deletes then wait for it.
+
     Args:
         directory: The data directory.
         least_bytes: The reserve in bytes; on a small disk, a twentieth of the disk instead. 0: no reserve.
@@ -49,6 +62,7 @@ class DiskReserve:
 
     def __init__(self, directory: Path, least_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
+        self._ballast = directory / _BALLAST
         self._least_bytes = least_bytes
         self._clock = clock
         self._asked_at: float | None = None
@@ -81,11 +95,43 @@ class DiskReserve:
             size: The bytes of the request.
 
         Raises:
-            DiskFull: Less than the reserve is free.
+            DiskFull: Less than the reserve is free, or the write needs much of the reserve.
         """
         self._written += _GROWTH * size
-        if self.is_low:
+        if self.is_low or (self._reserve and self._free < _GROWTH * size + self._reserve // _BALLAST_SHARE):
             raise disk_full(self._directory, _ADVICE.format(reserve=self._reserve))
+
+    def check_step(self) -> None:
+        """Admits a step of a write that was admitted, or of a delete: it may use the reserve, but not the ballast.
+
+        Raises:
+            DiskFull: The ballast was dropped, and its space is for what frees more.
+        """
+        self._written += self._reserve // _BUFFER_SHARE
+        if self.is_low and not self._ballast_bytes() and self._ballast.exists():
+            raise disk_full(self._directory, _BALLAST_ADVICE)
+
+    @property
+    def step_bytes(self) -> int:
+        """The most bytes of one step of a write. Large, unless the disk is small."""
+        return self._reserve // _BUFFER_SHARE or sys.maxsize
+
+    def drop_ballast(self) -> None:
+        """Frees the space of the ballast, until more is free."""
+        with suppress(FileNotFoundError):
+            os.truncate(self._ballast, 0)
+
+    def _ballast_bytes(self) -> int:
+        with suppress(OSError):
+            return self._ballast.stat().st_size
+        return 0
+
+    def _keep_ballast(self) -> None:
+        """Makes the ballast before the reserve is in use; after it was dropped, once more is free than it had."""
+        size = self._reserve // _BALLAST_SHARE
+        if size + size // 2 <= self._free < 2 * self._reserve and not self._ballast_bytes():
+            with suppress(OSError), self._ballast.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
 
     def limit_write_buffer(self, asked: int, processes: int) -> int:
         """Returns the memory for unflushed writes of one of some processes: a part of the reserve.
@@ -106,7 +152,7 @@ class DiskReserve:
         """
         self._asked_at = None
         self._ask()
-        if self._asked_at is not None and self._free < _GROWTH * size + _LEAST_BYTES:
+        if self._asked_at is not None and self._free - self._ballast_bytes() < _GROWTH * size + _LEAST_BYTES:
             raise disk_full(self._directory)
 
     def _ask(self) -> None:
@@ -119,8 +165,9 @@ class DiskReserve:
         except OSError:
             return  # A failing disk; writes report it.
         self._asked_at, self._written = now, 0
-        self._free, self._reserve = disk.free, reserve_bytes(self._least_bytes, disk.total)
-        if (is_low := disk.free < self._reserve) != self._was_low:
+        self._free, self._reserve = disk.free + self._ballast_bytes(), reserve_bytes(self._least_bytes, disk.total)
+        self._keep_ballast()
+        if (is_low := self._free < self._reserve) != self._was_low:
             self._was_low = is_low
             if is_low:
                 _log.warning("writes are refused: %s", disk_full(self._directory, "the reserve is in use").message)

@@ -203,8 +203,8 @@ class RocksStore:
         is_full = is_full or (is_unknown and not has_space(self._path))
         if is_full:
             self.refusal = disk_full(self._path, FREE_SPACE)
-        # After the first such error, RocksDB reports different ones.
-        if is_full or (isinstance(self.refusal, DiskFull) and text.startswith("IO error")):
+        # After the first such error, RocksDB reports different ones; and after `stop_waiting`, that it shuts down.
+        if is_full or (isinstance(self.refusal, DiskFull) and text.startswith(("IO error", "Shutdown in progress"))):
             return disk_full(self._path, FREE_SPACE)
         _log.error("%s: %s", self.location, text)
         if isinstance(self.refusal, DiskFailed) and text.startswith("IO error"):
@@ -236,6 +236,9 @@ class RocksStore:
             self.check_writable()
             self.readers.create_all()
             began, size = time.perf_counter(), batch.writes.size_in_bytes()
+            if self._resources.has_small_memtables and self.lacks_space:
+                # RocksDB might make the write wait for flushes, with the interpreter lock held, and for good.
+                raise disk_full(self._path, FREE_SPACE)
             self._db.write(batch.writes)
             self._written_bytes += size
             self._count_deletions(batch.deletions)
@@ -408,6 +411,21 @@ class RocksStore:
         """About the bytes of the write-ahead log of these writes. Takes microseconds."""
         # RocksDB takes memory in blocks of a megabyte, so a few rows seem to take several.
         return min(self.unflushed_bytes, self._written_bytes)
+
+    @property
+    def lacks_space(self) -> bool:
+        """Whether a flush or a compaction has failed since the store was opened. Takes microseconds."""
+        return bool(self._db.property_int_value(f"rocksdb.{_STORE_PROPERTIES['background_errors']}"))
+
+    def stop_waiting(self) -> None:
+        """Refuses writes, and ends calls that wait inside RocksDB for space; the store then has to be reopened.
+
+        After a compaction found no space, RocksDB begins none before its complete input is free, even if it writes
+        next to nothing. Flushes wait likewise, and so do writes, for flushes and compactions. A store that was
+        reopened just tries.
+        """
+        self.refusal = self.refusal or disk_full(self._path, FREE_SPACE)
+        self._db.cancel_all_background(wait=False)
 
     def flush(self) -> None:
         """Moves unflushed writes into SST files."""

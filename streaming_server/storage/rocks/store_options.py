@@ -17,6 +17,7 @@ _COMPRESSION = {
 _BLOCK_BYTES = 16 * 1024
 # A share of the 64 MiB of a memtable: four bits for each of about 700,000 rows, which exclude five of six absent keys.
 _FILTER_SHARE = 0.005
+_MEMTABLE_BYTES = 64 << 20
 _FILTER_BYTES = 400 * 1024
 _FOREVER_SECONDS = 2**64 - 1
 # A file in which half of this many adjacent entries are tombstones is compacted as soon as it is written, because
@@ -48,6 +49,16 @@ class RocksResources:
     keeps_logs: bool = False
     write_seconds: Histogram = field(default_factory=Histogram)
     sync_seconds: Histogram = field(default_factory=Histogram)
+
+    @property
+    def memtable_bytes(self) -> int:
+        """The size of a memtable, and of an SST file: small if all unflushed writes together must be."""
+        return min(_MEMTABLE_BYTES, self.write_buffers.get_buffer_size())
+
+    @property
+    def has_small_memtables(self) -> bool:
+        """Whether the disk or the memory is so small that memtables are smaller than usual."""
+        return self.memtable_bytes < _MEMTABLE_BYTES
 
     @classmethod
     def of_sizes(
@@ -87,6 +98,13 @@ def store_options(compression: str, resources: RocksResources, *, filtered: bool
     options.set_block_based_table_factory(table)
     options.set_compression_type(_COMPRESSION[compression]())
     options.set_write_buffer_manager(resources.write_buffers)
+    # After a flush or a compaction found no space, RocksDB waits until as much as it handles at once is free.
+    options.set_write_buffer_size(resources.memtable_bytes)
+    options.set_target_file_size_base(resources.memtable_bytes)
+    options.set_max_bytes_for_level_base(4 * resources.memtable_bytes)
+    if resources.has_small_memtables:
+        # A write sees that a flush has failed before it would have to wait for it.
+        options.set_max_write_buffer_number(8)
     # After damage in the middle of a log, the default mode silently opens with a gap; this mode refuses to open.
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     # RocksDB computes the age of a file without regard to its sign, and by its coarse clock a file may be of the next

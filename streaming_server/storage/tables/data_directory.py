@@ -2,6 +2,7 @@
 
 scankv.json                              the format of the directory
 clock.json                               the service time and commit time of its servers
+ballast                                  space for a full disk: see `storage/files/disk_reserve.py`
 archived.json                            the last segment of the archive; missing: not everything is archived
 damaged/                                 what `scankv check --recover` has replaced
 restoring.json                           the backup that is being restored, until all of it is
