@@ -314,7 +314,7 @@ class ServerConfig:
         block_cache_bytes: The memory for blocks that lookups by key and updates read, shared by all buckets. The
             default of `scankv serve` is a sixteenth of the memory that the server may have.
         write_buffer_bytes: The memory for writes that are not in table files yet, shared by all buckets. At most
-            1/320 of the disk, which workers divide.
+            an eightieth of the disk, or 1/320 of one smaller than 5 GiB, which workers divide.
         result_cache_bytes: The memory of the result cache, which answers repeated queries while their table does not
             change. One result takes at most a sixteenth of it. 0 disables the cache.
         min_free_bytes: The disk space that writes leave free, the reserve: while less is free, upserts and new tables

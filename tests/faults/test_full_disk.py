@@ -286,6 +286,9 @@ def test_processes_divide_the_write_buffer_that_a_small_disk_takes_in(tmp_path: 
         reserve = DiskReserve(disk.path, 1 << 30)
         assert [reserve.limit_write_buffer(1 << 30, processes) for processes in (1, 3)] == [3_355_443, 1_118_481]
         assert reserve.limit_write_buffer(9, 4) == 9
+    with small_disk(tmp_path / "larger", 6 << 30) as disk:
+        # A memtable and more, which RocksDB flushes as usual.
+        assert DiskReserve(disk.path, 1 << 30).limit_write_buffer(1 << 30, 1) == (6 << 30) // 80
         assert DiskReserve(disk.path, 0).limit_write_buffer(1 << 30, 4) == 1 << 30
 
 

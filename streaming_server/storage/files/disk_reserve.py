@@ -23,8 +23,14 @@ _SECONDS: Final = 1.0
 _GROWTH: Final = 3
 """Bytes written for each byte of a request: to the write-ahead log, to a table file, and by a compaction."""
 _LEAST_BYTES: Final = 1 << 20
-_BUFFER_SHARE: Final = 16
-"""Unflushed writes, and one step of a write, take at most the reserve of a small disk divided by this."""
+MEMTABLE_BYTES: Final = 64 << 20
+"""The size of a memtable, unless the disk or the memory is small."""
+_STEP_SHARE: Final = 16
+"""One step of a write takes at most the reserve divided by this."""
+_BUFFER_SHARE: Final = 4
+"""Unflushed writes take at most the reserve of a disk divided by this, if that is a memtable."""
+_SMALL_BUFFER_SHARE: Final = 16
+"""Otherwise they take less, since RocksDB needs as much free space to go on after a flush has failed."""
 _BALLAST: Final = "ballast"
 _BALLAST_SHARE: Final = 2
 """The ballast has the size of the reserve divided by this."""
@@ -107,14 +113,14 @@ class DiskReserve:
         Raises:
             DiskFull: The ballast was dropped, and its space is for what frees more.
         """
-        self._written += self._reserve // _BUFFER_SHARE
+        self._written += self._reserve // _STEP_SHARE
         if self.is_low and not self._ballast_bytes() and self._ballast.exists():
             raise disk_full(self._directory, _BALLAST_ADVICE)
 
     @property
     def step_bytes(self) -> int:
         """The most bytes of one step of a write. Large, unless the disk is small."""
-        return self._reserve // _BUFFER_SHARE or sys.maxsize
+        return self._reserve // _STEP_SHARE or sys.maxsize
 
     def drop_ballast(self) -> None:
         """Frees the space of the ballast, until more is free."""
@@ -141,7 +147,8 @@ class DiskReserve:
         """
         if not self.bytes:
             return asked
-        most = shutil.disk_usage(self._directory).total // _LARGEST_SHARE // _BUFFER_SHARE
+        reserve = shutil.disk_usage(self._directory).total // _LARGEST_SHARE
+        most = reserve // (_BUFFER_SHARE if reserve // _BUFFER_SHARE >= MEMTABLE_BYTES else _SMALL_BUFFER_SHARE)
         return min(asked, max(_LEAST_BYTES, most // processes))
 
     def check_fits(self, size: int) -> None:

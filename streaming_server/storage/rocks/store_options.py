@@ -8,6 +8,7 @@ from threading import Semaphore
 import rocksdict
 
 from streaming_server.histogram import Histogram
+from streaming_server.storage.files.disk_reserve import MEMTABLE_BYTES
 
 _COMPRESSION = {
     "none": rocksdict.DBCompressionType.none,
@@ -17,7 +18,6 @@ _COMPRESSION = {
 _BLOCK_BYTES = 16 * 1024
 # A share of the 64 MiB of a memtable: four bits for each of about 700,000 rows, which exclude five of six absent keys.
 _FILTER_SHARE = 0.005
-_MEMTABLE_BYTES = 64 << 20
 _FILTER_BYTES = 400 * 1024
 _FOREVER_SECONDS = 2**64 - 1
 # A file in which half of this many adjacent entries are tombstones is compacted as soon as it is written, because
@@ -53,12 +53,12 @@ class RocksResources:
     @property
     def memtable_bytes(self) -> int:
         """The size of a memtable, and of an SST file: small if all unflushed writes together must be."""
-        return min(_MEMTABLE_BYTES, self.write_buffers.get_buffer_size())
+        return min(MEMTABLE_BYTES, self.write_buffers.get_buffer_size())
 
     @property
     def has_small_memtables(self) -> bool:
         """Whether the disk or the memory is so small that memtables are smaller than usual."""
-        return self.memtable_bytes < _MEMTABLE_BYTES
+        return self.memtable_bytes < MEMTABLE_BYTES
 
     @classmethod
     def of_sizes(
