@@ -14,6 +14,7 @@ from scankv.model.errors import SchemaMismatch, UsageError, did_you_mean
 from scankv.model.expressions import Predicate, all_of, bind, conjuncts, convert_arrow
 
 if TYPE_CHECKING:
+    from builtins import object as Dataset  # pyarrow has no types
     from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow.compute as pc
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from scankv.model.scans.scan_spec import ScanSpec
 
     Columns: TypeAlias = Sequence[str] | Mapping[str, pc.Expression] | None
+else:
+    from pyarrow.dataset import Dataset
 
 
 class RunningScan(Protocol):
@@ -33,7 +36,7 @@ class RunningScan(Protocol):
         """Ends the scan."""
 
 
-class TableDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow has no types
+class TableDataset(Dataset):
     """The rows of a table for a query engine that reads datasets of pyarrow. Each scanner has a view of its own.
 
     `scanner(columns=, filter=)` reads the table: the server sends only these columns of the rows for which the filter
@@ -87,6 +90,26 @@ class TableDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow ha
             SchemaMismatch: A column does not exist.
         """
         return TableScanner(self, columns, filter)
+
+    def to_table(self, columns: Columns = None, filter: pc.Expression | None = None, **_options: object) -> pa.Table:
+        """Returns the columns and rows of `scanner` in memory. Raises the errors of the scan."""
+        return self.scanner(columns, filter).to_table()
+
+    def to_batches(
+        self, columns: Columns = None, filter: pc.Expression | None = None, **_options: object
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the columns and rows of `scanner` as they arrive. Raises the errors of the scan."""
+        return self.scanner(columns, filter).to_batches()
+
+    def head(
+        self, num_rows: int, columns: Columns = None, filter: pc.Expression | None = None, **_options: object
+    ) -> pa.Table:
+        """Returns the first rows of `scanner`, at most so many. Raises the errors of the scan."""
+        return self.scanner(columns, filter).head(num_rows)
+
+    def count_rows(self, filter: pc.Expression | None = None, **_options: object) -> int:
+        """Returns for how many rows a filter is true. Raises the errors of the scan."""
+        return self.scanner(filter=filter).count_rows()
 
     def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[TableDataset]:
         """Yields the only part, which is the dataset itself."""

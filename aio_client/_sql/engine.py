@@ -66,6 +66,10 @@ class Engine:
         """
         return await self._in_thread(_run, run)
 
+    async def explain(self, run: SqlRun) -> str:
+        """Returns DuckDB's plan of a query as text, without running it. Raises UsageError as `run` does."""
+        return await self._in_thread(_explain, run)
+
     async def run_as(self, asked: SqlRun, run: SqlRun) -> pa.Table | None:
         """Runs a query that takes the place of another one, whose columns have the names of the result.
 
@@ -129,6 +133,12 @@ def _connect() -> duckdb.DuckDBPyConnection:
 def _run(con: duckdb.DuckDBPyConnection, run: SqlRun) -> pa.Table:
     with _typed_errors(run), _named(con, run):
         return con.sql(run.text, params=run.parameters).to_arrow_table()
+
+
+def _explain(con: duckdb.DuckDBPyConnection, run: SqlRun) -> str:
+    with _typed_errors(run), _named(con, run):
+        plans = con.execute(f"explain {run.text}", run.parameters).fetchall()
+    return "\n".join(str(plan) for _, plan in plans)
 
 
 def _run_as(con: duckdb.DuckDBPyConnection, asked: SqlRun, run: SqlRun) -> pa.Table | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from aio_client._input.other_rows import to_polars, to_pylist
@@ -11,18 +10,19 @@ from aio_client._integrations.pandas_frames import check_dtype_backend, frame_of
 from aio_client._scan.read_ahead import ReadAhead, gather
 from aio_client._sql.client_loop import ClientLoop
 from aio_client._sql.engine import SqlRun
+from aio_client._sql.explanation import SqlExplanation
 from aio_client._sql.shortcuts import AnsweringTable, find_shortcut
 from aio_client._sql.statement import parse_statement
 from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
     import pandas as pd
     import polars as pl
     import pyarrow as pa
 
-    from aio_client._integrations.arrow_dataset import TableDataset
+    from aio_client._integrations.arrow_dataset import RunningScan, TableDataset
     from aio_client._scan.scan import Scan
     from aio_client._scan.snapshot import SnapshotOpener
     from aio_client._sql.engine import Engine, Parameters
@@ -34,6 +34,16 @@ _NOT_ANSWERED: Final = (InvalidRequest, RequestTooLarge, SchemaMismatch)
 """The errors of what the server does not compute, though DuckDB may: a sum that overflows, too many groups."""
 
 
+class EmptyScan:
+    """A scan that has no rows, and does not run."""
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return iter(())
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
 class QueriedTable(AnsweringTable, Protocol):
     """A table of the client."""
 
@@ -42,8 +52,6 @@ class QueriedTable(AnsweringTable, Protocol):
 
     @property
     def primary_key(self) -> list[str]: ...
-
-    def scan(self) -> Scan: ...
 
     def snapshot(self, ttl: float) -> SnapshotOpener: ...
 
@@ -101,18 +109,63 @@ class SqlQuery:
             TableNotFound: A table of the query does not exist.
             ScanKvError: As for the stream of a scan.
         """
+        names = self._names()
+        if len(names) == 1 and (rows := await self._from_answer(names[0])) is not None:
+            return rows
+        loop = ClientLoop(self._client.config.address)
+
+        def start(spec: ScanSpec) -> ReadAhead[pa.RecordBatch]:
+            async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
+                async with self._client.scan(spec).stream() as stream, aclosing(gather(stream)) as gathered:
+                    async for batch in gathered:
+                        yield batch
+
+            return ReadAhead(loop, batches)
+
+        async with AsyncExitStack() as pins:
+            return await self._engine.run(self._run({name: await self._dataset(name, start, pins) for name in names}))
+
+    async def explain(self) -> SqlExplanation:
+        """Returns what the server would evaluate, and what DuckDB would do. The server reads no rows.
+
+        `print(await query.explain())` shows it.
+
+        Raises:
+            UsageError, TableNotFound: As for `to_arrow`.
+        """
+        names = self._names()
+        if len(names) == 1:
+            table = await self._client.table(names[0])
+            shortcut = find_shortcut(self._statement.tree, table.schema, table.primary_key, self._parameters)
+            if shortcut is not None:
+                plan = await self._engine.explain(self._run({names[0]: table.schema.empty_table()}))
+                scan = await shortcut.explain(table)
+                return SqlExplanation(computed=shortcut.description, scans=(scan,), plan=plan)
+        begun: list[ScanSpec] = []
+
+        def note(spec: ScanSpec) -> EmptyScan:
+            begun.append(spec)
+            return EmptyScan()
+
+        async with AsyncExitStack() as pins:
+            run = self._run({name: await self._dataset(name, note, pins) for name in names})
+            plan = await self._engine.explain(run)
+            await self._engine.run(run)
+            scans = [await self._client.scan(spec).explain() for spec in begun]
+        return SqlExplanation(computed=None, scans=tuple(scans), plan=plan)
+
+    def _names(self) -> tuple[str, ...]:
+        """Returns the live tables, each as often as the query names it. Raises UsageError if they are several."""
         names = self._statement.tables
         if len({*names}) > 1:
             raise UsageError(
                 f"the query names {' and '.join(dict.fromkeys(names))}, which cannot be read as of one instant: read "
                 "all but one of them first, and give their rows as `frames`"
             )
-        if len(names) == 1 and (rows := await self._from_answer(names[0])) is not None:
-            return rows
-        loop = ClientLoop(self._client.config.address)
-        async with AsyncExitStack() as pins:
-            tables = {name: await self._dataset(name, loop, pins, again=names.count(name) > 1) for name in names}
-            return await self._engine.run(SqlRun(self._statement.text, self._parameters, tables, self._frames))
+        return names
+
+    def _run(self, tables: Mapping[str, TableDataset | pa.Table]) -> SqlRun:
+        return SqlRun(self._statement.text, self._parameters, tables, self._frames)
 
     async def _from_answer(self, name: str) -> pa.Table | None:
         """Runs the query over what the server computes of it. Returns None if that is nothing."""
@@ -124,29 +177,20 @@ class SqlQuery:
             answer = await shortcut.ask(table)
         except _NOT_ANSWERED:
             return None
-        asked = SqlRun(self._statement.text, self._parameters, {name: table.schema.empty_table()}, self._frames)
         if shortcut.text is None:
-            return await self._engine.run(replace(asked, tables={name: answer}))
+            return await self._engine.run(self._run({name: answer}))
+        asked = self._run({name: table.schema.empty_table()})
         return await self._engine.run_as(asked, SqlRun(shortcut.text, None, {name: answer}, {}))
 
-    async def _dataset(self, name: str, loop: ClientLoop, pins: AsyncExitStack, *, again: bool) -> TableDataset:
+    async def _dataset(self, name: str, start: Callable[[ScanSpec], RunningScan], pins: AsyncExitStack) -> TableDataset:
         """Returns a table as a dataset. One that is read several times is pinned, so that each shows the same rows."""
         from aio_client._integrations.arrow_dataset import TableDataset
 
         table = await self._client.table(name)
-        scan = table.scan().unordered()
-        if again:
-            scan = table.scan().as_of(await pins.enter_async_context(table.snapshot(ttl=_PIN_SECONDS)))
-
-        def start(spec: ScanSpec) -> ReadAhead[pa.RecordBatch]:
-            async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
-                async with self._client.scan(spec).stream() as stream, aclosing(gather(stream)) as gathered:
-                    async for batch in gathered:
-                        yield batch
-
-            return ReadAhead(loop, batches)
-
-        return TableDataset(table.schema, scan, start)
+        if self._statement.tables.count(name) == 1:
+            return TableDataset(table.schema, table.scan().unordered(), start)
+        snapshot = await pins.enter_async_context(table.snapshot(ttl=_PIN_SECONDS))
+        return TableDataset(table.schema, table.scan().as_of(snapshot), start)
 
     async def to_pandas(self, *, dtype_backend: Literal["pyarrow", "numpy"] = "pyarrow") -> pd.DataFrame:
         """Runs the query, and returns its rows as a pandas DataFrame: see `Scan.to_pandas`.

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlglot import Expr, exp
 
+    from aio_client._scan.explanation import ScanExplanation
+    from aio_client._scan.scan import Scan
     from aio_client._sql.engine import Parameters
 
 _PLAIN: Final = frozenset(
@@ -42,6 +44,12 @@ _WITH_NAN: Final = {Operator.GREATER: Operator.LESS_EQUAL, Operator.GREATER_EQUA
 
 class AnsweringTable(Protocol):
     """The calls of a table that answer queries."""
+
+    def scan(self, columns: Sequence[str] | None = None) -> Scan: ...
+
+    async def explain_top_n(
+        self, limit: int, order_by: str, where: Predicate | None, *, columns: Sequence[str], descending: bool
+    ) -> ScanExplanation: ...
 
     async def aggregate(
         self, functions: Mapping[str, Sequence[str]], where: Predicate | None, *, group_by: Sequence[str]
@@ -72,6 +80,17 @@ class TopRows:
     where: Predicate | None
     text: None = None
 
+    @property
+    def description(self) -> str:
+        """What the server computes, in words."""
+        return f"the first {self.limit:,} by {self.order_by}"
+
+    async def explain(self, table: AnsweringTable) -> ScanExplanation:
+        """Has the server say how it would read the rows."""
+        return await table.explain_top_n(
+            self.limit, self.order_by, self.where, columns=self.columns, descending=self.descending
+        )
+
     async def ask(self, table: AnsweringTable) -> pa.Table:
         """Has the server return the rows."""
         return await table.top_n(
@@ -94,6 +113,17 @@ class GroupTotals:
     group_by: tuple[str, ...]
     where: Predicate | None
     text: str
+
+    @property
+    def description(self) -> str:
+        """What the server computes, in words."""
+        calls = [f"{function}({column})" for column, chosen in self.functions.items() for function in chosen]
+        return ", ".join(calls) + (f" by {', '.join(self.group_by)}" if self.group_by else "")
+
+    async def explain(self, table: AnsweringTable) -> ScanExplanation:
+        """Has the server say how it would read the rows."""
+        scan = table.scan([*dict.fromkeys([*self.group_by, *self.functions])])
+        return await (scan if self.where is None else scan.where(self.where)).explain()
 
     async def ask(self, table: AnsweringTable) -> pa.Table:
         """Has the server compute the aggregates."""

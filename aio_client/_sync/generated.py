@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from aio_client._scan.consumers import Consumer
     from aio_client._scan.explanation import ScanExplanation
     from aio_client._scan.scan_builder import Pinned
+    from aio_client._sql.explanation import SqlExplanation
     from aio_client._transport.config import ClientConfig
     from aio_client._transport.tls import Tls
     from aio_client._transport.tokens import TokenSource
@@ -2226,6 +2227,16 @@ class SqlQuery(Blocking):
             ScanKvError: As for the stream of a scan.
         """
         return self._runner.call(self._aio.to_arrow)
+
+    def explain(self) -> SqlExplanation:
+        """Returns what the server would evaluate, and what DuckDB would do. The server reads no rows.
+
+        `print(query.explain())` shows it.
+
+        Raises:
+            UsageError, TableNotFound: As for `to_arrow`.
+        """
+        return self._runner.call(self._aio.explain)
 
     def to_pandas(self, *, dtype_backend: Literal["pyarrow", "numpy"] = "pyarrow") -> pd.DataFrame:
         """Runs the query, and returns its rows as a pandas DataFrame: see `Scan.to_pandas`.

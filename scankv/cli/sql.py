@@ -10,14 +10,22 @@ from scankv.cli.options import Url
 from scankv.cli.results import FormatOption, OutputFormat, OutputOption, choose_format, show_first, write_batches
 from scankv.cli.show import is_terminal
 from scankv.formats.files import Format
+from scankv.formats.printable import printable
 from scankv.model.errors import UsageError
 
 
 def sql(
     query: Annotated[
-        str,
-        typer.Argument(metavar="QUERY", help="One statement that reads, in the SQL of DuckDB; - for standard input."),
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[QUERY]",
+            help="One statement that reads, in the SQL of DuckDB; - reads standard input. Default: a shell.",
+            show_default=False,
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print what the server and DuckDB would do, and read nothing.")
+    ] = False,
     parameters: Annotated[
         list[str] | None,
         typer.Option("--param", metavar="NAME=VALUE", help="A value for $NAME in the query, as text. Repeatable."),
@@ -29,12 +37,23 @@ def sql(
     """Run a query over live tables, as DATABASE.TABLE, and files, as 'FILE.parquet'.
 
     DuckDB runs it in this process, and the server evaluates its filters. A query shows one instant of a table. A table
-    on a terminal stops after 100 rows; for others, add a limit, or write a file.
+    on a terminal stops after 100 rows; for others, write a file. Without QUERY, a terminal gets a shell with history,
+    and completion of tables and columns.
     """
     chosen = choose_format(format_, output)
+    if query is None and sys.stdin.isatty() and output is None:
+        from scankv.cli.sql_shell import SqlShell
+
+        with open_client(url) as client:
+            SqlShell(client, chosen).run()
+        return
     values = dict(map(_parameter, parameters or []))
     with open_client(url) as client:
-        rows = client.sql(sys.stdin.read() if query == "-" else query, values or None).to_arrow()
+        asked = client.sql(sys.stdin.read() if query is None or query == "-" else query, values or None)
+        if explain:
+            typer.echo(printable(str(asked.explain()), lines=True))
+            return
+        rows = asked.to_arrow()
     if chosen is OutputFormat.TABLE:
         show_first(rows, cut=is_terminal(), remedy="-o FILE")
     else:

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet
 
 from aio_client import sync
+from tests.integration.cli.test_terminal import on_terminal
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from tests.support.command_line import CommandLine
     from tests.support.server_process import ServerProcess
@@ -45,6 +48,49 @@ def test_an_error_names_the_place(scankv: CommandLine, scores: str) -> None:
         "SQL only reads: for this, use table.delete_where(where)"
         in scankv("sql", f"delete from {scores}", code=1).stderr
     )
+
+
+def test_a_query_is_explained(scankv: CommandLine, scores: str) -> None:
+    shown = scankv("sql", "--explain", f"select count(*) from {scores} where score > 30").text
+    assert shown.startswith(f"computed  count(player)\nsource    {scores}, live\n")
+    assert 'filter    col("score") > 30' in shown
+    assert "DuckDB\n" in shown
+    shown = scankv("sql", "--explain", f"select score from {scores} where player = 'ann' and score % 2 = 1").text
+    assert "keys      1 looked up: player = 'ann'" in shown
+    assert "computed" not in shown
+
+
+def test_a_terminal_gets_a_shell(
+    scankv: CommandLine, scores: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    typed = [
+        *(
+            ".tables",
+            f".columns {scores}",
+            "select player, score",
+            f"from {scores}",
+            "order by player;",
+            ".format jsonl",
+        ),
+        *(f"select max(score) m from {scores};", "select nothing;", ".explain select 1;", ".format xml", ".nothing"),
+        *(".timing off", "select 7 as seven;", f"select player from {scores} order by sc\t limit 1;", ".quit"),
+    ]
+    code, shown = on_terminal(scankv, "sql", typed="".join(f"{line}\n" for line in typed), width=120)
+    assert code == 0
+    assert f"\n{scores}\n" in shown
+    assert "\nplayer string not null\nscore int64\n" in shown
+    assert "\nann         31\nbob         27\ncem       null\n3 rows\n" in shown
+    assert '\n{"m":31}\n1 row\n' in shown
+    assert "DuckDB: Binder Error: " in shown
+    assert "order by score limit 1;\n" in shown
+    assert '\n{"player":"bob"}\n1 row\nscankv> ' in shown
+    assert ".format takes table, csv or jsonl, not 'xml'" in shown
+    assert ".nothing is no command of the shell: .help lists them" in shown
+    assert shown.rstrip().endswith(".quit")
+    history = tmp_path / "scankv" / "sql_history"
+    assert "select max(score) m" in history.read_text()
+    assert history.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_query_that_is_abandoned_leaves_no_scan(scankv: CommandLine, server: ServerProcess) -> None:
