@@ -8,7 +8,7 @@
 Every error is a `ScanKvError`. `scankv.sync` is the same client for blocking code.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aio_client._admin.admin import LiveScan, ServerStats, SlowCall
 from aio_client._admin.backups import BackupStatus
@@ -39,8 +39,6 @@ from aio_client._scan.resume import Resumption
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import Snapshot
 from aio_client._scan.stream import ScanStats, ScanStream
-from aio_client._sql.explanation import SqlExplanation
-from aio_client._sql.query import SqlQuery
 from aio_client._transport.config import ClientConfig
 from aio_client._transport.tls import Tls
 from aio_client._transport.tokens import TokenEnv, TokenFile
@@ -129,6 +127,8 @@ from scankv.model.tables import agg
 
 if TYPE_CHECKING:
     from aio_client import sync
+    from aio_client._sql.explanation import SqlExplanation
+    from aio_client._sql.query import SqlQuery
 
 __all__ = [
     "AssignedOwner",
@@ -262,7 +262,10 @@ __all__ = [
     "sync",
 ]
 
-set_public_module("scankv", globals(), set(__all__) - {"sync"})
+_ON_USE: Final = {"SqlExplanation": "aio_client._sql.query", "SqlQuery": "aio_client._sql.query"}
+"""The names that few programs use, and their modules."""
+
+set_public_module("scankv", globals(), set(__all__) - {"sync", *_ON_USE})
 
 
 def _open_blocking_stream(config: ClientConfig, spec: ScanSpec) -> BlockingStream:
@@ -274,10 +277,12 @@ def _open_blocking_stream(config: ClientConfig, spec: ScanSpec) -> BlockingStrea
 register_opener(_open_blocking_stream)
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401  # a module
+def __getattr__(name: str) -> Any:  # noqa: ANN401  # a module, or a class
     """Imports `scankv.sync` on first use, because it takes a quarter of the time that importing everything takes."""
-    if name == "sync":
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "sync":
         return import_module("aio_client.sync")
+    if name in _ON_USE:
+        return getattr(import_module(_ON_USE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,7 +28,6 @@ from aio_client._input.arguments import names_of, text_of, timeout_of
 from aio_client._input.column_changes import defaults_of, texts_of, types_of
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import adopt_snapshot, list_snapshots
-from aio_client._sql.engine import Engine
 from aio_client._transport.owners import Owners
 from aio_client._transport.transport import Transport
 from aio_client._write.column_locks import list_locks, release_lock
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from aio_client._client.transaction_info import JobStep, LostWrites, TransactionInfo
     from aio_client._input.data import Data
     from aio_client._scan.snapshot import Snapshot
+    from aio_client._sql.engine import Engine
     from aio_client._sql.query import SqlQuery
     from aio_client._transport.config import ClientConfig
     from aio_client._write.column_locks import ColumnLock
@@ -75,7 +75,7 @@ class Client:
         self._transport = Transport(config)
         self._owners = Owners(self._transport)
         self._bootstraps: dict[str, OpenBootstrap] = {}
-        self._sql = Engine()
+        self._sql: Engine | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,7 +98,8 @@ class Client:
         for each in [*self._bootstraps.values()]:
             # The blocking client is closed while an interrupted call ends.
             await each.abort()
-        await self._sql.aclose()
+        if self._sql is not None:
+            await self._sql.aclose()
         await self._owners.aclose()
         await self._transport.aclose()
 
@@ -558,8 +559,10 @@ class Client:
             UsageError: duckdb is not installed; the query cannot be parsed, is several statements, or would change
                 something.
         """
+        from aio_client._sql.engine import Engine
         from aio_client._sql.query import SqlQuery
 
+        self._sql = self._sql or Engine()
         return SqlQuery(self, self._sql, query, parameters, frames or {})
 
     async def stats(self) -> ServerStats:

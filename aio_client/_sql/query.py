@@ -14,6 +14,7 @@ from aio_client._sql.explanation import SqlExplanation
 from aio_client._sql.shortcuts import AnsweringTable, find_shortcut
 from aio_client._sql.statement import parse_statement
 from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch, UsageError
+from scankv.model.public_names import set_public_module
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -219,3 +220,6 @@ class SqlQuery:
             ScanKvError: As for `to_arrow`.
         """
         return to_pylist(await self.to_arrow())
+
+
+set_public_module("scankv", globals(), ["SqlExplanation", "SqlQuery"])

@@ -7,7 +7,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from aio_client._client.client import Client
-from aio_client._sql.engine import Engine
 from aio_client._transport.config import ClientConfig
 from aio_client._transport.framing import ScanMessage
 from aio_client._transport.owners import Owners
@@ -135,7 +134,7 @@ class _ScriptedClient(Client):
         self._transport = cast("Transport", _ScriptedTransport(server, config))
         self._owners = Owners(self._transport)
         self._bootstraps = {}
-        self._sql = Engine()
+        self._sql = None
 
 
 class _ScriptedTransport:

@@ -19,6 +19,7 @@ from scankv.formats.table_sheets import buckets_sheet, columns_sheet, definition
 from tests.http.conftest import SCORES
 from tests.support.gateway import GatewayProcess
 from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,8 +184,10 @@ def test_the_page_has_the_labels_and_values_of_the_command_line(gateway: Gateway
     table = create(client, indexes=["score"], tablets=1, ttl_seconds=3600)
     client.alter_table(table.name, column_comments={"score": "won"})
     table.upsert([{"player": "ann", "score": 31}])
-    text, found = page(gateway, table), client.table(table.name)
-    buckets = found.stats()
+    found = client.table(table.name)
+    # The first check of the server may come between the page and the statistics.
+    wait_until(lambda: "rows" in why_no_base(found.stats()), "the server knows why there is no base")
+    text, buckets = page(gateway, table), found.stats()
     for name, value in definition_pairs(found, buckets, None, "press “Count rows”").items():
         assert f"<dt>{name[0].upper()}{name[1:]}</dt><dd>{value}</dd>" in text
     indexes = indexes_sheet(found.index_status())

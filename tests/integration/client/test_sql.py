@@ -287,7 +287,7 @@ async def test_a_query_that_is_cancelled_ends_with_its_scans(server: ServerProce
         running = asyncio.create_task(endless.to_arrow())
 
         async def runs() -> bool:
-            return bool(client._sql._running)
+            return client._sql is not None and bool(client._sql._running)
 
         await await_until(runs, "the query runs")
     with pytest.raises(UsageError, match="the client was closed before the query ended"):
