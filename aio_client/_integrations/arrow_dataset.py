@@ -41,7 +41,7 @@ class TableDataset(Dataset):
 
     `scanner(columns=, filter=)` reads the table: the server sends only these columns of the rows for which the filter
     is true. It evaluates the conjuncts that `Scan.where` accepts; the client evaluates the others on the rows that are
-    left. `to_table`, `to_batches`, `to_reader`, `head` and `count_rows` of the dataset and of a scanner block.
+    left. `to_table`, `to_batches`, `head` and `count_rows`, of the dataset and of a scanner, block.
 
     Attributes:
         error: What has ended the last scan that failed, of which an engine may only show the text.
@@ -138,7 +138,7 @@ class TableDataset(Dataset):
 class TableScanner:
     """One reading of a dataset. Several readers each have a scan of their own.
 
-    A scan ends with its reader: when all rows are read, with `close`, or when the reader is dropped.
+    A scan ends with its reader: when all rows are read, or when the reader is dropped.
 
     Attributes:
         dataset_schema: The columns of the table.
@@ -185,7 +185,11 @@ class TableScanner:
 
     def count_rows(self) -> int:
         """Returns how many rows there are. The server sends no columns if it evaluates the complete filter."""
-        scan = self._scan.select([]) if self._filter is None else self._scan
+        if self._filter is None:
+            return TableScanner(self._dataset, [], None)._count(self._scan.select([]))
+        return self._count(self._scan)
+
+    def _count(self, scan: RefinableScan) -> int:
         return sum(batch.num_rows for batch in self._batches(scan))
 
     def _batches(self, scan: RefinableScan) -> Iterator[pa.RecordBatch]:

@@ -27,6 +27,8 @@ _Result = TypeVar("_Result")
 _MOST_KEPT: Final = 4
 _INTERRUPT_SECONDS: Final = 0.05
 """How often a query is interrupted until it ends."""
+_PREFIX: Final = "scankv_"
+"""The beginning of the names under which DuckDB has the tables."""
 _HINT: Final = "\nA table of the server is named as database.table."
 
 
@@ -85,8 +87,11 @@ class Engine:
         con = self._free.pop() if self._free else await asyncio.to_thread(_connect)
         running = asyncio.ensure_future(asyncio.to_thread(function, con, *arguments))
         self._running[running] = con
+        is_clean = False
         try:
-            return await asyncio.shield(running)
+            found = await asyncio.shield(running)
+            is_clean = True
+            return found
         except asyncio.CancelledError:
             await self._interrupt(running)
             raise
@@ -96,7 +101,8 @@ class Engine:
             raise
         finally:
             del self._running[running]
-            self._give_back(con)
+            # After an error, names of the query may be left in the connection.
+            self._give_back(con, is_clean=is_clean)
 
     async def aclose(self) -> None:
         """Ends the queries that run, and closes all connections."""
@@ -115,8 +121,8 @@ class Engine:
             for query in done:
                 query.exception()
 
-    def _give_back(self, con: duckdb.DuckDBPyConnection) -> None:
-        if len(self._free) < _MOST_KEPT and not self._is_closed:
+    def _give_back(self, con: duckdb.DuckDBPyConnection, *, is_clean: bool) -> None:
+        if is_clean and len(self._free) < _MOST_KEPT and not self._is_closed:
             self._free.append(con)
         else:
             con.close()
@@ -172,15 +178,17 @@ def _named(con: duckdb.DuckDBPyConnection, run: SqlRun) -> Iterator[None]:
     made: list[str] = []
     try:
         for name, frame in run.frames.items():
+            if name.lower().startswith(_PREFIX):
+                raise UsageError(f"a frame must not be named {name!r}: names that begin with {_PREFIX} are taken")
             con.register(name, frame)
             registered.append(name)
         for number, (name, dataset) in enumerate(run.tables.items()):
             database, _, table = name.partition(".")
-            con.register(f"scankv_{number}", dataset)
-            registered.append(f"scankv_{number}")
+            con.register(f"{_PREFIX}{number}", dataset)
+            registered.append(f"{_PREFIX}{number}")
             con.execute(f"create schema if not exists {_quoted(database)}")
             view = f"{_quoted(database)}.{_quoted(table)}"
-            con.execute(f"create or replace view {view} as select * from scankv_{number}")
+            con.execute(f"create or replace view {view} as select * from {_PREFIX}{number}")
             made.append(view)
         yield
     finally:

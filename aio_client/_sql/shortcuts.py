@@ -162,7 +162,7 @@ class _PlainSelect:
         if not isinstance(statement, exp.Select) or any(type(node).__name__ not in _PLAIN for node in statement.walk()):
             raise _NotPlainError
         self._select = statement
-        self._aliases = {each.alias for each in statement.expressions if isinstance(each, exp.Alias)}
+        self._aliases = {each.alias.lower() for each in statement.expressions if isinstance(each, exp.Alias)}
         self._fill_in(parameters)
         self._name_columns()
         where = statement.args.get("where")
@@ -202,7 +202,7 @@ class _PlainSelect:
             found = names.get(column.name.lower(), [])
             if len(found) == 1:
                 column.replace(exp.column(exp.to_identifier(found[0], quoted=True)))
-            elif found or column.name not in self._aliases or column.table:
+            elif found or column.name.lower() not in self._aliases or column.table:
                 raise _NotPlainError
 
     def _top_rows(self) -> TopRows:
@@ -212,14 +212,14 @@ class _PlainSelect:
         if order is None or limit is None or len(order.expressions) != 1:
             raise _NotPlainError
         (ordered,) = order.expressions
-        is_column = isinstance(ordered.this, exp.Column) and ordered.this.name not in self._aliases
+        is_column = isinstance(ordered.this, exp.Column)
         if not is_column or ordered.args.get("nulls_first"):
             raise _NotPlainError
         rows = sum(_number(each.expression) for each in (limit, offset) if each is not None)
         self._check_scalar(ordered.this.name)
         if not 1 <= rows <= MAX_TOP_N:
             raise _NotPlainError
-        used = {column.name for column in self._select.find_all(exp.Column)} - self._aliases
+        used = {column.name for column in self._select.find_all(exp.Column)}
         has_all = any(self._select.find_all(exp.Star))
         columns = tuple(name for name in self._schema.names if has_all or name in used)
         return TopRows(rows, ordered.this.name, bool(ordered.args.get("desc")), columns, self._where)
@@ -251,7 +251,8 @@ class _PlainSelect:
         from sqlglot import exp
 
         columns = self._select.find_all(exp.Column)
-        return {column.name for column in columns if column.find_ancestor(exp.Where) is None} - self._aliases
+        outside = (column.name for column in columns if column.find_ancestor(exp.Where) is None)
+        return {name for name in outside if name.lower() not in self._aliases}
 
     def _aggregate(self, node: exp.AggFunc) -> tuple[str, str]:
         """Returns the column and the function of an aggregate."""
@@ -288,7 +289,8 @@ class _PlainSelect:
         return str(node.name)
 
     def _check_scalar(self, name: str) -> None:
-        if pat.is_nested(self._schema.field(name).type):
+        """Raises an error unless it is a column of the table, and not nested."""
+        if name not in self._schema.names or pat.is_nested(self._schema.field(name).type):
             raise _NotPlainError
 
 

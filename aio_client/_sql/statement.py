@@ -47,6 +47,8 @@ def parse_statement(text: str) -> Statement:
     import sqlglot
     from sqlglot import exp
 
+    if not isinstance(text, str):
+        raise UsageError(f"query must be text, not a {type(text).__name__}", option="query")
     _check_syntax(text)
     try:
         parsed = [each for each in sqlglot.parse(text, dialect="duckdb") if each is not None]

@@ -263,6 +263,7 @@ def test_expressions_are_computed_of_the_columns_that_they_read(client: sync.Cli
     rows = counted.dataset.to_table(columns={"twice": pc.field("k") * 2}, filter=pc.field("k") < 2)
     assert rows.to_pydict() == {"twice": [0, 2]}
     assert counted.started[-1].schema.names == ["k"]
+    assert counted.dataset.scanner(columns={"twice": pc.field("k") * 2}, filter=pc.field("k") < 2).count_rows() == 2
 
 
 # ---- Scans end, and errors are those of the table ----

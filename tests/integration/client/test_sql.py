@@ -74,6 +74,8 @@ QUERIES: Final[list[tuple[str, Any]]] = [
     ("select league from sql.scores where k = 3 union all select 'x'", None),
     ("select count(*) filter (where points > 3), list(k order by k) from sql.scores where k < 5", None),
     ("pivot (select league, points from sql.scores where k < 90) on league using sum(points)", None),
+    ("select league as l, count(*) from sql.scores group by l order by l", None),
+    ("select k as League from sql.scores order by league desc limit 3", None),
     ("describe select k from sql.scores", None),
     ("values (1), (2)", None),
 ]  # fmt: skip
@@ -171,6 +173,9 @@ PLAIN: Final[list[tuple[str, Any, str | None]]] = [
     ("select count(*) from sql.scores where league = upper('x')", None, None),
     ("select count(*) from sql.scores where score > $x", {"x": 1.5}, None),
     ("select league, k from sql.scores group by league", None, None),
+    ("select league as l, count(*) from sql.scores group by l", None, None),
+    ("select k as League from sql.scores order by league limit 3", None, None),
+    ("select points as p, sum(p) from sql.scores group by points", None, None),
 ]
 
 
@@ -237,6 +242,14 @@ def test_an_error_of_a_query_says_what_is_wrong_and_the_next_query_runs(
     with pytest.raises(UsageError, match=message):
         client.sql(query).to_arrow()
     assert client.sql("select count(*) n from sql.scores").to_pylist() == [{"n": ROWS}]
+
+
+def test_arguments_of_other_types_are_refused(client: sync.Client) -> None:
+    query: Any = 5
+    with pytest.raises(UsageError, match="query must be text, not a int"):
+        client.sql(query)
+    with pytest.raises(UsageError, match="a frame must not be named 'scankv_0'"):
+        client.sql("select * from scankv_0, sql.scores", frames={"scankv_0": DATA}).to_arrow()
 
 
 def test_the_error_of_a_scan_is_the_error_of_the_query(client: sync.Client) -> None:
