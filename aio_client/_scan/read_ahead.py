@@ -111,6 +111,11 @@ class ReadAhead(Generic[_Item]):
         self._has_item = True
         return found
 
+    def cancel(self) -> None:
+        """Ends the generator, if it has begun, without waiting. The reader then gets an error."""
+        if self._task is not None:
+            self._loop.soon(self._task.cancel)
+
     def close(self) -> None:
         """Closes the generator, and returns when it has ended. Idempotent."""
         if self._task is None:

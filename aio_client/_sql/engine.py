@@ -6,7 +6,6 @@ import asyncio
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from aio_client._input.optional import import_optional
@@ -54,19 +53,25 @@ class Engine:
 
     def __init__(self) -> None:
         self._free: list[duckdb.DuckDBPyConnection] = []
-        self._running: dict[asyncio.Future[Any], duckdb.DuckDBPyConnection] = {}
+        # How to interrupt each query.
+        self._running: dict[asyncio.Future[Any], Callable[[], None]] = {}
         self._is_closed = False
+        self._spilled: tempfile.TemporaryDirectory[str] | None = None
 
-    async def run(self, run: SqlRun) -> pa.Table:
+    async def run(self, run: SqlRun, *, cancel_scans: Callable[[], None] = lambda: None) -> pa.Table:
         """Runs a query in a thread.
 
         When the call is cancelled, the query is interrupted, and the call ends once DuckDB has ended it.
+
+        Args:
+            run: The query.
+            cancel_scans: Ends the scans of live tables, for which DuckDB waits. May be called several times.
 
         Raises:
             UsageError: duckdb is not installed, or refuses the query or its data.
             ScanKvError: As for the scans of the tables.
         """
-        return await self._in_thread(_run, run)
+        return await self._in_thread(_run, run, cancel_scans=cancel_scans)
 
     async def explain(self, run: SqlRun) -> str:
         """Returns DuckDB's plan of a query as text, without running it. Raises UsageError as `run` does."""
@@ -83,10 +88,20 @@ class Engine:
         """
         return await self._in_thread(_run_as, asked, run)
 
-    async def _in_thread(self, function: Callable[..., _Result], *arguments: SqlRun) -> _Result:
-        con = self._free.pop() if self._free else await asyncio.to_thread(_connect)
+    async def _in_thread(
+        self,
+        function: Callable[..., _Result],
+        *arguments: SqlRun,
+        cancel_scans: Callable[[], None] = lambda: None,
+    ) -> _Result:
+        con = self._free.pop() if self._free else await asyncio.to_thread(_connect, self._spill_directory())
         running = asyncio.ensure_future(asyncio.to_thread(function, con, *arguments))
-        self._running[running] = con
+
+        def interrupt() -> None:
+            cancel_scans()
+            con.interrupt()
+
+        self._running[running] = interrupt
         is_clean = False
         try:
             found = await asyncio.shield(running)
@@ -101,8 +116,10 @@ class Engine:
             raise
         finally:
             del self._running[running]
-            # After an error, names of the query may be left in the connection.
-            self._give_back(con, is_clean=is_clean)
+            # After an error, names of the query may be left in the connection. If the call was cancelled twice, the
+            # thread may still use it.
+            if running.done():
+                self._give_back(con, is_clean=is_clean)
 
     async def aclose(self) -> None:
         """Ends the queries that run, and closes all connections."""
@@ -110,13 +127,21 @@ class Engine:
         await self._interrupt(*self._running)
         while self._free:
             self._free.pop().close()
+        if self._spilled is not None:
+            self._spilled.cleanup()
+
+    def _spill_directory(self) -> str:
+        """Returns where DuckDB writes what does not fit into memory: a directory that only this user may read."""
+        if self._spilled is None:
+            self._spilled = tempfile.TemporaryDirectory(prefix="scankv-sql-", ignore_cleanup_errors=True)
+        return self._spilled.name
 
     async def _interrupt(self, *queries: asyncio.Future[Any]) -> None:
         """Returns when queries have ended, with whatever error."""
         left = {*queries}
         while left:
             for query in left:
-                self._running[query].interrupt()  # Again and again, since it may just begin.
+                self._running[query]()  # Again and again, since it may just begin.
             done, left = await asyncio.wait(left, timeout=_INTERRUPT_SECONDS)
             for query in done:
                 query.exception()
@@ -128,11 +153,11 @@ class Engine:
             con.close()
 
 
-def _connect() -> duckdb.DuckDBPyConnection:
+def _connect(spill_directory: str) -> duckdb.DuckDBPyConnection:
     con: duckdb.DuckDBPyConnection = import_optional("duckdb").connect()
     # A table that does not exist must not become a variable of this process that has its name.
     con.execute("set python_enable_replacements = false")
-    con.execute("set temp_directory = ?", [str(Path(tempfile.gettempdir(), "scankv-duckdb"))])
+    con.execute("set temp_directory = ?", [spill_directory])
     return con
 
 

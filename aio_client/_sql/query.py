@@ -114,6 +114,7 @@ class SqlQuery:
         if len(names) == 1 and (rows := await self._from_answer(names[0])) is not None:
             return rows
         loop = ClientLoop(self._client.config.address)
+        started: list[ReadAhead[pa.RecordBatch]] = []
 
         def start(spec: ScanSpec) -> ReadAhead[pa.RecordBatch]:
             async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
@@ -121,10 +122,16 @@ class SqlQuery:
                     async for batch in gathered:
                         yield batch
 
-            return ReadAhead(loop, batches)
+            started.append(ReadAhead(loop, batches))
+            return started[-1]
+
+        def cancel_scans() -> None:
+            for rows in started:
+                rows.cancel()
 
         async with AsyncExitStack() as pins:
-            return await self._engine.run(self._run({name: await self._dataset(name, start, pins) for name in names}))
+            run = self._run({name: await self._dataset(name, start, pins) for name in names})
+            return await self._engine.run(run, cancel_scans=cancel_scans)
 
     async def explain(self) -> SqlExplanation:
         """Returns what the server would evaluate, and what DuckDB would do. The server reads no rows.

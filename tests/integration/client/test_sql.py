@@ -7,6 +7,7 @@ import datetime
 import re
 import threading
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -19,6 +20,7 @@ from aio_client import TableNotFound, UsageError, connect, sync
 from aio_client._sql.shortcuts import TopRows, find_shortcut
 from aio_client._sql.statement import parse_statement
 from tests.support.waiting import await_until
+from tests.support.workers import freeze
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -305,3 +307,32 @@ async def test_a_query_that_is_cancelled_ends_with_its_scans(server: ServerProce
         await await_until(runs, "the query runs")
     with pytest.raises(UsageError, match="the client was closed before the query ended"):
         await running
+
+
+@pytest.mark.asyncio
+async def test_a_query_that_waits_for_a_frozen_server_can_be_cancelled(server: ServerProcess) -> None:
+    async with connect(server.url) as client:
+        table = await client.create_table("sql.scores", DATA.schema, primary_key=["k"])
+        await table.upsert(DATA)
+        query = client.sql("select avg(points) from sql.scores")
+        await query.to_arrow()
+        assert client._sql is not None
+        engine = client._sql
+
+        async def waits() -> bool:
+            return bool(engine._running)
+
+        running = asyncio.create_task(query.to_arrow())
+        await await_until(waits, "the query runs")
+        with freeze(server.process.pid):
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(running, 5)  # DuckDB would wait for the rows for longer.
+
+
+def test_what_does_not_fit_into_memory_is_written_where_only_this_user_reads_it(shared_server: ServerProcess) -> None:
+    with sync.connect(shared_server.url) as client:
+        rows = client.sql("select current_setting('temp_directory') as d").to_pylist()
+        directory = Path(rows[0]["d"])
+        assert directory.stat().st_mode & 0o777 == 0o700
+    assert not directory.exists()
