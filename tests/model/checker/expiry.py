@@ -12,7 +12,7 @@ import pytest
 from aio_client import InvalidRequest, StartFrom, StopAt
 from tests.model.checker.definitions import TTL_CHANGES, TTLS
 from tests.model.checker.disk import crash, draw_cut
-from tests.model.checker.drawing import EVERY_KIND, KEYED, rows_of, table_of
+from tests.model.checker.drawing import EVERY_KIND, KEYED, NAMES, rows_of, table_of
 from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
 from tests.model.checker.reads import check_all
@@ -87,13 +87,12 @@ def _let_pass(world: CheckerWorld, arguments: Arguments) -> None:
 
 
 def _draw_jump(world: CheckerWorld, random: Random) -> Arguments | None:
-    table = table_of(world, random, EVERY_KIND)
-    if table is None:
+    names = [name for name in sorted(world.tables) if name in NAMES or name in EVERY_KIND]
+    if not names:
         return None
     return {
-        "table": table.name,
+        "rows": {name: rows_of(world.tables[name], random) for name in names},
         "seconds": random.choice([-20_000, -1_000, 1_000, 20_000, 200_000]),
-        "rows": rows_of(table, random),
         "restart": random.choice(["none", "none", "stop", "kill"]),
         "cut": draw_cut(world, random),
     }
@@ -101,41 +100,56 @@ def _draw_jump(world: CheckerWorld, random: Random) -> Arguments | None:
 
 @define("jump_clock", 1, _draw_jump)
 def _jump_clock(world: CheckerWorld, arguments: Arguments) -> None:
-    """Sets the wall clock to a wrong time, and corrects it after a write: for rows, time goes on as before."""
-    table, seconds, rows = (world.tables.get(arguments["table"]), arguments["seconds"], arguments["rows"])
-    if table is None or not fits(table, rows, complete=True):
+    """Sets the wall clock to a wrong time, and corrects it after writes: for rows, time goes on as before."""
+    written = {
+        name: rows
+        for name, rows in arguments["rows"].items()
+        if name in world.tables and fits(world.tables[name], rows, complete=True)
+    }
+    if not written:
         return
-    opened, began = world.table(table.name), time.monotonic()
-    offsets, first = opened.log_offsets(), _time_of(opened)
+    seconds, began = arguments["seconds"], time.monotonic()
+    opened = {name: world.table(name) for name in written}
+    offsets = {name: table.log_offsets() for name, table in opened.items()}
+    times = {name: [_time_of(table)] for name, table in opened.items()}
     world.jump(seconds)
-    write_rows(opened, rows)
-    table.upsert(rows)
+    for name, rows in written.items():
+        write_rows(opened[name], rows)
+        world.tables[name].upsert(rows)
     if arguments["restart"] == "kill":
         crash(world, arguments["cut"])
     elif arguments["restart"] == "stop":
         assert (code := world.server.stop()) == 0, f"the server ended with code {code}"
         world.server.restart()
     world.client.wait_ready()
-    world.check(table.name)
-    times = [first, _time_of(opened)]
-    if table.has_changes:
-        # Such a time may be that of an instant at which the wall clock was right, or one at which it was wrong.
-        doubtful = times[-1] + timedelta(seconds=500 if seconds > 0 else 1)
-        with pytest.raises(InvalidRequest):
-            opened.changes(StartFrom.timestamp(doubtful), StopAt.LATEST).to_arrow()
+    for name, table in opened.items():
+        world.check(name)
+        times[name].append(_time_of(table))
+        if world.tables[name].has_changes:
+            # Such a time may be that of an instant at which the wall clock was right, or one at which it was wrong.
+            doubtful = times[name][-1] + timedelta(seconds=500 if seconds > 0 else 1)
+            with pytest.raises(InvalidRequest):
+                table.changes(StartFrom.timestamp(doubtful), StopAt.LATEST).to_arrow()
     world.jump(-seconds)
-    times.append(_time_of(opened))
-    most = first + timedelta(seconds=time.monotonic() - began + 1)
-    assert times == sorted(times), f"time goes back: {times}"
-    assert times[-1] <= most, f"the time is {times[-1]}, and at most {most} has come"
     for name, kept in [*world.kept.items()]:
         # After a crash, the server does not know until when the clocks had agreed, and may refuse earlier times.
         if kept.kind == "time" or (kept.kind == "changes" and kept.value.options["start"] in world.kept):
             del world.kept[name]
-    if table.has_changes:
-        _check_order(opened.changes(StartFrom.offsets(offsets), StopAt.LATEST).to_pylist(), first, times[-1])
-    world.record("jump_clock", table)
+    for name, table in opened.items():
+        times[name].append(_time_of(table))
+        _check_times(times[name], time.monotonic() - began)
+        if world.tables[name].has_changes:
+            changes = table.changes(StartFrom.offsets(offsets[name]), StopAt.LATEST).to_pylist()
+            _check_order(changes, times[name][0], times[name][-1])
+        world.record("jump_clock", world.tables[name])
     check_all(world)
+
+
+def _check_times(times: list[datetime], passed: float) -> None:
+    """Checks the commit times of a table, the first of which is `passed` seconds ago."""
+    most = times[0] + timedelta(seconds=passed + 1)
+    assert times == sorted(times), f"time goes back: {times}"
+    assert times[-1] <= most, f"the time is {times[-1]}, and at most {most} has come"
 
 
 def _time_of(opened: Table) -> datetime:

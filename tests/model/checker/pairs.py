@@ -56,11 +56,12 @@ class Coverage:
         self.effects[table.number].add(effect)
         self.kinds.setdefault(effect, set()).add(_kind(table))
 
-    def gain(self, effects: tuple[str, ...]) -> int:
-        """Returns how many pairs effects could add now, if they happened to every table."""
+    def gain(self, effects: tuple[str, ...], table: str | None = None) -> int:
+        """Returns how many pairs effects could add now, if they happened to a table, by name, or to every one."""
         if "drop" in effects:  # which they need
             effects = (*effects, *_CREATIONS)
-        before = set[str]().union(*(self.effects[number] for number in self._newest.values()))
+        numbers = self._newest.values() if table is None else filter(None, [self._newest.get(table)])
+        before = set[str]().union(*(self.effects[number] for number in numbers))
         return sum((first, effect) not in self.pairs for first in before for effect in effects)
 
     def renumber(self, before: int, table: CheckerTable) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tests.model.checker.operation import OPERATIONS, Arguments
+from tests.model.checker.operation import OPERATIONS, Arguments, CheckerOperation
 from tests.model.checker.reads import check_all
 from tests.model.checker.world import CheckerWorld
 
@@ -38,6 +38,8 @@ for _name in _MODULES:
 
 _MOST_GAIN: Final = 20
 """A run prefers operations that could cover many pairs at most so many times."""
+_DRAWS: Final = 4
+"""It draws their arguments so often, and takes the table with which they could cover most."""
 
 Step: TypeAlias = tuple[str, Arguments]
 """The name of an operation, and its arguments."""
@@ -82,8 +84,8 @@ def run(
         coverage: What earlier runs have covered. This run prefers what could cover more.
     """
     chooser, steps = random.Random(seed), list[Step]()
-    drawn = [each for each in OPERATIONS.values() if each.profile in ("fast", profile)]
-    chosen = [each for each in drawn if operations is None or each.name in operations]
+    of_profile = [each for each in OPERATIONS.values() if each.profile in ("fast", profile)]
+    chosen = [each for each in of_profile if operations is None or each.name in operations]
     # Some operations are left out or frequent in each run, so that what is rare together meets somewhere.
     weights = [each.weight * chooser.choice([0.2, 1, 1, 3]) for each in chosen]
     until = time.monotonic() + seconds
@@ -92,7 +94,8 @@ def run(
         while time.monotonic() < until and len(steps) < most_steps:
             gains = [1 if coverage is None else 1 + min(_MOST_GAIN, coverage.gain(each.effects)) for each in chosen]
             operation = chooser.choices(chosen, [a * b for a, b in zip(weights, gains, strict=True)])[0]
-            arguments = operation.draw(world, chooser)
+            drawn = [operation.draw(world, chooser) for _ in range(1 if coverage is None else _DRAWS)]
+            arguments = max(drawn, key=lambda each: _gain(operation, each, coverage))
             if arguments is None:
                 continue
             # As JSON, so that a script does the same.
@@ -102,6 +105,14 @@ def run(
         if (error := _attempt(lambda: check_all(world))) is not None:
             return Failure(steps, error), steps, world.coverage
         return None, steps, world.coverage
+
+
+def _gain(operation: CheckerOperation, arguments: Arguments | None, coverage: Coverage | None) -> int:
+    """Returns how many pairs an operation with these arguments could cover."""
+    if arguments is None or coverage is None:
+        return -1
+    table = arguments.get("table")
+    return coverage.gain(operation.effects, table if isinstance(table, str) else None)
 
 
 def replay(directory: Path, steps: Sequence[Step]) -> Failure | None:
