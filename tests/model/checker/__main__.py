@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--shorten", type=float, default=120.0, help="seconds for making the script shorter")
     parser.add_argument("--profile", choices=("fast", "slow"), default="fast")
+    parser.add_argument("--operation", action="append", help="draw only these; repeatable; default: all")
     parser.add_argument("--pairs", type=Path, help="a list in Markdown, to which the covered pairs are added")
     parser.add_argument("--script", type=Path, help="run these steps instead")
     arguments = parser.parse_args()
@@ -36,7 +37,12 @@ def main() -> int:
         first.mkdir()
         covered = coverage_of(arguments.pairs) if arguments.pairs else None
         failure, steps, coverage = run(
-            first, arguments.seed, seconds=arguments.seconds, profile=arguments.profile, coverage=covered
+            first,
+            arguments.seed,
+            seconds=arguments.seconds,
+            operations=arguments.operation,
+            profile=arguments.profile,
+            coverage=covered,
         )
         _say(
             f"# seed {arguments.seed}: {len(steps)} steps in {time.monotonic() - began:.0f} s, "

@@ -107,8 +107,11 @@ def _run(world: CheckerWorld, fault: DiskFault, after: int, name: str, step: Arg
         world.failing_disk.heal()
         is_over.set()
         reviving.join()
-        if fault == DEADLY and has_failed and world.workers == 1:
-            process.wait()
+        if fault == DEADLY and has_failed:
+            if world.workers == 1:
+                process.wait()
+            else:
+                world.ended_workers += 1
         _serve_if_dead(world)
         world.client.wait_ready()
     return True

@@ -42,7 +42,7 @@ class _Open:
         transaction: The transaction.
         finds_conflicts: Whether it is refused if others have changed the keys that it writes.
         locks_keys: Whether it locks its keys.
-        life: Where and until when it lives.
+        life: Where, in which processes and until when it lives.
         tables: The name of each table that it uses, by its number.
         staged: What it writes to each table.
         reads: The keys of each table that it has read for update, and the position before that.
@@ -53,7 +53,7 @@ class _Open:
     transaction: Transaction
     finds_conflicts: bool
     locks_keys: bool
-    life: tuple[str, int | None, float]
+    life: tuple[str, str, float]
     tables: dict[int, str] = field(default_factory=dict)
     staged: defaultdict[int, list[_Staged]] = field(default_factory=lambda: defaultdict(list))
     reads: defaultdict[int, dict[int, Position]] = field(default_factory=lambda: defaultdict(dict))
@@ -62,8 +62,8 @@ class _Open:
 
     def may_be_lost(self, world: CheckerWorld) -> bool:
         """Returns whether the server need not know it any more. Locks are lost with the process."""
-        data, process, _ = _life(world)
-        is_elsewhere = data != self.life[0] or (self.locks_keys and process != self.life[1])
+        data, processes, _ = _life(world)
+        is_elsewhere = data != self.life[0] or (self.locks_keys and processes != self.life[1])
         return is_elsewhere or world.now() - self.life[2] > _TTL / 2
 
     def is_whole(self, world: CheckerWorld) -> bool:
@@ -95,9 +95,10 @@ def _keys_of(staged: _Staged) -> list[int]:
     return [*staged.keys, *(row[KEY] for row in staged.rows)]
 
 
-def _life(world: CheckerWorld) -> tuple[str, int | None, float]:
+def _life(world: CheckerWorld) -> tuple[str, str, float]:
     # Another number of workers divides the directory again, which loses open transactions.
-    return f"{world.server.data_dir}, {world.workers}", world.server.process.pid, world.now()
+    processes = f"{world.server.process.pid}, {world.ended_workers}"
+    return f"{world.server.data_dir}, {world.workers}", processes, world.now()
 
 
 def open_ones(world: CheckerWorld) -> dict[str, _Open]:

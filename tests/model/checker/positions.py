@@ -23,7 +23,7 @@ from tests.model.checker.world import Kept, by_key, changes_by_key, compare, dif
 if TYPE_CHECKING:
     from random import Random
 
-    from aio_client.sync import Scan
+    from aio_client.sync import Scan, Table
     from tests.model.checker.model import CheckerTable, Position
     from tests.model.checker.world import CheckerWorld
 
@@ -157,6 +157,15 @@ def _must_be_accepted(scan: Scan) -> None:
     raise AssertionError("a restored consumer continues without being accepted")
 
 
+def _accept(opened: Table, consumer: str) -> bool:
+    """Accepts a restored consumer. Returns whether its table has its position."""
+    try:
+        opened.accept_consumer(consumer)
+    except PositionOutOfRange:
+        return False
+    return True
+
+
 def _draw_version(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random, EVERY_KIND)
     return None if table is None else {"table": table.name, "as": f"v{world.next_number()}"}
@@ -233,11 +242,13 @@ def _consume(world: CheckerWorld, arguments: Arguments) -> None:
     earlier = kept.earlier if kept.value == "restored or gone" else []
     if kept.value is not None:
         _must_be_accepted(scan)
-        opened.accept_consumer(id_)
-        # It continues after the changes that were lost before the restore, too.
-        kept.value, kept.is_lost = None, False
-    if kept.is_lost:
+        # It may continue after changes that were lost before the restore.
+        is_lost = not _accept(opened, id_)
+        assert kept.is_lost or not is_lost, "the position of a restored consumer is lost"
+        kept.value, kept.is_lost = None, is_lost
+    elif kept.is_lost:
         _must_be_lost(scan)
+    if kept.is_lost:
         opened.reset_consumer(id_, StartFrom.EARLIEST)
         kept.is_lost, kept.position, kept.earlier = False, {}, []
     with scan.stream() as stream:

@@ -110,6 +110,7 @@ class CheckerWorld:
         kept: What clients keep, by a name that steps use.
         backups: The backups and archived instants, by a name that steps use.
         store: Where they are.
+        ended_workers: How many faults may each have ended a worker process.
         archives: Whether it is known that the server archives what is written.
         workers: How many processes the server has when it is started again by `serve_again`.
         disk: What records the changes of the data directory. None: nothing does.
@@ -125,6 +126,7 @@ class CheckerWorld:
         self.kept: dict[str, Kept] = {}
         self.backups: dict[str, Backup] = {}
         self.workers = 1
+        self.ended_workers = 0
         self.archives = False
         self.disk: RecordingDisk | None = None
         self._began = time.monotonic()
