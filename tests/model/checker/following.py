@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from aio_client import (
+    InvalidRequest,
     InvalidResumeToken,
     PositionOutOfRange,
     RangeNotTracked,
@@ -173,6 +174,10 @@ def _resume_changes(world: CheckerWorld, arguments: Arguments) -> None:
         return
     except _REFUSALS:
         if True not in altered:
+            raise
+        return
+    except InvalidRequest:
+        if True not in altered or table is None or table.has_changes:
             raise
         return
     if kept.is_lost:
