@@ -93,13 +93,16 @@ def _draw_table(world: CheckerWorld, random: Random) -> Arguments | None:
 
 def _draw_begin(world: CheckerWorld, random: Random) -> Arguments | None:
     table = table_of(world, random, EVERY_KIND)
-    if table is None or _is_partly_recorded(table):
+    if table is None:
         return None
     names = [column.name for column in table.columns]
-    starts = [n for n, kept in world.kept.items() if kept.kind in ("offsets", "time") and kept.table == table.number]
+    kept_here = [n for n, kept in world.kept.items() if kept.kind in ("offsets", "time") and kept.table == table.number]
+    starts = ["latest"] if _is_partly_recorded(table) else ["full", "earliest", "latest", *kept_here[-4:]]
     return {
         "table": table.name,
-        "start": random.choice(["full", "earliest", "latest", *starts[-4:]]),
+        "start": "latest"
+        if _is_partly_recorded(table)
+        else random.choice(["full", "earliest", "latest", *starts[-4:]]),
         "where": draw_where(table.columns, random) if random.random() < 0.4 else None,
         "columns": random.choice([None, None, [KEY, *random.sample(names, random.randrange(len(names) + 1))]]),
         "net": table.has_key and random.random() < 0.3,
@@ -112,7 +115,9 @@ def _draw_begin(world: CheckerWorld, random: Random) -> Arguments | None:
 @define("begin_changes", 3, _draw_begin)
 def _begin_changes(world: CheckerWorld, arguments: Arguments) -> None:
     table, start, where = world.tables.get(arguments["table"]), arguments["start"], arguments["where"]
-    if table is None or _is_partly_recorded(table) or not fits_columns(where, table.columns):
+    if table is None or not fits_columns(where, table.columns):
+        return
+    if _is_partly_recorded(table) and (start != "latest" or table.changelog != "full"):
         return
     if not table.has_changes:
         must_refuse_changes(world.table(table.name))
