@@ -56,6 +56,9 @@ class DividedCall:
         self._unordered = unordered
         self._main = transport.open_scan(request, window, trace)
         self._header: scan_pb2.ScanHeader | None = None
+        self._first: ScanMessage | None = None
+        # The parts that each owner is still to send, while none of them is open. A cancelled read leaves them here.
+        self._unopened: deque[deque[scan_pb2.ScanPart]] = deque()
         self._open: list[_TabletCall] = []
         # The reads of open parts that have not returned, the longest waiting first.
         self._reads: dict[_TabletCall, asyncio.Task[ScanMessage | None]] = {}
@@ -74,11 +77,15 @@ class DividedCall:
             ProtocolViolation: A part is not what the server has sent.
         """
         if self._header is None:
-            message = await self._main.read(timeout)
-            if message is not None:
-                self._header = message.fields.header
-                await self._open_first(self._header.parts)
-            return message
+            self._first = await self._main.read(timeout)
+            if self._first is None:
+                return None
+            self._header = self._first.fields.header
+            self._divide(self._header.parts)
+        await self._open_next()
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
         while self._open:
             try:
                 part, message = await self._read_open(timeout)
@@ -88,7 +95,8 @@ class DividedCall:
                 return self._joined(message)
             self._open.remove(part)
             self._scanned += part.rows_scanned
-            await self._open_next(part.later)
+            self._unopened.append(part.later)
+            await self._open_next()
         message = await self._main.read(timeout)
         if message is not None and self._header.parts and message.fields.HasField("trailer"):
             message.fields.trailer.crc32c = self._crc32c
@@ -122,25 +130,26 @@ class DividedCall:
             return found
         return error
 
-    async def _open_first(self, parts: Sequence[scan_pb2.ScanPart]) -> None:
-        """Begins to read one part, or one of each owner."""
+    def _divide(self, parts: Sequence[scan_pb2.ScanPart]) -> None:
+        """Decides to begin with one part, or with one of each owner."""
         by_owner: dict[int, deque[scan_pb2.ScanPart]] = {}
         for part in parts:
             by_owner.setdefault(part.owner if self._unordered else 0, deque()).append(part)
         self._window = max(MIN_READ_AHEAD_BYTES, self._window // max(1, len(by_owner)))
-        for each in by_owner.values():
-            await self._open_next(each)
+        self._unopened.extend(by_owner.values())
 
-    async def _open_next(self, parts: deque[scan_pb2.ScanPart]) -> None:
-        """Begins to read the next part, if there is one. The server notices a reader that stops in one."""
-        if not parts:
-            return
-        part = parts.popleft()
-        claim = scan_pb2.ScanClaim(ticket=part.ticket, token_head=part.token_head)
-        transport = await self._transport.for_part(self._table, part.owner)
-        await transport.prepare_token()
-        request = scan_pb2.ScanKvRequest(table=part.tablet, claim=claim)
-        self._open.append(_TabletCall(transport.open_scan(request, self._window, self._trace), parts))
+    async def _open_next(self) -> None:
+        """Begins to read the next part of each owner that has one. The server notices a reader that stops in one."""
+        while self._unopened:
+            parts = self._unopened[0]
+            if parts:
+                transport = await self._transport.for_part(self._table, parts[0].owner)
+                await transport.prepare_token()
+                part = parts.popleft()
+                claim = scan_pb2.ScanClaim(ticket=part.ticket, token_head=part.token_head)
+                request = scan_pb2.ScanKvRequest(table=part.tablet, claim=claim)
+                self._open.append(_TabletCall(transport.open_scan(request, self._window, self._trace), parts))
+            self._unopened.popleft()
 
     def _joined(self, message: ScanMessage) -> ScanMessage:
         fields = message.fields

@@ -83,7 +83,8 @@ class ScanStream:
     the caller holds, and one message that is larger than the window; of an `unordered` scan, one message of each owner.
 
     To end the scan early, leave `async with`, call `aclose`, or drop the object, as `break` out of `async for` does.
-    Each frees the server's iterators at once. Cancelling a read ends the scan too.
+    Each frees the server's iterators at once. A read that is cancelled, as `asyncio.wait_for` does, loses nothing: the
+    next read returns its rows.
 
     One reader at a time. Belongs to the event loop of its client; may be dropped in any thread.
     """
@@ -95,6 +96,7 @@ class ScanStream:
         self._transport = transport
         self._progress = ScanProgress(spec)
         self._call: ScanCall | DividedCall | None = None
+        self._before_call: ScanHeader | None = None
         self._trace: ScanTrace | None = None
         self._listener: Callable[[], None] | None = None
         self._pausing: asyncio.Timeout | None = None
@@ -145,8 +147,13 @@ class ScanStream:
             ProtocolViolation: The server sent too little, too much, or something unexpected.
             UsageError: Another task is reading this stream, or it was closed.
         """
-        with self._sole_reader(), SHORT_TRACEBACK:
-            rows = await self._next_rows()
+        try:
+            with self._sole_reader(), SHORT_TRACEBACK:
+                rows = await self._next_rows()
+        except asyncio.CancelledError as error:
+            # Its traceback would keep the scan open as long as the cancelled task exists.
+            del self
+            raise error.with_traceback(None) from None
         if rows is None:
             raise StopAsyncIteration
         return rows
@@ -424,36 +431,44 @@ class ScanStream:
             raise
 
     async def _open(self, deadline: float) -> None:
-        """Opens a call and reads its header, unless a call is open."""
-        if self._call is not None:
-            return
+        """Opens a call and reads its header, unless that is done. Continues where it was cancelled."""
         progress, config = self._progress, self._transport.config
-        progress.begin_attempt()
-        window = config.window_bytes(progress.spec.chunk_bytes)
-        clears = self._on_cleared is not None
-        request = scan_request(
-            progress.spec, progress.token, progress.fence, int(1000 * config.heartbeat_interval), clears=clears
-        )
-        transport = await self._find_transport()
-        await transport.prepare_token()
-        trace = () if self._trace is None else self._trace.headers
-        call: ScanCall | DividedCall
-        # A part of a snapshot may be read without knowing the table, but not at a worker of an old server.
-        if self._is_divided or (self._table is None and self._can_be_divided and transport is not self._transport):
-            request.divided = True
-            call = DividedCall(transport, request, window, trace, unordered=self._is_unordered)
-        else:
-            call = transport.open_scan(request, window, trace)
-        self._call = call
-        before = progress.header
-        while progress.header is before:
-            message = await call.read(_within(config.attempt_timeout, deadline))
+        if self._call is None:
+            self._before_call = progress.header
+            self._call = await self._open_call()
+        if progress.header is not self._before_call:
+            return
+        while progress.header is self._before_call:
+            message = await self._call.read(_within(config.attempt_timeout, deadline))
             if message is None:
                 progress.close()
             else:
                 progress.book(message)
         if self._trace is not None:
             self._trace.begin_rows()
+
+    async def _open_call(self) -> ScanCall | DividedCall:
+        """Begins the next attempt."""
+        progress, config = self._progress, self._transport.config
+        transport = await self._find_transport()
+        await transport.prepare_token()
+        progress.begin_attempt()
+        window = config.window_bytes(progress.spec.chunk_bytes)
+        clears = self._on_cleared is not None
+        request = scan_request(
+            progress.spec, progress.token, progress.fence, int(1000 * config.heartbeat_interval), clears=clears
+        )
+        trace = () if self._trace is None else self._trace.headers
+        # A part of a snapshot may be read without knowing the table, but not at a worker of an old server.
+        if self._is_divided or (self._table is None and self._can_be_divided and transport is not self._transport):
+            request.divided = True
+            return DividedCall(transport, request, window, trace, unordered=self._is_unordered)
+        return transport.open_scan(request, window, trace)
+
+    @property
+    def _continues_reads(self) -> bool:
+        """Whether the next read continues a cancelled one."""
+        return True
 
     @property
     def _can_be_divided(self) -> bool:
@@ -562,10 +577,13 @@ class ScanStream:
         try:
             yield
         except asyncio.CancelledError:
-            message = (
-                "a read of the scan was cancelled, which ended it; start it again, or continue with its resume_token"
-            )
-            self._end(UsageError(message))
+            if not self._continues_reads:
+                self._end(
+                    UsageError(
+                        "a read of the scan was cancelled while it read published files, which ended it; start it "
+                        "again, or continue with its resume_token"
+                    )
+                )
             raise
         except BaseException as error:
             self._end(error)

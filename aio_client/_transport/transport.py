@@ -671,6 +671,8 @@ class StreamCall(Generic[_Response]):
         self._was_accepted = False
         self._message_type = message_type
         self._loop = asyncio.get_running_loop()
+        # The wait for the next message, which a cancelled read leaves to the read after it. Holds only gRPC's object.
+        self._next: asyncio.Task[Any] | None = None
 
     def __del__(self) -> None:
         if hasattr(self, "_loop"):
@@ -691,7 +693,7 @@ class StreamCall(Generic[_Response]):
             self._loop.call_soon_threadsafe(call.cancel)
 
     async def read(self, timeout: float | None) -> _Response | None:
-        """Waits for the next message; None after the last one. Cancelling the read cancels the call.
+        """Waits for the next message; None after the last one. A read that is cancelled leaves its message to the next.
 
         Args:
             timeout: Seconds to wait. None: without a limit.
@@ -706,6 +708,7 @@ class StreamCall(Generic[_Response]):
         except TimeoutError:
             # Its traceback would keep the call, and so the connection, as long as a caller keeps the error.
             message = _NOTHING
+            self.cancel()
         except grpc.aio.AioRpcError as error:
             if self._was_accepted and await self._transport.renew_token(error, self._metadata):
                 # The server has ended a stream whose token is no longer valid. Another one may continue.
@@ -731,17 +734,27 @@ class StreamCall(Generic[_Response]):
         return decoded if isinstance(decoded, self._message_type) else None
 
     async def _read(self) -> Any:  # noqa: ANN401  # a message, or gRPC's marker of the end
-        start, self._restart = self._restart, None
         try:
-            message = await self._call.read()
+            message = await self._read_once()
         except grpc.aio.AioRpcError as error:
-            if start is None or not await self._transport.renew_token(error, self._metadata):
+            if self._restart is None or not await self._transport.renew_token(error, self._metadata):
                 raise
+            start, self._restart = self._restart, None
             self._metadata = self._transport.call_metadata()
             self._call = start(self._metadata)
-            message = await self._call.read()
+            message = await self._read_once()
+        self._restart = None
         self._was_accepted = True
         return message
+
+    async def _read_once(self) -> Any:  # noqa: ANN401  # as `_read`
+        if self._next is None:
+            # gRPC cancels the call if a coroutine that reads from it is cancelled.
+            self._next = self._loop.create_task(_read_from(self._call))
+        if not self._next.done():
+            await _wait_for_task(self._next)
+        read, self._next = self._next, None
+        return read.result()
 
     def cancel(self) -> None:
         """Ends the call, so that the server frees what it holds for it. Idempotent."""
@@ -794,6 +807,24 @@ async def _wait_for_end(call: grpc.aio.Call) -> None:
     except asyncio.CancelledError:
         call.cancel()
         raise
+
+
+async def _read_from(call: grpc.aio.UnaryStreamCall[Any, _Response]) -> Any:  # noqa: ANN401  # as `StreamCall._read`
+    return await call.read()
+
+
+async def _wait_for_task(task: asyncio.Task[Any]) -> None:
+    """Waits until a task has ended, and does not cancel it when the wait is cancelled."""
+    ended = asyncio.get_running_loop().create_future()
+
+    def end(_: object) -> None:
+        if not task.cancelled():
+            task.exception()  # Marks it as retrieved, if no later read follows.
+        if not ended.done():
+            ended.set_result(None)
+
+    task.add_done_callback(end)
+    await ended
 
 
 def _task_is_cancelled() -> bool:

@@ -121,6 +121,10 @@ class HandoverStream(ScanStream):
             chunks=found.chunks + read.batches,
         )
 
+    @property
+    def _continues_reads(self) -> bool:
+        return not self._is_in_files
+
     async def _next_rows(self) -> pa.RecordBatch | None:
         await self._plan()
         if self._rows is not None and self._is_in_files and self._ended is None:

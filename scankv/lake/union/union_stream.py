@@ -79,6 +79,10 @@ class UnionStream(ScanStream):
         emitted = self._emitted
         return replace(found, rows_returned=emitted.rows, bytes_returned=emitted.bytes, chunks=emitted.batches)
 
+    @property
+    def _continues_reads(self) -> bool:
+        return self._fallback is not None
+
     async def _next_rows(self) -> pa.RecordBatch | None:
         await self._plan()
         if self._batches is None:

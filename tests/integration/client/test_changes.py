@@ -488,6 +488,7 @@ async def test_a_stream_that_is_left_or_dropped_or_cancelled_leaves_nothing(rest
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
+    del stream
     await idle(restless_client)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import random
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from aio_client import (
     ScanInterrupted,
     ScanSpec,
     SchemaMismatch,
+    StartFrom,
     Table,
     Unavailable,
     UsageError,
@@ -67,6 +69,38 @@ async def no_scan_is_left(client: Client) -> None:
 async def test_every_row_comes_once(table: Table) -> None:
     keys = [key async for rows in table.scan().stream() for key in rows.column("k").to_pylist()]
     assert sorted(keys) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("kind", ["by bucket", "ordered", "unordered"])
+async def test_reads_that_are_cancelled_lose_no_row_and_return_none_twice(table: Table, kind: str) -> None:
+    scan = table.scan().with_chunk(rows=500)
+    stream = {"ordered": scan.ordered(), "unordered": scan.unordered()}.get(kind, scan).stream()
+    keys: list[int] = []
+    cancelled, turns, ended = 0, random.Random(7), False
+    while not ended:
+        read = asyncio.ensure_future(anext(stream, None))
+        # At whatever it waits for, from the opening of the call to the end of the stream.
+        for _ in range(turns.randrange(12)):
+            await asyncio.sleep(0)
+        read.cancel()
+        await asyncio.wait({read})
+        if read.cancelled():
+            cancelled += 1
+        elif (rows := read.result()) is None:
+            ended = True
+        else:
+            keys += rows.column("k").to_pylist()
+    assert sorted(keys) == list(range(ROWS))
+    assert cancelled > 100
+
+
+async def test_a_read_that_times_out_leaves_its_rows_to_the_next_one(table: Table) -> None:
+    async with table.changes(StartFrom.LATEST).stream() as stream:
+        for key in (-1, -2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.05)
+            await table.upsert([{"k": key, "name": "new"}])
+            assert (await anext(stream)).column("k").to_pylist() == [key]
 
 
 async def test_an_empty_table_gives_schema_and_offsets(client: Client, name: str) -> None:

@@ -257,18 +257,22 @@ async def test_leaving_async_with_ends_the_call(server: type[KeepsItsContract]) 
 @pytest.mark.parametrize(
     "server", [StallsBeforeHeader, StallsAfterHeader, StallsAfterFirstChunk, StallsAfterTrailer, NeverEnds]
 )
-async def test_cancelling_the_reader_ends_the_call(server: type[KeepsItsContract]) -> None:
+async def test_cancelling_a_task_that_reads_ends_the_call_although_the_task_is_kept(
+    server: type[KeepsItsContract], no_cycles: None
+) -> None:
     async with serving(running := server()) as url, connect(url) as client:
-        stream = client.scan(SPEC).stream()
-        reader = asyncio.create_task(read_all(stream))
+
+        async def read_on() -> None:
+            async for _ in client.scan(SPEC).stream():
+                pass
+
+        reader = asyncio.create_task(read_on())
         await running.begun.wait()
         await asyncio.wait({reader}, timeout=0.1)
         reader.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reader
+        await asyncio.wait({reader})
+        assert reader.cancelled()
         await asyncio.wait_for(running.ended.wait(), SOON)
-        with pytest.raises(UsageError, match="a read of the scan was cancelled"):
-            await anext(stream)
 
 
 @pytest.mark.parametrize("server", [StallsBeforeHeader, StallsAfterHeader, StallsAfterFirstChunk, StallsAfterTrailer])
