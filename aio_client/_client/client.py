@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
-import pyarrow as pa
-
 from aio_client._admin.admin import LiveScan, ServerStats, SlowCall
 from aio_client._admin.backups import BackupStatus, backup_message, create_backup
 from aio_client._admin.check import check_table
@@ -16,7 +14,7 @@ from aio_client._admin.owners import assign_owner
 from aio_client._admin.table_sizes import TableSize
 from aio_client._client.bootstrap import bootstrap_table, open_source
 from aio_client._client.table import Table
-from aio_client._client.table_definition import definition_message, option_texts, schema_bytes
+from aio_client._client.table_definition import definition_message, option_texts, schema_bytes, schema_of
 from aio_client._client.transaction import (
     TransactionOpener,
     abort_transaction,
@@ -26,6 +24,7 @@ from aio_client._client.transaction import (
 from aio_client._client.transaction_part import TransactionPart
 from aio_client._input.arguments import names_of, text_of, timeout_of
 from aio_client._input.column_changes import defaults_of, texts_of, types_of
+from aio_client._input.near_misses import NearMisses
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import adopt_snapshot, list_snapshots
 from aio_client._transport.owners import Owners
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
+
+    import pyarrow as pa
 
     from aio_client._admin.check import BucketCheck
     from aio_client._admin.indexes import Indexes, IndexStatus
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.agg import Aggregator
 
 
-class Client:
+class Client(NearMisses):
     """A connection to one server. The first call connects, and later calls reconnect if the connection is lost.
 
     Belongs to the event loop it was opened in, where many tasks may use it at once; not to be used in a forked process.
@@ -106,7 +107,7 @@ class Client:
     async def create_table(
         self,
         name: str,
-        schema: pa.Schema,
+        schema: pa.Schema | str,
         *,
         primary_key: Sequence[str],
         bucket_key: Sequence[str] = (),
@@ -124,8 +125,9 @@ class Client:
 
         Args:
             name: `database.table`; each part 1 to 128 of `A-Z a-z 0-9 _ -`, beginning with a letter or `_`.
-            schema: The columns. Types that differ only in layout are stored as one: `large_string` as `string`.
-                The page "Column types" of the documentation has all types.
+            schema: The columns, also as text, as the command line takes it: `"player string, score int64"`. Types that
+                differ only in layout are stored as one: `large_string` as `string`. The page "Column types" of the
+                documentation has all types.
             primary_key: The key columns, in key order; they become NOT NULL. Empty: a table without a key, to which
                 rows are only appended, with `append`. Its changelog is its storage, so `log_retention_seconds`, which
                 is unlimited there unless it is given, removes rows. It gives up everything that needs a key: `get`,
@@ -200,7 +202,7 @@ class Client:
         source: Data | str | PathLike[str],
         *,
         primary_key: Sequence[str],
-        schema: pa.Schema | None = None,
+        schema: pa.Schema | str | None = None,
         source_format: SourceFormat | None = None,
         mode: WriteMode = "merge",
         duplicates: Duplicates = "error",
@@ -277,6 +279,7 @@ class Client:
             UsageError: An argument has the wrong type, the location has no known format, or a package that reads it is
                 not installed.
         """
+        schema = None if schema is None else schema_of(schema, "schema")
         rows, total_rows, state = await asyncio.to_thread(open_source, source, source_format, schema)
         definition = definition_message(
             name,
@@ -323,7 +326,7 @@ class Client:
         self,
         name: str,
         *,
-        add_columns: pa.Schema | None = None,
+        add_columns: pa.Schema | str | None = None,
         add_indexes: Indexes = (),
         drop_indexes: Indexes = (),
         add_aggregators: Mapping[str, Aggregator] | None = None,
@@ -350,8 +353,8 @@ class Client:
 
         Args:
             name: `database.table`.
-            add_columns: The columns to add at the end, all nullable. Rows written before have the default of such a
-                column, or null.
+            add_columns: The columns to add at the end, also as text, all nullable. Rows written before have the default
+                of such a column, or null.
             add_indexes: The columns of each index to add, as in `create_table`, also of columns that this call adds.
             drop_indexes: The exact columns of each index to drop, by their names before this change.
             add_aggregators: The aggregators of added columns, as `aggregators` of `create_table`.
@@ -391,10 +394,7 @@ class Client:
             ConnectionFailed: No answer came; during the wait, for the operation timeout.
             UsageError: Nothing was to be altered, or an argument has the wrong type.
         """
-        if add_columns is not None and not isinstance(add_columns, pa.Schema):
-            raise UsageError(
-                f"add_columns must be a pyarrow.Schema, not a {type(add_columns).__name__}", option="add_columns"
-            )
+        add_columns = None if add_columns is None else schema_of(add_columns, "add_columns")
         added = index_messages(add_indexes, "add_indexes")
         dropped = index_messages(drop_indexes, "drop_indexes")
         changes = (drop_columns, rename_columns, column_types, column_defaults, column_comments, column_order)

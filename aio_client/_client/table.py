@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aio_client._admin.partitions import PartitionMethods
 from aio_client._admin.table_stats import StatsMethods
 from aio_client._client.table_replacement import ReplacementMethods
+from aio_client._input.near_misses import NearMisses
 from aio_client._queries.table_lookups import LookupMethods
 from aio_client._queries.table_queries import QueryMethods
 from aio_client._scan.consumers import ConsumerMethods
@@ -16,6 +17,8 @@ from aio_client._table.handle import TableHandle
 from scankv.v1 import table_pb2
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from aio_client._transport.transport import Transport
 
 
@@ -28,6 +31,7 @@ class Table(
     ConsumerMethods,
     StatsMethods,
     PartitionMethods,
+    NearMisses,
 ):
     """A table on the server. Its methods read and write the current rows; its properties make no call.
 
@@ -48,6 +52,17 @@ class Table(
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} of {self._handle.transport.address}>"
+
+    def _repr_html_(self) -> str:
+        from aio_client._input.notebooks import html_table
+
+        keys = self.primary_key
+        columns = ((each.name, each.type, "yes" if each.name in keys else "", _nulls(each)) for each in self.schema)
+        return html_table(repr(self).strip("<>"), ("column", "type", "key", "nulls"), columns)
+
+
+def _nulls(field: pa.Field) -> str:
+    return "yes" if field.nullable else "no"
 
 
 async def open_table(transport: Transport, name: str) -> Table:

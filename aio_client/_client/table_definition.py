@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from difflib import get_close_matches
 from inspect import signature
 from numbers import Integral
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,6 +16,7 @@ from aio_client._write.merging import merge_spec
 from scankv.model.errors import UsageError, did_you_mean
 from scankv.model.tables.merge_wire import merging_to_proto
 from scankv.model.tables.options import TableOptions
+from scankv.model.types.types import parse_schema
 from scankv.v1 import table_pb2
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ NewTableMessage: TypeAlias = table_pb2.CreateTableRequest
 
 def definition_message(
     name: str,
-    schema: pa.Schema,
+    schema: pa.Schema | str,
     options: Mapping[str, str | bool | int | None],
     *,
     primary_key: Sequence[str],
@@ -46,8 +48,7 @@ def definition_message(
     aggregators: Mapping[str, Aggregator] | None,
 ) -> table_pb2.CreateTableRequest:
     """Returns the definition of a new table, from the arguments of `Client.create_table`. Raises UsageError."""
-    if not isinstance(schema, pa.Schema):
-        raise UsageError(f"schema must be a pyarrow.Schema, not a {type(schema).__name__}", option="schema")
+    schema = schema_of(schema, "schema")
     if buckets is not None and (type(buckets) is not int or buckets < 1):
         raise UsageError(f"buckets must be a whole number of at least 1, not {buckets!r}", option="buckets")
     if type(tablets) is not int or tablets < 1:
@@ -65,6 +66,24 @@ def definition_message(
         partition_by=names_of(partition_by, "partition_by"),
         merging=merging_to_proto(merging),
     )
+
+
+def schema_of(schema: pa.Schema | str, option: str) -> pa.Schema:
+    """Returns columns that may be given as text, as the command line takes it.
+
+    Raises:
+        InvalidRequest: The text cannot be parsed; SchemaMismatch for a type that cannot be stored.
+        UsageError: The argument is neither text nor a schema.
+    """
+    if isinstance(schema, str):
+        return parse_schema(schema)
+    if not isinstance(schema, pa.Schema):
+        raise UsageError(
+            f'{option} must be a pyarrow.Schema, or text such as "player string, score int64", not a '
+            f"{type(schema).__name__}",
+            option=option,
+        )
+    return schema
 
 
 def schema_bytes(schema: pa.Schema) -> bytes:
@@ -87,13 +106,14 @@ def option_texts(options: Mapping[str, object], method: Callable[..., object]) -
 
 
 def _option_text(name: str, value: object, method: Callable[..., object]) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
+    known = [each.name for each in fields(TableOptions)]
+    hint = "" if name in known else did_you_mean(name, [*signature(method).parameters, *known])
     if not isinstance(value, str | Integral):
-        known = [each.name for each in fields(TableOptions)]
-        hint = "" if name in known else did_you_mean(name, [*signature(method).parameters, *known])
         kind = type(value).__name__
         raise UsageError(
             f'table option "{name}" must be a string, a whole number, true or false, not a {kind}{hint}', option=name
         )
-    return str(value)
+    if not get_close_matches(name, known) and get_close_matches(name, signature(method).parameters):
+        # The server knows the options, and not the other arguments.
+        raise UsageError(f'there is no table option "{name}"{hint}', option=name)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -82,6 +82,12 @@ class Transaction(TransactionPart):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id or self.token}>"
 
+    def _repr_html_(self) -> str:
+        from aio_client._input.notebooks import html_table
+
+        state = "open" if self.result is None else repr(self.result)
+        return html_table(type(self).__name__, ("id", "state"), [(self.id or self.token, state)])
+
     @property
     def id(self) -> str:
         """The transaction's id; empty if it has none."""

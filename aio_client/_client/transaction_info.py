@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.counts import counted
 from scankv.v1 import transaction_pb2
 
 
@@ -19,6 +20,9 @@ class CommitResult:
 
     rows: int
     log_offsets: dict[str, LogOffsets]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {counted(self.rows, 'row')} in {counted(len(self.log_offsets), 'table')}>"
 
     @classmethod
     def of(cls, message: transaction_pb2.CommitTransactionResponse) -> CommitResult:

@@ -316,7 +316,7 @@ class TransactionPart:
             ScanKvError: As for `lookup`.
         """
         if not is_one_key(key):
-            raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
+            raise InvalidKey(f"get takes one key, not a {type(key).__name__}: use lookup, which takes several")
         rows = to_pylist(await self.lookup(table, key))
         return rows[0] if rows else None
 

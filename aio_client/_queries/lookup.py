@@ -35,6 +35,11 @@ class VersionedRows:
     rows: pa.Table
     log_offsets: LogOffsets
 
+    def _repr_html_(self) -> str:
+        from aio_client._input.notebooks import html_of_rows
+
+        return html_of_rows(f"{type(self).__name__} of {counted(self.rows.num_rows, 'row')}", self.rows)
+
 
 @dataclass(frozen=True, slots=True)
 class LookupAnswer:

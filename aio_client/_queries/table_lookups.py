@@ -58,7 +58,7 @@ class LookupMethods(TableMethods):
         """
         check_isolation(isolation)
         if not is_one_key(key):
-            raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
+            raise InvalidKey(f"get takes one key, not a {type(key).__name__}: use lookup, which takes several")
         self._handle.read_shape.require_key("get finds rows by their key: scan the table with a filter")
         python_rows = self._handle.read_rows
         encoded = python_rows.encode_key(key)

@@ -14,6 +14,7 @@ import pyarrow.types as pat
 
 from aio_client._queries.aggregate import decode_rows, top_n, wait_for_changed_top_n
 from scankv.model import lazy_compute as pc
+from scankv.model.counts import counted
 from scankv.model.errors import ScanKvError, SchemaMismatch, UsageError
 from scankv.v1 import lookup_pb2
 
@@ -52,6 +53,15 @@ class TopN:
     entered: pa.Table
     left: pa.Table
     moved: pa.Table
+
+    def __repr__(self) -> str:
+        changes = ", ".join(f"{getattr(self, name).num_rows:,} {name}" for name in ("entered", "left", "moved"))
+        return f"<{type(self).__name__} of {counted(self.rows.num_rows, 'row')}: {changes} since the answer before>"
+
+    def _repr_html_(self) -> str:
+        from aio_client._input.notebooks import html_of_rows
+
+        return html_of_rows(repr(self).strip("<>"), self.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from aio_client._input.arguments import principal_of
+from aio_client._input.near_misses import NearMisses
 from scankv.model.changes.log_positions import CatchUp, LogSpec, Unmatched, Untracked
 from scankv.model.errors import UsageError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from scankv.model.scans.scan_spec import ScanSpec
 
 
-class ChangesBuilder(ABC):
+class ChangesBuilder(ABC, NearMisses):
     """The methods of a scan that concern its changes."""
 
     __slots__ = ()

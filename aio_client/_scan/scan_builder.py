@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
 from aio_client._input.arguments import is_text, items_of, names_of
 from aio_client._input.awaitable import AwaitableOpener
@@ -12,6 +12,8 @@ from aio_client._scan.changes_builder import ChangesBuilder
 from scankv.model.changes.log_positions import LogSpec, ScanSource
 from scankv.model.errors import UsageError
 from scankv.model.expressions import all_of, predicate_of
+from scankv.model.set_fields import set_fields
+from scankv.model.shown_uris import show_location
 from scankv.model.tables.log_tables import require_key
 
 if TYPE_CHECKING:
@@ -71,6 +73,12 @@ class ScanBuilder(ChangesBuilder):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._spec}>"
+
+    def _repr_html_(self) -> str:
+        from aio_client._input.notebooks import html_table
+
+        shown = set_fields(self._spec, lake=show_location)
+        return html_table(f"{type(self).__name__} of {self._spec.table}", ("set", "to"), shown.items())
 
     @property
     def spec(self) -> ScanSpec:
@@ -133,18 +141,6 @@ class ScanBuilder(ChangesBuilder):
             UsageError: `rows` is negative or not a number.
         """
         return self._with(limit=rows)
-
-    def offset(self, rows: int) -> NoReturn:
-        """Always raises UsageError: the server would read the skipped rows again for every page.
-
-        Continue after the last row instead: with `resume_from(stream.resume_token)`, or with
-        `ordered().key_range(start=last_key, inclusive="right")`, which the server finds at once.
-        """
-        raise UsageError(
-            f"a scan has no offset: to leave out {rows!r} rows, the server would read them all, every time; continue "
-            "after the last row with resume_from(stream.resume_token), or with ordered() and "
-            'key_range(start=last_key, inclusive="right")'
-        )
 
     def key_range(self, start: object = None, end: object = None, *, inclusive: Inclusive = "both") -> Self:
         """Reads only the keys from `start` to `end`. Several calls are combined to the keys that all of them allow.

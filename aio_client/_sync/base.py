@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import pyarrow as pa
 
 from aio_client._input.arguments import flag_of
+from aio_client._input.near_misses import NearMisses
 from aio_client._input.optional import import_optional
 from aio_client._integrations.duckdb import check_connection, create_table
 from aio_client._integrations.polars_frames import lazy_frame
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 
 
-class Blocking:
+class Blocking(NearMisses):
     """An object of the asynchronous client, whose coroutines run in the event loop of a blocking client."""
 
     _aio: Any
@@ -54,6 +55,10 @@ class Blocking:
 
     def __repr__(self) -> str:
         return f"<sync {repr(self._aio)[1:]}"
+
+    def _repr_html_(self) -> str | None:
+        show = getattr(self._aio, "_repr_html_", None)
+        return None if show is None else show()
 
 
 class BlockingContextManager(Blocking):

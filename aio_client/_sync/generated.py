@@ -89,7 +89,7 @@ class Client(BlockingClient):
     def create_table(
         self,
         name: str,
-        schema: pa.Schema,
+        schema: pa.Schema | str,
         *,
         primary_key: Sequence[str],
         bucket_key: Sequence[str] = (),
@@ -107,8 +107,9 @@ class Client(BlockingClient):
 
         Args:
             name: `database.table`; each part 1 to 128 of `A-Z a-z 0-9 _ -`, beginning with a letter or `_`.
-            schema: The columns. Types that differ only in layout are stored as one: `large_string` as `string`.
-                The page "Column types" of the documentation has all types.
+            schema: The columns, also as text, as the command line takes it: `"player string, score int64"`. Types that
+                differ only in layout are stored as one: `large_string` as `string`. The page "Column types" of the
+                documentation has all types.
             primary_key: The key columns, in key order; they become NOT NULL. Empty: a table without a key, to which
                 rows are only appended, with `append`. Its changelog is its storage, so `log_retention_seconds`, which
                 is unlimited there unless it is given, removes rows. It gives up everything that needs a key: `get`,
@@ -184,7 +185,7 @@ class Client(BlockingClient):
         source: Data | str | PathLike[str],
         *,
         primary_key: Sequence[str],
-        schema: pa.Schema | None = None,
+        schema: pa.Schema | str | None = None,
         source_format: SourceFormat | None = None,
         mode: WriteMode = "merge",
         duplicates: Duplicates = "error",
@@ -303,7 +304,7 @@ class Client(BlockingClient):
         self,
         name: str,
         *,
-        add_columns: pa.Schema | None = None,
+        add_columns: pa.Schema | str | None = None,
         add_indexes: Indexes = (),
         drop_indexes: Indexes = (),
         add_aggregators: Mapping[str, Aggregator] | None = None,
@@ -330,8 +331,8 @@ class Client(BlockingClient):
 
         Args:
             name: `database.table`.
-            add_columns: The columns to add at the end, all nullable. Rows written before have the default of such a
-                column, or null.
+            add_columns: The columns to add at the end, also as text, all nullable. Rows written before have the default
+                of such a column, or null.
             add_indexes: The columns of each index to add, as in `create_table`, also of columns that this call adds.
             drop_indexes: The exact columns of each index to drop, by their names before this change.
             add_aggregators: The aggregators of added columns, as `aggregators` of `create_table`.

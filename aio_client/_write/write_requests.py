@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,7 @@ from aio_client._scan.protocol import log_offsets_message
 from aio_client._write.merging import check_mode
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import StartFrom
+from scankv.model.counts import counted
 from scankv.model.errors import TableRecreated, UsageError
 from scankv.model.tables.columns import CHANGE_TYPE
 from scankv.model.tables.log_tables import require_no_key
@@ -23,7 +25,7 @@ from scankv.model.types.default_values import NO_DEFAULTS
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from aio_client._input.data import InputRows
     from aio_client._table.shape import TableShape
@@ -228,8 +230,11 @@ def offsets_message(offsets: Mapping[int, int], option: str) -> scan_pb2.LogOffs
     try:
         position = StartFrom.offsets(offsets)
     except UsageError as error:
+        is_json = isinstance(offsets, str | bytes | Mapping) and any(not isinstance(each, int) for each in offsets)
+        hint = "; LogOffsets.from_json reads what to_json has written, as text or parsed" if is_json else ""
         raise UsageError(
-            f"{option} must be the log offset of each bucket, as in log_offsets of a read or a write: {error.message}",
+            f"{option} must be the log offset of each bucket, as in log_offsets of a read or a write: "
+            f"{error.message}{hint}",
             option=option,
         ) from None
     return log_offsets_message(position)
@@ -247,6 +252,9 @@ class WriteResult:
 
     rows: int
     log_offsets: LogOffsets
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {counted(self.rows, 'row')} in {counted(len(self.log_offsets), 'bucket')}>"
 
 
 def _check_keys(batches: Iterable[pa.RecordBatch], shape: TableShape) -> Iterator[pa.RecordBatch]:
@@ -275,6 +283,10 @@ class UndoReport:
     deleted: int
     conflicts: int
     log_offsets: LogOffsets
+
+    def __repr__(self) -> str:
+        keys = f"{self.restored:,} restored, {self.deleted:,} deleted, {counted(self.conflicts, 'conflict')}"
+        return f"<{type(self).__name__}: {keys}>"
 
     @classmethod
     def of(cls, message: write_pb2.UndoResponse) -> UndoReport:

@@ -18,12 +18,17 @@ def show_set_fields(value: DataclassInstance, **show: Callable[[Any], object]) -
         value: The dataclass.
         show: For fields that may contain secrets, what to show of their values.
     """
-    shown = [
-        f"{each.name}={show.get(each.name, _all)(found)!r}"
+    shown = [f"{name}={found!r}" for name, found in set_fields(value, **show).items()]
+    return f"{type(value).__name__}({', '.join(shown)})"
+
+
+def set_fields(value: DataclassInstance, **show: Callable[[Any], object]) -> dict[str, object]:
+    """Returns the fields of a dataclass that do not have their default, as `show_set_fields` shows them."""
+    return {
+        each.name: show.get(each.name, _all)(found)
         for each in fields(value)
         if each.repr and (found := getattr(value, each.name)) != each.default
-    ]
-    return f"{type(value).__name__}({', '.join(shown)})"
+    }
 
 
 def _all(value: object) -> object:

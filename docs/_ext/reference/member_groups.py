@@ -37,7 +37,7 @@ GROUPS = {
     },
     "Scan": {
         "First calls": "where select limit to_arrow stream to_pylist to_pandas to_polars to_duckdb",
-        "Which rows": "key_range prefix with_buckets with_bucket_filter with_shard offset",
+        "Which rows": "key_range prefix with_buckets with_bucket_filter with_shard",
         "Order": "ordered unordered reverse",
         "Which instant": "as_of consistency if_changed_since isolation read_path",
         "Changes": "start_from stop_at with_row_kind with_consumer_id with_source with_catch_up with_untracked "

@@ -28,7 +28,7 @@ WRONG: list[Any] = [
 ]
 
 SCANS = (
-    "select where limit offset key_range prefix with_buckets as_of read_path if_changed_since resume resume_from "
+    "select where limit key_range prefix with_buckets as_of read_path if_changed_since resume resume_from "
     "with_source start_from stop_at with_catch_up with_unmatched with_consumer_id"
 ).split()
 

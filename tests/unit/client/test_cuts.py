@@ -331,12 +331,13 @@ async def test_a_cancelled_read_keeps_the_token() -> None:
     async with serving(server := GoesOn(Ends(3, stalls=True))) as url, connect(url) as client:
         stream = client.scan(PINNED).stream()
         assert [await anext(stream), await anext(stream)]
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(stream), 0.1)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.1)
+            assert stream.resume_token == b"after 9"
+        assert len(server.requests) == 1
+        await stream.aclose()
         await _ended(server, 1)
-        with pytest.raises(UsageError, match="a read of the scan was cancelled") as caught:
-            await anext(stream)
-        assert caught.value.resume_token == b"after 9"
 
 
 # The server asks for a long pause, so the reader is certainly waiting for its next attempt.
@@ -379,8 +380,7 @@ async def test_cancelling_the_reader_ends_a_pause() -> None:
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
-        with pytest.raises(UsageError, match="a read of the scan was cancelled"):
-            await anext(stream)
+        await stream.aclose()
         assert len(server.requests) == 1
 
 

@@ -97,7 +97,7 @@ def test_ranges_are_joined_by_and_and_survive_other_refinements(kind: type[Scan]
 
 
 @pytest.mark.parametrize("kind", [Scan, sync.Scan])
-def test_a_reversed_range_and_an_offset_and_a_spec_alone_are_refused(kind: type[Scan]) -> None:
+def test_a_reversed_range_and_a_spec_alone_are_refused(kind: type[Scan]) -> None:
     scan = kind(None, ScanSpec("a.b"), ScannedTable(KEY, 4))  # type: ignore[arg-type]  # nothing is called
     with pytest.raises(UsageError, match="start of the key range is greater than its end"):
         scan.key_range("b", "a")
@@ -105,8 +105,6 @@ def test_a_reversed_range_and_an_offset_and_a_spec_alone_are_refused(kind: type[
         scan.key_range(("b", 1), "a")
     with pytest.raises(UsageError, match="inclusive must be both or left or right or neither"):
         scan.key_range("a", "b", inclusive="all")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"has no offset.*resume_from.*key_range"):
-        scan.offset(10)
     alone = kind(None, ScanSpec("a.b"))  # type: ignore[arg-type]  # nothing is called
     with pytest.raises(UsageError, match=r"key_range needs the types of the key.*table\.scan\(\)"):
         alone.key_range("a")
