@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,7 +48,7 @@ class FreshRows:
     """
 
     rows: pa.Table
-    buckets: pa.ChunkedArray[Any] = field(repr=False)
+    buckets: pa.ChunkedArray = field(repr=False)
     keys: Mapping[int, ChangedKeys] = field(repr=False)
     changed: pa.Table = field(repr=False)
     changes: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -40,8 +40,8 @@ class UnionColumn:
     """
 
     id: int
-    field: pa.Field[Any]
-    default: pa.Scalar[Any] | None
+    field: pa.Field
+    default: pa.Scalar | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

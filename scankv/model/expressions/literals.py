@@ -40,7 +40,7 @@ class Literal:
         scalar: A scalar of a storable type without nesting, or a null.
     """
 
-    scalar: pa.Scalar[Any]
+    scalar: pa.Scalar
 
     @property
     def is_null(self) -> bool:
@@ -91,8 +91,8 @@ class ValueList:
             NaN, and with both zeros if the list has a zero.
     """
 
-    array: pa.Array[Any]
-    candidates: pa.Array[Any] = field(init=False)
+    array: pa.Array
+    candidates: pa.Array = field(init=False)
 
     def __post_init__(self) -> None:
         """Raises UsageError if there are too many values."""

@@ -43,8 +43,8 @@ class ColumnDefinition:
     name: str
     type: pa.DataType
     nullable: bool
-    initial_default: pa.Scalar[Any] | None = None
-    write_default: pa.Scalar[Any] | None = None
+    initial_default: pa.Scalar | None = None
+    write_default: pa.Scalar | None = None
     comment: str = ""
 
 
