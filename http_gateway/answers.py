@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from starlette.types import Receive, Scope, Send
 
-    from http_gateway.gateway import Bound
+    from http_gateway.bound import Bound
 
 _log = logging.getLogger(__name__)
 

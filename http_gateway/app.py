@@ -42,7 +42,7 @@ class Application:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._routes = [
-            *(Route(each.path, _endpoint(gateway, each), methods=["GET"], name=each.name) for each in OPERATIONS),
+            *(Route(each.path, _endpoint(gateway, each), methods=[each.method], name=each.name) for each in OPERATIONS),
             *(
                 Route(path, partial(pages.answer_page, gateway, each), methods=["GET"])
                 for each in pages.PAGES

@@ -32,12 +32,18 @@ MEDIA_TYPES: Final = {
     "jsonl": "application/jsonl",
     "json": "application/json",
 }
+FORMAT: Final = Choice(
+    name="format",
+    meaning="The format. Default: the first one in the header Accept, or jsonl.",
+    words=tuple(MEDIA_TYPES),
+)
+QUOTE_FORMULAS: Final = Truth(
+    name="quote_formulas",
+    meaning="Whether to put an apostrophe before text that a spreadsheet would take for a formula. CSV only.",
+    default=False,
+)
 PARAMETERS: Final = (
-    Choice(
-        name="format",
-        meaning="The format. Default: the first one in the header Accept, or jsonl.",
-        words=tuple(MEDIA_TYPES),
-    ),
+    FORMAT,
     WHERE,
     COLUMNS,
     WholeNumber(
@@ -47,11 +53,7 @@ PARAMETERS: Final = (
         low=1,
         high=MAX_SCAN_ROWS,
     ),
-    Truth(
-        name="quote_formulas",
-        meaning="Whether to put an apostrophe before text that a spreadsheet would take for a formula. CSV only.",
-        default=False,
-    ),
+    QUOTE_FORMULAS,
 )
 
 
@@ -129,7 +131,8 @@ class _JsonEncoder:
 
 
 _Encoder: TypeAlias = "_ArrowEncoder | _CsvEncoder | _JsonLinesEncoder | _JsonEncoder"
-_ENCODERS: Final[dict[str, Callable[[pa.Schema], _Encoder]]] = {
+MakeEncoder: TypeAlias = "Callable[[pa.Schema], _Encoder]"
+_ENCODERS: Final[dict[str, MakeEncoder]] = {
     "arrow": _ArrowEncoder,
     "csv": _CsvEncoder,
     "jsonl": _JsonLinesEncoder,
@@ -140,12 +143,7 @@ _ENCODERS: Final[dict[str, Callable[[pa.Schema], _Encoder]]] = {
 async def download(gateway: Gateway, call: Call) -> Response:
     """Answers with the rows of a scan."""
     values = call.values
-    format_ = values["format"] or format_of(call.request.headers.get("accept", ""))
-    encoder: Callable[[pa.Schema], _Encoder] = _ENCODERS[format_]
-    if values["quote_formulas"]:
-        if format_ != "csv":
-            raise bad_request(f"quote_formulas is for the format csv, not {format_}: leave it out")
-        encoder = partial(_CsvEncoder, quote_formulas=True)
+    format_, encoder = encoder_of(call)
     table = await gateway.client.table(call.table)
     scan = table.scan().limit(values["limit"])
     if values["where"] is not None:
@@ -158,6 +156,16 @@ async def download(gateway: Gateway, call: Call) -> Response:
     name = f"{table.name}.{format_}"
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Vary": "Accept"}
     return StreamedResponse(first, pieces, MEDIA_TYPES[format_], headers)
+
+
+def encoder_of(call: Call) -> tuple[str, MakeEncoder]:
+    """Returns the format that a call asks for, and what makes its encoder. Raises HttpRefusal."""
+    format_ = call.values["format"] or format_of(call.request.headers.get("accept", ""))
+    if not call.values["quote_formulas"]:
+        return format_, _ENCODERS[format_]
+    if format_ != "csv":
+        raise bad_request(f"quote_formulas is for the format csv, not {format_}: leave it out")
+    return format_, partial(_CsvEncoder, quote_formulas=True)
 
 
 def format_of(accept: str) -> str:
@@ -180,9 +188,7 @@ def format_of(accept: str) -> str:
     raise HttpRefusal(406, "NOT_ACCEPTABLE", f"the formats are {', '.join(MEDIA_TYPES.values())}")
 
 
-async def _pieces(
-    gateway: Gateway, stream: ScanStream, make_encoder: Callable[[pa.Schema], _Encoder]
-) -> AsyncGenerator[bytes, None]:
+async def _pieces(gateway: Gateway, stream: ScanStream, make_encoder: MakeEncoder) -> AsyncGenerator[bytes, None]:
     with gateway.downloads.take():
         async with stream:
             encoder = make_encoder(stream.schema)

@@ -8,7 +8,7 @@ MAX_HEAD_BYTES: Final = 32 * 1024
 """The most bytes of a request line and its headers. A token has up to 12 KiB."""
 
 MAX_BODY_BYTES: Final = 32 * 1024
-"""The most bytes of a body. Only the forms of the console have one."""
+"""The most bytes of a body. Only forms of the console and queries in SQL have one."""
 
 MAX_TARGET_BYTES: Final = 16 * 1024
 """The most bytes of a path with its query."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
+from http_gateway.operation import JSON
 from http_gateway.parameters import Repeated
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def describe_operations(operations: Sequence[Operation]) -> dict[str, Any]:
             "version": metadata.version("scankv"),
             "description": "Every operation needs the role that its call over gRPC needs.",
         },
-        "paths": {operation.path: {"get": _operation(operation)} for operation in operations},
+        "paths": {operation.path: {operation.method.lower(): _operation(operation)} for operation in operations},
         "components": {
             "schemas": {"Problem": _PROBLEM},
             "responses": {
@@ -62,7 +63,7 @@ def describe_operations(operations: Sequence[Operation]) -> dict[str, Any]:
 
 def _operation(operation: Operation) -> dict[str, Any]:
     path = [_TABLE] if "{table}" in operation.path else []
-    return {
+    described = {
         "operationId": operation.name,
         "summary": operation.summary,
         "parameters": [*path, *map(_parameter, operation.parameters)],
@@ -79,6 +80,9 @@ def _operation(operation: Operation) -> dict[str, Any]:
         # An empty requirement: a server may do without tokens.
         "security": [] if operation.is_open else [{"token": []}, {}],
     }
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": operation.body}}}
+    return described
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:

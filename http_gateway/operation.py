@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What `GET` of one path does.
+    """What a request to one path does.
 
     Attributes:
         name: A unique name.
@@ -44,6 +44,8 @@ class Operation:
         parameters: The parameters of the query.
         media_types: What it answers with.
         is_open: Whether it needs no token.
+        method: The method of the request.
+        body: The JSON schema of the body. None: the request has none.
     """
 
     name: str
@@ -53,3 +55,5 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     media_types: tuple[str, ...] = (JSON,)
     is_open: bool = False
+    method: str = "GET"
+    body: Mapping[str, Any] | None = None

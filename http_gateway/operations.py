@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from http_gateway import downloads, event_streams, events, monitoring, queries
+from http_gateway import downloads, event_streams, events, monitoring, queries, sql
 from http_gateway.answers import BodyResponse, fields_text
 from http_gateway.openapi import describe_operations
 from http_gateway.operation import Operation
@@ -67,6 +67,16 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         summary="Downloads rows, all as of one instant. An answer that ends in order is complete.",
         handler=downloads.download,
         parameters=downloads.PARAMETERS,
+        media_types=tuple(downloads.MEDIA_TYPES.values()),
+    ),
+    Operation(
+        name="sql",
+        method="POST",
+        path="/v1/sql",
+        summary="Runs a query in SQL that reads live tables. An answer that ends in order is complete.",
+        handler=sql.answer_query,
+        parameters=sql.PARAMETERS,
+        body=sql.BODY,
         media_types=tuple(downloads.MEDIA_TYPES.values()),
     ),
     Operation(

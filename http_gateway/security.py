@@ -66,7 +66,7 @@ def preflight_headers(settings: GatewaySettings, headers: Headers, allow: str) -
     answer = {"Allow": allow}
     if headers.get("origin") in settings.origins:
         answer["Access-Control-Allow-Methods"] = allow
-        answer["Access-Control-Allow-Headers"] = "authorization, last-event-id"
+        answer["Access-Control-Allow-Headers"] = "authorization, content-type, last-event-id"
         answer["Access-Control-Max-Age"] = str(_PREFLIGHT_SECONDS)
     return answer
 

@@ -14,12 +14,14 @@ import uvicorn
 from aio_client import Client, ClientConfig, Tls
 from aio_client._transport.tokens import CallerToken
 from http_gateway.app import Application
+from http_gateway.bound import Bound
 from http_gateway.charts.sampler import Sampler
 from http_gateway.connections import Connections, CountingListener
 from http_gateway.console.session_files import SessionFiles
-from http_gateway.gateway import Bound, Gateway
+from http_gateway.gateway import Gateway
 from http_gateway.limits import MAX_DOWNLOADS
 from http_gateway.protocol import GuardedProtocol
+from http_gateway.sql_queries import SqlRunner
 from http_gateway.tls import https_context, name_in_certificate
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ async def serve(
         sessions = stack.enter_context(_open_sessions(settings))
         client = await stack.enter_async_context(Client(config_of(settings, tokens, config)))
         sampler = await stack.enter_async_context(Sampler(client, tokens, settings))
+        sql = await stack.enter_async_context(SqlRunner(client, settings))
         gateway = Gateway(
             client=client,
             tokens=tokens,
@@ -64,6 +67,7 @@ async def serve(
             sampler=sampler,
             event_streams=Bound("streams of events", settings.max_event_streams),
             downloads=Bound("downloads", MAX_DOWNLOADS),
+            sql=sql,
         )
         server = _Server(Application(gateway), settings)
         serving = asyncio.create_task(server.serve([listener]))

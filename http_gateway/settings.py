@@ -14,6 +14,8 @@ _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?|https?://\[
 
 # At each heartbeat and at each sample, the server is asked.
 _MIN_SECONDS: Final = 0.01
+_MEBIBYTE: Final = 1024 * 1024
+_LEAST: Final = {"max_event_streams": 1, "max_sql_queries": 1, "sql_memory_bytes": _MEBIBYTE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,9 @@ class GatewaySettings:
         max_connections: The most connections at once. A further one ends an idle connection: the oldest of those
             without an authenticated call or, while those have at most a tenth of all places, the oldest of all. If no
             connection is idle, the further one is closed as soon as it is made.
+        sql_memory_bytes: How much memory a query in SQL may take, at least 1 MiB.
+        sql_seconds: How long a query in SQL may take, with the time in which its reader takes the rows.
+        max_sql_queries: The most queries in SQL at once, at least 1.
         max_unknown_connections: The most connections of one address that have not had an authenticated call. For a
             further one, the oldest ends that still awaits a request. On a server without tokens, any call counts.
     """
@@ -77,6 +82,9 @@ class GatewaySettings:
     max_event_streams: int = 512
     max_connections: int = 1000
     max_unknown_connections: int = 100
+    sql_memory_bytes: int = 1024 * _MEBIBYTE
+    sql_seconds: float = 60.0
+    max_sql_queries: int = 4
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the setting and what it may be."""
@@ -91,13 +99,12 @@ class GatewaySettings:
                 "give --insecure",
                 option="host",
             )
-        for name in ("heartbeat_seconds", "charts_seconds"):
+        for name in ("heartbeat_seconds", "charts_seconds", "sql_seconds"):
             if (seconds := getattr(self, name)) < _MIN_SECONDS:
                 raise UsageError(f"{name} = {seconds:g}: give at least {_MIN_SECONDS:g}", option=name)
-        if self.max_event_streams < 1:
-            raise UsageError(
-                f"max_event_streams = {self.max_event_streams}: give at least 1", option="max_event_streams"
-            )
+        for name, least in _LEAST.items():
+            if (number := getattr(self, name)) < least:
+                raise UsageError(f"{name} = {number}: give at least {least}", option=name)
         for origin in self.origins:
             if not _ORIGIN.fullmatch(origin):
                 raise UsageError(

@@ -49,6 +49,8 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "http_port": (0, 65535),
     "http_session_seconds": (1, 365 * 86_400),
     "http_session_idle_seconds": (1, 365 * 86_400),
+    "http_sql_memory_bytes": (_MEBIBYTE, 2**40),
+    "http_sql_seconds": (0.01, 86_400),
     "metrics_max_tables": (0, 100_000),
     "slow_request_seconds": (0, 86_400),
     "jwt_leeway_seconds": (0, 300),
@@ -177,6 +179,8 @@ class ServerConfig:
         http_session_seconds: How long a login to the console lasts at most. It also ends with its token.
         http_session_idle_seconds: How long a login to the console lasts without use. A page that refreshes itself
             counts as use.
+        http_sql_memory_bytes: How much memory a query in SQL over HTTP may take. Up to four run at once.
+        http_sql_seconds: How long such a query may take, with the time in which its reader takes the rows.
         metrics_max_tables: The most tables with metrics of their own. The others are combined under the name `other`.
         log_level: The least severe level of messages to log: `debug`, `info`, `warning` or `error`.
         log_format: The format of log messages: `text`, or `json` with one JSON object for each line.
@@ -355,6 +359,8 @@ class ServerConfig:
     http_access_log: bool = False
     http_session_seconds: float = 43_200.0
     http_session_idle_seconds: float = 3600.0
+    http_sql_memory_bytes: int = 1024 * _MEBIBYTE
+    http_sql_seconds: float = 60.0
     log_level: str = "info"
     log_format: str = "text"
     slow_request_seconds: float = 10.0

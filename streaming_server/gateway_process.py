@@ -155,6 +155,8 @@ def _settings(config: ServerConfig, address: str) -> dict[str, Any]:
         "sessions": str(config.data.absolute() / "console"),
         "session_seconds": config.http_session_seconds,
         "session_idle_seconds": config.http_session_idle_seconds,
+        "sql_memory_bytes": config.http_sql_memory_bytes,
+        "sql_seconds": config.http_sql_seconds,
     }
 
 

@@ -539,6 +539,8 @@ class Client(NearMisses):
         parameters: Sequence[object] | Mapping[str, object] | None = None,
         *,
         frames: Mapping[str, object] | None = None,
+        memory_bytes: int | None = None,
+        timeout: float | None = None,
     ) -> SqlQuery:
         """Returns a query in SQL over live tables, which its methods run.
 
@@ -554,16 +556,19 @@ class Client(NearMisses):
             query: One statement that reads, such as SELECT.
             parameters: The values of `?` in their order, or of `$name` by name. Default: none.
             frames: Data frames and Arrow tables, by the names that the query has for them. Default: none.
+            memory_bytes: How much memory DuckDB may take before it writes to a temporary directory, at least 1 MiB.
+                The result is not counted. Default: 80 % of the memory of the machine.
+            timeout: How many seconds a run of the query may take. Default: without a limit.
 
         Raises:
-            UsageError: duckdb is not installed; the query cannot be parsed, is several statements, or would change
-                something.
+            UsageError: duckdb is not installed; an argument is invalid; the query cannot be parsed, is several
+                statements, or would change something.
         """
         from aio_client._sql.engine import Engine
         from aio_client._sql.query import SqlQuery
 
         self._sql = self._sql or Engine()
-        return SqlQuery(self, self._sql, query, parameters, frames or {})
+        return SqlQuery(self, self._sql, query, parameters, frames or {}, memory_bytes=memory_bytes, timeout=timeout)
 
     async def stats(self) -> ServerStats:
         """Returns statistics of the complete server. The server opens no bucket for them."""

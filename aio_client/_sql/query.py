@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, aclosing
+import asyncio
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from aio_client._input.arguments import timeout_of
 from aio_client._input.other_rows import to_polars, to_pylist
 from aio_client._integrations.pandas_frames import check_dtype_backend, frame_of
 from aio_client._scan.read_ahead import ReadAhead, gather
 from aio_client._sql.client_loop import ClientLoop
-from aio_client._sql.engine import SqlRun
+from aio_client._sql.engine import SqlRun, SqlStream
 from aio_client._sql.explanation import SqlExplanation
 from aio_client._sql.shortcuts import AnsweringTable, find_shortcut
 from aio_client._sql.statement import parse_statement
-from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch, UsageError
+from scankv.model.errors import DeadlineExceeded, InvalidRequest, RequestTooLarge, SchemaMismatch, UsageError
 from scankv.model.public_names import set_public_module
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     import pandas as pd
     import polars as pl
@@ -31,8 +33,27 @@ if TYPE_CHECKING:
     from scankv.model.scans.scan_spec import ScanSpec
 
 _PIN_SECONDS: Final = 60.0
+_LEAST_MEMORY: Final = 1 << 20
 _NOT_ANSWERED: Final = (InvalidRequest, RequestTooLarge, SchemaMismatch)
 """The errors of what the server does not compute, though DuckDB may: a sum that overflows, too many groups."""
+
+
+@asynccontextmanager
+async def limit_time(timeout: float | None, end: float | None = None) -> AsyncIterator[None]:
+    """Ends the block after so many seconds, None for never, or when the event loop's time is `end`.
+
+    Raises:
+        DeadlineExceeded: The time is over.
+    """
+    try:
+        async with asyncio.timeout(timeout) if end is None else asyncio.timeout_at(end) as timer:
+            yield
+    except TimeoutError as error:
+        if not timer.expired():
+            raise
+        raise DeadlineExceeded(
+            f"the query took longer than {timeout:g} s: select less, or allow it more time"
+        ) from error
 
 
 class EmptyScan:
@@ -75,7 +96,15 @@ class SqlQuery:
     """
 
     def __init__(
-        self, client: QueriedClient, engine: Engine, text: str, parameters: Parameters, frames: Mapping[str, object]
+        self,
+        client: QueriedClient,
+        engine: Engine,
+        text: str,
+        parameters: Parameters,
+        frames: Mapping[str, object],
+        *,
+        memory_bytes: int | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Called by `Client.sql`.
 
@@ -85,6 +114,8 @@ class SqlQuery:
             text: One statement that reads.
             parameters: The values of its parameters.
             frames: Data frames and Arrow tables, by the names that the query has for them.
+            memory_bytes: How much memory DuckDB may take. None: as it likes.
+            timeout: How many seconds the query may take. None: without a limit.
 
         Raises:
             UsageError: As for `Client.sql`.
@@ -94,6 +125,8 @@ class SqlQuery:
         self._statement = parse_statement(text)
         self._parameters = parameters
         self._frames = frames
+        self._memory_bytes = _memory_of(memory_bytes)
+        self._timeout = None if timeout is None else timeout_of(timeout)
 
     def __repr__(self) -> str:
         return f"<SqlQuery {self._statement.text!r:.80}>"
@@ -107,12 +140,39 @@ class SqlQuery:
         Raises:
             UsageError: DuckDB refuses the query, with its reason; it is not installed; or the query names several live
                 tables, which cannot be read as of one instant yet.
+            RequestTooLarge: The query needs more memory than it may take.
+            DeadlineExceeded: The query takes longer than it may.
             TableNotFound: A table of the query does not exist.
             ScanKvError: As for the stream of a scan.
         """
+        async with limit_time(self._timeout):
+            return await self._rows()
+
+    async def _rows(self) -> pa.Table:
         names = self._names()
         if len(names) == 1 and (rows := await self._from_answer(names[0])) is not None:
             return rows
+        async with self._live(names) as (run, cancel_scans):
+            return await self._engine.run(run, cancel_scans=cancel_scans)
+
+    @asynccontextmanager
+    async def _stream(self) -> AsyncIterator[SqlStream]:
+        """Runs the query for the length of the block, whose rows come as they are asked for: see `Engine.stream`."""
+        names = self._names()
+        if len(names) == 1 and (rows := await self._from_answer(names[0])) is not None:
+            batches = iter(rows.to_batches())
+
+            async def read() -> pa.RecordBatch | None:
+                return next(batches, None)
+
+            yield SqlStream(rows.schema, read)
+            return
+        async with self._live(names) as (run, cancel_scans), self._engine.stream(run, cancel_scans) as stream:
+            yield stream
+
+    @asynccontextmanager
+    async def _live(self, names: Sequence[str]) -> AsyncIterator[tuple[SqlRun, Callable[[], None]]]:
+        """Yields the query over the live tables, and what ends their scans without waiting."""
         loop = ClientLoop(self._client.config.address)
         started: list[ReadAhead[pa.RecordBatch]] = []
 
@@ -130,8 +190,7 @@ class SqlQuery:
                 rows.cancel()
 
         async with AsyncExitStack() as pins:
-            run = self._run({name: await self._dataset(name, start, pins) for name in names})
-            return await self._engine.run(run, cancel_scans=cancel_scans)
+            yield self._run({name: await self._dataset(name, start, pins) for name in names}), cancel_scans
 
     async def explain(self) -> SqlExplanation:
         """Returns what the server would evaluate, and what DuckDB would do. The server reads no rows.
@@ -173,7 +232,7 @@ class SqlQuery:
         return names
 
     def _run(self, tables: Mapping[str, TableDataset | pa.Table]) -> SqlRun:
-        return SqlRun(self._statement.text, self._parameters, tables, self._frames)
+        return SqlRun(self._statement.text, self._parameters, tables, self._frames, self._memory_bytes)
 
     async def _from_answer(self, name: str) -> pa.Table | None:
         """Runs the query over what the server computes of it. Returns None if that is nothing."""
@@ -227,6 +286,16 @@ class SqlQuery:
             ScanKvError: As for `to_arrow`.
         """
         return to_pylist(await self.to_arrow())
+
+
+def _memory_of(value: object) -> int | None:
+    """Returns the argument `memory_bytes`. Raises UsageError for values that are no size."""
+    if value is not None and (type(value) is not int or value < _LEAST_MEMORY):
+        raise UsageError(
+            f"memory_bytes must be a whole number of at least {_LEAST_MEMORY:,}, not {value!r:.80}",
+            option="memory_bytes",
+        )
+    return value
 
 
 set_public_module("scankv", globals(), ["SqlExplanation", "SqlQuery"])

@@ -54,6 +54,8 @@ def parse_statement(text: str) -> Statement:
         parsed = [each for each in sqlglot.parse(text, dialect="duckdb") if each is not None]
     except sqlglot.errors.SqlglotError as error:
         raise UsageError(f"this SQL cannot be read: {str(error).partition(chr(10))[0]}") from error
+    except RecursionError:
+        raise UsageError("this SQL is nested too deeply: divide it, for example by WITH") from None
     if len(parsed) != 1:
         raise UsageError(f"one statement is run at a time, not {len(parsed)}")
     (statement,) = parsed

@@ -475,6 +475,8 @@ class Client(BlockingClient):
         parameters: Sequence[object] | Mapping[str, object] | None = None,
         *,
         frames: Mapping[str, object] | None = None,
+        memory_bytes: int | None = None,
+        timeout: float | None = None,
     ) -> SqlQuery:
         """Returns a query in SQL over live tables, which its methods run.
 
@@ -490,12 +492,17 @@ class Client(BlockingClient):
             query: One statement that reads, such as SELECT.
             parameters: The values of `?` in their order, or of `$name` by name. Default: none.
             frames: Data frames and Arrow tables, by the names that the query has for them. Default: none.
+            memory_bytes: How much memory DuckDB may take before it writes to a temporary directory, at least 1 MiB.
+                The result is not counted. Default: 80 % of the memory of the machine.
+            timeout: How many seconds a run of the query may take. Default: without a limit.
 
         Raises:
-            UsageError: duckdb is not installed; the query cannot be parsed, is several statements, or would change
-                something.
+            UsageError: duckdb is not installed; an argument is invalid; the query cannot be parsed, is several
+                statements, or would change something.
         """
-        return SqlQuery(self._runner, self._aio.sql(query, parameters, frames=frames))
+        return SqlQuery(
+            self._runner, self._aio.sql(query, parameters, frames=frames, memory_bytes=memory_bytes, timeout=timeout)
+        )
 
     def stats(self) -> ServerStats:
         """Returns statistics of the complete server. The server opens no bucket for them."""
@@ -2224,6 +2231,8 @@ class SqlQuery(Blocking):
         Raises:
             UsageError: DuckDB refuses the query, with its reason; it is not installed; or the query names several live
                 tables, which cannot be read as of one instant yet.
+            RequestTooLarge: The query needs more memory than it may take.
+            DeadlineExceeded: The query takes longer than it may.
             TableNotFound: A table of the query does not exist.
             ScanKvError: As for the stream of a scan.
         """

@@ -46,6 +46,12 @@ def http(
     session_idle_seconds: Annotated[
         float, typer.Option(min=1, max=365 * 86_400, help="How long a login to the console lasts without use.")
     ] = 3600.0,
+    sql_memory_bytes: Annotated[
+        int, typer.Option(min=2**20, max=2**40, help="How much memory a query in SQL may take; up to four run at once.")
+    ] = 2**30,
+    sql_seconds: Annotated[
+        float, typer.Option(min=0.01, max=86_400, help="How long a query in SQL may take, with its reader.")
+    ] = 60.0,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow to listen beyond this machine without TLS.")
     ] = False,
@@ -79,6 +85,8 @@ def http(
         access_log=access_log,
         session_seconds=session_seconds,
         session_idle_seconds=session_idle_seconds,
+        sql_memory_bytes=sql_memory_bytes,
+        sql_seconds=sql_seconds,
     )
     if settings.charts_token_file:
         FileToken(settings.charts_token_file)  # Raises UsageError if it cannot be used.

@@ -68,7 +68,7 @@ def test_only_pages_of_allowed_origins_may_read_answers(tmp_path: Path) -> None:
             assert "access-control-allow-origin" not in gateway.get("/v1/tables", method=method, headers=other).headers
             assert "Origin" in answer.headers["vary"]
         preflight = gateway.get("/v1/tables", method="OPTIONS", headers=allowed)
-        assert preflight.headers["access-control-allow-headers"] == "authorization, last-event-id"
+        assert preflight.headers["access-control-allow-headers"] == "authorization, content-type, last-event-id"
 
 
 @pytest.mark.parametrize("origin", ["*", "https://a.example/", "null", "https://a.example, https://b.example"])

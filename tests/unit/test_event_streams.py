@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from starlette.requests import Request
 
+from http_gateway.bound import Bound
 from http_gateway.event_streams import Watched, stream_events
-from http_gateway.gateway import Bound, Gateway
+from http_gateway.gateway import Gateway
 from http_gateway.problems import HttpRefusal
 from http_gateway.settings import GatewaySettings
 from scankv.model.errors import UsageError
@@ -53,6 +54,7 @@ def make_gateway() -> Gateway:
         sampler=unused,
         event_streams=Bound("streams of events", 5),
         downloads=Bound("downloads", 1),
+        sql=unused,
     )
 
 

@@ -89,6 +89,7 @@ EXCEPTIONS: Final = {
         f"openapi.py: {name}": "a word of OpenAPI"
         for name in ("additionalProperties", "operationId", "securitySchemes")
     },
+    **{f"sql.py: {name}": "a word of JSON schemas" for name in ("additionalProperties", "oneOf")},
     "ScanStream.watermark": "the word of stream processing",
     "RestoredTable.micros": "printed as taken_at",
     "ScanSpec.as_of": "has an instant or the number of a version",

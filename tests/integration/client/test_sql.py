@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aio_client import TableNotFound, UsageError, connect, sync
+from aio_client import DeadlineExceeded, TableNotFound, UsageError, connect, sync
 from aio_client._sql.shortcuts import TopRows, find_shortcut
 from aio_client._sql.statement import parse_statement
 from tests.support.waiting import await_until
@@ -336,3 +336,16 @@ def test_what_does_not_fit_into_memory_is_written_where_only_this_user_reads_it(
         directory = Path(rows[0]["d"])
         assert directory.stat().st_mode & 0o777 == 0o700
     assert not directory.exists()
+
+
+def test_a_query_is_limited_in_memory_and_time(client: sync.Client) -> None:
+    small = client.sql("select current_setting('memory_limit') m", memory_bytes=2**28)
+    assert small.to_pylist() == [{"m": "256.0 MiB"}]
+    assert client.sql("select current_setting('memory_limit') m").to_pylist() != [{"m": "256.0 MiB"}]
+    endless = client.sql("select max(hash(k + range)) from sql.scores, range(100_000_000_000)", timeout=0.2)
+    with pytest.raises(DeadlineExceeded, match=r"the query took longer than 0\.2 s: select less"):
+        endless.to_arrow()
+    assert client.stats().live_scans == 0
+    for wrong in (0, 1.5, True):
+        with pytest.raises(UsageError, match=f"memory_bytes must be a whole number of at least 1,048,576, not {wrong}"):
+            client.sql("select 1", memory_bytes=wrong)  # type: ignore[arg-type]
