@@ -129,6 +129,7 @@ if TYPE_CHECKING:
     from aio_client import sync
     from aio_client._sql.explanation import SqlExplanation
     from aio_client._sql.query import SqlQuery
+    from aio_client._sql.result import SqlResult
 
 __all__ = [
     "AssignedOwner",
@@ -214,6 +215,7 @@ __all__ = [
     "SnapshotNotTaken",
     "SqlExplanation",
     "SqlQuery",
+    "SqlResult",
     "StartFrom",
     "StopAt",
     "Table",
@@ -262,7 +264,7 @@ __all__ = [
     "sync",
 ]
 
-_ON_USE: Final = {"SqlExplanation": "aio_client._sql.query", "SqlQuery": "aio_client._sql.query"}
+_ON_USE: Final = dict.fromkeys(("SqlExplanation", "SqlQuery", "SqlResult"), "aio_client._sql.query")
 """The names that few programs use, and their modules."""
 
 set_public_module("scankv", globals(), set(__all__) - {"sync", *_ON_USE})

@@ -542,7 +542,7 @@ class Client(NearMisses):
         memory_bytes: int | None = None,
         timeout: float | None = None,
     ) -> SqlQuery:
-        """Returns a query in SQL over live tables, which its methods run.
+        """Returns a statement in SQL over live tables, which its methods run.
 
             rows = await client.sql(
                 "select league, sum(score) from game.scores where score > $least group by league", {"least": 10}
@@ -553,7 +553,8 @@ class Client(NearMisses):
         sends the columns that the query uses. A query shows one instant, also of a table that it names several times.
 
         Args:
-            query: One statement that reads, such as SELECT.
+            query: One statement: SELECT and others that read, whose rows `to_arrow` returns; or INSERT, UPDATE, DELETE,
+                MERGE, CREATE TABLE, DROP TABLE and ALTER TABLE, which `run` carries out.
             parameters: The values of `?` in their order, or of `$name` by name. Default: none.
             frames: Data frames and Arrow tables, by the names that the query has for them. Default: none.
             memory_bytes: How much memory DuckDB may take before it writes to a temporary directory, at least 1 MiB.
@@ -561,14 +562,23 @@ class Client(NearMisses):
             timeout: How many seconds a run of the query may take. Default: without a limit.
 
         Raises:
-            UsageError: duckdb is not installed; an argument is invalid; the query cannot be parsed, is several
-                statements, or would change something.
+            UsageError: duckdb is not installed; an argument is invalid; the query cannot be parsed, or is
+                several statements.
         """
         from aio_client._sql.engine import Engine
         from aio_client._sql.query import SqlQuery
 
         self._sql = self._sql or Engine()
-        return SqlQuery(self, self._sql, query, parameters, frames or {}, memory_bytes=memory_bytes, timeout=timeout)
+        return SqlQuery(
+            self,
+            self._sql,
+            query,
+            parameters,
+            frames or {},
+            memory_bytes=memory_bytes,
+            timeout=timeout,
+            can_write=True,
+        )
 
     async def stats(self) -> ServerStats:
         """Returns statistics of the complete server. The server opens no bucket for them."""

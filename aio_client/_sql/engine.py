@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import anyio
@@ -123,7 +124,7 @@ class Engine:
     def __init__(
         self, connect: Callable[[], duckdb.DuckDBPyConnection] | None = None, most_kept: int = _MOST_KEPT
     ) -> None:
-        self._connect = connect or (lambda: _connect(self._spill_directory()))
+        self._connect = connect
         self._most_kept = most_kept
         self._free: list[duckdb.DuckDBPyConnection] = []
         # How to interrupt each query.
@@ -195,7 +196,10 @@ class Engine:
     @asynccontextmanager
     async def _session(self, cancel_scans: Callable[[], None]) -> AsyncIterator[ThreadCall]:
         """Takes a connection for the length of the block. Yields what calls a function with it in a thread."""
-        con = self._free.pop() if self._free else await asyncio.to_thread(self._connect)
+        if self._free:
+            con = self._free.pop()
+        else:
+            con = await asyncio.to_thread(self._connect or partial(_connect, self._spill_directory()))
         running: asyncio.Future[Any] | None = None
 
         def interrupt() -> None:

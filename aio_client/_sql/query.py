@@ -1,4 +1,4 @@
-"""`SqlQuery`: one SELECT over live tables, as an immutable value that can be run."""
+"""`SqlQuery`: one statement over live tables, as an immutable value that can be run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from aio_client._scan.read_ahead import ReadAhead, gather
 from aio_client._sql.client_loop import ClientLoop
 from aio_client._sql.engine import SqlRun, SqlStream
 from aio_client._sql.explanation import SqlExplanation
+from aio_client._sql.result import SqlResult  # noqa: TC001  # exported
 from aio_client._sql.shortcuts import AnsweringTable, find_shortcut
 from aio_client._sql.statement import parse_statement
 from scankv.model.errors import DeadlineExceeded, InvalidRequest, RequestTooLarge, SchemaMismatch, UsageError
@@ -105,6 +106,7 @@ class SqlQuery:
         *,
         memory_bytes: int | None = None,
         timeout: float | None = None,
+        can_write: bool = False,
     ) -> None:
         """Called by `Client.sql`.
 
@@ -116,13 +118,14 @@ class SqlQuery:
             frames: Data frames and Arrow tables, by the names that the query has for them.
             memory_bytes: How much memory DuckDB may take. None: as it likes.
             timeout: How many seconds the query may take. None: without a limit.
+            can_write: Whether the statement may change rows and tables.
 
         Raises:
             UsageError: As for `Client.sql`.
         """
         self._client = client
         self._engine = engine
-        self._statement = parse_statement(text)
+        self._statement = parse_statement(text, can_write=can_write)
         self._parameters = parameters
         self._frames = frames
         self._memory_bytes = _memory_of(memory_bytes)
@@ -130,6 +133,47 @@ class SqlQuery:
 
     def __repr__(self) -> str:
         return f"<SqlQuery {self._statement.text!r:.80}>"
+
+    @property
+    def writes(self) -> bool:
+        """Whether the statement changes rows or tables, and is run with `run`; otherwise, it has rows."""
+        return self._statement.writes
+
+    async def run(self) -> SqlResult:
+        """Runs a statement that changes rows or tables.
+
+        INSERT, UPDATE, DELETE and MERGE are one transaction each. The rows that it changes are those of one instant: it
+        reads them again with `get_for_update` under locks, and computes the changes again if other writers have changed
+        them in the meantime, for the operation timeout. Other rows that the statement reads are as of its query. Up to
+        100,000 rows can be changed by a statement that reads them; a DELETE whose condition the server evaluates, and
+        INSERT OR REPLACE, have no such limit.
+
+        Raises:
+            UsageError: The statement only reads; it has something that is not supported, and the message names the
+                call to use; it would change too many rows; or, for INSERT, a key has a row.
+            TransactionConflict: Other writers kept changing the rows.
+            SchemaMismatch: A column does not exist, or cannot have a value.
+            TableNotFound, TableExists: As for the calls of the client.
+            ScanKvError: As for `to_arrow` and `Client.transaction`.
+        """
+        if not self._statement.writes:
+            raise UsageError("the statement only reads: get its rows with to_arrow()")
+        from aio_client._sql.changes import RowChanges
+        from aio_client._sql.definitions import define
+
+        client: Any = self._client
+        statement = self._statement.tree.copy()
+        async with limit_time(self._timeout):
+            if type(statement).__name__ in ("Create", "Drop", "Alter"):
+                return await define(client, self._engine, statement)
+            return await RowChanges(client, self._engine, self._read, self._parameters).run(statement)
+
+    async def _read(self, text: str) -> pa.Table:
+        """Runs a query with the parameters and frames of this statement."""
+        query = SqlQuery(
+            self._client, self._engine, text, self._parameters, self._frames, memory_bytes=self._memory_bytes
+        )
+        return await query.to_arrow()
 
     async def to_arrow(self) -> pa.Table:
         """Runs the query, and returns its rows as one table in memory, in the order that the query asks for.
@@ -223,6 +267,8 @@ class SqlQuery:
 
     def _names(self) -> tuple[str, ...]:
         """Returns the live tables, each as often as the query names it. Raises UsageError if they are several."""
+        if self._statement.writes:
+            raise UsageError("the statement changes something, and has no rows: run it with run()")
         names = self._statement.tables
         if len({*names}) > 1:
             raise UsageError(
@@ -298,4 +344,4 @@ def _memory_of(value: object) -> int | None:
     return value
 
 
-set_public_module("scankv", globals(), ["SqlExplanation", "SqlQuery"])
+set_public_module("scankv", globals(), ["SqlExplanation", "SqlQuery", "SqlResult"])

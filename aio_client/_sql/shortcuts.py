@@ -151,6 +151,26 @@ def find_shortcut(
         return None
 
 
+def find_predicate(
+    statement: exp.Delete, schema: pa.Schema, key: Sequence[str], parameters: Parameters
+) -> Predicate | None:
+    """Returns the predicate of the server that is true for the rows that a DELETE names. None: there is none.
+
+    Args:
+        statement: The statement, which has only a table and a condition. It is not changed.
+        schema: The columns of the table.
+        key: The key columns.
+        parameters: The values of the statement's parameters.
+    """
+    from sqlglot import exp
+
+    query = exp.select("*").from_(statement.this).where(statement.args["where"].this)
+    try:
+        return _PlainSelect(query, schema, key, parameters).where
+    except (_NotPlainError, SchemaMismatch, UsageError):
+        return None
+
+
 class _PlainSelect:
     """A plain SELECT, whose columns have the names of the table's columns."""
 
@@ -166,7 +186,7 @@ class _PlainSelect:
         self._fill_in(parameters)
         self._name_columns()
         where = statement.args.get("where")
-        self._where = None if where is None else _predicate(where.this.sql(dialect="duckdb"), schema)
+        self.where = None if where is None else _predicate(where.this.sql(dialect="duckdb"), schema)
 
     def shortcut(self) -> TopRows | GroupTotals:
         from sqlglot import exp
@@ -222,7 +242,7 @@ class _PlainSelect:
         used = {column.name for column in self._select.find_all(exp.Column)}
         has_all = any(self._select.find_all(exp.Star))
         columns = tuple(name for name in self._schema.names if has_all or name in used)
-        return TopRows(rows, ordered.this.name, bool(ordered.args.get("desc")), columns, self._where)
+        return TopRows(rows, ordered.this.name, bool(ordered.args.get("desc")), columns, self.where)
 
     def _totals(self) -> GroupTotals:
         from sqlglot import exp
@@ -244,7 +264,7 @@ class _PlainSelect:
             raise _NotPlainError
         self._select.set("where", None)
         chosen = {column: tuple(each) for column, each in functions.items()} or {self._counted(): ("count",)}
-        return GroupTotals(chosen, tuple(dict.fromkeys(keys)), self._where, self._select.sql(dialect="duckdb"))
+        return GroupTotals(chosen, tuple(dict.fromkeys(keys)), self.where, self._select.sql(dialect="duckdb"))
 
     def _used(self) -> set[str]:
         """Returns the columns that the query uses outside of its filter, without those that it names itself."""

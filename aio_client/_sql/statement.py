@@ -10,7 +10,7 @@ from scankv.model.errors import UsageError
 if TYPE_CHECKING:
     from sqlglot import Expr
 
-_SCHEMAS_OF_DUCKDB: Final = ("information_schema", "main", "pg_catalog", "temp")
+SCHEMAS_OF_DUCKDB: Final = ("information_schema", "main", "pg_catalog", "temp")
 _CALLS: Final = {
     "Insert": "table.upsert(rows)",
     "Update": "table.upsert_columns(rows)",
@@ -25,24 +25,30 @@ _CALLS: Final = {
 
 
 class Statement(NamedTuple):
-    """A statement that reads.
+    """One statement.
 
     Attributes:
         text: The statement as it was written.
         tables: The live tables that it names as `database.table`, each once for each time it is named.
         tree: The statement as sqlglot parses it.
+        writes: Whether it changes rows or tables.
     """
 
     text: str
     tables: tuple[str, ...]
     tree: Expr
+    writes: bool = False
 
 
-def parse_statement(text: str) -> Statement:
-    """Parses one statement that reads, in the dialect of DuckDB.
+def parse_statement(text: str, *, can_write: bool = False) -> Statement:
+    """Parses one statement in the dialect of DuckDB.
+
+    Args:
+        text: The statement.
+        can_write: Whether it may be one that changes rows or tables.
 
     Raises:
-        UsageError: It cannot be parsed, is several statements, or would change something.
+        UsageError: It cannot be parsed, is several statements, or does what it may not do.
     """
     import sqlglot
     from sqlglot import exp
@@ -59,6 +65,8 @@ def parse_statement(text: str) -> Statement:
     if len(parsed) != 1:
         raise UsageError(f"one statement is run at a time, not {len(parsed)}")
     (statement,) = parsed
+    if can_write and type(statement).__name__ in _CALLS:
+        return Statement(text, (), statement, writes=True)
     if not isinstance(statement, exp.Query | exp.Values | exp.Describe | exp.Summarize | exp.Pivot):
         raise UsageError(_refusal(statement))
     return Statement(text, tuple(_live_tables(statement)), statement)
@@ -79,11 +87,11 @@ def _live_tables(statement: Expr) -> list[str]:
     return [
         f"{table.db}.{table.name}"
         for table in statement.find_all(exp.Table)
-        if table.db and not table.catalog and table.db.lower() not in _SCHEMAS_OF_DUCKDB
+        if table.db and not table.catalog and table.db.lower() not in SCHEMAS_OF_DUCKDB
     ]
 
 
 def _refusal(statement: Expr) -> str:
     kind = type(statement).__name__
     instead = _CALLS.get(kind)
-    return "SQL only reads: " + (f"for this, use {instead}" if instead else "begin the statement with select")
+    return "SQL only reads here: " + (f"for this, use {instead}" if instead else "begin the statement with select")

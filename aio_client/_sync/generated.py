@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from aio_client._scan.explanation import ScanExplanation
     from aio_client._scan.scan_builder import Pinned
     from aio_client._sql.explanation import SqlExplanation
+    from aio_client._sql.result import SqlResult
     from aio_client._transport.config import ClientConfig
     from aio_client._transport.tls import Tls
     from aio_client._transport.tokens import TokenSource
@@ -478,7 +479,7 @@ class Client(BlockingClient):
         memory_bytes: int | None = None,
         timeout: float | None = None,
     ) -> SqlQuery:
-        """Returns a query in SQL over live tables, which its methods run.
+        """Returns a statement in SQL over live tables, which its methods run.
 
             rows = client.sql(
                 "select league, sum(score) from game.scores where score > $least group by league", {"least": 10}
@@ -489,7 +490,8 @@ class Client(BlockingClient):
         sends the columns that the query uses. A query shows one instant, also of a table that it names several times.
 
         Args:
-            query: One statement that reads, such as SELECT.
+            query: One statement: SELECT and others that read, whose rows `to_arrow` returns; or INSERT, UPDATE, DELETE,
+                MERGE, CREATE TABLE, DROP TABLE and ALTER TABLE, which `run` carries out.
             parameters: The values of `?` in their order, or of `$name` by name. Default: none.
             frames: Data frames and Arrow tables, by the names that the query has for them. Default: none.
             memory_bytes: How much memory DuckDB may take before it writes to a temporary directory, at least 1 MiB.
@@ -497,8 +499,8 @@ class Client(BlockingClient):
             timeout: How many seconds a run of the query may take. Default: without a limit.
 
         Raises:
-            UsageError: duckdb is not installed; an argument is invalid; the query cannot be parsed, is several
-                statements, or would change something.
+            UsageError: duckdb is not installed; an argument is invalid; the query cannot be parsed, or is
+                several statements.
         """
         return SqlQuery(
             self._runner, self._aio.sql(query, parameters, frames=frames, memory_bytes=memory_bytes, timeout=timeout)
@@ -2221,6 +2223,30 @@ class SqlQuery(Blocking):
     """
 
     _aio: aio_client.SqlQuery
+
+    @property
+    def writes(self) -> bool:
+        """Whether the statement changes rows or tables, and is run with `run`; otherwise, it has rows."""
+        return self._aio.writes
+
+    def run(self) -> SqlResult:
+        """Runs a statement that changes rows or tables.
+
+        INSERT, UPDATE, DELETE and MERGE are one transaction each. The rows that it changes are those of one instant: it
+        reads them again with `get_for_update` under locks, and computes the changes again if other writers have changed
+        them in the meantime, for the operation timeout. Other rows that the statement reads are as of its query. Up to
+        100,000 rows can be changed by a statement that reads them; a DELETE whose condition the server evaluates, and
+        INSERT OR REPLACE, have no such limit.
+
+        Raises:
+            UsageError: The statement only reads; it has something that is not supported, and the message names the
+                call to use; it would change too many rows; or, for INSERT, a key has a row.
+            TransactionConflict: Other writers kept changing the rows.
+            SchemaMismatch: A column does not exist, or cannot have a value.
+            TableNotFound, TableExists: As for the calls of the client.
+            ScanKvError: As for `to_arrow` and `Client.transaction`.
+        """
+        return self._runner.call(self._aio.run)
 
     def to_arrow(self) -> pa.Table:
         """Runs the query, and returns its rows as one table in memory, in the order that the query asks for.

@@ -19,7 +19,7 @@ def sql(
         str | None,
         typer.Argument(
             metavar="[QUERY]",
-            help="One statement that reads, in the SQL of DuckDB; - reads standard input. Default: a shell.",
+            help="One statement in the SQL of DuckDB; - reads standard input. Default: a shell.",
             show_default=False,
         ),
     ] = None,
@@ -34,11 +34,12 @@ def sql(
     output: OutputOption = None,
     url: Url = None,
 ) -> None:
-    """Run a query over live tables, as DATABASE.TABLE, and files, as 'FILE.parquet'.
+    """Run SQL over live tables, as DATABASE.TABLE, and files, as 'FILE.parquet'.
 
     DuckDB runs it in this process, and the server evaluates its filters. A query shows one instant of a table. A table
-    on a terminal stops after 100 rows; for others, write a file. Without QUERY, a terminal gets a shell with history,
-    and completion of tables and columns.
+    on a terminal stops after 100 rows; for others, write a file. INSERT, UPDATE, DELETE and MERGE are one transaction
+    each; CREATE TABLE, DROP TABLE, and ADD and RENAME COLUMN work, too. Without QUERY, a terminal gets a shell with
+    history, and completion of tables and columns.
     """
     chosen = choose_format(format_, output)
     if query is None and sys.stdin.isatty() and output is None:
@@ -50,6 +51,11 @@ def sql(
     values = dict(map(_parameter, parameters or []))
     with open_client(url) as client:
         asked = client.sql(sys.stdin.read() if query is None or query == "-" else query, values or None)
+        if asked.writes:
+            if explain or format_ is not None or output is not None:
+                raise UsageError("a statement that writes has no rows: leave out --format and -o, and --explain")
+            typer.echo(str(asked.run()))
+            return
         if explain:
             typer.echo(printable(str(asked.explain()), lines=True))
             return

@@ -130,9 +130,13 @@ class SqlShell:
 
     def _query(self, text: str) -> None:
         began = time.monotonic()
-        rows = self._client.sql(text).to_arrow()
+        asked = self._client.sql(text)
+        done = asked.run() if asked.writes else None
+        rows = None if done else asked.to_arrow()
         took = time.monotonic() - began
-        if self._format is OutputFormat.TABLE:
+        if rows is None:
+            typer.echo(str(done))
+        elif self._format is OutputFormat.TABLE:
             show_first(rows, cut=True, remedy="`scankv sql -o FILE`")
         else:
             write_batches(rows.to_batches(), rows.schema, Format(self._format), None)

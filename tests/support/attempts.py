@@ -97,12 +97,8 @@ def change_the_changelog_of_a_table_with_tablets(here: ServerToTry) -> None:
     here.client.alter_table(here.create(tablets=2).name, changelog="upsert")
 
 
-def change_rows_with_sql(here: ServerToTry) -> None:
-    here.client.sql(f"UPDATE {here.create().name} SET score = 8")
-
-
-def update_rows_that_match(here: ServerToTry) -> None:
-    here.create().update({"score": 8}, where="day = 1")
+def join_live_tables_with_sql(here: ServerToTry) -> None:
+    here.client.sql(f"FROM {here.create().name}, {here.create().name}").to_arrow()
 
 
 def import_a_connector_of_another_engine(here: ServerToTry) -> None:

@@ -45,10 +45,17 @@ def test_a_query_joins_a_file_and_writes_one(scankv: CommandLine, scores: str, t
 def test_an_error_names_the_place(scankv: CommandLine, scores: str) -> None:
     assert 'syntax error at or near "cli"' in scankv("sql", f"select * form {scores}", code=1).stderr
     assert "did you mean" in scankv("sql", f"select * from {scores}x", code=1).stderr
-    assert (
-        "SQL only reads: for this, use table.delete_where(where)"
-        in scankv("sql", f"delete from {scores}", code=1).stderr
-    )
+    assert "SQL only reads here: begin the statement with select" in scankv("sql", "set threads = 1", code=1).stderr
+
+
+def test_a_statement_that_writes_prints_one_line(scankv: CommandLine, scores: str) -> None:
+    assert scankv("sql", f"insert into {scores} values ('dan', $n::int)", "--param", "n=5").text == "1 row inserted\n"
+    assert scankv("sql", f"update {scores} set score = score + 1 where player = 'dan'").text == "1 row updated\n"
+    assert scankv("sql", f"select score from {scores} where player = 'dan'").text == "score\n6\n"
+    assert scankv("sql", f"delete from {scores} where player = 'dan'").text == "1 row deleted\n"
+    refused = scankv("sql", f"delete from {scores}", "--format", "jsonl", code=1).stderr
+    assert "a statement that writes has no rows: leave out --format and -o" in refused
+    assert "and --explain" in scankv("sql", "--explain", f"delete from {scores}", code=1).stderr
 
 
 def test_a_query_is_explained(scankv: CommandLine, scores: str) -> None:
