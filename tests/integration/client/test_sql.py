@@ -211,7 +211,6 @@ REFUSED: Final = [
     ("selec 1", r'DuckDB: Parser Error: syntax error at or near "selec"'),
     ("", r"one statement is run at a time, not 0"),
     ("select 1; select 2", r"one statement is run at a time, not 2"),
-    ("drop table sql.scores", r"client\.drop_table"),
     ("attach 'x.db'", r"SQL only reads here: begin the statement with select"),
     ("set threads = 1", r"SQL only reads here"),
 ]
