@@ -43,6 +43,7 @@ GENERATED = (
     "Scan",
     "SqlQuery",
     "Snapshot",
+    "SnapshotGroup",
     "ColumnLock",
     "Writer",
     "TransactionPart",
@@ -60,6 +61,7 @@ BASES = {
     "Client": ("BlockingClient",),
     "Scan": ("BlockingScan",),
     "Snapshot": ("BlockingLease",),
+    "SnapshotGroup": ("BlockingLease",),
     "ColumnLock": ("BlockingLease",),
     "Writer": ("BlockingContextManager",),
     "Transaction": ("TransactionPart", "BlockingContextManager"),
@@ -112,6 +114,9 @@ REWORDED = {
     ],
     "Table.snapshot": [
         ("An object for `async with` or `await`, which takes a `Snapshot` each time.", "The `Snapshot`.")
+    ],
+    "Client.snapshot": [
+        ("An object for `async with` or `await`, which takes a `SnapshotGroup` each time.", "The `SnapshotGroup`.")
     ],
     "Table.lock_columns": [
         ("An object for `async with` or `await`, which takes a `ColumnLock` each time.", "The `ColumnLock`."),

@@ -38,6 +38,7 @@ from aio_client._scan.explanation import ScanExplanation
 from aio_client._scan.resume import Resumption
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import Snapshot
+from aio_client._scan.snapshot_group import SnapshotGroup
 from aio_client._scan.stream import ScanStats, ScanStream
 from aio_client._transport.config import ClientConfig
 from aio_client._transport.tls import Tls
@@ -211,6 +212,7 @@ __all__ = [
     "SlowCall",
     "Snapshot",
     "SnapshotExists",
+    "SnapshotGroup",
     "SnapshotLost",
     "SnapshotNotTaken",
     "SqlExplanation",

@@ -27,6 +27,7 @@ from aio_client._input.column_changes import defaults_of, texts_of, types_of
 from aio_client._input.near_misses import NearMisses
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import adopt_snapshot, list_snapshots
+from aio_client._scan.snapshot_group import SnapshotGroupOpener
 from aio_client._transport.owners import Owners
 from aio_client._transport.transport import Transport
 from aio_client._write.column_locks import list_locks, release_lock
@@ -660,6 +661,33 @@ class Client(NearMisses):
     async def backup_status(self) -> BackupStatus:
         """Returns how far the running backup is, or how the last one since the start of the server has ended."""
         return BackupStatus.of(await backup_message(self._transport))
+
+    def snapshot(self, tables: Sequence[str], ttl: float = 600) -> SnapshotGroupOpener:
+        """Pins several tables as of now, all at one instant, so that reads of them fit together.
+
+            async with client.snapshot(["game.scores", "game.players"]) as snapshots:
+                rows = await scores.scan().as_of(snapshots.table("game.scores")).to_arrow()
+
+        All snapshots show a transaction, or none does. If one shows a write, the others show every write that was
+        acknowledged before it began. `async with` renews the snapshots, and releases them at the end. The call is
+        repeated within the operation timeout as that of `table.snapshot`; snapshots whose answer was lost expire.
+
+        Args:
+            tables: The tables, as `database.table`: 1 to 100, each once.
+            ttl: Seconds after which the snapshots expire unless they are renewed, 1 to 604,800.
+
+        Returns:
+            An object for `async with` or `await`, which takes a `SnapshotGroup` each time.
+
+        Raises:
+            TableNotFound: A table does not exist.
+            TooManySnapshots, SnapshotNotTaken: As for `table.snapshot`.
+            PermissionDenied: The token does not grant the role read for one of the tables.
+            InvalidRequest: There are more than 100 tables.
+            UsageError: There is no table, one is named twice, or `ttl` is out of range.
+            ProtocolViolation: The server is older than this call.
+        """
+        return SnapshotGroupOpener(self._transport, tables, ttl)
 
     async def snapshots(self, table: str | None = None) -> list[Snapshot]:
         """Lists the pinned snapshots of all clients, in the order of their views, oldest first. Renews none of them.

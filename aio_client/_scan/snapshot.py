@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # The client chooses the id of the lease, so repeating a pin whose answer was lost does not take a second snapshot.
-_PIN_RETRIES: Final = (*PASSING_ERRORS, SnapshotNotTaken)
+PIN_RETRIES: Final = (*PASSING_ERRORS, SnapshotNotTaken)
 
 
 class Snapshot(RenewableLease):
@@ -251,7 +251,7 @@ class SnapshotOpener(AwaitableOpener[Snapshot]):
                 self._transport, response.snapshot, asked_at, response.write_pause_micros, shared=request.shared
             )
 
-        return await self._transport.retry(attempt, request, retries=lambda error: isinstance(error, _PIN_RETRIES))
+        return await self._transport.retry(attempt, request, retries=lambda error: isinstance(error, PIN_RETRIES))
 
 
 async def adopt_snapshot(transport: Transport, snapshot_id: str, ttl: float | None) -> Snapshot:

@@ -565,6 +565,33 @@ class Client(BlockingClient):
         """Returns how far the running backup is, or how the last one since the start of the server has ended."""
         return self._runner.call(self._aio.backup_status)
 
+    def snapshot(self, tables: Sequence[str], ttl: float = 600) -> SnapshotGroup:
+        """Pins several tables as of now, all at one instant, so that reads of them fit together.
+
+            with client.snapshot(["game.scores", "game.players"]) as snapshots:
+                rows = scores.scan().as_of(snapshots.table("game.scores")).to_arrow()
+
+        All snapshots show a transaction, or none does. If one shows a write, the others show every write that was
+        acknowledged before it began. `with` renews the snapshots, and releases them at the end. The call is repeated
+        within the operation timeout as that of `table.snapshot`; snapshots whose answer was lost expire.
+
+        Args:
+            tables: The tables, as `database.table`: 1 to 100, each once.
+            ttl: Seconds after which the snapshots expire unless they are renewed, 1 to 604,800.
+
+        Returns:
+            The `SnapshotGroup`.
+
+        Raises:
+            TableNotFound: A table does not exist.
+            TooManySnapshots, SnapshotNotTaken: As for `table.snapshot`.
+            PermissionDenied: The token does not grant the role read for one of the tables.
+            InvalidRequest: There are more than 100 tables.
+            UsageError: There is no table, one is named twice, or `ttl` is out of range.
+            ProtocolViolation: The server is older than this call.
+        """
+        return SnapshotGroup(self._runner, self._runner.call(lambda: self._aio.snapshot(tables, ttl)))
+
     def snapshots(self, table: str | None = None) -> list[Snapshot]:
         """Lists the pinned snapshots of all clients, in the order of their views, oldest first. Renews none of them.
 
@@ -2401,6 +2428,67 @@ class Snapshot(BlockingLease):
 
     def release(self) -> None:
         """Ends the lease. Idempotent: does nothing if the lease has ended already."""
+        self._runner.call(self._aio.release)
+
+
+class SnapshotGroup(BlockingLease):
+    """Snapshots of several tables, all of one instant: one `Snapshot` for each table.
+
+    `scan.as_of(snapshots.table("game.scores"))` reads one of them. Every transaction is in the snapshots of all of its
+    tables, or in none of them.
+
+    `with` renews all of them, and releases them at the end.
+
+    Made by `client.snapshot([...])`. Thread-safe. Not picklable: send the ids.
+    """
+
+    _aio: aio_client.SnapshotGroup
+
+    def table(self, name: str) -> Snapshot:
+        """Returns the snapshot of one table.
+
+        Args:
+            name: `database.table`.
+
+        Raises:
+            UsageError: The table is none of those that were pinned.
+        """
+        return Snapshot(self._runner, self._aio.table(name))
+
+    @property
+    def tables(self) -> list[str]:
+        """The names of the tables, in the order in which they were given."""
+        return self._aio.tables
+
+    @property
+    def taken_at(self) -> datetime:
+        """When the views were taken, by the server's clock, in UTC."""
+        return self._aio.taken_at
+
+    @property
+    def ttl(self) -> float:
+        """The shortest time to live of a snapshot, in seconds: the snapshot ends unless it is renewed within it."""
+        return self._aio.ttl
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the first snapshot ends, counted from the server's last answer. 0 when one has ended."""
+        return self._aio.remaining
+
+    def renew(self, ttl: float | None = None) -> None:
+        """Starts the time to live of all snapshots again.
+
+        Args:
+            ttl: A new time to live in seconds, 1 to 604,800. Default: as before.
+
+        Raises:
+            SnapshotLost: One of them was released or has expired, or its table was dropped.
+            UsageError: `ttl` is out of range.
+        """
+        self._runner.call(lambda: self._aio.renew(ttl))
+
+    def release(self) -> None:
+        """Ends all snapshots. Idempotent: does nothing for those that have ended already."""
         self._runner.call(self._aio.release)
 
 

@@ -119,3 +119,6 @@ that are not larger."""
 
 MAX_SIZED_TABLES: Final = 100
 """The most tables whose sizes one call asks for."""
+
+MAX_PINNED_TABLES: Final = 100
+"""The most tables of which one call takes snapshots at one instant."""

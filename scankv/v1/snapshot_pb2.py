@@ -26,7 +26,7 @@ from scankv.v1 import expression_pb2 as scankv_dot_v1_dot_expression__pb2
 from scankv.v1 import scan_pb2 as scankv_dot_v1_dot_scan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18scankv/v1/snapshot.proto\x12\tscankv.v1\x1a\x1ascankv/v1/expression.proto\x1a\x14scankv/v1/scan.proto\"\xf0\x02\n\x08Snapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0f\n\x07view_id\x18\x02 \x01(\t\x12\r\n\x05table\x18\x03 \x01(\t\x12\x19\n\x11table_incarnation\x18\x04 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x05 \x01(\x0c\x12\x11\n\tschema_id\x18\x06 \x01(\r\x12\x38\n\x0blog_offsets\x18\x07 \x03(\x0b\x32#.scankv.v1.Snapshot.LogOffsetsEntry\x12\x13\n\x0bview_micros\x18\x08 \x01(\x03\x12\x11\n\x04rows\x18\t \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nttl_millis\x18\n \x01(\x04\x12\x18\n\x10remaining_millis\x18\x0b \x01(\x04\x12\x0c\n\x04name\x18\x0c \x01(\t\x12\x11\n\tprincipal\x18\r \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x07\n\x05_rows\"\x90\x01\n\x12PinSnapshotRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x12\n\nttl_millis\x18\x03 \x01(\x04\x12\x14\n\x0csame_view_as\x18\x04 \x01(\t\x12\x0e\n\x06shared\x18\x05 \x01(\x08\x12\x0c\n\x04name\x18\x06 \x01(\t\x12\x11\n\tprincipal\x18\x07 \x01(\t\"X\n\x13PinSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.scankv.v1.Snapshot\x12\x1a\n\x12write_pause_micros\x18\x02 \x01(\x04\"?\n\x14RenewSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x12\n\nttl_millis\x18\x02 \x01(\x04\">\n\x15RenewSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.scankv.v1.Snapshot\"-\n\x16ReleaseSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\x19\n\x17ReleaseSnapshotResponse\"%\n\x14ListSnapshotsRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x15ListSnapshotsResponse\x12&\n\tsnapshots\x18\x01 \x03(\x0b\x32\x13.scankv.v1.Snapshot\"\xc1\x01\n\x14SplitSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0e\n\x06splits\x18\x02 \x01(\r\x12&\n\tkey_range\x18\x03 \x01(\x0b\x32\x13.scankv.v1.KeyRange\x12\x0f\n\x07\x62uckets\x18\x04 \x03(\r\x12#\n\x05where\x18\x05 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12\x16\n\x0erows_per_split\x18\x06 \x01(\x04\x12\x0e\n\x06sample\x18\x07 \x01(\x08\"L\n\x15SplitSnapshotResponse\x12#\n\x06ranges\x18\x01 \x03(\x0b\x32\x13.scankv.v1.KeyRange\x12\x0e\n\x06sample\x18\x02 \x01(\x0c\"8\n\x12UseSnapshotRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\t\"A\n\x13UseSnapshotResponse\x12\x0f\n\x07view_id\x18\x01 \x01(\t\x12\x19\n\x11table_incarnation\x18\x02 \x01(\t2\x85\x04\n\x0fSnapshotService\x12L\n\x0bPinSnapshot\x12\x1d.scankv.v1.PinSnapshotRequest\x1a\x1e.scankv.v1.PinSnapshotResponse\x12R\n\rRenewSnapshot\x12\x1f.scankv.v1.RenewSnapshotRequest\x1a .scankv.v1.RenewSnapshotResponse\x12X\n\x0fReleaseSnapshot\x12!.scankv.v1.ReleaseSnapshotRequest\x1a\".scankv.v1.ReleaseSnapshotResponse\x12R\n\rListSnapshots\x12\x1f.scankv.v1.ListSnapshotsRequest\x1a .scankv.v1.ListSnapshotsResponse\x12R\n\rSplitSnapshot\x12\x1f.scankv.v1.SplitSnapshotRequest\x1a .scankv.v1.SplitSnapshotResponse\x12N\n\x0bUseSnapshot\x12\x1d.scankv.v1.UseSnapshotRequest\x1a\x1e.scankv.v1.UseSnapshotResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18scankv/v1/snapshot.proto\x12\tscankv.v1\x1a\x1ascankv/v1/expression.proto\x1a\x14scankv/v1/scan.proto\"\xf0\x02\n\x08Snapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0f\n\x07view_id\x18\x02 \x01(\t\x12\r\n\x05table\x18\x03 \x01(\t\x12\x19\n\x11table_incarnation\x18\x04 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x05 \x01(\x0c\x12\x11\n\tschema_id\x18\x06 \x01(\r\x12\x38\n\x0blog_offsets\x18\x07 \x03(\x0b\x32#.scankv.v1.Snapshot.LogOffsetsEntry\x12\x13\n\x0bview_micros\x18\x08 \x01(\x03\x12\x11\n\x04rows\x18\t \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nttl_millis\x18\n \x01(\x04\x12\x18\n\x10remaining_millis\x18\x0b \x01(\x04\x12\x0c\n\x04name\x18\x0c \x01(\t\x12\x11\n\tprincipal\x18\r \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x07\n\x05_rows\"\x90\x01\n\x12PinSnapshotRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x12\n\nttl_millis\x18\x03 \x01(\x04\x12\x14\n\x0csame_view_as\x18\x04 \x01(\t\x12\x0e\n\x06shared\x18\x05 \x01(\x08\x12\x0c\n\x04name\x18\x06 \x01(\t\x12\x11\n\tprincipal\x18\x07 \x01(\t\"X\n\x13PinSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.scankv.v1.Snapshot\x12\x1a\n\x12write_pause_micros\x18\x02 \x01(\x04\"9\n\x13PinSnapshotsRequest\x12\x0e\n\x06tables\x18\x01 \x03(\t\x12\x12\n\nttl_millis\x18\x02 \x01(\x04\"Z\n\x14PinSnapshotsResponse\x12&\n\tsnapshots\x18\x01 \x03(\x0b\x32\x13.scankv.v1.Snapshot\x12\x1a\n\x12write_pause_micros\x18\x02 \x01(\x04\"R\n\x14RenewSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x12\n\nttl_millis\x18\x02 \x01(\x04\x12\x11\n\tannounces\x18\x03 \x01(\x08\">\n\x15RenewSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.scankv.v1.Snapshot\"-\n\x16ReleaseSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\x19\n\x17ReleaseSnapshotResponse\"%\n\x14ListSnapshotsRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x15ListSnapshotsResponse\x12&\n\tsnapshots\x18\x01 \x03(\x0b\x32\x13.scankv.v1.Snapshot\"\xc1\x01\n\x14SplitSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0e\n\x06splits\x18\x02 \x01(\r\x12&\n\tkey_range\x18\x03 \x01(\x0b\x32\x13.scankv.v1.KeyRange\x12\x0f\n\x07\x62uckets\x18\x04 \x03(\r\x12#\n\x05where\x18\x05 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12\x16\n\x0erows_per_split\x18\x06 \x01(\x04\x12\x0e\n\x06sample\x18\x07 \x01(\x08\"L\n\x15SplitSnapshotResponse\x12#\n\x06ranges\x18\x01 \x03(\x0b\x32\x13.scankv.v1.KeyRange\x12\x0e\n\x06sample\x18\x02 \x01(\x0c\"8\n\x12UseSnapshotRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\t\"A\n\x13UseSnapshotResponse\x12\x0f\n\x07view_id\x18\x01 \x01(\t\x12\x19\n\x11table_incarnation\x18\x02 \x01(\t2\xd6\x04\n\x0fSnapshotService\x12L\n\x0bPinSnapshot\x12\x1d.scankv.v1.PinSnapshotRequest\x1a\x1e.scankv.v1.PinSnapshotResponse\x12O\n\x0cPinSnapshots\x12\x1e.scankv.v1.PinSnapshotsRequest\x1a\x1f.scankv.v1.PinSnapshotsResponse\x12R\n\rRenewSnapshot\x12\x1f.scankv.v1.RenewSnapshotRequest\x1a .scankv.v1.RenewSnapshotResponse\x12X\n\x0fReleaseSnapshot\x12!.scankv.v1.ReleaseSnapshotRequest\x1a\".scankv.v1.ReleaseSnapshotResponse\x12R\n\rListSnapshots\x12\x1f.scankv.v1.ListSnapshotsRequest\x1a .scankv.v1.ListSnapshotsResponse\x12R\n\rSplitSnapshot\x12\x1f.scankv.v1.SplitSnapshotRequest\x1a .scankv.v1.SplitSnapshotResponse\x12N\n\x0bUseSnapshot\x12\x1d.scankv.v1.UseSnapshotRequest\x1a\x1e.scankv.v1.UseSnapshotResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,26 +43,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PINSNAPSHOTREQUEST']._serialized_end=605
   _globals['_PINSNAPSHOTRESPONSE']._serialized_start=607
   _globals['_PINSNAPSHOTRESPONSE']._serialized_end=695
-  _globals['_RENEWSNAPSHOTREQUEST']._serialized_start=697
-  _globals['_RENEWSNAPSHOTREQUEST']._serialized_end=760
-  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_start=762
-  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_end=824
-  _globals['_RELEASESNAPSHOTREQUEST']._serialized_start=826
-  _globals['_RELEASESNAPSHOTREQUEST']._serialized_end=871
-  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_start=873
-  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_end=898
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=900
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=937
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=939
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=1002
-  _globals['_SPLITSNAPSHOTREQUEST']._serialized_start=1005
-  _globals['_SPLITSNAPSHOTREQUEST']._serialized_end=1198
-  _globals['_SPLITSNAPSHOTRESPONSE']._serialized_start=1200
-  _globals['_SPLITSNAPSHOTRESPONSE']._serialized_end=1276
-  _globals['_USESNAPSHOTREQUEST']._serialized_start=1278
-  _globals['_USESNAPSHOTREQUEST']._serialized_end=1334
-  _globals['_USESNAPSHOTRESPONSE']._serialized_start=1336
-  _globals['_USESNAPSHOTRESPONSE']._serialized_end=1401
-  _globals['_SNAPSHOTSERVICE']._serialized_start=1404
-  _globals['_SNAPSHOTSERVICE']._serialized_end=1921
+  _globals['_PINSNAPSHOTSREQUEST']._serialized_start=697
+  _globals['_PINSNAPSHOTSREQUEST']._serialized_end=754
+  _globals['_PINSNAPSHOTSRESPONSE']._serialized_start=756
+  _globals['_PINSNAPSHOTSRESPONSE']._serialized_end=846
+  _globals['_RENEWSNAPSHOTREQUEST']._serialized_start=848
+  _globals['_RENEWSNAPSHOTREQUEST']._serialized_end=930
+  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_start=932
+  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_end=994
+  _globals['_RELEASESNAPSHOTREQUEST']._serialized_start=996
+  _globals['_RELEASESNAPSHOTREQUEST']._serialized_end=1041
+  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_start=1043
+  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_end=1068
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=1070
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=1107
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=1109
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=1172
+  _globals['_SPLITSNAPSHOTREQUEST']._serialized_start=1175
+  _globals['_SPLITSNAPSHOTREQUEST']._serialized_end=1368
+  _globals['_SPLITSNAPSHOTRESPONSE']._serialized_start=1370
+  _globals['_SPLITSNAPSHOTRESPONSE']._serialized_end=1446
+  _globals['_USESNAPSHOTREQUEST']._serialized_start=1448
+  _globals['_USESNAPSHOTREQUEST']._serialized_end=1504
+  _globals['_USESNAPSHOTRESPONSE']._serialized_start=1506
+  _globals['_USESNAPSHOTRESPONSE']._serialized_end=1571
+  _globals['_SNAPSHOTSERVICE']._serialized_start=1574
+  _globals['_SNAPSHOTSERVICE']._serialized_end=2172
 # @@protoc_insertion_point(module_scope)

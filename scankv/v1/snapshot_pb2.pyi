@@ -201,23 +201,81 @@ class PinSnapshotResponse(_message.Message):
 Global___PinSnapshotResponse: _TypeAlias = PinSnapshotResponse  # noqa: Y015
 
 @_typing.final
+class PinSnapshotsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLES_FIELD_NUMBER: _builtins.int
+    TTL_MILLIS_FIELD_NUMBER: _builtins.int
+    ttl_millis: _builtins.int
+    """As in PinSnapshotRequest, of each lease."""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The tables, as `database.table`: 1 to 100, each once."""
+
+    def __init__(
+        self,
+        *,
+        tables: _abc.Iterable[_builtins.str] | None = ...,
+        ttl_millis: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tables", b"tables", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinSnapshotsRequest: _TypeAlias = PinSnapshotsRequest  # noqa: Y015
+
+@_typing.final
+class PinSnapshotsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    WRITE_PAUSE_MICROS_FIELD_NUMBER: _builtins.int
+    write_pause_micros: _builtins.int
+    """For how long the writers of all tables were paused at most, in microseconds. 0 if all views existed already."""
+    @_builtins.property
+    def snapshots(self) -> _containers.RepeatedCompositeFieldContainer[Global___Snapshot]:
+        """The snapshots of the tables, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        snapshots: _abc.Iterable[Global___Snapshot] | None = ...,
+        write_pause_micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshots", b"snapshots", "write_pause_micros", b"write_pause_micros"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinSnapshotsResponse: _TypeAlias = PinSnapshotsResponse  # noqa: Y015
+
+@_typing.final
 class RenewSnapshotRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
+    ANNOUNCES_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     ttl_millis: _builtins.int
     """A new time to live. 0: unchanged."""
+    announces: _builtins.bool
+    """Of the worker processes of a server, for the lease on a first tablet: whether the snapshot exists from now on, because
+    the leases on all tablets are pinned.
+    """
     def __init__(
         self,
         *,
         snapshot_id: _builtins.str = ...,
         ttl_millis: _builtins.int = ...,
+        announces: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_id", b"snapshot_id", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announces", b"announces", "snapshot_id", b"snapshot_id", "ttl_millis", b"ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

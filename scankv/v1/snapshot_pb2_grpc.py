@@ -39,6 +39,11 @@ class SnapshotServiceStub:
                 request_serializer=scankv_dot_v1_dot_snapshot__pb2.PinSnapshotRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_snapshot__pb2.PinSnapshotResponse.FromString,
                 _registered_method=True)
+        self.PinSnapshots = channel.unary_unary(
+                '/scankv.v1.SnapshotService/PinSnapshots',
+                request_serializer=scankv_dot_v1_dot_snapshot__pb2.PinSnapshotsRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_snapshot__pb2.PinSnapshotsResponse.FromString,
+                _registered_method=True)
         self.RenewSnapshot = channel.unary_unary(
                 '/scankv.v1.SnapshotService/RenewSnapshot',
                 request_serializer=scankv_dot_v1_dot_snapshot__pb2.RenewSnapshotRequest.SerializeToString,
@@ -79,6 +84,18 @@ class SnapshotServiceServicer:
         too long), with RetryInfo; ALREADY_EXISTS SNAPSHOT_EXISTS (the table has a snapshot of this name, whose id is in the
         details); PERMISSION_DENIED PERMISSION_DENIED (the id is of another principal's lease, which is not shared);
         DATA_LOSS DATA_LOSS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinSnapshots(self, request, context):
+        """Takes a lease on a view of each of several tables, all as of one instant: all views show a transaction, or none does.
+        If a view shows a write, the others show every write that was acknowledged before it began. The leases are like those
+        of PinSnapshot, each with an id of its own. The call takes all leases or none. Repeating it takes other leases; those
+        of a lost answer end by themselves.
+        Errors: as PinSnapshot; INVALID_ARGUMENT INVALID_REQUEST (no table, too many tables, or a table that is named twice);
+        UNAVAILABLE UNAVAILABLE (the writers of all tables could not be paused at once), with RetryInfo.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,6 +154,11 @@ def add_SnapshotServiceServicer_to_server(servicer, server):
                     request_deserializer=scankv_dot_v1_dot_snapshot__pb2.PinSnapshotRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_snapshot__pb2.PinSnapshotResponse.SerializeToString,
             ),
+            'PinSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinSnapshots,
+                    request_deserializer=scankv_dot_v1_dot_snapshot__pb2.PinSnapshotsRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_snapshot__pb2.PinSnapshotsResponse.SerializeToString,
+            ),
             'RenewSnapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.RenewSnapshot,
                     request_deserializer=scankv_dot_v1_dot_snapshot__pb2.RenewSnapshotRequest.FromString,
@@ -190,6 +212,33 @@ class SnapshotService:
             '/scankv.v1.SnapshotService/PinSnapshot',
             scankv_dot_v1_dot_snapshot__pb2.PinSnapshotRequest.SerializeToString,
             scankv_dot_v1_dot_snapshot__pb2.PinSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.SnapshotService/PinSnapshots',
+            scankv_dot_v1_dot_snapshot__pb2.PinSnapshotsRequest.SerializeToString,
+            scankv_dot_v1_dot_snapshot__pb2.PinSnapshotsResponse.FromString,
             options,
             channel_credentials,
             insecure,

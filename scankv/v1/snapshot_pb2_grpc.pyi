@@ -48,6 +48,14 @@ class SnapshotServiceStub:
     details); PERMISSION_DENIED PERMISSION_DENIED (the id is of another principal's lease, which is not shared);
     DATA_LOSS DATA_LOSS.
     """
+    PinSnapshots: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.PinSnapshotsRequest, _snapshot_pb2.PinSnapshotsResponse]
+    """Takes a lease on a view of each of several tables, all as of one instant: all views show a transaction, or none does.
+    If a view shows a write, the others show every write that was acknowledged before it began. The leases are like those
+    of PinSnapshot, each with an id of its own. The call takes all leases or none. Repeating it takes other leases; those
+    of a lost answer end by themselves.
+    Errors: as PinSnapshot; INVALID_ARGUMENT INVALID_REQUEST (no table, too many tables, or a table that is named twice);
+    UNAVAILABLE UNAVAILABLE (the writers of all tables could not be paused at once), with RetryInfo.
+    """
     RenewSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]
     """Restarts the time to live of the lease. Of a shared lease, only the owner can shorten it.
     Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST;
@@ -87,6 +95,14 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     too long), with RetryInfo; ALREADY_EXISTS SNAPSHOT_EXISTS (the table has a snapshot of this name, whose id is in the
     details); PERMISSION_DENIED PERMISSION_DENIED (the id is of another principal's lease, which is not shared);
     DATA_LOSS DATA_LOSS.
+    """
+    PinSnapshots: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.PinSnapshotsRequest, _snapshot_pb2.PinSnapshotsResponse]  # type: ignore[assignment]
+    """Takes a lease on a view of each of several tables, all as of one instant: all views show a transaction, or none does.
+    If a view shows a write, the others show every write that was acknowledged before it began. The leases are like those
+    of PinSnapshot, each with an id of its own. The call takes all leases or none. Repeating it takes other leases; those
+    of a lost answer end by themselves.
+    Errors: as PinSnapshot; INVALID_ARGUMENT INVALID_REQUEST (no table, too many tables, or a table that is named twice);
+    UNAVAILABLE UNAVAILABLE (the writers of all tables could not be paused at once), with RetryInfo.
     """
     RenewSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]  # type: ignore[assignment]
     """Restarts the time to live of the lease. Of a shared lease, only the owner can shorten it.
@@ -130,6 +146,20 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         too long), with RetryInfo; ALREADY_EXISTS SNAPSHOT_EXISTS (the table has a snapshot of this name, whose id is in the
         details); PERMISSION_DENIED PERMISSION_DENIED (the id is of another principal's lease, which is not shared);
         DATA_LOSS DATA_LOSS.
+        """
+
+    @_abc_1.abstractmethod
+    def PinSnapshots(
+        self,
+        request: _snapshot_pb2.PinSnapshotsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_snapshot_pb2.PinSnapshotsResponse, _abc.Awaitable[_snapshot_pb2.PinSnapshotsResponse]]:
+        """Takes a lease on a view of each of several tables, all as of one instant: all views show a transaction, or none does.
+        If a view shows a write, the others show every write that was acknowledged before it began. The leases are like those
+        of PinSnapshot, each with an id of its own. The call takes all leases or none. Repeating it takes other leases; those
+        of a lost answer end by themselves.
+        Errors: as PinSnapshot; INVALID_ARGUMENT INVALID_REQUEST (no table, too many tables, or a table that is named twice);
+        UNAVAILABLE UNAVAILABLE (the writers of all tables could not be paused at once), with RetryInfo.
         """
 
     @_abc_1.abstractmethod

@@ -397,11 +397,13 @@ class HoldTabletRequest(_message.Message):
     HOLD_ID_FIELD_NUMBER: _builtins.int
     FLUSHES_FIELD_NUMBER: _builtins.int
     tablet: _builtins.str
-    """The name of the tablet."""
+    """The name of the tablet or of the table."""
     hold_id: _builtins.str
     """Identifies the hold."""
     flushes: _builtins.bool
-    """Whether to flush the buckets instead of the pause, before a snapshot is pinned. The answer says that it is done."""
+    """Whether to prepare a pin instead of the pause. The first answer says that no other pin of the tablet is taken until
+    the call ends, the second one that the buckets are flushed.
+    """
     def __init__(
         self,
         *,

@@ -487,7 +487,8 @@ class TabletServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def HoldTablet(self, request, context):
-        """Pauses the writers of a tablet, so that a call can open a view of it as of one instant with views of other tablets.
+        """Pauses the writers of a tablet, or of a table without tablets, so that a call can open a view of it as of one instant
+        with views of others.
         That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
         call of the hold ends.
         Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.

@@ -178,7 +178,8 @@ class TabletServiceStub:
     FollowTable: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FollowTableRequest, _worker_pb2.FollowTableResponse]
     """Has the worker read again the definition of a table whose tablets it owns."""
     HoldTablet: _grpc.UnaryStreamMultiCallable[_worker_pb2.HoldTabletRequest, _worker_pb2.HoldTabletResponse]
-    """Pauses the writers of a tablet, so that a call can open a view of it as of one instant with views of other tablets.
+    """Pauses the writers of a tablet, or of a table without tablets, so that a call can open a view of it as of one instant
+    with views of others.
     That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
     call of the hold ends.
     Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
@@ -218,7 +219,8 @@ class TabletServiceAsyncStub(TabletServiceStub):
     FollowTable: _aio.UnaryUnaryMultiCallable[_worker_pb2.FollowTableRequest, _worker_pb2.FollowTableResponse]  # type: ignore[assignment]
     """Has the worker read again the definition of a table whose tablets it owns."""
     HoldTablet: _aio.UnaryStreamMultiCallable[_worker_pb2.HoldTabletRequest, _worker_pb2.HoldTabletResponse]  # type: ignore[assignment]
-    """Pauses the writers of a tablet, so that a call can open a view of it as of one instant with views of other tablets.
+    """Pauses the writers of a tablet, or of a table without tablets, so that a call can open a view of it as of one instant
+    with views of others.
     That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
     call of the hold ends.
     Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.
@@ -267,7 +269,8 @@ class TabletServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.HoldTabletRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.HoldTabletResponse], _abc.AsyncIterator[_worker_pb2.HoldTabletResponse]]:
-        """Pauses the writers of a tablet, so that a call can open a view of it as of one instant with views of other tablets.
+        """Pauses the writers of a tablet, or of a table without tablets, so that a call can open a view of it as of one instant
+        with views of others.
         That call names the hold in its metadata. The answer says that the writers are paused. The pause lasts until the
         call of the hold ends.
         Errors: NOT_FOUND TABLE_NOT_FOUND; UNAVAILABLE UNAVAILABLE.

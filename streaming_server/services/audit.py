@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from streaming_server.services.permissions import NamedTable, ids_in
+from streaming_server.services.permissions import NamedTable, NamedTables, ids_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -136,6 +136,9 @@ class AuditedCall:
         # Of a request that is denied, only the names are known that it has itself.
         scopes = [requirement.scope for requirement in self._permission.requirements]
         names = [str(getattr(request, scope.field)) for scope in scopes if isinstance(scope, NamedTable)]
+        for scope in scopes:
+            if isinstance(scope, NamedTables):
+                names += getattr(request, scope.field)
         self.tables = [name[:_MAX_RESOURCE] for name in names if name]
         fields = request.DESCRIPTOR.fields_by_name
         self._is_recorded = self._is_recorded or self._names_another(request)

@@ -21,6 +21,7 @@ from streaming_server.services.permissions import (
     EveryTable,
     NamedById,
     NamedTable,
+    NamedTables,
     Resources,
     SomeTable,
     ids_in,
@@ -190,16 +191,10 @@ class CallGuard:
             name = table_of(getattr(request, scope.field))
             if not name and scope.may_be_empty:
                 return self._check_somewhere(caller, role)
-            if not grants.allow(role, name):
-                raise PermissionDenied(
-                    f'the call needs the role {role.text} for table "{name}", which the token does not grant: ask the '
-                    "operator of the server for a token with it",
-                    role=role.text,
-                    table=name,
-                )
-            if scope.exists and not grants.allow_everywhere(Role.READ):
-                self._resources.tables.check_exists(name, lambda table: grants.allow(Role.READ, table))
-            return [name]
+            return [self._check_named(caller, role, name, exists=scope.exists)]
+        if isinstance(scope, NamedTables):
+            names = [self._check_named(caller, role, table_of(name)) for name in getattr(request, scope.field)]
+            return names or self._check_somewhere(caller, role)
         if isinstance(scope, NamedById):
             tables = sorted(set(map(table_of, scope.resolve(self._resources, *ids_in(request, scope.fields)))))
             for table in tables:
@@ -221,6 +216,19 @@ class CallGuard:
                 role=role.text,
             )
         return []
+
+    def _check_named(self, caller: CallerIdentity, role: Role, name: str, *, exists: bool = True) -> str:
+        grants = caller.grants
+        if not grants.allow(role, name):
+            raise PermissionDenied(
+                f'the call needs the role {role.text} for table "{name}", which the token does not grant: ask the '
+                "operator of the server for a token with it",
+                role=role.text,
+                table=name,
+            )
+        if exists and not grants.allow_everywhere(Role.READ):
+            self._resources.tables.check_exists(name, lambda table: grants.allow(Role.READ, table))
+        return name
 
     def _check_somewhere(self, caller: CallerIdentity, role: Role) -> list[str]:
         if not caller.grants.allow_somewhere(role):

@@ -49,6 +49,21 @@ class NamedTable:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedTables:
+    """The tables that a list in the request names.
+
+    Attributes:
+        field: The list.
+    """
+
+    field: str = "tables"
+
+    @property
+    def text(self) -> str:
+        return f"every table in `{self.field}`"
+
+
+@dataclass(frozen=True, slots=True)
 class NamedById:
     """The tables of something that fields of the request name by ids.
 
@@ -81,7 +96,7 @@ class EveryTable:
     text: str = "every table (a grant for `*`)"
 
 
-Scope: TypeAlias = NamedTable | NamedById | SomeTable | EveryTable
+Scope: TypeAlias = NamedTable | NamedTables | NamedById | SomeTable | EveryTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +284,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
             owned=[Owned("snapshot", "lease_id")],
             owner_field="principal",
         ),
+        "PinSnapshots": _needs(READ, NamedTables(), changes=True),
         "RenewSnapshot": _needs(READ, _SNAPSHOT, changes=True, owned=_OWN_SNAPSHOT),
         "ReleaseSnapshot": _needs(READ, _SNAPSHOT, changes=True, owned=_OWN_SNAPSHOT),
         "ListSnapshots": _lists("snapshots", "table", _FILTER),

@@ -6,22 +6,19 @@ import json
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import InvalidRequest
-from scankv.model.expressions.wire import from_proto
 from scankv.model.names import table_of
-from scankv.v1 import scan_pb2, snapshot_pb2, snapshot_pb2_grpc
+from scankv.v1 import snapshot_pb2, snapshot_pb2_grpc
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
-from streaming_server.engine.snapshots.splits import SplitRequest
+from streaming_server.engine.snapshots.part_ids import PartId
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.services.errors import map_errors
-from streaming_server.services.scan_request import bucket_numbers, key_range
+from streaming_server.services.snapshot_request import split_request, split_response, ttl_of
 from streaming_server.services.tablets.joined_snapshots import join_snapshots
+from streaming_server.services.tablets.several_snapshots import pin_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import grpc
 
-    from scankv.model.keys.key_range import KeyRange
     from streaming_server.engine.snapshots.leases import SnapshotInfo
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.services.forwarding import Workers
@@ -56,12 +53,24 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
             )
         return snapshot_pb2.PinSnapshotResponse(snapshot=_snapshot(info), write_pause_micros=info.write_pause_micros)
 
+    async def PinSnapshots(
+        self,
+        request: snapshot_pb2.PinSnapshotsRequest,
+        context: grpc.aio.ServicerContext[snapshot_pb2.PinSnapshotsRequest, snapshot_pb2.PinSnapshotsResponse],
+    ) -> snapshot_pb2.PinSnapshotsResponse:
+        async with map_errors(request, context):
+            return await pin_tables(request.tables, ttl_of(request.ttl_millis), self._workers, self._tables, context)
+        raise AssertionError("map_errors ends the call")
+
     async def RenewSnapshot(
         self,
         request: snapshot_pb2.RenewSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.RenewSnapshotRequest, snapshot_pb2.RenewSnapshotResponse],
     ) -> snapshot_pb2.RenewSnapshotResponse:
         async with map_errors(request, context):
+            part = PartId.parse(request.snapshot_id)
+            if part is not None and request.announces:
+                await self._snapshots.announce(part)
             info = await self._snapshots.renew(request.snapshot_id, ttl_of(request.ttl_millis))
         return snapshot_pb2.RenewSnapshotResponse(snapshot=_snapshot(info))
 
@@ -123,29 +132,6 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
                     snapshot_pb2.UseSnapshotResponse(view_id=lent.view_id, table_incarnation=lent.incarnation)
                 )
                 raise await lent.wait_ended()
-
-
-def split_request(request: snapshot_pb2.SplitSnapshotRequest) -> SplitRequest:
-    """Returns how to split a snapshot. Raises InvalidRequest."""
-    return SplitRequest(
-        request.splits,
-        key_range(request.key_range),
-        bucket_numbers(request.buckets),
-        from_proto(request.where) if request.HasField("where") else None,
-        request.rows_per_split or None,
-    )
-
-
-def split_response(ranges: Iterable[KeyRange]) -> snapshot_pb2.SplitSnapshotResponse:
-    """Returns the answer with the ranges of a snapshot."""
-    return snapshot_pb2.SplitSnapshotResponse(
-        ranges=(scan_pb2.KeyRange(start=each.start, end=each.end) for each in ranges)
-    )
-
-
-def ttl_of(millis: int) -> float | None:
-    """Returns the time to live, in seconds, that a request states. None: the default."""
-    return millis / 1000 if millis else None
 
 
 def _snapshot(info: SnapshotInfo) -> snapshot_pb2.Snapshot:

@@ -35,6 +35,7 @@ ALLOWED = {
     ("ScanStream", "aio_client/_scan/stream.py", "aio_client/_sync/stream.py"): _BLOCKING,
     ("ServerProcess", "streaming_server/testing.py", "tests/support/server_process.py"): _FORKED,
     ("Snapshot", "aio_client/_scan/snapshot.py", "aio_client/_sync/generated.py"): _BLOCKING,
+    ("SnapshotGroup", "aio_client/_scan/snapshot_group.py", "aio_client/_sync/generated.py"): _BLOCKING,
     ("Table", "aio_client/_client/table.py", "aio_client/_sync/generated.py"): _BLOCKING,
     ("TopNWatch", "aio_client/_queries/watch.py", "aio_client/_sync/watch.py"): _BLOCKING,
     ("SqlQuery", "aio_client/_sql/query.py", "aio_client/_sync/generated.py"): _BLOCKING,

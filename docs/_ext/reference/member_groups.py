@@ -30,7 +30,7 @@ GROUPS = {
         "Tables": "alter_table drop_table bootstrap check_table damaged_tables table_sizes wait_ready",
         "Reading": "scan sql read_ahead",
         "Transactions": "transaction_part transactions abort_transaction give_up_transaction",
-        "Snapshots": "snapshots adopt_snapshot",
+        "Snapshots": "snapshot snapshots adopt_snapshot",
         "What the server does": "live_scans cancel_scan slow_calls column_locks release_column_lock "
         "stats metrics assign_owner",
         "Backups": "create_backup backup_status",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -14,6 +14,7 @@ from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, 
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.names import check_snapshot_name, table_of, tablet_number
 from streaming_server.access.owners import assignment_refusal, new_owner, share_for, share_refusal
+from streaming_server.engine.bucket.holds import CURRENT_HOLD
 from streaming_server.engine.snapshots.borrowed_views import borrowed_view
 from streaming_server.engine.snapshots.leases import (
     Lease,
@@ -186,7 +187,8 @@ class Snapshots:
             self.check_pin(lease_id, ttl, shared=shared, name=name)
         else:
             check_part_id(lease_id)
-        async with pinning.exclude_others():
+        # Whoever holds the buckets for several pins excludes others from before the hold until after all of them.
+        async with nullcontext() if CURRENT_HOLD.get() is not None else pinning.exclude_others():
             there = await self.find_pinned(table, lease_id, name)
             if there is not None:
                 check_renewal(there)
@@ -253,7 +255,7 @@ class Snapshots:
         wanted = self.default_ttl if ttl is None else ttl
         return max(wanted, lease.ttl) if lease.shared else wanted
 
-    async def announce(self, part: PartId, *, shared: bool, name: str) -> None:
+    async def announce(self, part: PartId, *, shared: bool = False, name: str = "") -> None:
         """Announces a snapshot by its first part, once all parts are pinned. Durable when this returns.
 
         Raises:

@@ -425,6 +425,14 @@ class Tables:
         """Whether a table of the server has tablets, even if another worker owns the table. Blocks briefly."""
         return self._catalog.is_divided(name)
 
+    def current_definition(self, name: str) -> TableDefinition:
+        """Returns the definition of a table of the server, even if another worker owns it. Blocks briefly.
+
+        Raises:
+            TableNotFound, DataLoss, InvalidRequest: As `table`.
+        """
+        return self._catalog.current(name)
+
     def incarnation(self, name: str) -> str:
         """Returns the incarnation of a table. Empty: this process has no such table, or cannot use it."""
         definition = self._catalog.find(name)

@@ -1,7 +1,8 @@
 """Which requests from process to process carry the point of their call, and the one check of it.
 
-Rule: every request about a tablet carries the `CallPoint` of its call. It is checked here before the method runs, for
-all methods in the same way. Methods that open a view without a hold check it once more when the view is open.
+Rule: every request about a tablet carries the `CallPoint` of its call, and so does one about a table without tablets
+that is read as of one instant with others. It is checked here before the method runs, for all methods in the same way.
+Methods that open a view without a hold check it once more when the view is open.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest
 from scankv.model.names import table_of, tablet_number
 from scankv.v1 import scan_pb2, worker_pb2, write_pb2
-from streaming_server.engine.bucket.call_point import CURRENT_POINT, CallPoint, check_is_recent, check_point
+from streaming_server.engine.bucket.call_point import CURRENT_POINT, PASSED_ON, CallPoint, check_is_recent, check_point
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,13 +105,16 @@ class PointCheck:
             TableNotFound: This process does not know the tablet.
             Unavailable: This process has another definition.
         """
-        name = tablet_in(request)
+        data, name = self.workers.point_of(metadata), tablet_in(request)
+        if not name and data not in (b"", PASSED_ON):
+            # A table without tablets that a call reads as of one instant with others.
+            name = _table_in(request)
         if not name or method in UNDECIDED:
             return False
         needs = Needs.SAME if _only_checks(request) else DECIDED.get(method)
         if needs is None:
             raise InvalidRequest(f"{method} is not for tablets: call it for the table {table_of(name)}")
-        point = CallPoint.from_bytes(self.workers.point_of(metadata))
+        point = CallPoint.from_bytes(data)
         if point is None:
             return False
         definition = self.tables.table(name).definition
@@ -141,6 +145,11 @@ def tablet_in(request: Message) -> str:
         if tablet_number(name := getattr(request, field)) is not None:
             return str(name)
     return ""
+
+
+def _table_in(request: Message) -> str:
+    """Returns the table that a request names. Empty: none."""
+    return next((str(getattr(request, field)) for field in _name_fields(request.DESCRIPTOR)), "")
 
 
 def _only_checks(request: Message) -> bool:

@@ -20,12 +20,13 @@ from streaming_server.services.tablets.definitions import check, describe
 from streaming_server.services.tablets.deletions import stage_delete_all
 from streaming_server.services.tablets.drops import naming_drops
 from streaming_server.services.tablets.explanations import explain_scan, explain_top_n
+from streaming_server.services.tablets.owner_calls import HOLD_SECONDS
 from streaming_server.services.tablets.owners import assign
 from streaming_server.services.tablets.queries import aggregate, count, top_n
 from streaming_server.services.tablets.rows import look_up, open_writer
 from streaming_server.services.tablets.scans import scan
 from streaming_server.services.tablets.snapshots import list_snapshots, pin, release, renew, split
-from streaming_server.services.tablets.tablet_calls import HOLD_SECONDS, TabletCalls
+from streaming_server.services.tablets.tablet_calls import TabletCalls
 from streaming_server.services.tablets.transactions import get_for_update, look_up_staged
 from streaming_server.services.tablets.undo import undo
 from streaming_server.services.tablets.writes import delete, upsert

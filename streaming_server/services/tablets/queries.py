@@ -19,7 +19,7 @@ from streaming_server.services.lookup import query_digest, wait_seconds
 from streaming_server.services.query_request import bind_aggregate, bind_count, bind_top_n
 from streaming_server.services.scan_request import bucket_numbers
 from streaming_server.services.tablets.joined_shares import JoinedCount, JoinedGroups, JoinedRows, columns_to_ask
-from streaming_server.services.tablets.tablet_calls import HOLD_SECONDS
+from streaming_server.services.tablets.owner_calls import HOLD_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping

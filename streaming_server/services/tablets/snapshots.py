@@ -19,12 +19,13 @@ from streaming_server.engine.snapshots.part_ids import PartId
 from streaming_server.engine.snapshots.splits import KeySample, split_sample
 from streaming_server.services.forwarding import RETRY_SECONDS
 from streaming_server.services.scan_request import bucket_numbers
-from streaming_server.services.snapshot import split_request, split_response, ttl_of
+from streaming_server.services.snapshot_request import split_request, split_response, ttl_of
 from streaming_server.services.tablets.joined_snapshots import join_parts, join_snapshots
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from streaming_server.services.tablets.owner_calls import OwnerCalls
     from streaming_server.services.tablets.tablet_calls import TabletCalls
 
 _PIN: Final = "scankv.v1.SnapshotService/PinSnapshot"
@@ -33,9 +34,10 @@ _RELEASE: Final = "scankv.v1.SnapshotService/ReleaseSnapshot"
 _LIST: Final = "scankv.v1.SnapshotService/ListSnapshots"
 _SPLIT: Final = "scankv.v1.SnapshotService/SplitSnapshot"
 
-_UNDO_SECONDS: Final = 5.0
+UNDO_SECONDS: Final = 5.0
+"""How long the release of the leases of a failed pin may take."""
 
-_PENDING_MILLIS: Final = 60_000
+PENDING_MILLIS: Final = 60_000
 """The time to live of parts until all of them are pinned. Parts that a crash leaves end after this time."""
 
 
@@ -61,9 +63,9 @@ async def pin(request: snapshot_pb2.PinSnapshotRequest, calls: TabletCalls) -> s
                 answers = await _renew_all(parts[0], snapshots.default_ttl if ttl is None else ttl, calls)
                 await snapshots.announce(parts[0], shared=request.shared, name=request.name)
             except SnapshotLost as error:
-                raise _not_taken(calls) from error
+                raise not_taken([calls.definition.name]) from error
         except BaseException:
-            await asyncio.shield(_release_parts(parts, calls, but_first=False))
+            await asyncio.shield(release_all(_ids(parts), calls, within=UNDO_SECONDS))
             raise
     pinned = join_parts(answers)
     pinned.name = request.name
@@ -76,7 +78,7 @@ async def _pin_all(parts: Mapping[int, PartId], request: snapshot_pb2.PinSnapsho
         number: snapshot_pb2.PinSnapshotRequest(
             table=calls.tablets[number].name,
             lease_id=str(part),
-            ttl_millis=_PENDING_MILLIS,
+            ttl_millis=PENDING_MILLIS,
             principal=request.principal,
         )
         for number, part in parts.items()
@@ -87,11 +89,22 @@ async def _pin_all(parts: Mapping[int, PartId], request: snapshot_pb2.PinSnapsho
             each.same_view_as = str(same[number])
         await calls.ask(_PIN, requests, snapshot_pb2.PinSnapshotResponse)
         return 0
-    async with calls.hold(requests, flushes=True) as holds:
+    return (await pin_at_once(requests, calls))[1]
+
+
+async def pin_at_once(
+    requests: Mapping[int, snapshot_pb2.PinSnapshotRequest], calls: OwnerCalls
+) -> tuple[dict[int, snapshot_pb2.Snapshot], int]:
+    """Pins tablets as of one instant.
+
+    Returns the snapshots by tablet, and for how many microseconds writers were paused.
+    """
+    async with calls.hold(requests, pins=True) as holds:
         began = time.monotonic()
         answers = await calls.ask(_PIN, requests, snapshot_pb2.PinSnapshotResponse, holds)
     paused = int((time.monotonic() - began) * 1_000_000)
-    return paused if any(each.write_pause_micros for each in answers.values()) else 0
+    pinned = {number: each.snapshot for number, each in answers.items()}
+    return pinned, paused if any(each.write_pause_micros for each in answers.values()) else 0
 
 
 async def renew(request: snapshot_pb2.RenewSnapshotRequest, calls: TabletCalls) -> snapshot_pb2.RenewSnapshotResponse:
@@ -102,16 +115,32 @@ async def renew(request: snapshot_pb2.RenewSnapshotRequest, calls: TabletCalls) 
 
 async def _renew_all(part: PartId, ttl: float | None, calls: TabletCalls) -> dict[int, snapshot_pb2.Snapshot]:
     """Renews all parts. If one of them is lost, ends the others and raises SnapshotLost."""
-    millis = 0 if ttl is None else round(ttl * 1000)
-    requests = {
-        number: snapshot_pb2.RenewSnapshotRequest(snapshot_id=str(each), ttl_millis=millis)
-        for number, each in part.all_parts.items()
-    }
     try:
-        answers = await calls.ask(_RENEW, requests, snapshot_pb2.RenewSnapshotResponse)
+        return await renew_all(_ids(part.all_parts), 0 if ttl is None else round(ttl * 1000), calls)
     except SnapshotLost:
-        await asyncio.shield(_release_parts(part.all_parts, calls, but_first=False))
+        await asyncio.shield(release_all(_ids(part.all_parts), calls, within=UNDO_SECONDS))
         raise
+
+
+async def renew_all(
+    ids: Mapping[int, str], ttl_millis: int, calls: OwnerCalls, *, announces: bool = False
+) -> dict[int, snapshot_pb2.Snapshot]:
+    """Renews leases at their owners.
+
+    Args:
+        ids: The ids of the leases, by tablet.
+        ttl_millis: Their new time to live. 0: unchanged.
+        calls: Asks the owners.
+        announces: Whether the leases are on first tablets, and all parts of their snapshots are pinned.
+
+    Raises:
+        SnapshotLost: One of them has ended.
+    """
+    requests = {
+        number: snapshot_pb2.RenewSnapshotRequest(snapshot_id=each, ttl_millis=ttl_millis, announces=announces)
+        for number, each in ids.items()
+    }
+    answers = await calls.ask(_RENEW, requests, snapshot_pb2.RenewSnapshotResponse)
     return {number: each.snapshot for number, each in answers.items()}
 
 
@@ -119,32 +148,28 @@ async def release(
     request: snapshot_pb2.ReleaseSnapshotRequest, calls: TabletCalls
 ) -> snapshot_pb2.ReleaseSnapshotResponse:
     """Releases all parts of a snapshot, the first part last: see `SnapshotService.ReleaseSnapshot`."""
-    part = _existing(request.snapshot_id, calls)
-    found = await _release_parts(part.all_parts, calls, but_first=True)
+    ids = _ids(_existing(request.snapshot_id, calls).all_parts)
+    first = ids.pop(0)
+    found = await release_all(ids, calls)
     for error in found.values():
         if isinstance(error, ScanKvError) and not isinstance(error, SnapshotLost):
             raise error
     await calls.ask(
-        _RELEASE,
-        {0: snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=str(part))},
-        snapshot_pb2.ReleaseSnapshotResponse,
+        _RELEASE, {0: snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=first)}, snapshot_pb2.ReleaseSnapshotResponse
     )
     return snapshot_pb2.ReleaseSnapshotResponse()
 
 
-async def _release_parts(parts: Mapping[int, PartId], calls: TabletCalls, *, but_first: bool) -> dict[int, Any]:
-    """Releases parts, as far as that is possible. Returns the answers and errors by tablet.
+async def release_all(ids: Mapping[int, str], calls: OwnerCalls, *, within: float | None = None) -> dict[int, Any]:
+    """Releases leases at their owners, as far as that is possible. Returns the answers and errors by tablet.
 
-    With `but_first`, leaves the first part, and takes as long as the client waits. Otherwise takes at most a few
-    seconds, even if the client has gone.
+    Args:
+        ids: The ids of the leases, by tablet.
+        calls: Asks the owners.
+        within: How many seconds it may take, even if the client has gone. None: as long as the client waits.
     """
-    requests = {
-        number: snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=str(each))
-        for number, each in parts.items()
-        if number or not but_first
-    }
-    seconds = None if but_first else _UNDO_SECONDS
-    return {**await calls.ask_each(_RELEASE, requests, snapshot_pb2.ReleaseSnapshotResponse, seconds=seconds)}
+    requests = {number: snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=each) for number, each in ids.items()}
+    return {**await calls.ask_each(_RELEASE, requests, snapshot_pb2.ReleaseSnapshotResponse, seconds=within)}
 
 
 async def list_snapshots(
@@ -181,14 +206,18 @@ async def split(request: snapshot_pb2.SplitSnapshotRequest, calls: TabletCalls) 
     return await calls.table.state.executor.run(split_all)
 
 
-def _not_taken(calls: TabletCalls) -> SnapshotNotTaken:
-    name = calls.definition.name
+def not_taken(tables: Sequence[str]) -> SnapshotNotTaken:
+    """Returns the error for leases that have ended before all of them were pinned."""
     return SnapshotNotTaken(
-        f"taking a snapshot of {name} took over {_PENDING_MILLIS // 1000} s, so some of its tablets have given up "
-        "their parts: no snapshot was taken; try again when the server has less load",
+        f"taking a snapshot of {', '.join(tables)} took over {PENDING_MILLIS // 1000} s, so some of its parts were "
+        "given up: no snapshot was taken; try again when the server has less load",
         retry_after=RETRY_SECONDS,
-        table=name,
+        table=tables[0],
     )
+
+
+def _ids(parts: Mapping[int, PartId]) -> dict[int, str]:
+    return {number: str(part) for number, part in parts.items()}
 
 
 def _existing(snapshot_id: str, calls: TabletCalls) -> PartId:

@@ -21,7 +21,7 @@ from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.services.errors import map_errors
 from streaming_server.services.forwarding import error_of
 from streaming_server.services.log_request import log_start
-from streaming_server.services.tablets.tablet_calls import HOLD_SECONDS
+from streaming_server.services.tablets.owner_calls import HOLD_SECONDS
 
 if TYPE_CHECKING:
     from streaming_server.engine.bucket.table_state import TableState
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _FOLLOW: Final = "scankv.v1.TabletService/FollowTable"
 _FOLLOW_SECONDS: Final = 5.0
+
+_PIN_SECONDS: Final = 60.0
+"""For how long a call may keep others from pinning a tablet. It ends sooner with the process that makes it."""
 
 
 class TabletService(worker_pb2_grpc.TabletServiceServicer):
@@ -65,12 +68,17 @@ class TabletService(worker_pb2_grpc.TabletServiceServicer):
     ) -> None:
         async with map_errors(request, context):
             table = self._tables.table(request.tablet)
-            # Both steps take the mutexes, so a call under the hold cannot take them.
-            await adopt_bases(table.state, [*table.buckets])
             if request.flushes:
-                await table.pinning.flush()
-                await context.write(worker_pb2.HoldTabletResponse())
+                async with table.pinning.exclude_others():
+                    await context.write(worker_pb2.HoldTabletResponse())
+                    # Both steps take the mutexes, so a call under the hold cannot take them.
+                    await adopt_bases(table.state, [*table.buckets])
+                    await table.pinning.flush()
+                    await context.write(worker_pb2.HoldTabletResponse())
+                    # The caller ends the call once the tablet is pinned.
+                    await asyncio.sleep(_PIN_SECONDS)
                 return
+            await adopt_bases(table.state, [*table.buckets])
             async with self._tables.holds.hold(request.hold_id, table.buckets):
                 # From here on, nothing alters the tablet.
                 check_point(table.definition)

@@ -22,7 +22,7 @@ from streaming_server.engine.merging.preparing import current_columns
 from streaming_server.services.errors import status_of
 from streaming_server.services.forwarding import RETRY_SECONDS
 from streaming_server.services.tablets.dividing import DELETE_CALL, UPSERT_CALL, divide_rows, places_of, without
-from streaming_server.services.tablets.tablet_calls import HOLD_SECONDS
+from streaming_server.services.tablets.owner_calls import HOLD_SECONDS
 from streaming_server.services.tablets.transactions import stage_write
 from streaming_server.services.write import (
     ERROR_BYTES,

@@ -150,9 +150,20 @@ class Catalog:
             return known.tablets > 1
         try:
             file = self.path(name) / _FILE
-            return _tablets_in(file, file.stat().st_mtime_ns) > 1
+            return _definition_in(file, file.stat().st_mtime_ns).tablets > 1
         except (OSError, ScanKvError):
             return False
+
+    def current(self, name: str) -> TableDefinition:
+        """Returns the definition of a table of the server, even if it belongs to another process. Blocks briefly.
+
+        Raises:
+            TableNotFound, DataLoss, InvalidRequest: As `get`.
+        """
+        file = self.path(name) / _FILE
+        if self._placement.owns(name) or not file.exists():
+            return self.get(name)
+        return _definition_in(file, file.stat().st_mtime_ns)
 
     def path(self, name: str) -> Path:
         """Returns the directory of a table or a tablet. The directory of a table contains its tablets."""
@@ -180,7 +191,8 @@ class Catalog:
         """Whether a table or a tablet of another process has an incarnation. Blocks briefly, like `is_divided`."""
         file = self.path(table_of(name)) / _FILE
         try:
-            return _incarnation_in(file, file.stat().st_mtime_ns) == incarnation_of(incarnation)
+            found = _definition_in(file, file.stat().st_mtime_ns)
+            return found.incarnation == incarnation_of(incarnation)
         except FileNotFoundError:
             return False
         except (OSError, ScanKvError):
@@ -308,13 +320,8 @@ def table_directory(tablet: Path) -> Path:
 
 
 @lru_cache(maxsize=1024)
-def _tablets_in(file: Path, _changed: int) -> int:
-    return _read(file).tablets
-
-
-@lru_cache(maxsize=1024)
-def _incarnation_in(file: Path, _changed: int) -> str:
-    return _read(file).incarnation
+def _definition_in(file: Path, _changed: int) -> TableDefinition:
+    return _read(file)
 
 
 def _read(file: Path) -> TableDefinition:

@@ -14,7 +14,14 @@ import pytest
 from scankv.model.errors import UsageError
 from scankv.v1 import scan_pb2
 from streaming_server.access.grants import Role
-from streaming_server.services.permissions import PERMISSIONS, EveryTable, NamedById, NamedTable, permission_of
+from streaming_server.services.permissions import (
+    PERMISSIONS,
+    EveryTable,
+    NamedById,
+    NamedTable,
+    NamedTables,
+    permission_of,
+)
 from tests.support.secured import (
     METHODS,
     METHODS_OF_WORKERS,
@@ -57,6 +64,7 @@ READING = {
     "ScanService/ScanKv",
     "SnapshotService/ListSnapshots",
     "SnapshotService/PinSnapshot",
+    "SnapshotService/PinSnapshots",
     "SnapshotService/ReleaseSnapshot",
     "SnapshotService/RenewSnapshot",
     "SnapshotService/SplitSnapshot",
@@ -147,6 +155,8 @@ class MatrixTarget:
             scope = requirement.scope
             if isinstance(scope, NamedTable):
                 setattr(request, scope.field, self.table)
+            if isinstance(scope, NamedTables):
+                getattr(request, scope.field).append(self.table)
             if isinstance(scope, NamedById):
                 for field in scope.fields:
                     *messages, last = field.split(".")
@@ -187,7 +197,7 @@ def is_allowed(method: str, role: Role, pattern: str, table: str) -> bool:
         scope = requirement.scope
         if role < requirement.role:
             return False
-        if isinstance(scope, NamedTable | NamedById) and not fnmatchcase(table, pattern):
+        if isinstance(scope, NamedTable | NamedTables | NamedById) and not fnmatchcase(table, pattern):
             return False
         if isinstance(scope, EveryTable) and pattern not in {"*", "*.*"}:
             return False
@@ -213,7 +223,7 @@ def test_every_field_of_the_table_exists_in_its_request() -> None:
     for method, permission in PERMISSIONS.items():
         for requirement in permission.requirements:
             scope = requirement.scope
-            fields = (scope.field,) if isinstance(scope, NamedTable) else getattr(scope, "fields", ())
+            fields = (scope.field,) if isinstance(scope, NamedTable | NamedTables) else getattr(scope, "fields", ())
             for field in fields:
                 descriptor: Any = METHODS[method].input_type
                 for name in field.split("."):

@@ -73,6 +73,9 @@ class ScriptedSnapshots(SnapshotServiceServicer):
         self._ttl_millis = request.ttl_millis
         return snapshot_pb2.PinSnapshotResponse(snapshot=self._snapshot(request.lease_id))
 
+    async def PinSnapshots(self, request: snapshot_pb2.PinSnapshotsRequest, context: Any) -> Any:
+        raise NotImplementedError
+
     async def RenewSnapshot(self, request: snapshot_pb2.RenewSnapshotRequest, context: Any) -> Any:
         self.renewals.append(request)
         await self._fail("renew", context)
