@@ -551,7 +551,8 @@ class Client(NearMisses):
 
         DuckDB runs the query in this process: the dialect is its own, and so are files, such as
         `read_parquet('players.parquet')`. A table of the server is `database.table`. The server evaluates filters, and
-        sends the columns that the query uses. A query shows one instant, also of a table that it names several times.
+        sends the columns that the query uses. A query shows one instant of all of its tables, however often it names
+        them.
 
         Args:
             query: One statement: SELECT and others that read, whose rows `to_arrow` returns; or INSERT, UPDATE, DELETE,

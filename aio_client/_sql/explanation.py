@@ -18,13 +18,17 @@ class SqlExplanation:
         scans: How the server reads the rows, for each scan in the order in which DuckDB begins them. Scans that DuckDB
             only begins if others have rows are missing.
         plan: The plan of DuckDB for the rest, as it shows it.
+        pinned: The tables that are pinned as of one instant, because the query reads several, or one several times.
     """
 
     computed: str | None
     scans: tuple[ScanExplanation, ...]
     plan: str
+    pinned: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Returns the server's part, scan by scan, and DuckDB's plan."""
         parts = [f"computed  {self.computed}\n{scan}" if self.computed else str(scan) for scan in self.scans]
+        if self.pinned:
+            parts.insert(0, f"pinned    {', '.join(self.pinned)}, as of one instant")
         return "\n\n".join([*parts, f"DuckDB\n{self.plan.rstrip()}"])

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from aio_client._integrations.arrow_dataset import RunningScan, TableDataset
     from aio_client._scan.scan import Scan
-    from aio_client._scan.snapshot import SnapshotOpener
+    from aio_client._scan.snapshot import Snapshot, SnapshotOpener
+    from aio_client._scan.snapshot_group import SnapshotGroupOpener
     from aio_client._sql.engine import Engine, Parameters
     from aio_client._transport.config import ClientConfig
     from scankv.model.scans.scan_spec import ScanSpec
@@ -88,6 +89,8 @@ class QueriedClient(Protocol):
     async def table(self, name: str) -> QueriedTable: ...
 
     def scan(self, spec: ScanSpec) -> Scan: ...
+
+    def snapshot(self, tables: Sequence[str], ttl: float) -> SnapshotGroupOpener: ...
 
 
 class SqlQuery:
@@ -179,11 +182,11 @@ class SqlQuery:
         """Runs the query, and returns its rows as one table in memory, in the order that the query asks for.
 
         The server evaluates the parts of the filters that it can, and sends the columns that the query uses; DuckDB
-        does the rest, in a thread. When the call is cancelled, the query and its scans end.
+        does the rest, in a thread. Several tables, and one that is named several times, are read as of one instant, for
+        which the client pins them. When the call is cancelled, the query and its scans end.
 
         Raises:
-            UsageError: DuckDB refuses the query, with its reason; it is not installed; or the query names several live
-                tables, which cannot be read as of one instant yet.
+            UsageError: DuckDB refuses the query, with its reason; or it is not installed.
             RequestTooLarge: The query needs more memory than it may take.
             DeadlineExceeded: The query takes longer than it may.
             TableNotFound: A table of the query does not exist.
@@ -234,7 +237,7 @@ class SqlQuery:
                 rows.cancel()
 
         async with AsyncExitStack() as pins:
-            yield self._run({name: await self._dataset(name, start, pins) for name in names}), cancel_scans
+            yield self._run(await self._datasets(start, pins)), cancel_scans
 
     async def explain(self) -> SqlExplanation:
         """Returns what the server would evaluate, and what DuckDB would do. The server reads no rows.
@@ -259,23 +262,18 @@ class SqlQuery:
             return EmptyScan()
 
         async with AsyncExitStack() as pins:
-            run = self._run({name: await self._dataset(name, note, pins) for name in names})
+            run = self._run(await self._datasets(note, pins))
             plan = await self._engine.explain(run)
             await self._engine.run(run)
             scans = [await self._client.scan(spec).explain() for spec in begun]
-        return SqlExplanation(computed=None, scans=tuple(scans), plan=plan)
+        pinned = tuple(dict.fromkeys(names)) if len(names) > 1 else ()
+        return SqlExplanation(computed=None, scans=tuple(scans), plan=plan, pinned=pinned)
 
     def _names(self) -> tuple[str, ...]:
-        """Returns the live tables, each as often as the query names it. Raises UsageError if they are several."""
+        """Returns the live tables, each as often as the query names it. Raises UsageError if it changes something."""
         if self._statement.writes:
             raise UsageError("the statement changes something, and has no rows: run it with run()")
-        names = self._statement.tables
-        if len({*names}) > 1:
-            raise UsageError(
-                f"the query names {' and '.join(dict.fromkeys(names))}, which cannot be read as of one instant: read "
-                "all but one of them first, and give their rows as `frames`"
-            )
-        return names
+        return self._statement.tables
 
     def _run(self, tables: Mapping[str, TableDataset | pa.Table]) -> SqlRun:
         return SqlRun(self._statement.text, self._parameters, tables, self._frames, self._memory_bytes)
@@ -295,15 +293,26 @@ class SqlQuery:
         asked = self._run({name: table.schema.empty_table()})
         return await self._engine.run_as(asked, SqlRun(shortcut.text, None, {name: answer}, {}))
 
-    async def _dataset(self, name: str, start: Callable[[ScanSpec], RunningScan], pins: AsyncExitStack) -> TableDataset:
-        """Returns a table as a dataset. One that is read several times is pinned, so that each shows the same rows."""
+    async def _datasets(
+        self, start: Callable[[ScanSpec], RunningScan], pins: AsyncExitStack
+    ) -> dict[str, TableDataset]:
+        """Returns the tables as datasets. If they are read several times, they are pinned as of one instant."""
         from aio_client._integrations.arrow_dataset import TableDataset
 
-        table = await self._client.table(name)
-        if self._statement.tables.count(name) == 1:
-            return TableDataset(table.schema, table.scan().unordered(), start)
-        snapshot = await pins.enter_async_context(table.snapshot(ttl=_PIN_SECONDS))
-        return TableDataset(table.schema, table.scan().as_of(snapshot), start)
+        names = self._statement.tables
+        tables = {name: await self._client.table(name) for name in dict.fromkeys(names)}
+        pinned: dict[str, Snapshot] = {}
+        if len(tables) > 1:
+            group = await pins.enter_async_context(self._client.snapshot([*tables], ttl=_PIN_SECONDS))
+            pinned = {name: group.table(name) for name in tables}
+        elif len(names) > 1:
+            (table,) = tables.values()
+            pinned = {names[0]: await pins.enter_async_context(table.snapshot(ttl=_PIN_SECONDS))}
+        scans = {
+            name: table.scan().as_of(pinned[name]) if pinned else table.scan().unordered()
+            for name, table in tables.items()
+        }
+        return {name: TableDataset(table.schema, scans[name], start) for name, table in tables.items()}
 
     async def to_pandas(self, *, dtype_backend: Literal["pyarrow", "numpy"] = "pyarrow") -> pd.DataFrame:
         """Runs the query, and returns its rows as a pandas DataFrame: see `Scan.to_pandas`.

@@ -487,7 +487,8 @@ class Client(BlockingClient):
 
         DuckDB runs the query in this process: the dialect is its own, and so are files, such as
         `read_parquet('players.parquet')`. A table of the server is `database.table`. The server evaluates filters, and
-        sends the columns that the query uses. A query shows one instant, also of a table that it names several times.
+        sends the columns that the query uses. A query shows one instant of all of its tables, however often it names
+        them.
 
         Args:
             query: One statement: SELECT and others that read, whose rows `to_arrow` returns; or INSERT, UPDATE, DELETE,
@@ -2279,11 +2280,11 @@ class SqlQuery(Blocking):
         """Runs the query, and returns its rows as one table in memory, in the order that the query asks for.
 
         The server evaluates the parts of the filters that it can, and sends the columns that the query uses; DuckDB
-        does the rest, in a thread. When the call is cancelled, the query and its scans end.
+        does the rest, in a thread. Several tables, and one that is named several times, are read as of one instant, for
+        which the client pins them. When the call is cancelled, the query and its scans end.
 
         Raises:
-            UsageError: DuckDB refuses the query, with its reason; it is not installed; or the query names several live
-                tables, which cannot be read as of one instant yet.
+            UsageError: DuckDB refuses the query, with its reason; or it is not installed.
             RequestTooLarge: The query needs more memory than it may take.
             DeadlineExceeded: The query takes longer than it may.
             TableNotFound: A table of the query does not exist.

@@ -36,10 +36,10 @@ def sql(
 ) -> None:
     """Run SQL over live tables, as DATABASE.TABLE, and files, as 'FILE.parquet'.
 
-    DuckDB runs it in this process, and the server evaluates its filters. A query shows one instant of a table. A table
-    on a terminal stops after 100 rows; for others, write a file. INSERT, UPDATE, DELETE and MERGE are one transaction
-    each; CREATE TABLE, DROP TABLE, and ADD and RENAME COLUMN work, too. Without QUERY, a terminal gets a shell with
-    history, and completion of tables and columns.
+    DuckDB runs it in this process, and the server evaluates its filters. A query shows one instant of all of its
+    tables. A table on a terminal stops after 100 rows; for others, write a file. INSERT, UPDATE, DELETE and MERGE are
+    one transaction each; CREATE TABLE, DROP TABLE, and ADD and RENAME COLUMN work, too. Without QUERY, a terminal gets
+    a shell with history, and completion of tables and columns.
     """
     chosen = choose_format(format_, output)
     if query is None and sys.stdin.isatty() and output is None:

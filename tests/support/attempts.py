@@ -97,10 +97,6 @@ def change_the_changelog_of_a_table_with_tablets(here: ServerToTry) -> None:
     here.client.alter_table(here.create(tablets=2).name, changelog="upsert")
 
 
-def join_live_tables_with_sql(here: ServerToTry) -> None:
-    here.client.sql(f"FROM {here.create().name}, {here.create().name}").to_arrow()
-
-
 def import_a_connector_of_another_engine(here: ServerToTry) -> None:
     """Is there a package of another engine, or source code of another language?"""
     for engine in ("flink", "trino", "java"):
