@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from scankv.model.errors import InvalidRequest, SnapshotLost
 from scankv.model.limits import MAX_PINNED_TABLES
+from scankv.model.names import TableName
 from scankv.v1 import snapshot_pb2
 from streaming_server.engine.snapshots.leases import check_ttl
 from streaming_server.engine.snapshots.part_ids import PartId
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lease:
+class _NewLease:
     """A lease to take: on a table without tablets, or on one tablet. Immutable."""
 
     definition: TableDefinition
@@ -94,6 +95,8 @@ def _check(names: Sequence[str], ttl: float | None) -> None:
     """Raises InvalidRequest unless the tables can be pinned for a time to live."""
     if not 0 < len(names) <= MAX_PINNED_TABLES:
         raise InvalidRequest(f"tables must name 1 to {MAX_PINNED_TABLES} tables, not {len(names):,}")
+    for name in names:
+        TableName.parse(name)  # Raises for a tablet, which clients do not know.
     twice = next((name for name in names if list(names).count(name) > 1), None)
     if twice is not None:
         raise InvalidRequest(f"tables names {twice} twice: name each table once", table=twice)
@@ -101,15 +104,14 @@ def _check(names: Sequence[str], ttl: float | None) -> None:
         check_ttl(ttl)
 
 
-def _leases_of(definition: TableDefinition) -> list[_Lease]:
+def _leases_of(definition: TableDefinition) -> list[_NewLease]:
     """Returns the leases that a snapshot of a table takes."""
     snapshot_id = uuid.uuid4().hex
     if not definition.is_divided:
-        return [_Lease(definition, snapshot_id, is_first=False)]
+        return [_NewLease(definition, snapshot_id, is_first=False)]
     parts = PartId.new(snapshot_id, definition.tablets, shared=False).all_parts
-    return [
-        _Lease(tablet, str(parts[number]), is_first=not number) for number, tablet in enumerate(definition.all_tablets)
-    ]
+    tablets = enumerate(definition.all_tablets)
+    return [_NewLease(tablet, str(parts[number]), is_first=not number) for number, tablet in tablets]
 
 
 def _join(found: dict[int, snapshot_pb2.Snapshot]) -> dict[str, snapshot_pb2.Snapshot]:

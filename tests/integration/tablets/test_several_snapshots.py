@@ -133,8 +133,9 @@ def test_snapshots_are_refused_together(client: sync.Client) -> None:
     (table,) = _create(client, "refused", (2,))
     with pytest.raises(TableNotFound, match=r"refused\.none"):
         client.snapshot([table.name, "refused.none"])
-    with pytest.raises(InvalidRequest, match="is not a table name"):
-        client.snapshot([table.name, "none"])
+    for name in ("none", f"{table.name}#0"):
+        with pytest.raises(InvalidRequest, match="is not a table name"):
+            client.snapshot([table.name, name])
     with pytest.raises(UsageError, match="each once"):
         client.snapshot([table.name, table.name])
     with pytest.raises(UsageError, match="one or more tables"):

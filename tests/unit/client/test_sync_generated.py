@@ -29,6 +29,7 @@ BLOCKING_ONLY = {"Client": {"read_ahead"}, "Scan": {"batches"}, "ScanStream": {"
 # The result types of asynchronous functions, and their blocking counterparts.
 RETURNS = {
     "SnapshotOpener": "Snapshot",
+    "SnapshotGroupOpener": "SnapshotGroup",
     "ColumnLockOpener": "ColumnLock",
     "TransactionOpener": "Transaction",
     "ClientOpener": "Client",

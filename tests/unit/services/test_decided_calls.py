@@ -31,6 +31,7 @@ TABLET = "a.t#1"
 OF_TABLES = {
     ("BootstrapService/BeginBootstrap", "definition.name"): "clients define tables, which get tablets later",
     ("TransactionService/BeginTransaction", "job.table"): "the table of a job, as a client names it",
+    ("SnapshotService/PinSnapshots", "tables"): "tables, as a client names them; each is checked to be no tablet",
 }
 """Fields that may have the name of a table, and why never that of a tablet."""
 
