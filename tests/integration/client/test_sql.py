@@ -228,7 +228,6 @@ REFUSED_LATER: Final = [
     ("select * from scores", r"A table of the server is named as database\.table"),
     ("select * from client", r"Table with name client does not exist"),
     ("select $x", r"DuckDB: "),
-    ("select * from sql.scores, sql.others", r"the query names sql\.scores and sql\.others"),
 ]
 
 
