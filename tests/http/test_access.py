@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from http_gateway.operations import OPERATIONS
+from tests.http.test_sql import ask
 from tests.support.gateway import HttpCaller
 
 if TYPE_CHECKING:
     from tests.http.conftest import TokenGateway
-    from tests.support.gateway import GatewayProcess
+    from tests.support.gateway import GatewayProcess, HttpAnswer
 
 # What a path needs besides a table, and the statuses with tokens of no table, another table, this table and all tables.
 QUERIES: dict[str, dict[str, Any]] = {
@@ -35,6 +36,7 @@ ALLOWED = {
     "watchTop": OF_TABLE,
     "watchRows": OF_TABLE,
     "watchCount": OF_TABLE,
+    "sql": OF_TABLE,
     "metrics": (403, 403, 403, 200),
 }
 CHECKED = [each for each in OPERATIONS if not each.is_open]
@@ -48,13 +50,16 @@ def test_the_matrix_has_every_operation() -> None:
 def test_an_operation_needs_a_token_with_the_role_of_its_call(secured: TokenGateway, operation: object) -> None:
     (found,) = [each for each in CHECKED if each is operation]
     path, query = found.path.replace("{table}", "game.scores"), QUERIES.get(found.name, {})
-    statuses = [
-        HttpCaller(secured.port, secured.issuer.create(grant)).get(path, method="HEAD", **query).status
-        for grant in TOKENS
-    ]
+
+    def answer_of(caller: HttpCaller, method: str) -> HttpAnswer:
+        if found.method == "POST":
+            return ask(caller, "select count(*) from game.scores")
+        return caller.get(path, method=method, **query)
+
+    statuses = [answer_of(HttpCaller(secured.port, secured.issuer.create(grant)), "HEAD").status for grant in TOKENS]
     assert tuple(statuses) == ALLOWED[found.name]
     for caller in (HttpCaller(secured.port), HttpCaller(secured.port, "scankv_0123456789abcdef_wrong")):
-        answer = caller.get(path, **query)
+        answer = answer_of(caller, "GET")
         assert answer.status == 401
         assert answer.headers["www-authenticate"] == 'Bearer realm="scankv"'
         assert answer.json["reason"] == "UNAUTHENTICATED"
