@@ -83,7 +83,6 @@ ATTRIBUTES: Final[dict[str, str]] = {
     r"ServerStats\..*|ScanStream\.incarnation": "(describes the process)",
     r"Token(Env|File)\.version|ClientConfig\.token": "(of an access token)",
     r"Table\.version_column": "(names a column)",
-    r"Scan\.offset": "(refuses an offset in rows)",
 }
 
 

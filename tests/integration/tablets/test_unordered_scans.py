@@ -145,9 +145,9 @@ async def _end(server: ServerProcess, name: str, how: str) -> None:
             assert reads
             if how == "close":
                 await stream.aclose()
-            elif how == "cancel":
-                await cancel_reading(stream)
             else:
+                if how == "cancel":
+                    await cancel_reading(stream)
                 del stream
             async with asyncio.timeout(20):
                 await asyncio.wait(reads)
