@@ -160,7 +160,7 @@ class BucketBuilds:
         """Merges a bucket, one file at a time, so that other work need not wait for a complete bucket."""
         has_more = True
         while has_more:
-            self._host.reserve.check(RANGE_BYTES)
+            self._host.reserve.check_file(RANGE_BYTES)
             has_more = await self._host.executor.run(_step, steps, self._directory.table)
 
     def _forget_process(self) -> None:

@@ -146,10 +146,10 @@ def _serve(connection: Connection) -> None:
         merge = BucketMerge(number, job.buckets / f"{number:04}", rules, resources)
         try:
             with translate_disk_errors(job.buckets):
-                reserve.check(RANGE_BYTES)
+                reserve.check_file(RANGE_BYTES)
                 for _ in merge.merge(runs, job.requests):
                     connection.send(merge.files.merged_rows)
-                    reserve.check(RANGE_BYTES)
+                    reserve.check_file(RANGE_BYTES)
             connection.send(merge.files)
         except ScanKvError as error:
             connection.send(error)

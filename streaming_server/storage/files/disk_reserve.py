@@ -104,8 +104,23 @@ class DiskReserve:
             DiskFull: Less than the reserve is free, or the write needs much of the reserve.
         """
         self._written += _GROWTH * size
-        if self.is_low or (self._reserve and self._free < _GROWTH * size + self._reserve // _BALLAST_SHARE):
+        if self._refuses(size):
+            self._asked_at = None  # Space may have been freed since the last answer.
+            if self._refuses(size):
+                raise disk_full(self._directory, _ADVICE.format(reserve=self._reserve))
+
+    def check_file(self, most_bytes: int) -> None:
+        """Admits a file that is written once, of at most so many bytes.
+
+        Raises:
+            DiskFull: Less than the reserve is free.
+        """
+        self._written += most_bytes
+        if self.is_low:
             raise disk_full(self._directory, _ADVICE.format(reserve=self._reserve))
+
+    def _refuses(self, size: int) -> bool:
+        return self.is_low or bool(self._reserve and self._free < _GROWTH * size + self._reserve // _BALLAST_SHARE)
 
     def check_step(self) -> None:
         """Admits a step of a write that was admitted, or of a delete: it may use the reserve, but not the ballast.

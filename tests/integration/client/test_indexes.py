@@ -193,7 +193,7 @@ async def test_a_check_tells_of_each_bucket_as_it_is_done(client: Client, name: 
 @pytest.mark.breadth
 @pytest.mark.asyncio
 async def test_more_rows_than_an_index_tells_are_all_found(client: Client, name: str) -> None:
-    """Around 10,000 rows, the limit for keys that are looked up through an index, and for a top-N from an index."""
+    """Around 10,000 rows, the limit for a top-N from an index. A third of the rows is found by a scan."""
     sizes = {1: 9_999, 2: 10_000, 3: 10_001}
     scores = [score for score, size in sizes.items() for _ in range(size)]
     Random(1).shuffle(scores)
@@ -203,7 +203,7 @@ async def test_more_rows_than_an_index_tells_are_all_found(client: Client, name:
     for score in sizes:
         expected = [number for number, each in enumerate(scores) if each == score]
         scan = table.scan(["id"], where=col("score") == score)
-        assert (await scan.explain()).index == ("score",)
+        assert (await scan.explain()).index == ()
         assert sorted((await scan.to_arrow())["id"].to_pylist()) == expected
         assert (await scan.ordered().limit(7).to_arrow())["id"].to_pylist() == expected[:7]
         assert await table.count(col("score") == score) == len(expected)
