@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aio_client._input.arguments import names_of
 from aio_client._input.awaitable import AwaitableOpener
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from aio_client._transport.transport import Transport
+
+
+_FIRST_SECONDS: Final = 60.0
+"""The time to live with which snapshots are taken. Those of an answer that is lost end after it: they have no owner."""
 
 
 class SnapshotGroup(RenewableLease):
@@ -53,7 +58,7 @@ class SnapshotGroup(RenewableLease):
             name: `database.table`.
 
         Raises:
-            UsageError: The table is none of those that were pinned.
+            UsageError: The table was not pinned.
         """
         if name not in self._snapshots:
             raise UsageError(
@@ -122,7 +127,9 @@ class SnapshotGroupOpener(AwaitableOpener[SnapshotGroup]):
                 f"tables must be the names of one or more tables, each once, not {names!r}", option="tables"
             )
         self._transport = transport
-        self._request = snapshot_pb2.PinSnapshotsRequest(tables=names, ttl_millis=ttl_millis(ttl))
+        self._ttl = ttl
+        least = min(ttl_millis(ttl), ttl_millis(_FIRST_SECONDS))
+        self._request = snapshot_pb2.PinSnapshotsRequest(tables=names, ttl_millis=least)
 
     async def _open(self) -> SnapshotGroup:
         """Takes the snapshots, which the caller renews and releases. Raises as `Client.snapshot`."""
@@ -135,4 +142,13 @@ class SnapshotGroupOpener(AwaitableOpener[SnapshotGroup]):
             pause = answer.write_pause_micros
             return SnapshotGroup({each.table: Snapshot(calls, each, asked_at, pause) for each in answer.snapshots})
 
-        return await self._transport.retry(attempt, self._request, retries=lambda error: isinstance(error, PIN_RETRIES))
+        group = await self._transport.retry(
+            attempt, self._request, retries=lambda error: isinstance(error, PIN_RETRIES)
+        )
+        if self._ttl > _FIRST_SECONDS:
+            try:
+                await group.renew(self._ttl)
+            except BaseException:
+                await asyncio.shield(group.release())
+                raise
+        return group

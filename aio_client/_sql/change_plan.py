@@ -31,7 +31,7 @@ class ChangedTable(NamedTuple):
     defaults: Mapping[str, object]
 
     def column(self, name: str) -> str:
-        """Returns the column that a statement names, in whichever case. Raises SchemaMismatch if there is none."""
+        """Returns the column that a statement names, ignoring case. Raises SchemaMismatch if there is none."""
         found = [each for each in self.types if each == name] or [
             each for each in self.types if each.lower() == name.lower()
         ]

@@ -137,8 +137,7 @@ class RowChanges:
         """
         for _ in range(_MOST_READS):
             found = await self._read(plan.query)
-            if plan.has_action:
-                found = found.filter(pc.is_in(found[ACTION], pa.array(_numbers(plan, "update", "delete", "insert"))))
+            found = _rows_of(found, plan, "update", "delete", "insert")
             _check_size(found.num_rows, table)
             inserted = _rows_of(found, plan, "insert")
             old = _rows_of(found, plan, "update", "delete").select(table.schema.names)

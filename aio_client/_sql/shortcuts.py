@@ -154,7 +154,7 @@ def find_shortcut(
 def find_predicate(
     statement: exp.Delete, schema: pa.Schema, key: Sequence[str], parameters: Parameters
 ) -> Predicate | None:
-    """Returns the predicate of the server that is true for the rows that a DELETE names. None: there is none.
+    """Returns the condition of a DELETE as a predicate that the server evaluates. None: the server cannot evaluate it.
 
     Args:
         statement: The statement, which has only a table and a condition. It is not changed.

@@ -2452,7 +2452,7 @@ class SnapshotGroup(BlockingLease):
             name: `database.table`.
 
         Raises:
-            UsageError: The table is none of those that were pinned.
+            UsageError: The table was not pinned.
         """
         return Snapshot(self._runner, self._aio.table(name))
 

@@ -187,7 +187,7 @@ class Snapshots:
             self.check_pin(lease_id, ttl, shared=shared, name=name)
         else:
             check_part_id(lease_id)
-        # Whoever holds the buckets for several pins excludes others from before the hold until after all of them.
+        # A call that holds the buckets for several pins has excluded others before the hold, until its last pin.
         async with nullcontext() if CURRENT_HOLD.get() is not None else pinning.exclude_others():
             there = await self.find_pinned(table, lease_id, name)
             if there is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -89,6 +90,28 @@ def test_no_transaction_is_torn_by_snapshots_of_its_tables(
     assert not client.snapshots()
 
 
+def test_snapshots_of_the_same_tables_do_not_block_each_other(server: ServerProcess, client: sync.Client) -> None:
+    """Each caller names other tables, in another order, while all of them are written, and one is pinned alone."""
+    names = [each.name for each in _create(client, "crossed", (1, 3, 2))]
+
+    def pin(*mine: str) -> list[set[int]]:
+        with sync.connect(server.url) as other:
+            tables, found = [other.table(name) for name in mine], []
+            for _ in range(ROUNDS // 2):
+                with other.snapshot(mine) as snapshots:
+                    rows = [
+                        each.scan().as_of(snapshots.table(each.name)).to_arrow()["n"].to_pylist() for each in tables
+                    ]
+                found.append({number for numbers in rows for number in numbers})
+            return found
+
+    callers = [names, names[::-1], names[1:], names[1:2]]
+    with writing(server.url, [client.table(name) for name in names]), ThreadPoolExecutor(len(callers)) as threads:
+        found = [each for numbers in threads.map(lambda each: pin(*each), callers) for each in numbers]
+    assert {len(each) for each in found} == {1}
+    assert not client.snapshots()
+
+
 @pytest.mark.parametrize("tablets", [pytest.param((1, 1), id="two"), pytest.param((1, 3, 2), id="three")])
 def test_a_join_of_live_tables_shows_no_half_of_a_transaction(
     server: ServerProcess, client: sync.Client, request: pytest.FixtureRequest, tablets: tuple[int, ...]
@@ -113,13 +136,13 @@ def test_a_join_of_live_tables_shows_no_half_of_a_transaction(
 
 def test_snapshots_are_those_of_their_tables_and_live_by_themselves(client: sync.Client) -> None:
     tables = _create(client, "alone", (1, 2))
-    with client.snapshot([each.name for each in tables], ttl=30) as snapshots:
+    with client.snapshot([each.name for each in tables], ttl=120) as snapshots:
         assert snapshots.tables == ["alone.t0", "alone.t1"]
-        assert snapshots.ttl == 30
+        assert snapshots.ttl == 120
         for table in tables:
             table.upsert([{"k": 99, "n": 99}])
             snapshot = client.adopt_snapshot(snapshots.table(table.name).id)
-            assert (snapshot.table, snapshot.rows, snapshot.ttl) == (table.name, KEYS, 30)
+            assert (snapshot.table, snapshot.rows, snapshot.ttl) == (table.name, KEYS, 120)
             assert table.count(as_of=snapshot) == KEYS
         snapshots.table("alone.t1").release()
         with pytest.raises(SnapshotLost):
