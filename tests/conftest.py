@@ -113,7 +113,7 @@ def _represented(config: pytest.Config, items: list[pytest.Item]) -> list[pytest
             if case not in named[name] and not item.get_closest_marker("soak"):
                 represented.append(item)
     # Single cases may have been chosen on the command line, or because they failed.
-    if not config.getoption("lf") and not any("::" in argument for argument in config.args):
+    if not config.getoption("lf", False) and not any("::" in argument for argument in config.args):
         for name, representatives in named.items():
             if unknown := representatives - cases[name]:
                 raise pytest.UsageError(f"{name}: represented_by names what is no case: {sorted(unknown)}")

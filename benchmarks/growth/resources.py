@@ -15,7 +15,7 @@ from benchmarks.bench import Figure, Result
 from benchmarks.measure import Spread, progress
 from benchmarks.proc import peak_bytes, reset_peak, resident_bytes
 from benchmarks.server import BenchmarkServer
-from streaming_server.storage.files.file_limit import file_limit, max_open_buckets, raise_file_limit
+from streaming_server.storage.files.file_limit import file_limit, raise_file_limit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +32,8 @@ _REQUEST_ROWS: Final = 50_000
 _SCALE: Final = 1000
 _ROUNDS: Final = 3
 _STOP_SECONDS: Final = 600.0
+_FILES_OF_TABLE: Final = 15
+"""The descriptors of a table of one bucket with a few SST files."""
 _SCHEMA: Final = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.binary())])
 _LARGE_ROWS: Final = 60
 _ROWS_IN_MEMORY, _ROWS_OF_BUCKET = 18, 8
@@ -91,7 +93,7 @@ def tables(bench: Bench) -> Result:
     """Uses 1,000 tables in turn, or as many as the limit of open files lets stay open, and stops the server."""
     raise_file_limit()
     wanted = max(1, bench.rows // _SCALE)
-    count = max_open_buckets(wanted, file_limit())
+    count = max(1, min(wanted, file_limit() * 3 // 4 // _FILES_OF_TABLE))
     if count < wanted:
         progress(f"  the limit of {file_limit():,} open files lets {count} of {wanted:,} buckets stay open")
     least = count

@@ -35,7 +35,8 @@ class IdleBuckets(Background):
 
     Args:
         tables: Returns the open tables.
-        most: The most unused buckets to keep open, not counting recently used ones.
+        most: The most unused buckets to keep open while files are plentiful, not counting recently used ones.
+        few: The most while they are not.
         idle_seconds: How long a bucket must be unused to be closed.
         has_files: Whether files are plentiful.
     """
@@ -45,12 +46,14 @@ class IdleBuckets(Background):
         tables: Callable[[], Iterable[TableState]],
         *,
         most: int,
+        few: int,
         idle_seconds: float,
         has_files: Callable[[], bool] = has_quarter_of_files_left,
     ) -> None:
         self._tables = tables
         self._has_files = has_files
         self._most = most
+        self._few = few
         self._idle_seconds = idle_seconds
         super().__init__(partial(repeat, min(_SECONDS, idle_seconds / 2), self._look_now))
 
@@ -61,11 +64,12 @@ class IdleBuckets(Background):
         """Closes the idle buckets as of a time of the monotonic clock."""
         found = [live for table in list(self._tables()) for live in table.buckets if live.is_open]
         found.sort(key=lambda live: live.used)
-        too_many = len(found) - self._most
+        has_files = self._has_files()
+        too_many = len(found) - (self._most if has_files else self._few)
         for live in found:
             is_idle = live.used <= now - self._idle_seconds
             is_recent = live.used > now - _RECENT_SECONDS
-            if not is_idle and (too_many <= 0 or (is_recent and self._has_files())):
+            if not is_idle and (too_many <= 0 or (is_recent and has_files)):
                 break
             # A caller that waits for the mutex is about to use the bucket.
             if live.can_be_closed and not live.mutex.locked() and await _rest(live):

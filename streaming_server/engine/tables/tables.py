@@ -228,12 +228,12 @@ class Tables:
         self, config: ServerConfig, clocks: MachineClocks | None, times: SharedTimes | None
     ) -> None:
         """Makes what all tables share: memory, threads, the clock, and their limits."""
-        self._most_open = max_open_buckets(config.max_open_buckets, file_limit())
+        self._few_open = max_open_buckets(config.max_open_buckets, file_limit())
         self._reserve = DiskReserve(config.data, config.min_free_bytes)
         self._resources = RocksResources.of_sizes(
             block_cache_bytes=config.block_cache_bytes,
             write_buffer_bytes=self._reserve.limit_write_buffer(config.write_buffer_bytes, config.workers),
-            files_per_store=files_per_store(self._most_open),
+            files_per_store=files_per_store(self._few_open),
             keeps_logs=bool(config.backup_location and config.archive_every_seconds),
         )
         self._executor = StorageExecutor(config.storage_threads)
@@ -273,7 +273,12 @@ class Tables:
             seconds=config.partition_expiry_seconds,
             clock=self.clock,
         )
-        self._idle = IdleBuckets(self._states, most=self._most_open, idle_seconds=config.bucket_idle_seconds)
+        self._idle = IdleBuckets(
+            self._states,
+            most=config.max_open_buckets,
+            few=self._few_open,
+            idle_seconds=config.bucket_idle_seconds,
+        )
         self._bases = BaseMaintenance(
             self._states,
             self._executor,

@@ -91,7 +91,7 @@ def too_many_files(problem: str) -> ServerBusy:
 
 
 def max_open_buckets(most: int, limit: int) -> int:
-    """Returns how many buckets may stay open while unused: `most`, or fewer when the limit of files is low."""
+    """Returns how many unused buckets stay open when few files are left: `most`, or fewer where the limit is low."""
     return min(most, max(1, min(_FEW_BUCKETS, limit // _FILES_OF_OPEN_BUCKET), limit // _FILES_OF_MANY_BUCKETS))
 
 

@@ -35,7 +35,7 @@ SCAN = plan_of()
 
 async def rest_all(tables: Tables) -> None:
     """Closes all buckets that may be closed now."""
-    idle = IdleBuckets(tables._states, most=1000, idle_seconds=0.0)
+    idle = IdleBuckets(tables._states, most=1000, few=1000, idle_seconds=0.0)
     await idle.look(time.monotonic() + 1)
 
 
@@ -165,7 +165,8 @@ async def test_beyond_the_bound_those_unused_for_longest_are_closed(
         for live in recent:
             async with live.mutex:
                 await live.open()
-        idle = IdleBuckets(tables._states, most=2, idle_seconds=1e9, has_files=lambda: has_files)
+        bounds = (2, 5) if has_files else (5, 2)
+        idle = IdleBuckets(tables._states, most=bounds[0], few=bounds[1], idle_seconds=1e9, has_files=lambda: has_files)
         await idle.look(time.monotonic() + later)
         assert [live for live in table.buckets if live.is_open] == recent
 
@@ -174,7 +175,7 @@ async def test_what_was_used_within_the_last_minute_stays_open_while_there_are_f
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables, buckets=8)
         await put(table, ROWS)
-        await IdleBuckets(tables._states, most=2, idle_seconds=1e9).look(time.monotonic() + 50)
+        await IdleBuckets(tables._states, most=2, few=2, idle_seconds=1e9).look(time.monotonic() + 50)
         assert open_count(table) == 8
 
 
