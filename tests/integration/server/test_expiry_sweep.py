@@ -137,5 +137,5 @@ async def test_the_sweep_pauses_for_as_long_as_the_setting_of_its_share_says(
             await server.look()
             worked, paused = time.process_time() - began, server.paused - before
             assert server.record().removed == removed
-            # The complete process has worked, with its event loop and the test itself.
-            assert worked / (worked + paused) < 1.5 * CPU_SHARE, (worked, paused)
+            # The complete process has worked, with its event loop, the test itself, and RocksDB's threads.
+            assert worked / (worked + paused) < 3 * CPU_SHARE, (worked, paused)
