@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc
 import pyarrow as pa
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from scankv.model.errors import ScanKvError, ServerDraining, UsageError
 from scankv.model.installing import command_to_install
@@ -90,6 +89,7 @@ from streaming_server.services.lock import LockService
 from streaming_server.services.lookup import LookupService
 from streaming_server.services.partition import PartitionService
 from streaming_server.services.permissions import Resources
+from streaming_server.services.reflection import add_reflection
 from streaming_server.services.routes import read_metrics_of_all
 from streaming_server.services.routing import Router
 from streaming_server.services.scan import ScanService
@@ -511,10 +511,7 @@ class Server:
         backup_pb2_grpc.add_BackupServiceServicer_to_server(BackupService(self._tables), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        # `enable_server_reflection` only works with gRPC's own server class.
-        names = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # not in its stub
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+        add_reflection(server, (*_SERVICES, health.SERVICE_NAME))
 
     def _make_credentials(self) -> grpc.ServerCredentials | None:
         return server_credentials(self.config) if self.config.tls_certificate else None

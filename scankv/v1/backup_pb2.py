@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16scankv/v1/backup.proto\x12\tscankv.v1\"\x15\n\x13\x43reateBackupRequest\"&\n\x14\x43reateBackupResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x18\n\x16GetBackupStatusRequest\"\xb7\x02\n\x0c\x42\x61\x63kupStatus\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\x08\x12\x11\n\tbackup_id\x18\x03 \x01(\t\x12\x12\n\ndone_bytes\x18\x04 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x05 \x01(\x04\x12\x11\n\tnew_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06tables\x18\x07 \x01(\r\x12\x36\n\x08left_out\x18\x08 \x03(\x0b\x32$.scankv.v1.BackupStatus.LeftOutEntry\x12%\n\x05\x65rror\x18\t \x01(\x0b\x32\x16.scankv.v1.BackupError\x12\x18\n\x10\x63ompleted_micros\x18\n \x01(\x03\x1a.\n\x0cLeftOutEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\".\n\x0b\x42\x61\x63kupError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t2\xaf\x01\n\rBackupService\x12O\n\x0c\x43reateBackup\x12\x1e.scankv.v1.CreateBackupRequest\x1a\x1f.scankv.v1.CreateBackupResponse\x12M\n\x0fGetBackupStatus\x12!.scankv.v1.GetBackupStatusRequest\x1a\x17.scankv.v1.BackupStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16scankv/v1/backup.proto\x12\tscankv.v1\"\x15\n\x13\x43reateBackupRequest\"&\n\x14\x43reateBackupResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x18\n\x16GetBackupStatusRequest\"\xb7\x02\n\x0c\x42\x61\x63kupStatus\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\x08\x12\x11\n\tbackup_id\x18\x03 \x01(\t\x12\x12\n\ndone_bytes\x18\x04 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x05 \x01(\x04\x12\x11\n\tnew_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06tables\x18\x07 \x01(\r\x12\x36\n\x08left_out\x18\x08 \x03(\x0b\x32$.scankv.v1.BackupStatus.LeftOutEntry\x12%\n\x05\x65rror\x18\t \x01(\x0b\x32\x16.scankv.v1.BackupError\x12\x18\n\x10\x63ompleted_micros\x18\n \x01(\x03\x1a.\n\x0cLeftOutEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\".\n\x0b\x42\x61\x63kupError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t2\xaf\x01\n\rBackupService\x12O\n\x0c\x43reateBackup\x12\x1e.scankv.v1.CreateBackupRequest\x1a\x1f.scankv.v1.CreateBackupResponse\x12M\n\x0fGetBackupStatus\x12!.scankv.v1.GetBackupStatusRequest\x1a\x17.scankv.v1.BackupStatusB-\n\tscankv.v1P\x01Z\x12scankv/v1;scankvv1\xaa\x02\tScanKv.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'scankv.v1.backup_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\tscankv.v1P\001Z\022scankv/v1;scankvv1\252\002\tScanKv.V1'
   _globals['_BACKUPSTATUS_LEFTOUTENTRY']._loaded_options = None
   _globals['_BACKUPSTATUS_LEFTOUTENTRY']._serialized_options = b'8\001'
   _globals['_CREATEBACKUPREQUEST']._serialized_start=37

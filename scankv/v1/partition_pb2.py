@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19scankv/v1/partition.proto\x12\tscankv.v1\"\x8f\x01\n\tPartition\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x11\n\x04rows\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\ndisk_bytes\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x16\n\x0e\x63reated_micros\x18\x04 \x01(\x03\x12\x16\n\x0ewritten_micros\x18\x05 \x01(\x03\x42\x07\n\x05_rowsB\r\n\x0b_disk_bytes\"7\n\x16\x43reatePartitionRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"*\n\x17\x43reatePartitionResponse\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"6\n\x15\x44ropPartitionsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"B\n\x16\x44ropPartitionsResponse\x12(\n\npartitions\x18\x01 \x03(\x0b\x32\x14.scankv.v1.Partition\"6\n\x15ListPartitionsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"B\n\x16ListPartitionsResponse\x12(\n\npartitions\x18\x01 \x03(\x0b\x32\x14.scankv.v1.Partition2\x9a\x02\n\x10PartitionService\x12X\n\x0f\x43reatePartition\x12!.scankv.v1.CreatePartitionRequest\x1a\".scankv.v1.CreatePartitionResponse\x12U\n\x0e\x44ropPartitions\x12 .scankv.v1.DropPartitionsRequest\x1a!.scankv.v1.DropPartitionsResponse\x12U\n\x0eListPartitions\x12 .scankv.v1.ListPartitionsRequest\x1a!.scankv.v1.ListPartitionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19scankv/v1/partition.proto\x12\tscankv.v1\"\x8f\x01\n\tPartition\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x11\n\x04rows\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\ndisk_bytes\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x16\n\x0e\x63reated_micros\x18\x04 \x01(\x03\x12\x16\n\x0ewritten_micros\x18\x05 \x01(\x03\x42\x07\n\x05_rowsB\r\n\x0b_disk_bytes\"7\n\x16\x43reatePartitionRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"*\n\x17\x43reatePartitionResponse\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"6\n\x15\x44ropPartitionsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"B\n\x16\x44ropPartitionsResponse\x12(\n\npartitions\x18\x01 \x03(\x0b\x32\x14.scankv.v1.Partition\"6\n\x15ListPartitionsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"B\n\x16ListPartitionsResponse\x12(\n\npartitions\x18\x01 \x03(\x0b\x32\x14.scankv.v1.Partition2\x9a\x02\n\x10PartitionService\x12X\n\x0f\x43reatePartition\x12!.scankv.v1.CreatePartitionRequest\x1a\".scankv.v1.CreatePartitionResponse\x12U\n\x0e\x44ropPartitions\x12 .scankv.v1.DropPartitionsRequest\x1a!.scankv.v1.DropPartitionsResponse\x12U\n\x0eListPartitions\x12 .scankv.v1.ListPartitionsRequest\x1a!.scankv.v1.ListPartitionsResponseB-\n\tscankv.v1P\x01Z\x12scankv/v1;scankvv1\xaa\x02\tScanKv.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'scankv.v1.partition_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\tscankv.v1P\001Z\022scankv/v1;scankvv1\252\002\tScanKv.V1'
   _globals['_PARTITION']._serialized_start=41
   _globals['_PARTITION']._serialized_end=184
   _globals['_CREATEPARTITIONREQUEST']._serialized_start=186

@@ -362,6 +362,7 @@ PERMISSIONS: Final[dict[str, Permission]] = {
     "grpc.health.v1.Health/Check": _OPEN,
     "grpc.health.v1.Health/Watch": _OPEN,
     "grpc.health.v1.Health/List": _OPEN,
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _REFLECTION,
     "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _REFLECTION,
 }
 """What each call needs, by `package.Service/Method`."""

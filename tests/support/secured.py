@@ -19,6 +19,7 @@ import scankv.v1
 from scankv.model.limits import MESSAGE_BYTES
 from scankv.v1 import worker_pb2
 from streaming_server.access.token_file import create_token, revoke_tokens
+from streaming_server.services.reflection import REFLECTION_V1
 from tests.support.wire import Refusal, refusal_of
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def served_methods() -> dict[str, MethodDescriptor]:
     ]
     return {
         f"{service.full_name}/{method.name}": method
-        for module in (*modules, health_pb2, reflection_pb2)
-        for service in module.DESCRIPTOR.services_by_name.values()
+        for file in (*(each.DESCRIPTOR for each in (*modules, health_pb2, reflection_pb2)), REFLECTION_V1)
+        for service in file.services_by_name.values()
         for method in service.methods
     }
 

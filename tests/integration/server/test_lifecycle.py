@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from aio_client import (
     Client,
@@ -186,16 +186,25 @@ def channel(shared_server: ServerProcess) -> Iterator[grpc.Channel]:
 SERVICES = {f"scankv.v1.{name}Service" for name in ("Scan", "Table", "Write", "Lookup", "Admin")}
 
 
-def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_lists_and_describes_the_services(channel: grpc.Channel, version: str) -> None:
+    reflections = {f"grpc.reflection.{each}.ServerReflection" for each in ("v1", "v1alpha")}
+    call = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    symbols = ["scankv.v1.ScanService", *sorted(reflections)]
     requests = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol="scankv.v1.ScanService"),
+        *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol) for symbol in symbols),
     ]
-    listed, described = stub.ServerReflectionInfo(iter(requests), timeout=60)
+    listed, scans, *described = call(iter(requests), timeout=60)
     names = {service.name for service in listed.list_services_response.service}
-    assert names >= SERVICES | {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-    assert b"ScanKvRequest" in described.file_descriptor_response.file_descriptor_proto[0]
+    assert names >= SERVICES | reflections | {"grpc.health.v1.Health"}
+    assert b"ScanKvRequest" in scans.file_descriptor_response.file_descriptor_proto[0]
+    for each in described:
+        assert b"ServerReflectionRequest" in each.file_descriptor_response.file_descriptor_proto[0]
 
 
 def test_health_is_known_for_each_service(channel: grpc.Channel) -> None:
