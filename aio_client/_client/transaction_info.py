@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aio_client._input.shown_fields import ShownFields
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.counts import counted
 from scankv.v1 import transaction_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitResult:
+class CommitResult(ShownFields):
     """What a commit has done. All of it is durable and visible to all readers.
 
     Attributes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aio_client._input.shown_fields import ShownFields
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SqlResult:
+class SqlResult(ShownFields):
     """What a statement has done; `print` shows it.
 
     Attributes:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from aio_client._input.arguments import names_of
 from aio_client._input.keys import check_key_sizes, keys_of
 from aio_client._input.requests import cut, to_ipc
+from aio_client._input.shown_fields import ShownFields
 from aio_client._scan.protocol import log_offsets_message
 from aio_client._write.merging import check_mode
 from scankv.model.changes.log_offsets import LogOffsets
@@ -241,7 +242,7 @@ def offsets_message(offsets: Mapping[int, int], option: str) -> scan_pb2.LogOffs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteResult:
+class WriteResult(ShownFields):
     """What an upsert, a retraction or a delete has done. All of it is durable.
 
     Attributes:
@@ -267,7 +268,7 @@ def _check_keys(batches: Iterable[pa.RecordBatch], shape: TableShape) -> Iterato
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UndoReport:
+class UndoReport(ShownFields):
     """What an undo has done. All of it is durable.
 
     Attributes:

@@ -12,6 +12,7 @@ import pytest
 from aio_client import Client, LogOffsets, Scan, ScanSpec, Table, TopN, UndoReport, WriteResult, col, sync
 from aio_client._client.transaction_info import CommitResult
 from aio_client._input.notebooks import html_of_rows, html_table
+from aio_client._sql.result import SqlResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,9 @@ def test_writes_show_one_line() -> None:
     assert repr(CommitResult(rows=1, log_offsets={"a.b": offsets})) == "<CommitResult of 1 row in 1 table>"
     report = UndoReport(restored=2, deleted=1, conflicts=0, log_offsets=offsets)
     assert repr(report) == "<UndoReport: 2 restored, 1 deleted, 0 conflicts>"
+    assert "<td>restored</td><td>2</td>" in report._repr_html_()
+    assert "&lt;script&gt;" in SqlResult(rows=1, summary=EVIL)._repr_html_()
+    assert "<script" not in CommitResult(rows=1, log_offsets={EVIL: offsets})._repr_html_()
 
 
 def test_an_answer_of_a_watch_says_what_has_changed() -> None:
