@@ -21,7 +21,7 @@ from aio_client._transport.retry import with_retries
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import Untracked
 from scankv.model.counts import counted
-from scankv.model.errors import RESUME_HINT, ScanInterrupted, ScanKvError, UsageError
+from scankv.model.errors import RESUME_HINT, START_AGAIN, ScanInterrupted, ScanKvError, UsageError
 from scankv.model.scans.scan_spec import Resume
 from scankv.model.short_tracebacks import SHORT_TRACEBACK
 from scankv.model.types.default_values import values_from_ipc
@@ -555,9 +555,7 @@ class ScanStream:
 
     def _interruption(self, error: ScanKvError) -> ScanInterrupted:
         spec, rows = self._progress.spec, self._progress.rows
-        what_to_do = "start the scan again"
-        if self.resume_token is not None:
-            what_to_do = f"{RESUME_HINT}start the scan again"
+        what_to_do = START_AGAIN if self.resume_token is None else f"{RESUME_HINT}{START_AGAIN}"
         return ScanInterrupted(
             f"the scan of {spec.table} broke off after {counted(rows, 'row')}, before its end: {error.message}; "
             f"{what_to_do}",

@@ -16,7 +16,16 @@ from aio_client._sql.explanation import SqlExplanation
 from aio_client._sql.result import SqlResult  # noqa: TC001  # exported
 from aio_client._sql.shortcuts import AnsweringTable, find_shortcut
 from aio_client._sql.statement import parse_statement
-from scankv.model.errors import DeadlineExceeded, InvalidRequest, RequestTooLarge, SchemaMismatch, UsageError
+from scankv.model.errors import (
+    RESUME_HINT,
+    START_AGAIN,
+    DeadlineExceeded,
+    InvalidRequest,
+    RequestTooLarge,
+    ScanInterrupted,
+    SchemaMismatch,
+    UsageError,
+)
 from scankv.model.public_names import set_public_module
 
 if TYPE_CHECKING:
@@ -225,9 +234,14 @@ class SqlQuery:
 
         def start(spec: ScanSpec) -> ReadAhead[pa.RecordBatch]:
             async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
-                async with self._client.scan(spec).stream() as stream, aclosing(gather(stream)) as gathered:
-                    async for batch in gathered:
-                        yield batch
+                try:
+                    async with self._client.scan(spec).stream() as stream, aclosing(gather(stream)) as gathered:
+                        async for batch in gathered:
+                            yield batch
+                except ScanInterrupted as error:
+                    # DuckDB may have used the rows so far, so another scan cannot continue after them.
+                    problem = error.message.replace(RESUME_HINT, "").removesuffix(START_AGAIN)
+                    raise ScanInterrupted(f"{problem}run the query again", table=spec.table) from error
 
             started.append(ReadAhead(loop, batches))
             return started[-1]

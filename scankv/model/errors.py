@@ -900,6 +900,8 @@ class ScanInterrupted(ConnectionFailed):
 
 RESUME_HINT: Final = "continue after them with scan.resume_from(error.resume_token), or "
 """The part of the message of `ScanInterrupted` that is of use in a program only."""
+START_AGAIN: Final = "start the scan again"
+"""The end of this message."""
 
 
 class LakeError(ScanKvError):

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aio_client import DeadlineExceeded, TableNotFound, UsageError, connect, sync
+from aio_client import DeadlineExceeded, ScanInterrupted, TableNotFound, UsageError, connect, sync
 from aio_client._sql.shortcuts import TopRows, find_shortcut
 from aio_client._sql.statement import parse_statement
 from tests.support.waiting import await_until, wait_until
@@ -322,6 +322,31 @@ async def test_a_query_that_waits_for_a_frozen_server_can_be_cancelled(server: S
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(running, 5)  # DuckDB would wait for the rows for longer.
+
+
+@pytest.mark.asyncio
+async def test_a_query_whose_scan_breaks_off_fails_and_says_so(server: ServerProcess) -> None:
+    many = pa.table({"k": range(300_000), "text": ["x" * 200] * 300_000})
+    async with connect(server.url, operation_timeout=30) as client:
+        table = await client.create_table("sql.broken", many.schema, primary_key=["k"])
+        await table.upsert(many)
+        query = client.sql("select max(text || r.range) from sql.broken, range(20_000) r")
+        running = asyncio.create_task(query.to_arrow())
+
+        async def scans() -> bool:
+            return (await client.stats()).rows_scanned > 0
+
+        await await_until(scans, "the query reads")
+        assert not running.done()
+        server.kill()
+        server.restart()
+        with pytest.raises(ScanInterrupted, match=r"scan of sql.broken broke off .*; run the query again$"):
+            await asyncio.wait_for(running, 30)
+        assert client._sql is not None
+        assert not client._sql._running
+        assert (await client.stats()).live_scans == 0
+        rows = await client.sql("select count(*) as rows from sql.broken where k + 1 > 0").to_pylist()
+        assert rows == [{"rows": many.num_rows}]
 
 
 def test_what_does_not_fit_into_memory_is_written_where_only_this_user_reads_it(shared_server: ServerProcess) -> None:
